@@ -1,0 +1,53 @@
+# `make train` and `make test` set everything up by themselves; once that is done, it costs nothing.
+# Settings, each as NAME=value behind the target:
+#   PRESET, ARGS              what to train:       make train PRESET=procgen-ppo ARGS="--env.id coinrun --seed 3"
+#   ARGS                      what to test:        make test ARGS="tests/test_returns.py -x"
+#   PYTHON                    which Python:        make train PYTHON=/usr/bin/python3.12
+#   TORCH_INDEX, TORCH_CUDA   which PyTorch:       see tools/install.py
+
+PRESET ?= quickstart
+ARGS ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: train test test-slow lint format setup clean help
+
+train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
+	$(BIN)/phasicrl train $(PRESET) $(ARGS)
+
+test: $(READY)  ## Run the tests
+	$(BIN)/pytest $(ARGS)
+
+test-slow: $(READY)  ## Run the tests that train until something is learnt
+	$(BIN)/pytest -m slow --timeout 3600 $(ARGS)
+
+lint: $(READY)  ## Check format, style, types and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY)  ## Format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(READY)  ## Only make .venv and install
+
+clean:  ## Remove .venv, build products and caches; runs/ stays
+	rm -rf $(VENV) build dist site .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 18
+
+# Rebuilt when what is to be installed has changed; an attempt that was cut off leaves no stamp and is repeated.
+$(READY): pyproject.toml constraints.txt tools/install.py | $(BIN)/python
+	@$(BIN)/python tools/install.py
+	@touch $@
+
+$(BIN)/python:
+	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV)

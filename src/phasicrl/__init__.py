@@ -1,0 +1,35 @@
+"""Proximal Policy Optimization and Phasic Policy Gradient: one engine, in which PPO is PPG without its auxiliary phase.
+
+`train(get_preset("procgen-ppg"))` trains; `phasicrl.train` is the page to read first. Names are imported when they are first used, so that
+`import phasicrl` and the command line's help do not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phasicrl.config import AuxConfig, Config, EnvConfig, ModelConfig, PPOConfig, RewardNormConfig
+    from phasicrl.presets import get_preset
+    from phasicrl.train import resume, train
+
+_HOME = {
+    "AuxConfig": "config",
+    "Config": "config",
+    "EnvConfig": "config",
+    "ModelConfig": "config",
+    "PPOConfig": "config",
+    "RewardNormConfig": "config",
+    "get_preset": "presets",
+    "resume": "train",
+    "train": "train",
+}
+__all__ = ["AuxConfig", "Config", "EnvConfig", "ModelConfig", "PPOConfig", "RewardNormConfig", "get_preset", "resume", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'phasicrl' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(import_module(f"phasicrl.{_HOME[name]}"), name)

@@ -1,0 +1,210 @@
+"""The command line: parse, call the library, print. Kind: effects. Libraries are imported by the verb that needs them, so `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+from phasicrl.config import AuxConfig, Config, RewardNormConfig, nearest_name
+from phasicrl.presets import PRESETS, differences, get_preset
+
+if TYPE_CHECKING:
+    from phasicrl.run import Run
+
+T = TypeVar("T")
+
+USER_ERROR, ENVIRONMENT_ERROR, INTERRUPTED = 2, 4, 130
+"""Exit codes besides 0."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb and return the exit code. A user's mistake is one sentence; `--debug` shows where it arose."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        print("interrupted; `phasicrl resume RUN` continues from the last checkpoint", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        from phasicrl.envs.protocol import EnvError
+
+        expected = isinstance(error, ValueError | OSError | ImportError | EnvError)
+        if debug or not expected:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return ENVIRONMENT_ERROR if isinstance(error, EnvError) else USER_ERROR if expected else 1
+
+
+def _dispatch(words: list[str]) -> int:
+    """Call the verb that the first word names."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if words else USER_ERROR
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("phasicrl"))
+        return 0
+    verb = VERBS.get(words[0])
+    if verb is None:
+        raise ValueError(f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)} `phasicrl --help` lists all")
+    verb(words[1:])
+    return 0
+
+
+def _usage() -> str:
+    """What `phasicrl --help` prints."""
+    verbs = "\n".join(f"  {name:<10}{(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items())
+    return (
+        "usage: phasicrl COMMAND ...\n\nPhasic Policy Gradient and Proximal Policy Optimization.\n\n"
+        f"commands:\n{verbs}\n\n`phasicrl COMMAND --help` says more; `--debug` shows where an error arose."
+    )
+
+
+def _parse(kind: type[T], words: list[str], verb: str) -> T:
+    """Read a verb's options into the dataclass `kind`."""
+    return tyro.cli(kind, args=_off_to_none(words), prog=f"phasicrl {verb}")
+
+
+def _off_to_none(words: list[str]) -> list[str]:
+    """`none` and `off` in any spelling are `None`, as tyro writes it."""
+    return ["None" if word.lower() in ("none", "off") else word for word in words]
+
+
+# --- train and resume
+
+
+def _train(words: list[str]) -> None:
+    """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN/config.json`."""
+    config = parse_config(words)
+    from phasicrl.train import train
+
+    _print_result(train(config))
+
+
+def parse_config(words: list[str]) -> Config:
+    """The configuration that the words after `train` describe: a preset's name or `--from FILE`, then fields.
+
+    Raises:
+        ValueError: no preset named, an unknown one, or values that do not go together.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN/config.json [FIELDS]\n")
+        print("presets:\n" + "\n".join(f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items()))
+        print("\n`phasicrl train PRESET --help` lists every field with its value in that preset.")
+        raise SystemExit(0 if words else USER_ERROR)
+    if words[0] == "--from":
+        if len(words) < 2:
+            raise ValueError("--from needs the path of a config.json")
+        path = Path(words[1])
+        base, label, words = Config.from_json((path / "config.json" if path.is_dir() else path).read_text()), f"--from {path}", words[2:]
+    elif words[0].startswith("-"):
+        raise ValueError(f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them")
+    else:
+        base, label, words = get_preset(words[0]), words[0], words[1:]
+    words = _off_to_none(words)
+    for field, group in (("aux", AuxConfig), ("reward_norm", RewardNormConfig)):
+        base, words = _switch_group(base, words, field, group)
+    return tyro.cli(Config, default=base, args=words, prog=f"phasicrl train {label}", config=(tyro.conf.AvoidSubcommands,))
+
+
+def _switch_group(base: Config, words: list[str], field: str, group: type[Any]) -> tuple[Config, list[str]]:
+    """Optional groups: `--aux none` switches one off, naming any field of it switches it on."""
+    flag = "--" + field.replace("_", "-")
+    if flag in words:
+        at = words.index(flag)
+        if words[at + 1 : at + 2] != ["None"]:
+            raise ValueError(f"{flag} takes only `none`; its fields are set by {flag}.FIELD")
+        return replace(base, **{field: None}), words[:at] + words[at + 2 :]
+    named = any(word.startswith(f"{flag}.") for word in words)
+    if named and getattr(base, field) is None:
+        # Its own checks run again with the values given; until then only minibatches that fit the environments.
+        base = replace(base, **{field: group(num_minibatches=1) if group is AuxConfig else group()})
+    return base, words
+
+
+@dataclass(frozen=True)
+class _ResumeOptions:
+    """Continue a run from its last checkpoint."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run directory."""
+
+
+def _resume(words: list[str]) -> None:
+    """Continue a run from its last checkpoint."""
+    options = _parse(_ResumeOptions, words, "resume")
+    from phasicrl.train import resume
+
+    _print_result(resume(options.run))
+
+
+def _print_result(run: Run) -> None:
+    """Where the run directory is, and one table of results."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{run.config.name} on {run.envs.name}, seed {run.config.seed}", show_header=False)
+    for name, value in run.summary().items():
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    console.print(f"run directory: {run.directory}", highlight=False, soft_wrap=True)
+
+
+# --- lists
+
+
+def _presets(words: list[str]) -> None:
+    """Show the presets: what each is for, its source, and how it differs from its parent."""
+    from rich.console import Console
+    from rich.table import Table
+
+    pattern = words[0] if words else ""
+    shown = {name: preset for name, preset in PRESETS.items() if pattern in name}
+    if not shown:
+        raise ValueError(f"no preset's name contains {pattern!r}{nearest_name(pattern, PRESETS)}")
+    table = Table(show_lines=True)
+    for column in ("preset", "what and whence", "difference to its parent"):
+        table.add_column(column, no_wrap=column == "preset")
+    for name, preset in shown.items():
+        changes = differences(preset.config, Config() if preset.parent is None else PRESETS[preset.parent].config)
+        parent = preset.parent or "the defaults"
+        lines = [f"[bold]{parent}[/bold], but"] + [f"{field} {new} [dim](was {old})[/dim]" for field, (old, new) in changes.items()]
+        table.add_row(name, f"{preset.summary}\n[dim]{preset.source}[/dim]", "\n".join(lines))
+    Console().print(table)
+
+
+def _envs(words: list[str]) -> None:
+    """List what can be trained: `phasicrl envs PATTERN`."""
+    from phasicrl.envs.make import list_envs
+
+    if words[:1] in (["-h"], ["--help"]):
+        print("usage: phasicrl envs [PATTERN]\n\nPATTERN is part of a name, or a pattern with * and ?.")
+        return
+    for listing in list_envs(words[0] if words else "*"):
+        print(listing)
+
+
+def _doctor(words: list[str]) -> None:
+    """Say what works on this machine, and the remedy for what does not."""
+    from phasicrl.doctor import print_diagnosis
+
+    print_diagnosis()
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "resume": _resume,
+    "presets": _presets,
+    "envs": _envs,
+    "doctor": _doctor,
+}

@@ -1,0 +1,158 @@
+"""Collector: environments × agent → rollouts, and statistics of finished episodes. Kind: effects (steps environments)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.models.agent import Agent
+from phasicrl.rollout import Rollout
+
+
+class EpisodeStatistics:
+    """Returns and lengths of finished episodes, in the environment's own reward.
+
+    Args:
+        num_envs: B.
+        window: how many episodes the moving mean goes back.
+    """
+
+    def __init__(self, num_envs: int, *, window: int = 100) -> None:
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, dtype=np.int64)
+        self._finished: list[tuple[float, int]] = []
+        self._recent: deque[float] = deque(maxlen=window)
+        self._completed: list[bool] = []
+        self._levels: set[int] = set()
+
+    def update(self, step: TimeStep) -> None:
+        """Take one step of every environment in."""
+        self._return += step.reward
+        self._length += 1
+        if "level_seed" in step.info:
+            self._levels.update(step.info["level_seed"].tolist())
+        ended = np.flatnonzero(step.terminated | step.truncated)
+        if not len(ended):
+            return
+        self._finished += zip(self._return[ended].tolist(), self._length[ended].tolist(), strict=True)
+        self._recent.extend(self._return[ended].tolist())
+        if "level_complete" in step.info:
+            self._completed += (step.info["level_complete"][ended] != 0).tolist()
+        self._return[ended] = 0
+        self._length[ended] = 0
+
+    def report(self) -> dict[str, float]:
+        """Means over the episodes finished since the last report; nothing is said of what did not happen."""
+        record: dict[str, float] = {"charts/num_episodes": len(self._finished)}
+        if self._finished:
+            returns, lengths = zip(*self._finished, strict=True)
+            record["charts/episodic_return"] = float(np.mean(returns))
+            record["charts/episodic_length"] = float(np.mean(lengths))
+        if self._recent:
+            record["charts/episodic_return_100"] = self.recent_mean
+        if self._completed:
+            record["procgen/level_complete"] = float(np.mean(self._completed))
+        if self._levels:
+            record["procgen/num_levels_seen"] = len(self._levels)
+        self._finished.clear()
+        self._completed.clear()
+        return record
+
+    @property
+    def recent_mean(self) -> float:
+        """Mean return over the window; NaN before the first episode has finished."""
+        return float(np.mean(self._recent)) if self._recent else float("nan")
+
+    def state_dict(self) -> dict[str, list[float] | list[int]]:
+        """What a resumed run needs; episodes under way are not part of it, because its environments start new ones."""
+        return {"recent": list(self._recent), "levels": sorted(self._levels)}
+
+    def load_state_dict(self, state: dict[str, list[float] | list[int]]) -> None:
+        """Take back `state_dict`."""
+        self._recent.extend(state["recent"])
+        self._levels.update(int(level) for level in state["levels"])
+
+
+class Collector:
+    """Steps the environments with the agent's actions and writes what happens into rollouts.
+
+    Args:
+        envs: B environments.
+        agent: acts, and values what it sees.
+        generator: source of the actions; on the CPU, whatever the device, so that runs are alike.
+        device: where the agent is.
+        bootstrap_truncation: truncated episodes go on in the value of their final observation; else they count as terminated.
+    """
+
+    def __init__(self, envs: VectorEnv, agent: Agent, *, generator: Generator, device: torch.device, bootstrap_truncation: bool) -> None:
+        self.envs = envs
+        self.agent = agent
+        self.generator = generator
+        self.device = device
+        self.bootstrap_truncation = bootstrap_truncation
+        self.episodes = EpisodeStatistics(envs.num_envs)
+        self._obs = self._to_device(envs.reset())
+        self._first = torch.ones(envs.num_envs, dtype=torch.bool, device=device)
+        self._state = agent.initial_state(envs.num_envs)
+
+    @torch.inference_mode()
+    def collect(self, rollout: Rollout) -> None:
+        """Fill `rollout` with the next T steps of every environment."""
+        rollout.state.copy_(self._state)
+        truncations: list[tuple[int, np.ndarray, Tensor]] = []
+        ends = []
+        num_steps = rollout.first.shape[1]
+        rewards = np.empty((num_steps, self.envs.num_envs), dtype=np.float32)
+        for t in range(num_steps):
+            rollout.obs[:, t] = self._obs
+            rollout.first[:, t] = self._first
+            action = self._act(rollout, t)
+            step = self.envs.step(action.cpu().numpy())
+            self.episodes.update(step)
+            rewards[t] = step.reward
+            truncated = np.flatnonzero(step.truncated)
+            if len(truncated) and self.bootstrap_truncation:
+                assert step.final_obs is not None, f"{self.envs.name} truncated an episode without its final observation"
+                ended = np.flatnonzero(step.terminated | step.truncated)
+                truncations.append((t, truncated, self._to_device(step.final_obs[np.isin(ended, truncated)])))
+            ends.append((step.terminated, step.truncated))
+            self._obs = self._to_device(step.obs)
+            self._first = self._to_device(step.terminated | step.truncated)
+        terminated, truncated = (np.stack(kind, axis=1) for kind in zip(*ends, strict=True))
+        if not self.bootstrap_truncation:
+            terminated, truncated = terminated | truncated, np.zeros_like(truncated)
+        rollout.reward.copy_(self._to_device(rewards.T))
+        rollout.terminated.copy_(self._to_device(terminated))
+        rollout.truncated.copy_(self._to_device(truncated))
+        self._fill_next_values(rollout, truncations)
+
+    def _act(self, rollout: Rollout, t: int) -> Tensor:
+        """Draw the actions of step t, noting them with their log-probabilities and values."""
+        output = self.agent(self._obs.unsqueeze(1), self._first.unsqueeze(1), self._state)
+        action = output.policy.sample(self.generator)
+        self._state = output.state
+        rollout.action[:, t] = action[:, 0]
+        rollout.log_prob[:, t] = output.policy.log_prob(action)[:, 0]
+        rollout.value[:, t] = output.value[:, 0]
+        return action[:, 0]
+
+    def _fill_next_values(self, rollout: Rollout, truncations: list[tuple[int, np.ndarray, Tensor]]) -> None:
+        """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones."""
+        obs = torch.cat([self._obs, *(final_obs for _, _, final_obs in truncations)])
+        first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.device)
+        first[: len(self._obs), 0] = self._first
+        value = self.agent.value(obs.unsqueeze(1), first, self.agent.initial_state(len(obs)))[:, 0]
+        rollout.next_value[:, :-1] = rollout.value[:, 1:]
+        rollout.next_value[:, -1] = value[: len(self._obs)]
+        start = len(self._obs)
+        for t, envs, final_obs in truncations:
+            rollout.next_value[torch.from_numpy(envs).to(self.device), t] = value[start : start + len(final_obs)]
+            start += len(final_obs)
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        """The array as a tensor where the agent is; shares memory on the CPU."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -1,0 +1,81 @@
+"""How a gradient step is executed: device, threads, micro-batches. Kind: effects. Nothing here changes what is computed, up to rounding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from phasicrl.config import ComputeConfig
+from phasicrl.rollout import Samples
+
+S = TypeVar("S", bound=Samples)
+
+
+class Compute:
+    """The machine as the phases see it.
+
+    Args:
+        config: the user's choices.
+        pictures: whether observations are pictures: convolutions like all cores and small pieces, dense layers on vectors do not.
+
+    Raises:
+        ValueError: the device does not exist here.
+    """
+
+    def __init__(self, config: ComputeConfig, *, pictures: bool) -> None:
+        self.device = _device(config.device)
+        on_cpu = self.device.type == "cpu"
+        self.micro_batch = config.micro_batch if on_cpu and pictures else None
+        self.num_threads = config.num_threads or (os.cpu_count() or 1 if pictures else 1)
+        if on_cpu:
+            torch.set_num_threads(self.num_threads)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(True)
+
+    def pieces(self, samples: S) -> Iterator[tuple[S, float]]:
+        """Cut samples into micro-batches, with the share of the whole that each is: their weighted losses add up to the mean loss."""
+        size = self.micro_batch or len(samples)
+        for start in range(0, len(samples), size):
+            piece = samples.take(slice(start, start + size))
+            yield piece, len(piece) / len(samples)
+
+    def gradient_step(
+        self,
+        loss_of: Callable[[S], Tensor],
+        samples: S,
+        *,
+        parameters: Iterable[nn.Parameter],
+        optimizer: Optimizer,
+        max_grad_norm: float | None,
+    ) -> Tensor:
+        """One step of gradient descent on the mean loss over `samples`; returns the gradient's norm before clipping.
+
+        Parameters that the loss does not reach have no gradient, rather than a zero one, so that Adam leaves them alone.
+        """
+        optimizer.zero_grad(set_to_none=True)
+        for piece, share in self.pieces(samples):
+            (loss_of(piece) * share).backward()
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if max_grad_norm is not None:
+            torch._foreach_mul_(gradients, (max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        optimizer.step()
+        return norm
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"compute.device is {name!r}, which does not work here ({reason}); `auto` takes what is there") from None
+    return device

@@ -1,0 +1,419 @@
+"""Every knob, once. Kind: data. Imports nothing of ours and no torch, so that `--help` is quick.
+
+`None` means "off" and nothing else. Numbers that follow from others are properties, never fields that are filled in later.
+`num_envs`, batch and minibatch sizes are global. Sources: semantics of the reference codes are named where a knob
+reproduces one of them (OPPG = openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Encoder = Literal["impala", "nature", "mlp"]
+ValuePath = Literal["separate", "detached", "shared"]
+Initialisation = Literal["normalized", "orthogonal", "glorot", "torch"]
+MinibatchBy = Literal["segments", "transitions"]
+ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
+
+
+def _require(condition: bool, message: str) -> None:
+    """Raise a `ValueError` with `message` unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def _require_positive(owner: str, **values: float | None) -> None:
+    """Refuse numbers that are zero or below; `None` is "off" and passes."""
+    for name, value in values.items():
+        _require(value is None or value > 0, f"{owner}.{name} is {value}; it must be above zero")
+
+
+def _require_not_negative(owner: str, **values: float | None) -> None:
+    """Refuse numbers below zero; `None` is "off" and passes."""
+    for name, value in values.items():
+        _require(value is None or value >= 0, f"{owner}.{name} is {value}; it must not be below zero")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvConfig:
+    """Which environments, and how many."""
+
+    id: str = "procgen:starpilot"
+    """`procgen:starpilot`, `envpool:Ant-v4`, `gymnasium:CartPole-v1`, or a bare id that finds its back end (`phasicrl envs`)."""
+    num_envs: int = 64
+    """Environments that are stepped together, over all processes (B)."""
+    num_threads: int | None = None
+    """Threads of EnvPool's pool; off: one per core, never more than environments."""
+    parallel: Literal["sync", "processes"] = "sync"
+    """How Gymnasium environments are stepped: one after the other, or each in a process of its own."""
+    distribution: ProcgenDistribution = "easy"
+    """Procgen: difficulty of the levels."""
+    num_levels: int = 0
+    """Procgen: number of distinct training levels; 0 is the full distribution."""
+    start_level: int = 0
+    """Procgen: seed of the first training level; levels are `start_level … start_level + num_levels - 1`."""
+    center_agent: bool = True
+    """Procgen: keep the agent in the middle of the picture, in the games that can."""
+    use_backgrounds: bool = True
+    """Procgen: draw backgrounds; off: a plain black one."""
+    use_monochrome_assets: bool = False
+    """Procgen: draw rectangles in one colour instead of pictures."""
+    restrict_themes: bool = False
+    """Procgen: one theme for each kind of object instead of many."""
+    use_generated_assets: bool = False
+    """Procgen: draw randomly generated pictures."""
+    paint_vel_info: bool = False
+    """Procgen: paint the agent's speed into the corner of the picture, in the games that can."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible sizes."""
+        _require(bool(self.id), "env.id is empty; `phasicrl envs` lists what can be trained")
+        _require_positive("env", num_envs=self.num_envs, num_threads=self.num_threads)
+        _require_not_negative("env", num_levels=self.num_levels, start_level=self.start_level)
+
+
+PROCGEN_FIELDS = (
+    "distribution", "num_levels", "start_level", "center_agent", "use_backgrounds", "use_monochrome_assets",
+    "restrict_themes", "use_generated_assets", "paint_vel_info",
+)  # fmt: skip
+"""Fields of `EnvConfig` that only Procgen understands; another back end refuses them when they are not at their default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The networks."""
+
+    value_path: ValuePath = "separate"
+    """`separate`: the paper's two networks. `detached`: one network, its value head sends no gradient into it. `shared`: it does."""
+    encoder: Encoder = "impala"
+    """`impala` or `nature` for pictures, `mlp` for vectors."""
+    channels: tuple[int, ...] = (16, 32, 32)
+    """IMPALA: output channels of each stack; as many stacks as numbers."""
+    blocks: int = 2
+    """IMPALA: residual blocks in each stack."""
+    pooling: Literal["symmetric", "same"] = "symmetric"
+    """IMPALA: padding of the max-pools: on both sides (PyTorch ports, OPPG) or TensorFlow's `same` (Baselines)."""
+    hidden_sizes: tuple[int, ...] = (256,)
+    """Widths of the dense layers: those after the convolutions, or all layers of an `mlp`."""
+    activation: Literal["relu", "tanh", "gelu"] = "relu"
+    """Non-linearity between the dense layers of an `mlp`; the convolutional encoders use ReLU."""
+    layer_norm: bool = False
+    """Normalise each dense layer's output before its non-linearity (works with `orthogonal` in place of `normalized`)."""
+    init: Initialisation = "normalized"
+    """`normalized` (OPPG), `orthogonal` (gain √2), `glorot` (Baselines' convolutions) or `torch` (PyTorch's default)."""
+    policy_head_scale: float = 0.1
+    """Scale of the policy head's initial weights: 0.1 in PPG, 0.01 in PPO."""
+    value_head_scale: float = 0.1
+    """Scale of the value heads' initial weights: 0.1 in PPG, 1 in PPO."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible sizes."""
+        for name in ("channels", "hidden_sizes"):
+            sizes = getattr(self, name)
+            _require(all(size > 0 for size in sizes), f"model.{name} is {sizes}; every width must be above zero")
+        _require(len(self.channels) > 0, "model.channels is empty; give a width for each stack, for example 16 32 32")
+        _require_not_negative("model", blocks=self.blocks)
+        _require_positive("model", policy_head_scale=self.policy_head_scale, value_head_scale=self.value_head_scale)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOConfig:
+    """The policy phase: rollouts, advantages and the epochs over them."""
+
+    num_steps: int = 256
+    """Time steps of each environment in a rollout (T)."""
+    gamma: float = 0.999
+    """Discount factor γ."""
+    gae_lambda: float = 0.95
+    """λ of generalised advantage estimation."""
+    bootstrap_truncation: bool = True
+    """Bootstrap from the value of the final observation where a time limit cut an episode; off: treat it as a termination, as OPPG, CleanRL and Baselines do."""
+    policy_epochs: int = 1
+    """Passes over each rollout with the policy loss (E_π)."""
+    value_epochs: int = 1
+    """Passes over each rollout with the value loss (E_V); if it differs from `policy_epochs`, these come first, with their own optimiser, as in OPPG."""
+    num_minibatches: int = 8
+    """Minibatches in one pass."""
+    minibatch_by: MinibatchBy = "segments"
+    """Deal out whole rollouts of single environments (OPPG), or shuffled transitions (Baselines, CleanRL)."""
+    clip: float | None = 0.2
+    """Clip range ε of the probability ratio; off: the plain surrogate."""
+    kl_penalty: float = 0.0
+    """Weight of OPPG's sampled penalty, half the mean squared log-ratio."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: float = 1.0
+    """Weight of the value loss, which is half the squared error (OPPG's `vfcoef` 0.5 on the plain squared error is 1.0 here)."""
+    value_clip: float | None = None
+    """Clip range of the value's change from the rollout's (Baselines, CleanRL: 0.2)."""
+    advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
+    """Normalise advantages over the whole batch (biased variance, as OPPG), over each minibatch (as Baselines), or not."""
+    learning_rate: float = 5e-4
+    """Adam's step size."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Learning rate over the run: constant, or falling linearly to zero at `total_env_steps`."""
+    adam_eps: float = 1e-8
+    """Adam's ε: 1e-8 in PPG, 1e-5 in PPO."""
+    max_grad_norm: float | None = None
+    """Clip the gradient's global norm at this value."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require_positive(
+            "ppo", num_steps=self.num_steps, num_minibatches=self.num_minibatches, clip=self.clip, value_clip=self.value_clip,
+            learning_rate=self.learning_rate, adam_eps=self.adam_eps, max_grad_norm=self.max_grad_norm,
+        )  # fmt: skip
+        _require_not_negative(
+            "ppo", policy_epochs=self.policy_epochs, value_epochs=self.value_epochs, kl_penalty=self.kl_penalty,
+            entropy_coef=self.entropy_coef, value_coef=self.value_coef,
+        )  # fmt: skip
+        for name in ("gamma", "gae_lambda"):
+            _require(0 <= getattr(self, name) <= 1, f"ppo.{name} is {getattr(self, name)}; it must lie between 0 and 1")
+        _require(self.policy_epochs > 0, "ppo.policy_epochs is 0: the policy would never be trained; give 1 or more")
+
+    @property
+    def passes(self) -> tuple[tuple[bool, bool], ...]:
+        """The epochs over a rollout, in order, as (policy loss?, value loss?): joint if E_π = E_V, else value epochs first (OPPG ppo.py:222-245)."""
+        if self.policy_epochs == self.value_epochs:
+            return ((True, True),) * self.policy_epochs
+        return ((False, True),) * self.value_epochs + ((True, False),) * self.policy_epochs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuxConfig:
+    """The auxiliary phase. Without it the algorithm is PPO."""
+
+    every: int = 32
+    """Policy iterations before each auxiliary phase (N_π)."""
+    epochs: int = 6
+    """Passes over the phase's data (E_aux); 0 switches the phase off: PPO, bit for bit."""
+    run_every: int = 1
+    """Run only every k-th auxiliary phase; the data of the others is dropped (2 saves compute at similar return on easy Procgen, says CleanRL)."""
+    num_minibatches: int = 16
+    """Minibatches of one pass per policy iteration (N_a); a pass over everything has `every` times as many."""
+    iterations_per_epoch: int | None = None
+    """Use in each epoch as many minibatches as this many policy iterations would give (N ≤ N_π), drawn from all data; off: all of it."""
+    minibatch_by: MinibatchBy = "segments"
+    """Deal out whole rollouts of single environments (the paper's codes), or shuffled transitions."""
+    beta_clone: float = 1.0
+    """Weight β of the Kullback-Leibler divergence from the policy before the phase."""
+    value_coef: float = 1.0
+    """Weight of the value network's loss in the phase (0: figure 9 of the paper, no value training in it)."""
+    optimizer: Literal["own", "shared"] = "own"
+    """An Adam of its own (OPPG), or the policy phase's (CleanRL)."""
+    learning_rate: float = 5e-4
+    """Step size of its own Adam; a shared one keeps the policy phase's."""
+    max_grad_norm: float | None = None
+    """Clip the gradient's global norm at this value."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require_positive(
+            "aux", every=self.every, run_every=self.run_every, num_minibatches=self.num_minibatches,
+            iterations_per_epoch=self.iterations_per_epoch, learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm,
+        )  # fmt: skip
+        _require_not_negative("aux", epochs=self.epochs, beta_clone=self.beta_clone, value_coef=self.value_coef)
+        _require(
+            self.iterations_per_epoch is None or self.iterations_per_epoch <= self.every,
+            f"aux.iterations_per_epoch is {self.iterations_per_epoch}, more than the {self.every} iterations of a phase (aux.every)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardNormConfig:
+    """Division of rewards by the running standard deviation of the discounted return."""
+
+    gamma: float | None = None
+    """Discount of the running return; off: the algorithm's γ. The published Procgen runs used 0.99 beside γ = 0.999."""
+    clip: float = 10.0
+    """Clip normalised rewards to ± this."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require(self.gamma is None or 0 <= self.gamma <= 1, f"reward_norm.gamma is {self.gamma}; it must lie between 0 and 1")
+        _require_positive("reward_norm", clip=self.clip)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeConfig:
+    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding."""
+
+    device: str = "auto"
+    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
+    num_threads: int | None = None
+    """Threads of PyTorch on the CPU; off: all cores for pictures, one for vectors."""
+    micro_batch: int | None = 64
+    """On the CPU, pictures go through the network in pieces of this many, gradients added up: same result, and the caches hold them. Off: whole minibatches."""
+    deterministic: bool = False
+    """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require_positive("compute", num_threads=self.num_threads, micro_batch=self.micro_batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogConfig:
+    """What is reported, and where."""
+
+    console: Literal["auto", "live", "plain", "off"] = "auto"
+    """`live` display, `plain` lines, or nothing; `auto`: live on a terminal, plain elsewhere."""
+    tensorboard: bool = True
+    """Write TensorBoard events, if TensorBoard is installed."""
+    wandb: bool = False
+    """Send the metrics to Weights & Biases too (extra `track`)."""
+    wandb_project: str = "phasicrl"
+    """Weights & Biases project."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """When the run's state is saved."""
+
+    every_minutes: float | None = 5.0
+    """Save at the first end of an iteration this many minutes after the last save; 0: every iteration; off: only at the end."""
+    keep: int = 2
+    """Checkpoints that are kept."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require_not_negative("checkpoint", every_minutes=self.every_minutes)
+        _require_positive("checkpoint", keep=self.keep)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """One run."""
+
+    name: str = "custom"
+    """Name of the experiment: first part of the run directory's name, and how `plot` groups runs."""
+    seed: int = 1
+    """Everything random in the run follows from it."""
+    total_env_steps: int = 25_000_000
+    """Budget in steps of single environments; the last iteration is finished, so that a run may go over by less than one rollout."""
+    output_dir: str = "runs"
+    """Folder in which the run directory is made."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    aux: AuxConfig | None = None
+    reward_norm: RewardNormConfig | None = None
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not go together, with the numbers and the way out."""
+        _require_not_negative("config", seed=self.seed)
+        _require(
+            self.total_env_steps > 0,
+            f"total_env_steps is {self.total_env_steps}; a run needs at least one rollout, {self.batch_size} steps here",
+        )
+        self._check_minibatches("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
+        if self.aux is not None:
+            self._check_minibatches("aux", self.aux.minibatch_by, self.aux.num_minibatches, self.aux.every)
+
+    def _check_minibatches(self, owner: str, by: MinibatchBy, num_minibatches: int, iterations: int) -> None:
+        """Refuse minibatches that do not divide the data evenly."""
+        items, parts = self.env.num_envs * iterations, num_minibatches * iterations
+        what = f"env.num_envs × {iterations} iterations" if iterations > 1 else "env.num_envs"
+        if by == "transitions":
+            items, what = items * self.ppo.num_steps, what + " × ppo.num_steps"
+        divisors = [n for n in range(1, items // iterations + 1) if (items // iterations) % n == 0]
+        nearest = sorted(divisors, key=lambda n: (abs(n - num_minibatches), n))[:2]
+        _require(
+            items % parts == 0,
+            f"{items} {by} ({what}) cannot be dealt out evenly to {parts} minibatches; "
+            f"set {owner}.num_minibatches to {' or '.join(map(str, nearest))}, or change env.num_envs",
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Environment steps of one rollout over all environments (N = B·T)."""
+        return self.env.num_envs * self.ppo.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        """Policy iterations until the budget is used up; the last one may go over it."""
+        return -(-self.total_env_steps // self.batch_size)
+
+    @property
+    def has_auxiliary_phase(self) -> bool:
+        """Whether this is PPG; no epochs in the auxiliary phase are the same as no auxiliary phase, to the bit."""
+        return self.aux is not None and self.aux.epochs > 0
+
+    @property
+    def phase_length(self) -> int:
+        """Rollouts that are stored together: N_π with an auxiliary phase, else one."""
+        return self.aux.every if self.aux is not None and self.has_auxiliary_phase else 1
+
+    @property
+    def reward_gamma(self) -> float:
+        """Discount of the reward normaliser's running return."""
+        return self.ppo.gamma if self.reward_norm is None or self.reward_norm.gamma is None else self.reward_norm.gamma
+
+    def to_json(self) -> str:
+        """The whole configuration as indented JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Config:
+        """Read back `to_json`.
+
+        Raises:
+            ValueError: not JSON, a field that does not exist (the nearest name is given), or a value of a wrong type.
+        """
+        try:
+            tree = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"this is not a configuration written by phasicrl: {error}") from None
+        return _from_tree(Config, tree, "")
+
+
+def _from_tree(kind: type, tree: Any, path: str) -> Any:
+    """Build the dataclass `kind` from nested dicts, refusing unknown fields with the nearest name."""
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path or 'the configuration'} is {tree!r}; a group of fields was expected")
+    hints = typing.get_type_hints(kind)
+    unknown = [name for name in tree if name not in hints]
+    if unknown:
+        raise ValueError(f"unknown field {path}{unknown[0]!s}{nearest_name(unknown[0], hints)}")
+    return kind(**{name: _from_value(hints[name], value, f"{path}{name}") for name, value in tree.items()})
+
+
+def _from_value(hint: Any, value: Any, path: str) -> Any:
+    """Read one JSON value as the type `hint`."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+        return _from_value(hint, value, path)
+    if dataclasses.is_dataclass(hint):
+        return _from_tree(typing.cast(type, hint), value, f"{path}.")
+    if origin is Literal:
+        options = typing.get_args(hint)
+        _require(value in options, f"{path} is {value!r}; accepted: {', '.join(map(str, options))}")
+        return value
+    if origin is tuple:
+        _require(isinstance(value, list), f"{path} is {value!r}; a list was expected")
+        item = typing.get_args(hint)[0]
+        return tuple(_from_value(item, entry, path) for entry in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    _require(matches, f"{path} is {value!r}; {hint.__name__} was expected")
+    return value
+
+
+def nearest_name(given: str, known: typing.Iterable[str]) -> str:
+    """End of an error message: `; did you mean 'bigfish'?`, or nothing if no known name is near."""
+    lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""

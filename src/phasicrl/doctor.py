@@ -1,0 +1,264 @@
+"""What this machine can run, and the remedy for what it cannot: `phasicrl doctor`. Kind: effects.
+
+Everything that may abort a process (environments in C++) is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+from phasicrl.envs.envpool_adapter import PROCGEN, import_envpool, task_family
+from phasicrl.envs.protocol import EnvError
+
+Status = Literal["ok", "warning", "missing", "broken"]
+
+PROBES = {"Procgen": "StarpilotEasy-v0", "Atari": "Pong-v5", "MuJoCo": "Ant-v4", "classic control": "CartPole-v1"}
+"""Families of EnvPool, and the task that is tried for each."""
+
+PROBE_SECONDS = 120.0
+GIB = 2**30
+ENOUGH_MEMORY, ENOUGH_DISK = 4 * GIB, 5 * GIB
+"""Below these a Procgen run with the paper's settings becomes tight: one phase stores 6.4 GB of pictures in full."""
+
+_STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "bold red"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what.
+        status: `ok`; `warning`: works, but; `missing`: not installed; `broken`: installed, and does not work.
+        found: what was found, in a few words.
+        remedy: what to do; empty if nothing.
+    """
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def diagnose() -> list[Check]:
+    """Look at everything; takes some seconds."""
+    checks = [_python(), *_torch(), _cpu()]
+    checks += _envpool()
+    checks += [_gymnasium(), _video(), _package("plotting", "matplotlib", "plot"), _package("TensorBoard", "tensorboard", "tensorboard")]
+    return [*checks, _memory(), _disk()]
+
+
+def as_table(checks: Iterable[Check]) -> Table:
+    """All checks as one table for the terminal."""
+    table = Table(title="phasicrl doctor", title_justify="left")
+    for column in ("what", "status", "found", "remedy"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        table.add_row(check.name, f"[{_STYLES[check.status]}]{check.status}", check.found, check.remedy)
+    return table
+
+
+def probe(task_id: str) -> dict[str, Any]:
+    """Make one environment of an EnvPool task, look at its first observation, and step it; runs in a process of its own.
+
+    Returns:
+        Shape and dtype of the observation, whether it is all zeros, and, for Procgen, where Qt came from.
+    """
+    import numpy as np
+
+    from phasicrl.envs.qt import ensure_qt
+
+    is_procgen = task_family(task_id) == PROCGEN
+    qt = ensure_qt() if is_procgen else ""
+    pool = import_envpool(procgen=is_procgen).make_gymnasium(task_id, num_envs=1, seed=1)
+    obs, _ = pool.reset()
+    pool.step(np.zeros((1, *pool.action_space.shape), pool.action_space.dtype))
+    return {"shape": obs.shape[1:], "dtype": str(obs.dtype), "blank": not obs.any(), "qt": qt}
+
+
+def _python() -> Check:
+    return Check(name="Python", status="ok", found=f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _torch() -> list[Check]:
+    """PyTorch and the GPU."""
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
+    remedy = "pip install 'torch>=2.10' (older ones can be made to run code by a file they load)" if old else ""
+    return [Check(name="PyTorch", status="warning" if old else "ok", found=f"{torch.__version__}, {build}", remedy=remedy), _gpu(torch)]
+
+
+def _gpu(torch: Any) -> Check:
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        return Check(name="GPU", status="ok", found=", ".join(f"{device.name}, {device.total_memory / GIB:.0f} GiB" for device in devices))
+    if Path("/proc/driver/nvidia/version").exists():
+        remedy = "install a CUDA build of PyTorch (pytorch.org, Get Started), or update the driver"
+        return Check(name="GPU", status="warning", found="an NVIDIA driver, but PyTorch does not reach it", remedy=remedy)
+    return Check(name="GPU", status="ok", found="none; the CPU trains")
+
+
+def _cpu() -> Check:
+    """Cores that this process may use, and how many of them PyTorch takes."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = f"{cores} cores, PyTorch uses {torch.get_num_threads()} threads"
+    quota = _cgroup_cores()
+    if quota is not None and quota < cores:
+        remedy = f"set compute.num_threads and env.num_threads to {max(1, round(quota))}"
+        return Check(name="CPU", status="warning", found=f"{found}; the container allows {quota:g} cores' time", remedy=remedy)
+    return Check(name="CPU", status="ok", found=found)
+
+
+def _cgroup_cores() -> float | None:
+    """The container's limit of processor time, in cores; None without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _envpool() -> list[Check]:
+    """EnvPool's version, each family by a probe, and Qt."""
+    version = _version("envpool")
+    if version is None:
+        return [Check(name="EnvPool", status="missing", found="not installed", remedy="pip install 'phasicrl[procgen]'")]
+    running = {family: _start_probe(task_id) for family, task_id in PROBES.items()}
+    checks = [Check(name="EnvPool", status="ok", found=version)]
+    for family, process in running.items():
+        checks += _read_probe(family, process)
+    return checks
+
+
+def _start_probe(task_id: str) -> subprocess.Popen[str]:
+    code = f"import json; from phasicrl.doctor import probe; print('PROBE' + json.dumps(probe({task_id!r})))"
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _read_probe(family: str, process: subprocess.Popen[str]) -> list[Check]:
+    """Turn the end of a probe into checks: one for the family, and one for Qt where it matters."""
+    name = f"EnvPool {family}"
+    try:
+        output, errors = process.communicate(timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return [Check(name=name, status="broken", found=f"no answer within {PROBE_SECONDS:g} s", remedy="try again on an idle machine")]
+    answers = [line.removeprefix("PROBE") for line in output.splitlines() if line.startswith("PROBE")]
+    if process.returncode != 0 or not answers:
+        last = next((line for line in reversed(errors.splitlines()) if line.strip()), "no message")
+        end = f"{signal.Signals(-process.returncode).name}: " if process.returncode < 0 else ""
+        return [Check(name=name, status="broken", found=end + last.strip(), remedy=_envpool_remedy(last))]
+    answer = json.loads(answers[-1])
+    shape = " × ".join(map(str, answer["shape"]))
+    if answer["blank"] and family in ("Procgen", "Atari"):
+        check = Check(name=name, status="broken", found="every pixel of the first picture is black", remedy=_envpool_remedy(""))
+    else:
+        check = Check(name=name, status="ok", found=f"{PROBES[family]}: {shape} {answer['dtype']}")
+    return [check, Check(name="Qt", status="ok", found=answer["qt"])] if answer["qt"] else [check]
+
+
+def _envpool_remedy(message: str) -> str:
+    if "Qt" in message:
+        return "pip install PyQt5-Qt5   (or: apt install libqt5gui5, or: conda install -c conda-forge qt-main)"
+    return "pip install --force-reinstall envpool envpool-assets"
+
+
+def _gymnasium() -> Check:
+    """Gymnasium, by some steps of CartPole through our adapter."""
+    import gymnasium
+    import numpy as np
+
+    from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
+
+    try:
+        envs = GymnasiumEnv(made_by_id("CartPole-v1"), num_envs=2, seed=1, name="gymnasium:CartPole-v1")
+        envs.reset()
+        envs.step(np.zeros(2, np.int64))
+        envs.close()
+    except (EnvError, ImportError, ValueError) as error:
+        return Check(name="Gymnasium", status="broken", found=str(error), remedy="pip install --upgrade 'gymnasium>=1.1'")
+    return Check(name="Gymnasium", status="ok", found=f"{gymnasium.__version__}, CartPole-v1 steps")
+
+
+def _video() -> Check:
+    """The video encoder: an ffmpeg that comes with imageio-ffmpeg."""
+
+    def look() -> str:
+        import imageio_ffmpeg
+
+        return f"imageio-ffmpeg {imageio_ffmpeg.__version__}, ffmpeg {imageio_ffmpeg.get_ffmpeg_version()}"
+
+    return _optional("video", look, "pip install 'phasicrl[video]'")
+
+
+def _package(name: str, package: str, extra: str) -> Check:
+    """An optional package that is only looked up, not imported."""
+    version = _version(package)
+    if version is None:
+        return Check(name=name, status="missing", found=f"{package} is not installed", remedy=f"pip install 'phasicrl[{extra}]'")
+    return Check(name=name, status="ok", found=f"{package} {version}")
+
+
+def _optional(name: str, look: Callable[[], str], remedy: str) -> Check:
+    """An optional package that is tried."""
+    try:
+        return Check(name=name, status="ok", found=look())
+    except ImportError as error:
+        return Check(name=name, status="missing", found=str(error), remedy=remedy)
+    except (OSError, RuntimeError) as error:
+        return Check(name=name, status="broken", found=str(error), remedy=remedy)
+
+
+def _memory() -> Check:
+    """Memory that is free, by the machine and by the container's limit."""
+    free = _free_memory()
+    if free is None:
+        return Check(name="memory", status="ok", found="unknown on this system")
+    status, remedy = ("warning", "fewer env.num_envs or a shorter aux.every need less") if free < ENOUGH_MEMORY else ("ok", "")
+    return Check(name="memory", status=status, found=f"{free / GIB:.1f} GiB free", remedy=remedy)
+
+
+def _free_memory() -> int | None:
+    """Bytes; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+        return free if limit == "max" else min(free, int(limit) - used)
+    except (OSError, ValueError):
+        return free
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    status, remedy = ("warning", "runs write checkpoints here; choose another output_dir") if free < ENOUGH_DISK else ("ok", "")
+    return Check(name="disk", status=status, found=f"{free / GIB:.1f} GiB free in {Path.cwd()}", remedy=remedy)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,178 @@
+"""EnvPool: environments in C++ that are stepped by a pool of threads. Kind: effects.
+
+Facts about EnvPool 1.2.5 that this file rests on (each is held by a test in `tests/envs`):
+
+- It resets in the step *after* an end: that step ignores its action and returns a first observation with reward zero. Resetting
+  just the finished environments right after the step, with `reset_mask`, leaves no such row, and what the step returned is the
+  true last observation. In sync mode the answers come in the order of the environments asked for.
+- Every call returns arrays in memory of their own, so they may be kept and written to.
+- `truncated` is "done at the step limit", so an episode that ends by its rules in exactly the last step counts as truncated.
+- A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a step after `close` are accepted
+  silently; action -1 of Procgen forces a reset.
+- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighbouring seeds
+  share environments; we give one seed to each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.envs.qt import ensure_qt
+from phasicrl.envs.spaces import as_float32, check_action, check_spaces, env_seeds
+
+PROCGEN = "envpool.procgen"
+"""EnvPool's name of the Procgen family."""
+
+REPLAYABLE = (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
+"""Families in which the only state that crosses episodes is a generator drawn from at a reset: seed + resets + actions restore it."""
+
+
+class EnvPoolEnv:
+    """A pool of environments of one EnvPool task, in sync mode; a `VectorEnv`."""
+
+    def __init__(
+        self,
+        task_id: str,
+        *,
+        num_envs: int,
+        seed: int,
+        num_threads: int,
+        options: dict[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Make the pool; `options` are EnvPool's own for the task, `name` is for messages."""
+        family = task_family(task_id)
+        envpool = import_envpool(procgen=family == PROCGEN)
+        self.name = name or f"envpool:{task_id}"
+        self.num_envs = num_envs
+        self.exact_state: ExactState = "replay" if family in REPLAYABLE else "none"
+        self.observation_space, self.action_space = task_spaces(task_id, options)
+        check_spaces(self.name, self.observation_space, self.action_space)
+        self._pool: Any = envpool.make_gymnasium(
+            task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
+        )
+        with _quiet():
+            _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
+        self._is_procgen = family == PROCGEN
+        self._num_steps = -1  # steps since the last reset of everything; below zero: never reset
+
+    def reset(self) -> np.ndarray:
+        """Start every environment anew and return the first observations `[B, …]`."""
+        obs, _ = self._running_pool("reset").reset()
+        self._num_steps = 0
+        return self._checked_obs(obs, "reset", np.arange(self.num_envs))
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Step every environment with its action `[B]`, and reset at once those whose episode ended."""
+        pool = self._running_pool("step")
+        if self._num_steps < 0:
+            raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
+        check_action(self.name, self.action_space, action, self.num_envs)
+        obs, reward, terminated, truncated, info = pool.step(action.astype(np.int32, copy=False))
+        self._num_steps += 1
+        obs = self._checked_obs(obs, "step", np.arange(self.num_envs))
+        reward = self._checked_reward(reward)
+        done = terminated | truncated
+        extras = self._extras(info, done)
+        final_obs = None
+        if done.any():
+            final_obs = obs[done]
+            first_obs, _ = pool.reset(options={"reset_mask": done})
+            obs[done] = self._checked_obs(first_obs, "reset", np.flatnonzero(done))
+        return TimeStep(
+            obs=obs, reward=reward, terminated=terminated, truncated=truncated & ~terminated, final_obs=final_obs, info=extras
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop the pool's threads; calling it twice is harmless."""
+        self._pool = None  # EnvPool's own close() leaves the threads running; they end with the pool
+
+    def _running_pool(self, call: str) -> Any:
+        """The pool, or an error if it was closed."""
+        if self._pool is None:
+            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
+        return self._pool
+
+    def _extras(self, info: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:
+        """Arrays `[B]` that describe the step that was taken, before any reset.
+
+        Since the pool's games do not reset themselves, `level_seed` is still that of the level that was played, and
+        `prev_level_complete` tells about it, at the step where it ended only; after the reset both are gone.
+        """
+        if not self._is_procgen:
+            return {}
+        return {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
+
+    def _checked_obs(self, obs: np.ndarray, call: str, env_ids: np.ndarray) -> np.ndarray:
+        """Float observations as float32, refusing those that are not finite."""
+        if obs.dtype.kind != "f":
+            return obs
+        bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1)
+        if bad.any():
+            self._raise_not_finite("observation", call, int(env_ids[np.argmax(bad)]))
+        return obs.astype(np.float32, copy=False)
+
+    def _checked_reward(self, reward: np.ndarray) -> np.ndarray:
+        """Rewards as float32 `[B]`, refusing those that are not finite."""
+        bad = ~np.isfinite(reward)
+        if bad.any():
+            self._raise_not_finite("reward", "step", int(np.argmax(bad)))
+        return reward.astype(np.float32, copy=False)
+
+    def _raise_not_finite(self, what: str, call: str, index: int) -> None:
+        raise EnvError(
+            f"{self.name}: environment {index} returned a {what} that is not finite from {call}(), at step {self._num_steps}; "
+            "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
+        )
+
+
+def import_envpool(*, procgen: bool = False) -> ModuleType:
+    """Import EnvPool (about a second); with `procgen` including Qt.
+
+    Raises:
+        ImportError: EnvPool or, with `procgen`, Qt is not installed; the message names the remedy.
+    """
+    try:
+        if procgen:
+            ensure_qt()
+        import envpool
+    except ModuleNotFoundError as error:
+        raise ImportError(f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'") from error
+    if procgen:
+        family = importlib.import_module(PROCGEN)
+        # EnvPool keeps the failure if somebody imported it before Qt was there; importing the family once more heals that.
+        if getattr(family, "_PROCGEN_IMPORT_ERROR", None) is not None:
+            importlib.reload(family)
+    return envpool
+
+
+def task_family(task_id: str) -> str:
+    """EnvPool's package of a task, such as `envpool.procgen`, `envpool.atari` or `envpool.mujoco.gym`."""
+    import_envpool()
+    registration = importlib.import_module("envpool.registration")
+    return registration.registry.specs[task_id][0]
+
+
+def task_spaces(task_id: str, options: dict[str, Any] | None = None) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """Observation and action space of a task as the adapter hands them out, without making environments."""
+    envpool = import_envpool(procgen=task_family(task_id) == PROCGEN)
+    with _quiet():
+        spec = envpool.make_spec(task_id, **(options or {}))
+        return as_float32(spec.gymnasium_observation_space), spec.gymnasium_action_space
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Gymnasium's warning that EnvPool makes float32 spaces from float64 bounds; nobody here can do anything about it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        yield

@@ -1,0 +1,399 @@
+"""Gymnasium: any Python environment, stepped in this process or in one process each. Kind: effects.
+
+Facts about Gymnasium 1.4.0 that this file rests on (each is held by a test in `tests/envs`):
+
+- `AutoresetMode.SAME_STEP` (since 1.1) resets in the step of the end, and hands the true last observation over in
+  `info["final_obs"]`, an object array `[B]` with None where no episode ended.
+- Nothing of what an environment returns is checked: NaN passes, dtypes are cast, and an environment that writes its observations
+  into one buffer overwrites its own `final_obs` with the reset. `GuardedEnv` checks and copies, beside the environment.
+- `AsyncVectorEnv` waits for ever, and tells the death of a process as an `EOFError` without words. `_Processes` puts that right.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.envs.spaces import as_float32, check_action, check_spaces, env_seeds
+
+MakeEnv = Callable[[], "gym.Env[Any, Any]"]
+Result = TypeVar("Result")
+
+STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
+"""How long processes may take; the first reset includes their start and the making of the environment."""
+
+
+class GymnasiumEnv:
+    """B Gymnasium environments of one kind; a `VectorEnv`."""
+
+    exact_state: ExactState = "none"
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        *,
+        num_envs: int,
+        seed: int,
+        name: str,
+        parallel: Literal["sync", "processes"] = "sync",
+        step_seconds: float = STEP_SECONDS,
+        reset_seconds: float = RESET_SECONDS,
+    ) -> None:
+        """Prepare `num_envs` environments; each is made by a call of `make_env`, at the first reset.
+
+        Raises:
+            ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium environment.
+            EnvError: the environment cannot be made.
+            ImportError: it, or Gymnasium's vector environment, needs a package that is missing.
+        """
+        if not hasattr(gym.vector, "AutoresetMode"):
+            raise ImportError(f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'")
+        self.name, self.num_envs = name, num_envs
+        self.observation_space, self.action_space = _probe_spaces(name, make_env)
+        check_spaces(name, self.observation_space, self.action_space)
+        makers = [_GuardMaker(make_env, name, index, self.observation_space, self.action_space, os.getpid()) for index in range(num_envs)]
+        mode = gym.vector.AutoresetMode.SAME_STEP
+        self._vector: SyncVectorEnv | _Processes = (
+            _Processes(makers, name, step_seconds, reset_seconds) if parallel == "processes" else SyncVectorEnv(makers, autoreset_mode=mode)  # type: ignore[arg-type]
+        )
+        if self._vector.metadata.get("autoreset_mode") != mode:
+            raise EnvError(f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; install a tested version")
+        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))  # None once they were given
+        self._is_reset = False
+
+    def reset(self) -> np.ndarray:
+        """Start every environment anew and return the first observations `[B, …]`; seeds are given the first time only."""
+        self._refuse_closed("reset")
+        obs, info = self._vector.reset(seed=self._seeds)
+        self._raise_fault(info)
+        self._refuse_shared()
+        self._seeds, self._is_reset = None, True
+        return obs
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Step every environment with its action `[B]`; those whose episode ended have been reset already."""
+        self._refuse_closed("step")
+        if not self._is_reset:
+            raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
+        check_action(self.name, self.action_space, action, self.num_envs)
+        obs, reward, terminated, truncated, info = self._vector.step(action)
+        self._raise_fault(info)
+        done = terminated | truncated
+        return TimeStep(
+            obs=obs,
+            reward=reward.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated & ~terminated,
+            final_obs=np.stack(info["final_obs"][done]) if done.any() else None,
+        )
+
+    def close(self) -> None:
+        """End the environments and their processes; calling it twice is harmless."""
+        self._vector.close()
+
+    def _refuse_closed(self, call: str) -> None:
+        if self._vector.closed:
+            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
+
+    def _refuse_shared(self) -> None:
+        """Refuse a `make_env` that hands out one object again and again."""
+        guards = self._vector.envs if isinstance(self._vector, SyncVectorEnv) else ()
+        if len({id(guard.unwrapped) for guard in guards}) < len(guards):
+            self.close()
+            raise ValueError(f"{self.name}: make_env returned the same environment twice; make a new one in it at each call")
+
+    def _raise_fault(self, info: dict[str, Any]) -> None:
+        """Turn what a guard reported into an error, and close everything: an environment that failed once is in no known state."""
+        if "fault" not in info:
+            return
+        index = int(np.argmax(info["_fault"]))
+        error = EnvError(info["fault"][index])
+        if info["traceback"][index]:
+            error.add_note(f"The environment's own traceback:\n{info['traceback'][index]}")
+        self.close()
+        raise error
+
+
+def made_by_id(name: str) -> MakeEnv:
+    """A function that makes Gymnasium's environment `name` (also `module:Id`), which still works in another process.
+
+    Raises:
+        ValueError: Gymnasium does not know it.
+    """
+    try:
+        spec = gym.spec(name)
+    except (gym.error.Error, ImportError) as error:
+        raise ValueError(f"Gymnasium does not find {name!r}: {error}") from error
+    # By its spec, since a process of its own does not know what was registered here. Our guard checks more than Gymnasium's checker.
+    return functools.partial(gym.make, spec, disable_env_checker=True)
+
+
+class GuardedEnv(gym.Env[Any, Any]):
+    """One environment with everything it returns checked and copied, and nothing raised: a fault is reported in `info`.
+
+    `info` is otherwise empty: the trainer reads nothing from it, and it would travel between processes. The environment is made at
+    the first reset, so that a failure of that is a fault like any other, under the same deadline.
+    """
+
+    def __init__(self, make_env: MakeEnv, name: str, index: int, spaces: tuple[gym.Space[Any], gym.Space[Any]]) -> None:
+        """Guard environment `index`, whose spaces must be `spaces`."""
+        self._make_env, self._name, self._index = make_env, name, index
+        self.observation_space, self.action_space = spaces
+        self._env: gym.Env[Any, Any] | None = None
+        self._first_action, self._num_steps = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Reset, making the environment if that was not done."""
+        try:
+            if self._env is None:
+                self._env = self._made()
+            result = self._env.reset(seed=seed, options=options)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise _Fault(f"returned {_describe(result)}; (obs, info) was expected")
+            return self._checked_obs(result[0]), {}
+        except (Exception, SystemExit) as error:
+            return self._blank_obs(), self._report("reset", error)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Step, checking what comes back."""
+        self._num_steps += 1
+        try:
+            if self._env is None:
+                raise _Fault("was called before reset()")
+            result = self._env.step(action + self._first_action)
+            if not isinstance(result, tuple) or len(result) != 5:
+                raise _Fault(f"returned {_describe(result)}; (obs, reward, terminated, truncated, info) was expected")
+            obs, reward, terminated, truncated, _ = result
+            if not math.isfinite(reward):
+                raise _Fault(f"returned the reward {reward}")
+            if terminated not in (False, True) or truncated not in (False, True):
+                raise _Fault(f"returned terminated = {terminated!r} and truncated = {truncated!r}; True or False was expected")
+            return self._checked_obs(obs), float(reward), bool(terminated), bool(truncated), {}
+        except (Exception, SystemExit) as error:
+            return self._blank_obs(), 0.0, False, False, self._report("step", error)
+
+    @property
+    def unwrapped(self) -> gym.Env[Any, Any]:
+        """The environment itself, once it is made."""
+        return self if self._env is None else self._env.unwrapped
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            with contextlib.suppress(Exception):  # must not hide the fault that led here
+                self._env.close()
+
+    def _made(self) -> gym.Env[Any, Any]:
+        """Make the environment, and compare its spaces with those of the first one."""
+        env = self._make_env()
+        spaces = _trainer_spaces(env)
+        if spaces != (self.observation_space, self.action_space):
+            raise _Fault(
+                f"made an environment with other spaces, {spaces}, than the first one's, {self.observation_space}, {self.action_space}"
+            )
+        self._first_action = int(getattr(env.action_space, "start", 0))
+        return env
+
+    def _checked_obs(self, obs: Any) -> np.ndarray:
+        """A copy of an observation in the dtype of the space."""
+        space, array = self.observation_space, np.array(obs)
+        if array.shape != space.shape:
+            raise _Fault(f"returned an observation of shape {array.shape}; its observation_space says {space.shape}")
+        if not np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind"):
+            raise _Fault(f"returned an observation of dtype {array.dtype}; its observation_space says {space.dtype}")
+        array = array.astype(space.dtype, copy=False)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise _Fault(f"returned an observation that is not finite: {array}")
+        return array
+
+    def _blank_obs(self) -> np.ndarray:
+        return np.zeros(self.observation_space.shape or (), self.observation_space.dtype)
+
+    def _report(self, call: str, error: BaseException) -> dict[str, Any]:
+        """What `info` says about a fault."""
+        where = f"{self._name}: environment {self._index}, {call}() at step {self._num_steps}"
+        if isinstance(error, _Fault):
+            return {"fault": f"{where}: {error}; gymnasium.utils.env_checker.check_env helps to find such faults", "traceback": ""}
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}"
+        text = f"{where}: {type(error).__name__}: {error} ({place}); repair the environment"
+        return {"fault": text, "traceback": "".join(traceback.format_exception(error))}
+
+
+class _Fault(Exception):
+    """An environment returned what it must not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GuardMaker:
+    """Makes the guard of one environment; in a process of its own, prepares that process."""
+
+    make_env: MakeEnv
+    name: str
+    index: int
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    parent: int
+
+    def __call__(self) -> GuardedEnv:
+        """Make the guard; Gymnasium calls this in the trainer's process too, to read the spaces."""
+        if os.getpid() != self.parent:
+            # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to save and then ends us.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if hasattr(faulthandler, "register"):
+                faulthandler.register(signal.SIGUSR1)  # asked for by `_Processes` when an environment hangs
+        return GuardedEnv(self.make_env, self.name, self.index, (self.observation_space, self.action_space))
+
+
+class _Processes(AsyncVectorEnv[Any, Any]):
+    """Gymnasium's environments in processes, with deadlines and with words for the death of one."""
+
+    def __init__(self, makers: list[_GuardMaker], name: str, step_seconds: float, reset_seconds: float) -> None:
+        """Start one process for each maker."""
+        self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
+        # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at that moment.
+        context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        super().__init__(makers, context=context, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all, within the deadline."""
+        with self._watched("reset()", self._reset_seconds):
+            self.reset_async(seed=seed, options=options)
+            return self.reset_wait(self._reset_seconds)
+
+    def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all, within the deadline."""
+        with self._watched("step()", self._step_seconds):
+            self.step_async(actions)
+            return self.step_wait(self._step_seconds)
+
+    def close(self, **_: Any) -> None:
+        """End the processes: ask, wait a little, kill."""
+        if self.closed:
+            return
+        for pipe in self.parent_pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(("close", None))
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._end()
+
+    def _check_spaces(self) -> None:
+        """Wait for the processes to start, within the deadline. Gymnasium calls this at the end of its constructor, and waits for ever.
+
+        Until then the caller holds the semaphores that they open by name, so that this cannot be left to the first reset.
+        """
+        # Before multiprocessing's own clean-up, which sends the SIGTERM that the processes ignore and then waits for ever.
+        self._at_exit = functools.partial(_kill, self.processes)
+        atexit.register(self._at_exit)
+        with self._watched("its start", self._reset_seconds):
+            for pipe in self.parent_pipes:
+                pipe.send(("_check_spaces", (self.observation_mode, self.single_observation_space, self.single_action_space)))
+            deadline = time.monotonic() + self._reset_seconds
+            for pipe in self.parent_pipes:
+                if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                    raise multiprocessing.TimeoutError
+                pipe.recv()
+
+    @contextlib.contextmanager
+    def _watched(self, call: str, seconds: float) -> Iterator[None]:
+        """Put silence and death of a process into words, and end the others."""
+        try:
+            yield
+        except multiprocessing.TimeoutError:
+            index = next((i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)), 0)
+            self._show_stack(index)
+            self._end()
+            raise EnvError(
+                f"{self._name}: environment {index} has not finished {call} within {seconds:g} s; it hangs, or the machine is overloaded; "
+                "where it stands is printed above"
+            ) from None
+        except (EOFError, OSError):
+            index, how = self._who_died()
+            self._end()
+            remedy = (
+                "if it speaks of bootstrapping above, put the start of your script under `if __name__ == '__main__':`"
+                if call == "its start"
+                else "if it printed nothing above, memory may have run out: take fewer environments"
+            )
+            raise EnvError(f"{self._name}: the process of environment {index} died in {call} ({how}); {remedy}") from None
+
+    def _who_died(self) -> tuple[int, str]:
+        """Index of a dead process, and how it ended."""
+        multiprocessing.connection.wait([process.sentinel for process in self.processes], timeout=CLOSE_SECONDS)
+        for index, process in enumerate(self.processes):
+            code = process.exitcode
+            if code is not None:
+                return index, f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return 0, "it closed its pipe"
+
+    def _show_stack(self, index: int) -> None:
+        """Let a process that hangs print where it stands."""
+        pid = self.processes[index].pid
+        if pid is not None and hasattr(faulthandler, "register"):
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(0.3)
+
+    def _end(self) -> None:
+        """Kill what still runs and release the pipes."""
+        self.closed = True
+        atexit.unregister(self._at_exit)
+        _kill(self.processes)
+        for pipe in self.parent_pipes:
+            pipe.close()
+        self.error_queue.close()
+
+
+def _kill(processes: list[Any]) -> None:
+    """End processes that ignore requests."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join(CLOSE_SECONDS)
+
+
+def _probe_spaces(name: str, make_env: MakeEnv) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """Make one environment to read its spaces, as the trainer is to see them."""
+    if not callable(make_env):
+        raise ValueError(f"{name}: make_env is {_describe(make_env)}; a function that makes an environment was expected, as there are many")
+    try:
+        env = make_env()
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise ImportError(f"{name} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(env, gym.Env):
+        raise ValueError(f"{name}: make_env made {_describe(env)}; a gymnasium.Env was expected (the older `gym` is another package)")
+    spaces = _trainer_spaces(env)
+    env.close()
+    return spaces
+
+
+def _trainer_spaces(env: gym.Env[Any, Any]) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """The spaces as the trainer sees them: floats as float32, actions counted from zero."""
+    action = env.action_space
+    return as_float32(env.observation_space), gym.spaces.Discrete(int(action.n)) if isinstance(action, gym.spaces.Discrete) else action
+
+
+def _describe(value: Any) -> str:
+    """A value in a few words, for an error message."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"an object of type {type(value).__name__}"

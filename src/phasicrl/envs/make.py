@@ -1,0 +1,260 @@
+"""From a configuration to environments: finds the back end of an id, and refuses what cannot work before anything starts. Kind: effects."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+
+from phasicrl.config import PROCGEN_FIELDS, EnvConfig, ProcgenDistribution, nearest_name
+from phasicrl.envs.envpool_adapter import PROCGEN, EnvPoolEnv, import_envpool, task_spaces
+from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.spaces import check_spaces
+
+Backend = Literal["procgen", "envpool", "gymnasium"]
+BACKENDS: tuple[Backend, ...] = ("procgen", "envpool", "gymnasium")
+
+PROCGEN_GAMES = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
+    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
+
+SPACES_LISTED = 50
+"""Up to this many found environments are listed with their spaces, at a few milliseconds each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvListing:
+    """One line of `phasicrl envs`: the full id, its back end, and what it is."""
+
+    id: str
+    backend: Backend
+    description: str
+
+
+def make_envs(
+    config: EnvConfig, *, seed: int, num_envs: int | None = None, make_env: Callable[[], gym.Env[Any, Any]] | None = None
+) -> VectorEnv:  # fmt: skip
+    """Make the environments that `config` describes.
+
+    Args:
+        config: which, and how.
+        seed: everything random in them follows from it; each environment gets a seed of its own.
+        num_envs: how many, if not `config.num_envs` (one rank's share, or an evaluation's).
+        make_env: makes one of your own environments (a Gymnasium `Env`); `config.id` then only names it.
+
+    Raises:
+        ValueError: an unknown id, a field that the back end does not understand, or spaces that are not supported.
+        ImportError: the back end is not installed; the message names the extra.
+    """
+    num_envs = config.num_envs if num_envs is None else num_envs
+    if make_env is not None:
+        _refuse_procgen_fields(config, "an environment of your own")
+        return GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, parallel=config.parallel, name=config.id)
+    backend, name = resolve(config.id)
+    if backend == "procgen":
+        return _make_envpool(config, procgen_task(name, config), num_envs, seed, f"procgen:{name}", procgen_options(name, config))
+    _refuse_procgen_fields(config, f"{backend}:{name}")
+    if backend == "envpool":
+        return _make_envpool(config, name, num_envs, seed, f"envpool:{name}", None)
+    return GymnasiumEnv(made_by_id(name), num_envs=num_envs, seed=seed, parallel=config.parallel, name=f"gymnasium:{name}")
+
+
+def resolve(env_id: str) -> tuple[Backend, str]:
+    """Find the back end of an id, and its name there.
+
+    `procgen:`, `envpool:` and `gymnasium:` say it; a bare id is looked up as a game of Procgen, then in EnvPool, then in Gymnasium.
+
+    Raises:
+        ValueError: nobody knows it; the message has the nearest name.
+        ImportError: the back end that the id names is not installed.
+    """
+    prefix, colon, name = env_id.partition(":")
+    if not colon:
+        return _resolve_bare(env_id)
+    if prefix == "procgen":
+        game = name.lower()
+        if game not in PROCGEN_GAMES:
+            raise ValueError(f"Procgen has no game {name!r}{nearest_name(name, PROCGEN_GAMES)}; its games: {', '.join(PROCGEN_GAMES)}")
+        return "procgen", game
+    if prefix == "envpool":
+        return _resolve_envpool(name)
+    if prefix == "gymnasium":
+        # Gymnasium's own form `module:Id` imports the module, which registers the id.
+        if ":" not in name and name not in gym.registry:
+            raise ValueError(f"Gymnasium has no environment {name!r}{nearest_name(name, gym.registry)}; `phasicrl envs` lists them")
+        return "gymnasium", name
+    known = ", ".join(f"{backend}:" for backend in BACKENDS)
+    raise ValueError(
+        f"{env_id!r} begins with {prefix!r}, which is not a back end; accepted: {known}, or a bare id (for Gymnasium's `module:Id` write gymnasium:{env_id})"
+    )
+
+
+def list_envs(pattern: str = "*") -> list[EnvListing]:
+    """List the environments whose full id contains `pattern`, or matches it if it has wildcards; upper and lower case are the same."""
+    wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
+    found = [listing for listing in _all_listings() if fnmatch.fnmatchcase(listing.id.lower(), wanted)]
+    return [_with_spaces(listing) for listing in found] if len(found) <= SPACES_LISTED else found
+
+
+def procgen_task(game: str, config: EnvConfig) -> str:
+    """EnvPool's task id of a game: `StarpilotEasy-v0`.
+
+    Raises:
+        ValueError: the game does not have this distribution of levels; the message lists those that do.
+    """
+    task_ids = set(import_envpool(procgen=True).list_all_envs())
+    task_id = _procgen_task_id(game, config.distribution)
+    if task_id not in task_ids:
+        having = [name for name in PROCGEN_GAMES if _procgen_task_id(name, config.distribution) in task_ids]
+        modes = [mode for mode in _distributions() if _procgen_task_id(game, mode) in task_ids]
+        raise ValueError(
+            f"procgen:{game} has no {config.distribution!r} levels (env.distribution); it has {', '.join(modes)}; "
+            f"games with {config.distribution!r} levels: {', '.join(having)}"
+        )
+    return task_id
+
+
+def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
+    """EnvPool's options for a game of Procgen.
+
+    Raises:
+        ValueError: what EnvPool aborts the process on, or accepts and misunderstands.
+    """
+    if config.distribution == "exploration" and (config.num_levels or config.start_level):
+        raise ValueError(
+            f"procgen:{game}: 'exploration' is one fixed level, so that env.num_levels = {config.num_levels} and "
+            f"env.start_level = {config.start_level} cannot be chosen; leave both at 0"
+        )
+    if config.start_level and not config.num_levels:
+        raise ValueError(
+            f"procgen:{game}: env.start_level = {config.start_level} has no meaning with env.num_levels = 0, which is all levels; "
+            "set env.num_levels too"
+        )
+    if config.start_level + config.num_levels > 2**31 - 1:
+        raise ValueError(f"procgen:{game}: env.start_level + env.num_levels is above {2**31 - 1}, the number of levels there are")
+    options = {field: getattr(config, field) for field in PROCGEN_FIELDS if field != "distribution"}
+    return options | {"channel_first": False}  # the game draws HWC: no copy into another order, and the convolutions want it so
+
+
+def _procgen_task_id(game: str, distribution: str) -> str:
+    return f"{game.capitalize()}{distribution.capitalize()}-v0"
+
+
+def _make_envpool(
+    config: EnvConfig, task_id: str, num_envs: int, seed: int, name: str, options: dict[str, Any] | None
+) -> EnvPoolEnv:  # fmt: skip
+    """Make a pool with the threads that the configuration or the machine gives it."""
+    threads = min(config.num_threads or _num_cores(), num_envs)
+    return EnvPoolEnv(task_id, num_envs=num_envs, seed=seed, num_threads=threads, options=options, name=name)
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _refuse_procgen_fields(config: EnvConfig, name: str) -> None:
+    """Refuse settings that only Procgen understands, rather than ignore them."""
+    defaults = {field.name: field.default for field in fields(EnvConfig) if field.default is not MISSING}
+    changed = [field for field in PROCGEN_FIELDS if getattr(config, field) != defaults[field]]
+    if changed:
+        field = changed[0]
+        raise ValueError(
+            f"env.{field} = {getattr(config, field)!r} is a setting of Procgen, and {name} does not have it; "
+            f"leave it at {defaults[field]!r}, or choose a game as procgen:NAME"
+        )
+
+
+def _resolve_bare(name: str) -> tuple[Backend, str]:
+    """Look a bare id up: Procgen, EnvPool, Gymnasium."""
+    if name.lower() in PROCGEN_GAMES:
+        return "procgen", name.lower()
+    in_envpool = _envpool_tasks()
+    if name in in_envpool:
+        return _resolve_envpool(name)
+    if name in gym.registry:
+        return "gymnasium", name
+    known = [*PROCGEN_GAMES, *in_envpool, *gym.registry]
+    missing = "" if _has_envpool() else " (EnvPool is not installed: pip install 'phasicrl[procgen]')"
+    raise ValueError(f"unknown environment {name!r}{nearest_name(name, known)}; `phasicrl envs` lists what can be trained{missing}")
+
+
+def _resolve_envpool(name: str) -> tuple[Backend, str]:
+    """Look an id up in EnvPool, whose Procgen tasks have one way of being named here."""
+    import_envpool()
+    tasks = _envpool_tasks()
+    if name not in tasks:
+        raise ValueError(f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; `phasicrl envs envpool:` lists them")
+    if tasks[name] == PROCGEN:
+        game = next(game for game in PROCGEN_GAMES if name.lower().startswith(game))
+        distribution = name[len(game) :].partition("-")[0].lower()
+        raise ValueError(f"{name!r} is a game of Procgen; write procgen:{game} with env.distribution {distribution}")
+    return "envpool", name
+
+
+def _has_envpool() -> bool:
+    return importlib.util.find_spec("envpool") is not None
+
+
+def _envpool_tasks() -> dict[str, str]:
+    """EnvPool's task ids and the families they are from; empty without EnvPool."""
+    if not _has_envpool():
+        return {}
+    import_envpool()
+    registration = importlib.import_module("envpool.registration")
+    return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
+
+
+def _all_listings() -> Iterator[EnvListing]:
+    """Everything there is, without making anything."""
+    tasks = _envpool_tasks()
+    for game in PROCGEN_GAMES:
+        modes = [mode for mode in _distributions() if not tasks or _procgen_task_id(game, mode) in tasks]
+        needs = "" if tasks else "; needs pip install 'phasicrl[procgen]'"
+        yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 pictures, 15 actions; levels: {', '.join(modes)}{needs}")
+    for task_id, family in _sorted_items(tasks):
+        if family != PROCGEN:
+            yield EnvListing(
+                f"envpool:{task_id}", "envpool", f"EnvPool, {family.removeprefix('envpool.').replace('_', ' ').replace('.', ', ')}"
+            )
+    for env_id, spec in _sorted_items(gym.registry):
+        limit = f", at most {spec.max_episode_steps} steps" if spec.max_episode_steps else ""
+        yield EnvListing(f"gymnasium:{env_id}", "gymnasium", f"Gymnasium{limit}")
+
+
+def _with_spaces(listing: EnvListing) -> EnvListing:
+    """Add the spaces of an EnvPool task, and whether they are supported; those of Gymnasium are known only by making the environment."""
+    if listing.backend != "envpool":
+        return listing
+    try:
+        spaces = task_spaces(listing.id.removeprefix("envpool:"))
+    except Exception as error:  # whatever a family's C++ says when its files are missing
+        return replace(listing, description=f"{listing.description}; cannot be made here: {str(error).splitlines()[0]}")
+    try:
+        check_spaces(listing.id, *spaces)
+        verdict = ""
+    except ValueError:
+        verdict = "; not supported yet"
+    return replace(listing, description=f"{listing.description}; {_short(spaces[0])} → {_short(spaces[1])}{verdict}")
+
+
+def _short(space: gym.Space[Any]) -> str:
+    """A space in a few characters, without its bounds."""
+    if isinstance(space, gym.spaces.Box):
+        return f"Box {' × '.join(map(str, space.shape)) or 'scalar'} {space.dtype}"
+    return str(space) if isinstance(space, gym.spaces.Discrete) else type(space).__name__
+
+
+def _sorted_items(table: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    return sorted(table.items(), key=lambda item: item[0].lower())
+
+
+def _distributions() -> tuple[str, ...]:
+    return get_args(ProcgenDistribution)

@@ -1,0 +1,1 @@
+"""Networks: encoders, memory, heads and the agent they make up. Kind: state."""

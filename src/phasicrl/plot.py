@@ -1,0 +1,460 @@
+"""Learning curves from run directories, beside published ones: PNG, SVG and the CSV behind them. Kind: effects (writes files).
+
+One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is always environment steps.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasicrl.config import Config, nearest_name
+from phasicrl.metrics import METRICS, read_metrics
+from phasicrl.statistics import bootstrap_band
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array: TypeAlias = NDArray[np.float64]
+
+REFERENCE_COLUMNS = {
+    "charts/episodic_return": "episodic_return",
+    "charts/episodic_return_100": "episodic_return",
+    "charts/episodic_length": "episodic_length",
+    "losses/entropy": "entropy",
+    "losses/value_loss": "value_loss",
+    "losses/approx_kl": "approx_kl",  # Baselines logs half the mean squared log-ratio (k2): the same to first order
+    "losses/clipfrac": "clipfrac",
+    "losses/explained_variance": "explained_variance",
+}
+"""Our metrics that published curves may hold, and the column of a reference file that holds them."""
+
+_NEEDED_COLUMNS = ("experiment", "run", "game", "step")
+_NO_DIFFERENCE = (
+    "seed", "name", "output_dir", "total_env_steps", "env.id", "env.num_threads", "env.parallel", "log.", "checkpoint.", "compute.",
+)  # fmt: skip
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all eyes
+_GREYS = ("#4D4D4D", "#8C8C8C", "#B3B3B3")
+_DASHES = ("--", ":", "-.")
+_MOST_POINTS = 1_000
+_MOST_REFERENCES = 6
+_AXIS_LABELS = {
+    "charts/episodic_return": "episodic return",
+    "charts/episodic_return_100": "episodic return, last 100 episodes",
+    "charts/SPS": "environment steps per second",
+    "losses/old_approx_kl": "KL divergence, k1 (nats)",
+    "losses/approx_kl": "KL divergence, k3 (nats)",
+    "losses/clipfrac": "fraction of clipped samples",
+    "losses/entropy": "entropy of the policy (nats)",
+    "losses/aux/kl_loss": "KL divergence in the auxiliary phase (nats)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """Runs on one grid of steps: their mean is the line, what they spread over is the band."""
+
+    label: str
+    env_id: str
+    steps: Array
+    runs: Array
+    """Runs × steps."""
+    noun: str = "seed"
+    published: bool = False
+
+    @property
+    def mean(self) -> Array:
+        """Mean over runs at each step."""
+        return self.runs.mean(axis=0)
+
+    @property
+    def band_name(self) -> str:
+        """What the band is; empty if there is none."""
+        if len(self.runs) == 1:
+            return ""
+        return "minimum to maximum" if self.published or len(self.runs) == 2 else "95 % bootstrap interval of the mean"
+
+    def band(self) -> tuple[Array, Array]:
+        """Lower and upper edge."""
+        if len(self.runs) > 2 and not self.published:
+            return bootstrap_band(self.runs)
+        return self.runs.min(axis=0), self.runs.max(axis=0)
+
+    @property
+    def legend(self) -> str:
+        """Name of the curve, over how many runs it is, and what its band is."""
+        count = len(self.runs)
+        if self.published:
+            band = f"; band: {self.band_name}" if self.band_name else ""
+            return f"{self.label}, published ({count} run{'s' if count > 1 else ''}{band})"
+        return f"{self.label}: mean of {count} {self.noun}s, band: {self.band_name}" if count > 1 else f"{self.label}: one {self.noun}"
+
+
+def plot_runs(
+    runs: Sequence[Path],
+    *,
+    output: Path,
+    metric: str = "charts/episodic_return_100",
+    smooth_steps: int = 0,
+    reference: Path | None = None,
+    reference_experiments: Sequence[str] = (),
+    reference_game: str | None = None,
+    reference_split: str = "train",
+    title: str | None = None,
+) -> list[Path]:
+    """Draw one metric of some runs over environment steps: one panel for each environment, one curve for each experiment.
+
+    Args:
+        runs: run directories. Those of one experiment (same name, environment and settings) are one curve over their seeds.
+        output: the picture's name; `.png`, `.svg` and `.csv` are put behind it.
+        metric: one of `METRICS`.
+        smooth_steps: replace each value by the mean over so many environment steps up to it; 0: leave them.
+        reference: CSV file (`.gz` or not) of published curves: columns experiment, run, game, step, perhaps split, and metrics.
+        reference_experiments: which of its experiments; none: all, if they are few.
+        reference_game: the game in the file, if it is not the environment's name without its back end.
+        reference_split: which rows, if the file has a column `split`.
+        title: over the figure.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ValueError: an unknown metric, runs without data for it, or a reference without that metric, game or experiment.
+        FileNotFoundError: a folder that is not a run directory, or no reference file.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    _check_metric(metric)
+    if smooth_steps < 0:
+        raise ValueError(f"smooth_steps is {smooth_steps}; give the environment steps to average over, or 0 for none")
+    curves = run_curves(runs, metric, smooth_steps=smooth_steps)
+    if reference is not None:
+        for env_id in _unique(curve.env_id for curve in curves):
+            last = max(curve.steps[-1] for curve in curves if curve.env_id == env_id)
+            curves += reference_curves(
+                reference, metric, env_id=env_id, game=reference_game, experiments=reference_experiments, split=reference_split,
+                last_step=last, smooth_steps=smooth_steps,
+            )  # fmt: skip
+    figure = _draw(curves, _axis_label(metric, smooth_steps), title)
+    stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".csv")]
+    about = f"{metric} of {', '.join(str(run) for run in runs)}" + (f"; published: {reference}" if reference else "")
+    _save(figure, paths[0], paths[1], about)
+    _write_csv(curves, metric, paths[2])
+    return paths
+
+
+def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
+    """The curves of run directories, in the order in which their experiments first come.
+
+    Raises:
+        ValueError: no runs, runs without data for `metric`, or runs of one experiment that share no steps.
+        FileNotFoundError: a folder that is not a run directory.
+    """
+    if not runs:
+        raise ValueError("there are no runs to plot; give one or more run directories")
+    configs = {run: _read_config(run) for run in runs}
+    labels = _labels(configs)
+    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for run in configs:
+        groups[configs[run].env.id, labels[run]].append(run)
+    curves = []
+    for (env_id, label), members in groups.items():
+        steps, values = _align([_smooth(*_read_series(run, metric), smooth_steps) for run in members], label)
+        distinct = len({configs[run].seed for run in members}) == len(members)
+        curves.append(Curve(label=label, env_id=env_id, steps=steps, runs=values, noun="seed" if distinct else "run"))
+    return curves
+
+
+def reference_curves(
+    path: Path,
+    metric: str,
+    *,
+    env_id: str,
+    game: str | None = None,
+    experiments: Sequence[str] = (),
+    split: str = "train",
+    last_step: float = math.inf,
+    smooth_steps: int = 0,
+) -> list[Curve]:
+    """Published curves of the game of `env_id` up to `last_step`, one for each experiment.
+
+    Raises:
+        ValueError: the file lacks columns, the game or the experiment, or holds too many experiments to draw them all.
+        FileNotFoundError: no such file.
+    """
+    game = (game or env_id.rpartition(":")[2]).lower()
+    series = _read_reference(path, metric, game=game, split=split)
+    present = _unique(experiment for experiment, _ in series)
+    for name in experiments:
+        if name not in present:
+            raise ValueError(f"{path} has no experiment {name!r} for {game}{nearest_name(name, present)}; it has: {', '.join(present)}")
+    if not experiments and len(present) > _MOST_REFERENCES:
+        raise ValueError(f"{path} holds {len(present)} experiments for {game}, too many to draw; choose from: {', '.join(present)}")
+    curves = []
+    for name in experiments or present:
+        runs = [_smooth(steps, values, smooth_steps) for (experiment, _), (steps, values) in series.items() if experiment == name]
+        steps, values = _align(runs, f"experiment {name} of {path}")
+        seen = steps <= last_step
+        if not seen.any():
+            raise ValueError(
+                f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at {last_step:,.0f}: there is nothing to compare yet"
+            )
+        curves.append(Curve(label=name, env_id=env_id, steps=steps[seen], runs=values[:, seen], noun="run", published=True))
+    return curves
+
+
+# ------------------------------------------------------------------------------------------------------- reading of runs
+
+
+def _check_metric(metric: str) -> None:
+    if metric not in METRICS:
+        raise ValueError(f"there is no metric {metric!r}{nearest_name(metric, METRICS)}; accepted: {', '.join(METRICS)}")
+
+
+def _read_config(run: Path) -> Config:
+    path = run / "config.json"
+    if not path.is_file():
+        inside = sorted(child.parent.name for child in run.glob("*/config.json")) if run.is_dir() else []
+        hint = f"it holds run directories: give {run}/*" if inside else "give folders that `phasicrl train` made"
+        raise FileNotFoundError(f"{run} is not a run directory, it has no config.json; {hint}")
+    return Config.from_json(path.read_text(encoding="utf-8"))
+
+
+def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
+    """Steps and values of the rows that have a number."""
+    path = run / "metrics.jsonl"
+    rows = read_metrics(run) if path.is_file() else []
+    if not rows:
+        raise ValueError(f"{run} has no data yet: its first iteration is not finished; leave it out or try again later")
+    known = [(row["env_steps"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
+    if not known:
+        others = sorted({name for row in rows for name in row if name in METRICS and math.isfinite(row[name])})
+        raise ValueError(f"{run} has no {metric!r} in its {len(rows)} iterations; it has: {', '.join(others)}")
+    steps, values = np.array(known, dtype=np.float64).T
+    return steps, values
+
+
+def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
+    """Name of each run's experiment; runs of one name and environment that differ in more than the seed also get what they differ in."""
+    labels = {}
+    for run, config in configs.items():
+        siblings = [dict(_flat(other)) for other in configs.values() if (other.name, other.env.id) == (config.name, config.env.id)]
+        own = dict(_flat(config))
+        names = [name for name in own if any(other.get(name) != own[name] for other in siblings)]
+        differences = [f"{name} {own[name]}" for name in names if not name.startswith(_NO_DIFFERENCE)]
+        labels[run] = ", ".join([config.name, *differences])
+    return labels
+
+
+def _flat(config: Config) -> Iterator[tuple[str, str]]:
+    """Every knob as (dotted name, value)."""
+
+    def walk(tree: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
+        for name, value in tree.items():
+            if isinstance(value, dict):
+                yield path + name, "on"
+                yield from walk(value, f"{path}{name}.")
+            else:
+                yield path + name, "off" if value is None else str(value)
+
+    return walk(dataclasses.asdict(config), "")
+
+
+# --------------------------------------------------------------------------------------------------- reading of references
+
+
+def _read_reference(path: Path, metric: str, *, game: str, split: str) -> dict[tuple[str, str], tuple[Array, Array]]:
+    """Steps and values by (experiment, run) for one game."""
+    points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    games: set[str] = set()
+    with _open_text(path) as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        experiment, run, game_at, step, value = _find_columns(path, header, metric)
+        split_at = header.index("split") if "split" in header else None
+        for row in reader:
+            name = row[game_at].lower().removesuffix("-train")  # train-procgen's name of a game's training levels
+            games.add(name)
+            if name == game and (split_at is None or row[split_at] == split):
+                points[row[experiment], row[run]].append((float(row[step]), float(row[value] or "nan")))
+    if game not in games:
+        raise ValueError(f"{path} has no game {game!r}{nearest_name(game, games)}; it has: {', '.join(sorted(games))}")
+    series = {key: np.array(sorted(p for p in pairs if math.isfinite(p[1]))).reshape(-1, 2) for key, pairs in points.items()}
+    series = {key: (pairs[:, 0], pairs[:, 1]) for key, pairs in series.items() if len(pairs)}
+    if not series:
+        raise ValueError(f"{path} has no numbers for {metric!r} of {game} with the split {split!r}; splits are usually train and test")
+    return series
+
+
+def _find_columns(path: Path, header: list[str], metric: str) -> list[int]:
+    missing = [name for name in _NEEDED_COLUMNS if name not in header]
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(missing)}; a reference has {', '.join(_NEEDED_COLUMNS)} and metrics")
+    column = REFERENCE_COLUMNS.get(metric)
+    if column not in header:
+        known = [name for name, column in REFERENCE_COLUMNS.items() if column in header]
+        raise ValueError(f"{path} has nothing to compare {metric!r} with; it has: {', '.join(known)}")
+    return [header.index(name) for name in (*_NEEDED_COLUMNS, column)]
+
+
+def _open_text(path: Path) -> TextIO:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no reference file {path}; give a CSV file of published curves, or leave it out")
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+# ----------------------------------------------------------------------------------------------------------------- curves
+
+
+def _smooth(steps: Array, values: Array, window: int) -> tuple[Array, Array]:
+    """Mean over the values in `(step − window, step]`."""
+    if window == 0:
+        return steps, values
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.searchsorted(steps, steps - window, side="right")
+    after = np.arange(1, len(steps) + 1)
+    return steps, (sums[after] - sums[first]) / (after - first)
+
+
+def _align(series: list[tuple[Array, Array]], owner: str) -> tuple[Array, Array]:
+    """Put runs on one grid of steps, by interpolation, from where all have begun to where the first ends."""
+    start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
+    if start > end:
+        raise ValueError(
+            f"the runs of {owner} have no steps in common: one ends at {end:,.0f}, before another's first number at {start:,.0f}"
+        )
+    grid = np.unique(np.concatenate([steps for steps, _ in series]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if len(grid) > _MOST_POINTS:
+        grid = grid[np.linspace(0, len(grid) - 1, _MOST_POINTS).round().astype(int)]
+    return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
+
+
+def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["metric", "env_id", "curve", "published", "num_runs", "band", "env_steps", "mean", "low", "high"])
+        for curve in curves:
+            low, high = curve.band()
+            about = [metric, curve.env_id, curve.label, int(curve.published), len(curve.runs), curve.band_name]
+            for step, *numbers in zip(curve.steps, curve.mean, low, high, strict=True):
+                shown = numbers if curve.band_name else [numbers[0], "", ""]
+                writer.writerow([*about, int(step), *shown])
+
+
+# ---------------------------------------------------------------------------------------------------------------- drawing
+
+
+def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
+    """One panel for each environment, one legend for all."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 'phasicrl[plot]'") from None
+
+    env_ids = _unique(curve.env_id for curve in curves)
+    columns = len(env_ids) if len(env_ids) <= 3 else min(4, math.ceil(math.sqrt(len(env_ids))))
+    rows = math.ceil(len(env_ids) / columns)
+    legends = _unique(curve.legend for curve in curves)
+    width, height = (6.4, 4.0) if len(env_ids) == 1 else (3.3 * columns, 2.6 * rows)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(max(width, 6.4), height + 0.2 * len(legends)), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False)
+        looks = _looks(curves)
+        for index, panel in enumerate(panels.flat):
+            if index < len(env_ids):
+                _draw_panel(panel, [curve for curve in curves if curve.env_id == env_ids[index]], looks)
+                panel.set_title(env_ids[index])
+            else:
+                panel.set_axis_off()
+        figure.supxlabel("environment steps", fontsize=_STYLE["axes.labelsize"])
+        figure.supylabel(y_label, fontsize=_STYLE["axes.labelsize"])
+        _draw_legend(figure, panels.flat, legends)
+        if title:
+            figure.suptitle(title)
+    return figure
+
+
+_STYLE: Any = {
+    "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9, "figure.titlesize": 12,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E5E5E5", "grid.linewidth": 0.6,
+    "axes.axisbelow": True, "axes.edgecolor": "#666666", "xtick.color": "#333333", "ytick.color": "#333333",
+    "svg.hashsalt": "phasicrl",
+}  # fmt: skip
+
+
+def _looks(curves: list[Curve]) -> dict[tuple[str, bool], dict[str, Any]]:
+    """Colour and dashes by (label, published): the same in every panel."""
+    own = _unique(curve.label for curve in curves if not curve.published)
+    published = _unique(curve.label for curve in curves if curve.published)
+    looks: dict[tuple[str, bool], dict[str, Any]] = {}
+    for index, label in enumerate(own):
+        dashes = ("-", *_DASHES)[index // len(_COLOURS) % 4]
+        looks[label, False] = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": dashes, "zorder": 3}
+    for index, label in enumerate(published):
+        dashes = _DASHES[(index + index // len(_GREYS)) % len(_DASHES)]
+        looks[label, True] = {"color": _GREYS[index % len(_GREYS)], "linestyle": dashes, "zorder": 2}
+    return looks
+
+
+def _draw_panel(panel: Axes, curves: list[Curve], looks: dict[tuple[str, bool], dict[str, Any]]) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    for curve in curves:
+        look = looks[curve.label, curve.published]
+        marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
+        panel.plot(curve.steps, curve.mean, linewidth=1.8, label=curve.legend, **look, **marker)
+        if curve.band_name:
+            panel.fill_between(curve.steps, *curve.band(), color=look["color"], alpha=0.18, linewidth=0, zorder=1)
+            panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=look["color"], zorder=1.5)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda step, _: steps_text(step)))
+    panel.margins(x=0.01)
+
+
+def _draw_legend(figure: Figure, panels: Iterable[Axes], legends: list[str]) -> None:
+    """Below all panels: it says too much to fit into one."""
+    handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend([handles[label] for label in legends], legends, loc="outside lower center", frameon=False, handlelength=3)
+
+
+def steps_text(steps: float) -> str:
+    """A number of steps as on an axis: 0, 500, 20k, 2.5M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(steps) >= size:
+            return f"{steps / size:.10g}{unit}"
+    return f"{steps:.10g}"
+
+
+def _axis_label(metric: str, smooth_steps: int) -> str:
+    label = _AXIS_LABELS.get(metric, metric.rpartition("/")[2].replace("_", " "))
+    return f"{label}\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else label
+
+
+def _save(figure: Figure, png: Path, svg: Path, about: str) -> None:
+    """Write the pictures; the same data gives the same files, so that they can be kept under version control."""
+    from matplotlib import rc_context
+
+    with rc_context(_STYLE):
+        figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": about})
+        figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": about, "Date": None})
+
+
+def _unique(items: Iterable[str]) -> list[str]:
+    """Each item once, in order."""
+    return list(dict.fromkeys(items))

@@ -1,0 +1,81 @@
+"""Returns and advantages. Kind: pure mathematics; imports torch only.
+
+Time runs along the last axis: everything is `[B, T]`, B environments of T steps. Inside these functions there is no `done`:
+a termination has nothing after it, a truncation has the value of the observation in which the episode was cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def gae(
+    reward: Float[Tensor, "B T"],
+    value: Float[Tensor, "B T"],
+    next_value: Float[Tensor, "B T"],
+    terminated: Bool[Tensor, "B T"],
+    truncated: Bool[Tensor, "B T"],
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Float[Tensor, "B T"]:
+    """Generalised advantage estimation (Schulman et al. 2016, equation 16).
+
+    `δ_t = r_t + γ V(s'_t) − V(s_t)` and `A_t = δ_t + γ λ A_{t+1}`, where `s'_t` is what the step led to: `next_value` holds the
+    value of the final observation where an episode was truncated, else of the next one. A termination has no next value; the
+    sum stops at both kinds of end.
+
+    Args:
+        reward: rewards, in the units in which the values are.
+        value: V(s_t).
+        next_value: V(s'_t); ignored where `terminated`.
+        terminated: the episode ended by the environment's rules.
+        truncated: the episode was cut.
+        gamma: discount γ.
+        gae_lambda: λ; 0 gives one-step advantages, 1 Monte-Carlo returns minus values.
+    """
+    delta = reward + gamma * torch.where(terminated, 0.0, next_value) - value
+    keep = gamma * gae_lambda * (~(terminated | truncated)).to(delta.dtype)
+    advantage = torch.empty_like(delta)
+    tail = torch.zeros_like(delta[:, 0])
+    for t in range(delta.shape[1] - 1, -1, -1):
+        tail = delta[:, t] + keep[:, t] * tail
+        advantage[:, t] = tail
+    return advantage
+
+
+def discounted_forward_return(
+    reward: Float[Tensor, "B T"], ended_before: Bool[Tensor, "B T"], start: Float[Tensor, " B"], *, gamma: float
+) -> Float[Tensor, "B T"]:
+    """Running discounted sum `R_t = r_t + γ R_{t-1}`, started anew at the first step of an episode.
+
+    The reward of an episode's last step still belongs to that episode (OPPG reward_normalizer.py:57-64).
+
+    Args:
+        reward: unnormalised rewards.
+        ended_before: true at the first step of an episode, so that the sum before it is dropped.
+        start: the sum after the step before the first one here.
+        gamma: discount γ.
+    """
+    keep = gamma * (~ended_before).to(reward.dtype)
+    running = torch.empty_like(reward)
+    last = start
+    for t in range(reward.shape[1]):
+        last = reward[:, t] + keep[:, t] * last
+        running[:, t] = last
+    return running
+
+
+def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:
+    """`1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant; NaN for a constant target."""
+    variance = target.var(correction=0)
+    if variance == 0:
+        return float("nan")
+    return float(1 - (target - value).var(correction=0) / variance)
+
+
+def normalize(advantage: Float[Tensor, "*shape"], *, eps: float = 1e-8) -> Float[Tensor, "*shape"]:
+    """Shift and scale to mean 0 and biased variance 1 (OPPG torch_util.py:467-472)."""
+    return (advantage - advantage.mean()) / (advantage.var(correction=0).sqrt() + eps)

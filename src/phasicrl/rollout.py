@@ -1,0 +1,221 @@
+"""Rollouts, the buffer that holds a phase of them, and how they become minibatches. Kind: state (tensors and their order).
+
+Letters: T steps of a rollout, B environments, K rollouts of a phase, S sequences of L steps in a minibatch, H memory state,
+P policy parameters. Storage is segment-major, `[B, T, …]`: the steps of an environment lie side by side, so that a minibatch of
+whole segments is a few contiguous blocks. Observations keep their own dtype and are written once, by the collector, in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Generator, Tensor
+
+from phasicrl.config import MinibatchBy
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Sequences of steps to train on: tensors `[S, L, …]`, and the memory state `[S, H]` before each sequence."""
+
+    obs: Shaped[Tensor, "S L *shape"]
+    first: Bool[Tensor, "S L"]
+    state: Float[Tensor, "S H"]
+    action_mask: Bool[Tensor, "S L A"] | None
+    value_target: Float[Tensor, "S L"]
+
+    def __len__(self) -> int:
+        """The number of sequences S."""
+        return len(self.obs)
+
+    def take(self, index: Tensor | slice) -> Self:
+        """The sequences at `index`."""
+        return self._map(lambda tensor: tensor[index])
+
+    def as_transitions(self) -> Self:
+        """Every step as a sequence of its own, `[S·L, 1, …]`: without memory the steps are independent. Copies nothing."""
+        assert self.state.shape[-1] == 0, f"steps depend on a memory state of width {self.state.shape[-1]}"
+        num_steps = self.first.numel()
+        flat = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1) if tensor is not self.state else tensor)
+        return dataclasses.replace(flat, state=self.state.new_zeros(num_steps, 0))
+
+    def minibatches(self, num_minibatches: int, *, by: MinibatchBy, generator: Generator) -> Iterator[Self]:
+        """Deal everything out once, in random order, to minibatches of one size.
+
+        Args:
+            num_minibatches: how many; it divides the number of segments, or of transitions.
+            by: whole segments stay together, or transitions are shuffled.
+            generator: source of the order.
+        """
+        samples = self.as_transitions() if by == "transitions" else self
+        size, rest = divmod(len(samples), num_minibatches)
+        assert rest == 0, f"{len(samples)} {by} do not divide into {num_minibatches} minibatches"
+        order = torch.randperm(len(samples), generator=generator).to(self.first.device)
+        for start in range(0, len(samples), size):
+            minibatch = samples.take(order[start : start + size])
+            yield minibatch if minibatch.state.shape[-1] or by == "transitions" else minibatch.as_transitions()
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to every tensor."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return type(self)(**{name: None if value is None else function(value) for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySamples(Samples):
+    """What the policy phase learns from."""
+
+    action: Shaped[Tensor, "S L *action"]
+    old_log_prob: Float[Tensor, "S L"]
+    old_value: Float[Tensor, "S L"]
+    advantage: Float[Tensor, "S L"]
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliarySamples(Samples):
+    """What the auxiliary phase learns from: `old_policy` are the parameters of the policy before the phase."""
+
+    old_policy: Float[Tensor, "S L P"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """T steps of B environments under one policy: views into a slot of the phase buffer.
+
+    Attributes:
+        obs: what each action answered to.
+        first: the step begins an episode.
+        state: the memory's state before the first step.
+        action_mask: what was allowed; None if everything always is.
+        action: what was done.
+        log_prob: log-probability of the action when it was drawn.
+        value: V(obs) when the action was drawn.
+        reward: as the environment gave it.
+        terminated: the episode ended here.
+        truncated: the episode was cut here.
+        next_value: V of what the step led to: of the final observation where an episode was truncated.
+        value_target: V̂, filled in when the advantages are known.
+    """
+
+    obs: Shaped[Tensor, "B T *shape"]
+    first: Bool[Tensor, "B T"]
+    state: Float[Tensor, "B H"]
+    action_mask: Bool[Tensor, "B T A"] | None
+    action: Shaped[Tensor, "B T *action"]
+    log_prob: Float[Tensor, "B T"]
+    value: Float[Tensor, "B T"]
+    reward: Float[Tensor, "B T"]
+    terminated: Bool[Tensor, "B T"]
+    truncated: Bool[Tensor, "B T"]
+    next_value: Float[Tensor, "B T"]
+    value_target: Float[Tensor, "B T"]
+
+    def policy_samples(self, advantage: Float[Tensor, "B T"]) -> PolicySamples:
+        """What the policy phase learns from, once the advantages are known."""
+        return PolicySamples(
+            self.obs, self.first, self.state, self.action_mask, self.value_target, self.action, self.log_prob, self.value, advantage
+        )  # fmt: skip
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take back `tensors`."""
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+
+
+class PhaseBuffer:
+    """Room for the K rollouts of a phase, allocated once. PPO has K = 1.
+
+    Args:
+        num_rollouts: K.
+        num_envs: B.
+        num_steps: T.
+        obs_shape: shape of one observation.
+        obs_dtype: its dtype, kept.
+        action_shape: shape of one action.
+        action_dtype: its dtype, kept.
+        state_size: width of the memory's state.
+        num_actions: width of the action mask; None without masks.
+        device: where it lies.
+    """
+
+    def __init__(
+        self,
+        num_rollouts: int,
+        num_envs: int,
+        num_steps: int,
+        *,
+        obs_shape: tuple[int, ...],
+        obs_dtype: torch.dtype,
+        action_shape: tuple[int, ...],
+        action_dtype: torch.dtype,
+        state_size: int,
+        num_actions: int | None,
+        device: torch.device,
+    ) -> None:
+        self.num_rollouts = num_rollouts
+        self.num_filled = 0
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32, time: tuple[int, ...] = (num_steps,)) -> Tensor:
+            return torch.zeros(num_rollouts, num_envs, *time, *shape, dtype=dtype, device=device)
+
+        self.rollouts = Rollout(
+            obs=room(*obs_shape, dtype=obs_dtype),
+            first=room(dtype=torch.bool),
+            state=room(state_size, time=()),
+            action_mask=None if num_actions is None else room(num_actions, dtype=torch.bool),
+            action=room(*action_shape, dtype=action_dtype),
+            log_prob=room(),
+            value=room(),
+            reward=room(),
+            terminated=room(dtype=torch.bool),
+            truncated=room(dtype=torch.bool),
+            next_value=room(),
+            value_target=room(),
+        )
+
+    @staticmethod
+    def num_bytes(num_rollouts: int, num_envs: int, num_steps: int, *, obs_bytes: int) -> int:
+        """Memory for a buffer, counting 64 bytes a step for everything but the observation."""
+        return num_rollouts * num_envs * num_steps * (obs_bytes + 64)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a phase is complete."""
+        return self.num_filled == self.num_rollouts
+
+    def next_rollout(self) -> Rollout:
+        """The slot to write the next rollout into; it counts as filled."""
+        assert not self.is_full, f"all {self.num_rollouts} rollouts of the phase are filled; clear the buffer first"
+        self.num_filled += 1
+        return self.rollout(self.num_filled - 1)
+
+    def rollout(self, slot: int) -> Rollout:
+        """Views of one slot."""
+        views = {name: tensor[slot] for name, tensor in self.rollouts.tensors().items()}
+        return Rollout(**({"action_mask": None} | views))
+
+    def clear(self) -> None:
+        """Forget the phase; the memory is kept and written over."""
+        self.num_filled = 0
+
+    def auxiliary_samples(self, old_policy: Float[Tensor, "KB T P"]) -> AuxiliarySamples:
+        """All segments of the phase, `[K·B, T, …]`, with the parameters of the policy before the auxiliary phase. Copies nothing."""
+        segments = self.segments()
+        return AuxiliarySamples(segments.obs, segments.first, segments.state, segments.action_mask, segments.value_target, old_policy)
+
+    def segments(self) -> Samples:
+        """All segments of the phase, `[K·B, T, …]`. Copies nothing."""
+        assert self.is_full, f"{self.num_filled} of {self.num_rollouts} rollouts are filled"
+        r = self.rollouts
+        mask = None if r.action_mask is None else r.action_mask.flatten(0, 1)
+        return Samples(r.obs.flatten(0, 1), r.first.flatten(0, 1), r.state.flatten(0, 1), mask, r.value_target.flatten(0, 1))

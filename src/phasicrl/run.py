@@ -1,0 +1,459 @@
+"""A run: everything that `train.learn` orders about, and everything that must survive a crash. Kind: state and its set-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Generator, Tensor
+from torch.optim import Adam
+
+from phasicrl.checkpoint import CheckpointError, Chunks, checkpoints, load_checkpoint, save_checkpoint
+from phasicrl.collect import Collector
+from phasicrl.compute import Compute
+from phasicrl.config import Config
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.metrics import MetricsLog, read_metrics
+from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.normalize import RewardNormalizer
+from phasicrl.phases import Record
+from phasicrl.rollout import PhaseBuffer, Rollout
+
+PURPOSES = ("init", "action", "shuffle", "env")
+"""Uses of randomness, each with a stream of its own. Only ever append: a stream follows from its place."""
+
+EnvFactory = Callable[[], gym.Env]
+
+
+def derive_seed(seed: int, purpose: str, *extra: int) -> int:
+    """The seed of one stream of randomness of a run; `extra` tells apart streams of one purpose."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *extra))
+    return int(sequence.generate_state(1, np.uint32)[0] >> 1)  # 31 bits: what every back end accepts
+
+
+class Run:
+    """State of a run. `state_dict` holds all of it that a checkpoint needs.
+
+    Args:
+        config: the run's configuration.
+        directory: its run directory, which exists.
+        envs: its environments.
+        agent: the agent, on the compute's device.
+        compute: how gradient steps are executed.
+        log: where its metrics go.
+    """
+
+    def __init__(self, config: Config, directory: Path, envs: VectorEnv, agent: Agent, compute: Compute, log: MetricsLog) -> None:
+        self.config = config
+        self.directory = directory
+        self.envs = envs
+        self.agent = agent
+        self.compute = compute
+        self.log = log
+        self.generators = {purpose: Generator().manual_seed(derive_seed(config.seed, purpose)) for purpose in ("action", "shuffle")}
+        self.optimizers = _make_optimizers(config, agent)
+        self.reward_normalizer = _make_reward_normalizer(config, compute.device)
+        self.buffer = _make_buffer(config, envs, agent, compute.device)
+        self.collector = Collector(
+            envs,
+            agent,
+            generator=self.generators["action"],
+            device=compute.device,
+            bootstrap_truncation=config.ppo.bootstrap_truncation,
+        )
+        self.iteration = 0
+        self.env_steps = 0
+        self._seconds_before = 0.0
+        self._started = self._iteration_started = self._last_save = time.perf_counter()
+        self._rollout_seconds = 0.0
+
+    @property
+    def phase(self) -> int:
+        """Number of the phase that the iteration under way belongs to, from 1."""
+        return max(self.iteration - 1, 0) // self.config.phase_length + 1
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the run, earlier parts of a resumed one included."""
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def start_iteration(self) -> None:
+        """Count the iteration and set the learning rates, which are a function of progress alone."""
+        self.iteration += 1
+        self._iteration_started = time.perf_counter()
+        for name, optimizer in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate(name)
+
+    def collect(self, rollout: Rollout) -> None:
+        """Fill the rollout and move the clock."""
+        start = time.perf_counter()
+        self.stage("rollout")
+        self.collector.collect(rollout)
+        self.env_steps += self.config.batch_size
+        self._rollout_seconds = time.perf_counter() - start
+
+    def learning_reward(self, rollout: Rollout) -> Tensor:
+        """The rewards to learn from: normalised by statistics that include this rollout, or as they came."""
+        if self.reward_normalizer is None:
+            return rollout.reward
+        self.reward_normalizer.update(rollout.reward, rollout.first)
+        return self.reward_normalizer(rollout.reward)
+
+    def auxiliary_phase_is_due(self) -> bool:
+        """Whether a full buffer is to be distilled: every k-th time, and not when the budget is used up (OPPG ppg.py:259)."""
+        aux = self.config.aux
+        if aux is None or aux.epochs == 0 or self.env_steps >= self.config.total_env_steps:
+            return False
+        return self.phase % aux.run_every == 0
+
+    def stage(self, name: str) -> None:
+        """Tell the display what is going on."""
+        self.log.progress(name, env_steps=self.env_steps)
+
+    def finish_iteration(self, record: Record) -> None:
+        """Log the iteration's metrics, and save if it is time."""
+        total = time.perf_counter() - self._iteration_started
+        record |= self.collector.episodes.report() | {
+            "charts/SPS": self.config.batch_size / total,
+            "charts/learning_rate": self._learning_rate("policy", self.env_steps - self.config.batch_size),
+            "time/rollout": self._rollout_seconds,
+            "time/total": total,
+        }
+        if self.reward_normalizer is not None:
+            record["rewards/scale"] = float(self.reward_normalizer.scale)
+        self.log.write(record, env_steps=self.env_steps, iteration=self.iteration, phase=self.phase)
+        every = self.config.checkpoint.every_minutes
+        if every is not None and time.perf_counter() - self._last_save >= 60 * every:
+            self.save()
+
+    def finish(self) -> None:
+        """Save the final state and the card."""
+        self.save()
+        _write_card(self)
+
+    def save(self) -> None:
+        """Save a checkpoint and the agent's weights. The clock of `checkpoint.every_minutes` starts when the save is done."""
+        save_checkpoint(
+            self.directory / "checkpoints",
+            self.state_dict(),
+            env_steps=self.env_steps,
+            keep=self.config.checkpoint.keep,
+            chunks=self._buffer_chunks(),
+        )
+        save_agent(self.directory, self.agent, env_steps=self.env_steps)
+        self._last_save = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive, except the phase buffer's rollouts, which are chunks of the checkpoint."""
+        return {
+            "agent": self.agent.state_dict(),
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "reward_normalizer": None if self.reward_normalizer is None else self.reward_normalizer.state_dict(),
+            "generators": {name: generator.get_state() for name, generator in self.generators.items()},
+            "episodes": self.collector.episodes.state_dict(),
+            "num_filled": self.buffer.num_filled,
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]]) -> None:
+        """Take back `state_dict` and the chunks."""
+        self.agent.load_state_dict(state["agent"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+        for name, generator in self.generators.items():
+            generator.set_state(state["generators"][name])
+        self.collector.episodes.load_state_dict(state["episodes"])
+        self.iteration, self.env_steps = state["iteration"], state["env_steps"]
+        self._seconds_before = state["seconds"]
+        for slot in range(state["num_filled"]):
+            self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
+
+    def summary(self) -> dict[str, str]:
+        """What the run did, for people: rows of a table."""
+        records = read_metrics(self.directory)
+        returns = [record["charts/episodic_return_100"] for record in records if record.get("charts/episodic_return_100") is not None]
+        seconds = {
+            part: sum(record.get(f"time/{part}") or 0.0 for record in records) for part in ("rollout", "policy", "value", "auxiliary")
+        }
+        total = sum(seconds.values()) or 1.0
+        rows = {
+            "environment steps": f"{self.env_steps:,}",
+            "wall-clock time": f"{self.seconds / 60:.1f} min",
+            "steps per second": f"{self.env_steps / self.seconds:,.0f}",
+            "time split": ", ".join(f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value),
+        }
+        if returns:
+            rows |= {
+                "return, first 100 episodes or fewer": f"{returns[0]:.2f}",
+                "return, last 100 episodes": f"{returns[-1]:.2f}",
+                "best mean of 100 episodes": f"{max(returns):.2f}",
+            }
+        return rows
+
+    def close(self) -> None:
+        """Release environments and log files."""
+        self.envs.close()
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        """Use as a context: closed at its end, however it ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _learning_rate(self, name: str, env_steps: int | None = None) -> float:
+        """Step size of one optimiser at a point of the clock (now, unless given)."""
+        config = self.config
+        own = name == "aux" and config.aux is not None and config.aux.optimizer == "own"
+        rate = config.aux.learning_rate if own and config.aux is not None else config.ppo.learning_rate
+        if config.ppo.schedule == "constant":
+            return rate
+        return rate * (1 - (self.env_steps if env_steps is None else env_steps) / config.total_env_steps)
+
+    def _buffer_chunks(self) -> Chunks:
+        """The rollouts of the phase under way, one chunk each: they never change, so a checkpoint can link those of the one before."""
+        return {self._chunk_name(slot): self.buffer.rollout(slot).tensors for slot in range(self.buffer.num_filled)}
+
+    def _chunk_name(self, slot: int) -> str:
+        """A name that no other rollout of this run has."""
+        return f"rollout-{self.phase:06d}-{slot:03d}"
+
+
+def start_run(config: Config, *, make_env: EnvFactory | None = None, make_encoder: EncoderFactory | None = None) -> Run:
+    """Make a new run directory and everything a run needs.
+
+    Raises:
+        ValueError: a configuration that cannot work here; nothing was started and no directory made.
+    """
+    return _build_run(config, None, make_env=make_env, make_encoder=make_encoder, env_steps=0)
+
+
+def resume_run(directory: Path, *, make_env: EnvFactory | None = None, make_encoder: EncoderFactory | None = None) -> Run:
+    """Build the run in `directory` again from its newest whole checkpoint.
+
+    Environments start new episodes, from seeds of their own: the one thing in which a resumed run differs from an unbroken one.
+
+    Raises:
+        ValueError: not a run directory, or no checkpoint in it can be used.
+    """
+    config = load_config(directory)
+    if not checkpoints(directory / "checkpoints"):
+        raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
+    state, chunks, rejected = load_checkpoint(directory / "checkpoints")
+    run = _build_run(config, directory, make_env=make_env, make_encoder=make_encoder, env_steps=state["env_steps"])
+    run.load_state_dict(state, chunks)
+    for sentence in rejected:
+        run.log.message(f"warning: {sentence}")
+    run.log.message(f"resumed {directory} at {run.env_steps:,} steps; episodes that were under way start anew")
+    return run
+
+
+def load_config(directory: Path) -> Config:
+    """The configuration of a run directory.
+
+    Raises:
+        ValueError: not a run directory.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a run directory: it has no config.json")
+    return Config.from_json(path.read_text())
+
+
+def save_agent(directory: Path, agent: Agent, *, env_steps: int) -> None:
+    """Write the agent's weights to `agent.safetensors`, replacing the file at once, never in part."""
+    temporary = directory / ".agent.safetensors.tmp"
+    save_file({name: tensor.cpu().contiguous() for name, tensor in agent.state_dict().items()}, temporary, {"env_steps": str(env_steps)})
+    os.replace(temporary, directory / "agent.safetensors")
+
+
+def _build_run(
+    config: Config, directory: Path | None, *, make_env: EnvFactory | None, make_encoder: EncoderFactory | None, env_steps: int
+) -> Run:
+    """Everything a run needs, in an order in which nothing is made before what could refuse it."""
+    envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env)
+    try:
+        compute = Compute(config.compute, pictures=len(envs.observation_space.shape or ()) == 3)
+        _check_memory(config, envs, compute.device)
+        agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)
+        resumed = directory is not None
+        if directory is None:
+            directory = _make_directory(config)
+            (directory / "config.json").write_text(config.to_json() + "\n")
+        log = MetricsLog(directory, config, resumed_at=env_steps if resumed else None)
+        run = Run(config, directory, envs, agent, compute, log)
+    except BaseException:
+        envs.close()
+        raise
+    _write_card(run)
+    return run
+
+
+def make_agent(config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
+    """The agent for these environments, with initial weights that follow from the seed."""
+    init_seed = derive_seed(config.seed, "init")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(init_seed)  # a user's own encoder draws from the global generator; ours does not
+        return Agent(
+            envs.observation_space,
+            envs.action_space,
+            config.model,
+            generator=Generator().manual_seed(init_seed),
+            auxiliary=config.has_auxiliary_phase,
+            make_encoder=make_encoder,
+        )
+
+
+def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
+    """An Adam over all parameters for each kind of step: `policy`, `value` if its epochs are counted apart, `aux` if it has its own."""
+
+    def adam() -> Adam:
+        return Adam(agent.parameters(), lr=config.ppo.learning_rate, eps=config.ppo.adam_eps, fused=True)
+
+    optimizers = {"policy": adam()}
+    if config.ppo.policy_epochs != config.ppo.value_epochs:
+        optimizers["value"] = adam()
+    if config.aux is not None and config.has_auxiliary_phase:
+        optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]
+    return optimizers
+
+
+def _make_reward_normalizer(config: Config, device: torch.device) -> RewardNormalizer | None:
+    """The reward normaliser, if rewards are normalised."""
+    if config.reward_norm is None:
+        return None
+    return RewardNormalizer(config.env.num_envs, gamma=config.reward_gamma, clip=config.reward_norm.clip).to(device)
+
+
+def _make_buffer(config: Config, envs: VectorEnv, agent: Agent, device: torch.device) -> PhaseBuffer:
+    """Room for one phase of these environments."""
+    return PhaseBuffer(
+        config.phase_length,
+        config.env.num_envs,
+        config.ppo.num_steps,
+        obs_shape=tuple(envs.observation_space.shape or ()),
+        obs_dtype=_torch_dtype(envs.observation_space),
+        action_shape=tuple(envs.action_space.shape or ()),
+        action_dtype=torch.int64,
+        state_size=agent.memory.state_size,
+        num_actions=None,
+        device=device,
+    )
+
+
+def _torch_dtype(space: gym.Space[Any]) -> torch.dtype:
+    """The dtype in which the adapters deliver a space: pictures as they are, numbers as float32."""
+    return torch.uint8 if space.dtype == np.uint8 else torch.float32
+
+
+def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None:
+    """Refuse a phase buffer that is larger than the memory that is free."""
+    space = envs.observation_space
+    obs_bytes = int(np.prod(space.shape or ())) * _torch_dtype(space).itemsize
+    needed = PhaseBuffer.num_bytes(config.phase_length, config.env.num_envs, config.ppo.num_steps, obs_bytes=obs_bytes)
+    free = free_memory(device)
+    if free is not None and needed > free:
+        what = f"{config.phase_length} rollouts of {config.env.num_envs} environments × {config.ppo.num_steps} steps"
+        fitting = max(int(free / needed * config.phase_length), 1)
+        way_out = f"--aux.every {fitting}, " if config.phase_length > 1 else ""
+        raise ValueError(
+            f"the phase buffer needs {needed / 2**30:.1f} GiB ({what}), {free / 2**30:.1f} GiB are free on {device}; "
+            f"try {way_out}fewer environments (--env.num-envs) or shorter rollouts (--ppo.num-steps)"
+        )
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes free on the device; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":") for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _make_directory(config: Config) -> Path:
+    """A new folder under `output_dir`, named after experiment, environment, seed and time."""
+    env = config.env.id.rpartition(":")[2].replace("/", "-")
+    stem = f"{config.name}_{env}_s{config.seed}_{datetime.now():%Y%m%d-%H%M%S}"
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        directory = Path(config.output_dir) / (stem + suffix)
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            if not directory.is_dir():
+                raise ValueError(f"output_dir {config.output_dir!r} is a file; give a folder") from None
+        except OSError as error:
+            raise ValueError(f"cannot make the run directory {directory}: {error.strerror}; choose another --output-dir") from None
+        else:
+            return directory
+    raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
+
+
+def _write_card(run: Run) -> None:
+    """Versions, commit, machine, seed and wall-clock time, as `card.json`."""
+    packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
+    card = {
+        "seed": run.config.seed,
+        "env_steps": run.env_steps,
+        "seconds": round(run.seconds, 1),
+        "environment": run.envs.name,
+        "exact_state": run.envs.exact_state,
+        "device": str(run.compute.device),
+        "num_threads": run.compute.num_threads,
+        "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
+        "commit": _commit(),
+        "command": sys.argv,
+    }
+    (run.directory / "card.json").write_text(json.dumps(card, indent=2) + "\n")
+
+
+def _version(package: str) -> str | None:
+    """Version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """Name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _commit() -> str | None:
+    """Commit of the source tree, if it is a git checkout."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

@@ -1,0 +1,95 @@
+"""The algorithm: collect, learn, now and then distil, log, save. Kind: effects. Start reading here.
+
+`learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its symbols in the comments. The two phases
+are in `phases.py`, what they minimise in `objectives.py`, the advantages in `returns.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium as gym
+
+from phasicrl.config import Config
+from phasicrl.models.agent import EncoderFactory
+from phasicrl.phases import Record, auxiliary_phase, compute_targets, policy_phase
+from phasicrl.run import Run, resume_run, start_run
+
+
+def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -> None:
+    """Train until the budget is used up. The phase is a matter of counting: every N_π-th iteration fills the buffer B."""
+    config = run.config
+    while run.env_steps < config.total_env_steps:
+        run.start_iteration()
+
+        # Perform rollouts under the current policy π, straight into the buffer B
+        rollout = run.buffer.next_rollout()
+        run.collect(rollout)
+
+        # Compute the value function target V̂ and the advantage Â for all states
+        samples, record = compute_targets(rollout, run.learning_reward(rollout), config.ppo)
+
+        # For E_π epochs: optimise the clipped surrogate; for E_V epochs: optimise the value function
+        record |= policy_phase(
+            run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=run.generators["shuffle"], stage=run.stage
+        )
+
+        # After N_π iterations, for E_aux epochs over all data in B: distil V̂ into the policy's network, keeping π where it is
+        if run.buffer.is_full:
+            if config.aux is not None and run.auxiliary_phase_is_due():
+                record |= auxiliary_phase(
+                    run.agent, run.optimizers["aux"], run.buffer, config.aux,
+                    compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
+                )  # fmt: skip
+            run.buffer.clear()
+
+        run.finish_iteration(record)
+        if on_iteration is not None:
+            on_iteration(run, record)
+
+
+def train(
+    config: Config,
+    *,
+    make_env: Callable[[], gym.Env] | None = None,
+    make_encoder: EncoderFactory | None = None,
+    on_iteration: Callable[[Run, Record], None] | None = None,
+) -> Run:
+    """Train an agent from scratch. Without `config.aux` this is PPO.
+
+    Args:
+        config: every knob; `phasicrl.presets.get_preset(name)` has the named ones.
+        make_env: makes one of your own Gymnasium environments, in place of `config.env.id`.
+        make_encoder: makes your own network, in place of `config.model.encoder`.
+        on_iteration: called after each iteration with the run and its metrics.
+
+    Returns:
+        The finished run: `run.agent`, `run.directory`, `run.summary()`.
+
+    Raises:
+        ValueError: a configuration that cannot work here; nothing was started.
+        EnvError: an environment failed.
+    """
+    with start_run(config, make_env=make_env, make_encoder=make_encoder) as run:
+        learn(run, on_iteration)
+        run.finish()
+    return run
+
+
+def resume(
+    run_dir: Path | str,
+    *,
+    make_env: Callable[[], gym.Env] | None = None,
+    make_encoder: EncoderFactory | None = None,
+    on_iteration: Callable[[Run, Record], None] | None = None,
+) -> Run:
+    """Continue the run in `run_dir` from its newest whole checkpoint to the end of its budget; arguments as for `train`.
+
+    Raises:
+        ValueError: not a run directory, or no checkpoint in it can be used.
+    """
+    with resume_run(Path(run_dir), make_env=make_env, make_encoder=make_encoder) as run:
+        learn(run, on_iteration)
+        run.finish()
+    return run

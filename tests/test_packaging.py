@@ -1,0 +1,178 @@
+"""The tree keeps its own rules: size, first lines, names, forbidden calls; and the set-up never brings CUDA by accident."""
+
+import ast
+import importlib.util
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "phasicrl"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+MAX_FUNCTION_LINES = 60
+MAX_PACKAGE_LINES = 6000
+
+FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
+FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve"}
+OPTIONAL_PACKAGES = {"envpool", "imageio_ffmpeg", "matplotlib", "tensorboard", "torch.utils.tensorboard", "wandb"}
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports_of(node: ast.AST) -> Iterator[str]:
+    """The modules that one statement imports, by their full names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_in(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def offences(tree: ast.AST) -> Iterator[str]:
+    """What may not stand in the package: loading code as data, running text, a shell."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if (name := ast.unparse(node.func)) in FORBIDDEN_CALLS:
+                yield f"line {node.lineno}: {name}()"
+            for keyword in node.keywords:
+                if keyword.arg in ("shell", "allow_pickle") and ast.unparse(keyword.value) != "False":
+                    yield f"line {node.lineno}: {keyword.arg}=True"
+        for module in imports_of(node):
+            if is_in(module, FORBIDDEN_IMPORTS | FORBIDDEN_CALLS):
+                yield f"line {getattr(node, 'lineno', 0)}: import {module}"
+
+
+def imported_at_start(tree: ast.Module) -> Iterator[str]:
+    """What importing the module imports: everything outside functions, but not what is there for the type checker only."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield from imports_of(node)
+        pending.extend(ast.iter_child_nodes(node))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named)
+class TestEveryFile:
+    def test_first_line_says_what_it_is(self, path: Path):
+        body = ast.parse(path.read_text()).body
+        assert body and ast.get_docstring(ast.Module(body, [])), f"{named(path)} has no docstring"
+        assert body[0].lineno == 1, f"{named(path)}: the docstring stands in line {body[0].lineno}, not 1"
+
+    def test_functions_fit_a_page(self, path: Path):
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        lengths = {f"{node.name}, line {node.lineno}": (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+        assert not {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
+
+    def test_holds_nothing_forbidden(self, path: Path):
+        assert not list(offences(ast.parse(path.read_text())))
+
+    def test_imports_optional_packages_where_they_are_needed(self, path: Path):
+        assert not [module for module in imported_at_start(ast.parse(path.read_text())) if is_in(module, OPTIONAL_PACKAGES)]
+
+
+def test_package_stays_small():
+    lines = {named(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert sum(lines.values()) < MAX_PACKAGE_LINES, dict(sorted(lines.items(), key=lambda item: -item[1]))
+
+
+def test_every_module_has_a_name_of_its_own():
+    assert not [named(path) for path in SOURCES if path.stem in ("base", "common", "helpers", "utils")]
+
+
+@pytest.mark.parametrize("name", ["returns", "objectives"])
+def test_mathematics_needs_torch_only(name: str):
+    """They take numbers and tensors, never a configuration, and can be read and copied alone."""
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+    roots = {module.partition(".")[0] for node in ast.walk(tree) for module in imports_of(node)}
+    assert roots <= {"__future__", "collections", "dataclasses", "jaxtyping", "math", "torch", "typing"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import torch\n    return torch.load('x')",
+        "from torch import load",
+        "eval('1')",
+        "subprocess.run('ls', shell=True)",
+        "numpy.load('x', allow_pickle=True)",
+    ],
+)
+def test_offences_are_found(code: str):
+    assert list(offences(ast.parse(code)))
+
+
+HARMLESS = ["model.eval()", "re.compile('x')", "subprocess.run(['ls'], shell=False)", "from torch import nn", "json.load(f)"]
+
+
+@pytest.mark.parametrize("code", HARMLESS)
+def test_harmless_calls_pass(code: str):
+    assert not list(offences(ast.parse(code)))
+
+
+@pytest.fixture
+def install() -> Any:
+    """`tools/install.py`, which is a script and in no package. Nothing is installed here: it decides from pip's report."""
+    spec = importlib.util.spec_from_file_location("install", ROOT / "tools" / "install.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def report(*requirements: str) -> dict[str, Any]:
+    """A report of pip's form, with the keys that are read."""
+    pairs = [requirement.split("==") for requirement in requirements]
+    return {"version": "1", "install": [{"metadata": {"name": name, "version": version}} for name, version in pairs]}
+
+
+def test_install_accepts_a_cpu_build(install: Any):
+    assert install.refusal("torch==2.13.0", report("torch==2.13.0+cpu", "networkx==3.7", "sympy==1.14.0")) is None
+
+
+CUDA = ["nvidia-cublas==13.1.1.3", "nvidia_nvtx==13.0.85", "triton==3.7.1", "cuda-toolkit==13.0.3.0", "cuda_bindings==13.5.0"]
+
+
+@pytest.mark.parametrize("package", CUDA)
+def test_install_refuses_each_cuda_package(install: Any, package: str):
+    """Names and versions as pip listed them for the default build on Linux."""
+    message = install.refusal("torch==2.13.0", report("torch==2.13.0", package, "filelock==4.2.11"))
+    assert package.replace("==", " ") in message
+    assert "filelock" not in message
+    assert "TORCH_INDEX" in message
+    assert "TORCH_CUDA=1" in message
+
+
+def test_install_passes_names_that_only_look_like_cuda(install: Any):
+    assert install.refusal("torch==2.13.0", report("tritonclient==2.0", "cudatext==1.0")) is None
+
+
+def test_install_finds_the_pinned_versions(install: Any):
+    constraints = (ROOT / "constraints.txt").read_text()
+    assert install.pinned("torch", constraints).startswith("torch==")
+    assert install.pinned("pip", constraints).startswith("pip==")
+
+
+def test_every_requirement_is_pinned():
+    """What a fresh `.venv` gets is what was tested, also for packages that are named only in an extra (W&B is not installed)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: extra for name, extra in project["optional-dependencies"].items() if name != "track"}
+    requirements = [requirement for group in [project["dependencies"], *extras.values()] for requirement in group]
+    names = {requirement.partition(">=")[0].lower() for requirement in requirements if not requirement.startswith("phasicrl[")}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
+    assert names <= pinned, f"not in constraints.txt: {sorted(names - pinned)}"
