@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import gzip
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,10 +46,10 @@ _NO_DIFFERENCE = (
     "seed", "name", "output_dir", "total_env_steps", "env.id", "env.num_threads", "env.parallel", "log.", "checkpoint.", "compute.",
 )  # fmt: skip
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all eyes
-_GREYS = ("#4D4D4D", "#8C8C8C", "#B3B3B3")
-_DASHES = ("--", ":", "-.")
+_DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
 _MOST_REFERENCES = 6
+_LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.18  # of a legend
 _AXIS_LABELS = {
     "charts/episodic_return": "episodic return",
     "charts/episodic_return_100": "episodic return, last 100 episodes",
@@ -92,13 +93,13 @@ class Curve:
         return self.runs.min(axis=0), self.runs.max(axis=0)
 
     @property
-    def legend(self) -> str:
-        """Name of the curve, over how many runs it is, and what its band is."""
+    def about(self) -> str:
+        """Over how many runs the curve is, and what its band is."""
         count = len(self.runs)
+        band = f", band: {self.band_name}" if self.band_name else ""
         if self.published:
-            band = f"; band: {self.band_name}" if self.band_name else ""
-            return f"{self.label}, published ({count} run{'s' if count > 1 else ''}{band})"
-        return f"{self.label}: mean of {count} {self.noun}s, band: {self.band_name}" if count > 1 else f"{self.label}: one {self.noun}"
+            return f"published ({count} run{'s' if count > 1 else ''}){band}"
+        return f"mean of {count} {self.noun}s{band}" if count > 1 else f"one {self.noun}"
 
 
 def plot_runs(
@@ -370,24 +371,36 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     env_ids = _unique(curve.env_id for curve in curves)
     columns = len(env_ids) if len(env_ids) <= 3 else min(4, math.ceil(math.sqrt(len(env_ids))))
     rows = math.ceil(len(env_ids) / columns)
-    legends = _unique(curve.legend for curve in curves)
-    width, height = (6.4, 4.0) if len(env_ids) == 1 else (3.3 * columns, 2.6 * rows)
+    width, height = (6.4, 3.7) if len(env_ids) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
+    legend = {key: textwrap.fill(text, int(_LETTERS_PER_INCH * width)) for key, text in legend_texts(curves).items()}
+    lines = sum(text.count("\n") + 1 for text in legend.values())
+    looks = _looks(list(legend))
     with rc_context(_STYLE):
-        figure = Figure(figsize=(max(width, 6.4), height + 0.2 * len(legends)), layout="constrained")
+        figure = Figure(figsize=(width, height + _INCHES_PER_LINE * lines), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False)
-        looks = _looks(curves)
         for index, panel in enumerate(panels.flat):
             if index < len(env_ids):
                 _draw_panel(panel, [curve for curve in curves if curve.env_id == env_ids[index]], looks)
                 panel.set_title(env_ids[index])
+                panel.set_xlabel("environment steps" if index + columns >= len(env_ids) else "")
             else:
                 panel.set_axis_off()
-        figure.supxlabel("environment steps", fontsize=_STYLE["axes.labelsize"])
         figure.supylabel(y_label, fontsize=_STYLE["axes.labelsize"])
-        _draw_legend(figure, panels.flat, legends)
-        if title:
-            figure.suptitle(title)
+        figure.suptitle(title or "")
+        _draw_legend(figure, legend, looks)
     return figure
+
+
+def legend_texts(curves: list[Curve]) -> dict[tuple[str, bool], str]:
+    """Legend by (label, published): what its curves are, and in which environments if that differs."""
+    abouts: dict[tuple[str, bool], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for curve in curves:
+        abouts[curve.label, curve.published][curve.about].append(curve.env_id.rpartition(":")[2])
+    texts = {}
+    for (label, published), where in abouts.items():
+        parts = [about if len(where) == 1 else f"{about} ({', '.join(games)})" for about, games in where.items()]
+        texts[label, published] = f"{label}: {'; '.join(parts)}"
+    return texts
 
 
 _STYLE: Any = {
@@ -398,17 +411,15 @@ _STYLE: Any = {
 }  # fmt: skip
 
 
-def _looks(curves: list[Curve]) -> dict[tuple[str, bool], dict[str, Any]]:
-    """Colour and dashes by (label, published): the same in every panel."""
-    own = _unique(curve.label for curve in curves if not curve.published)
-    published = _unique(curve.label for curve in curves if curve.published)
+def _looks(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], dict[str, Any]]:
+    """Colour and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first grey."""
+    own = [key for key in keys if not key[1]]
     looks: dict[tuple[str, bool], dict[str, Any]] = {}
-    for index, label in enumerate(own):
-        dashes = ("-", *_DASHES)[index // len(_COLOURS) % 4]
-        looks[label, False] = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": dashes, "zorder": 3}
-    for index, label in enumerate(published):
-        dashes = _DASHES[(index + index // len(_GREYS)) % len(_DASHES)]
-        looks[label, True] = {"color": _GREYS[index % len(_GREYS)], "linestyle": dashes, "zorder": 2}
+    for index, key in enumerate(own):
+        looks[key] = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": ("-", *_DASHES)[index // len(_COLOURS) % 4], "linewidth": 1.8}
+    unused = ("#4D4D4D", *(_COLOURS[len(own) :] or _COLOURS))
+    for index, key in enumerate(key for key in keys if key[1]):
+        looks[key] = {"color": unused[index % len(unused)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.4}
     return looks
 
 
@@ -418,7 +429,7 @@ def _draw_panel(panel: Axes, curves: list[Curve], looks: dict[tuple[str, bool], 
     for curve in curves:
         look = looks[curve.label, curve.published]
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
-        panel.plot(curve.steps, curve.mean, linewidth=1.8, label=curve.legend, **look, **marker)
+        panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **look, **marker)
         if curve.band_name:
             panel.fill_between(curve.steps, *curve.band(), color=look["color"], alpha=0.18, linewidth=0, zorder=1)
             panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=look["color"], zorder=1.5)
@@ -427,10 +438,12 @@ def _draw_panel(panel: Axes, curves: list[Curve], looks: dict[tuple[str, bool], 
     panel.margins(x=0.01)
 
 
-def _draw_legend(figure: Figure, panels: Iterable[Axes], legends: list[str]) -> None:
+def _draw_legend(figure: Figure, legend: dict[tuple[str, bool], str], looks: dict[tuple[str, bool], dict[str, Any]]) -> None:
     """Below all panels: it says too much to fit into one."""
-    handles = {label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure.legend([handles[label] for label in legends], legends, loc="outside lower center", frameon=False, handlelength=3)
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **looks[key]) for key in legend]
+    figure.legend(handles, list(legend.values()), loc="outside lower center", frameon=False, handlelength=3)
 
 
 def steps_text(steps: float) -> str:

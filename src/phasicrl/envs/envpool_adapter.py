@@ -118,19 +118,19 @@ class EnvPoolEnv:
             return obs
         bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1)
         if bad.any():
-            self._raise_not_finite("observation", call, int(env_ids[np.argmax(bad)]))
+            self._raise_not_finite("an observation", call, int(env_ids[np.argmax(bad)]))
         return obs.astype(np.float32, copy=False)
 
     def _checked_reward(self, reward: np.ndarray) -> np.ndarray:
         """Rewards as float32 `[B]`, refusing those that are not finite."""
         bad = ~np.isfinite(reward)
         if bad.any():
-            self._raise_not_finite("reward", "step", int(np.argmax(bad)))
+            self._raise_not_finite("a reward", "step", int(np.argmax(bad)))
         return reward.astype(np.float32, copy=False)
 
     def _raise_not_finite(self, what: str, call: str, index: int) -> None:
         raise EnvError(
-            f"{self.name}: environment {index} returned a {what} that is not finite from {call}(), at step {self._num_steps}; "
+            f"{self.name}: environment {index} returned {what} that is not finite from {call}(), at step {self._num_steps}; "
             "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
         )
 

@@ -1,0 +1,278 @@
+"""EnvPool's adapter against environments stepped by hand, and the facts about EnvPool that it rests on."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from phasicrl.config import EnvConfig
+from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import EnvError
+from phasicrl.envs.spaces import env_seeds
+
+if importlib.util.find_spec("envpool") is None:
+    pytest.skip("EnvPool is not installed", allow_module_level=True)
+
+ATARI = {"episodic_life": True}
+MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "Procgen": ("LeaperEasy-v0", {"channel_first": False}, 400),
+    "classic control": ("CartPole-v1", {}, 400),
+    "classic control, all end together": ("MountainCar-v0", {}, 450),
+    "Atari": ("Breakout-v5", ATARI, 250),
+    "MuJoCo": ("Hopper-v4", {}, 300),
+    "Box2D": ("LunarLander-v3", {}, 300),
+    "toy text": ("FrozenLake-v1", {}, 200),
+}
+
+
+def raw_pool(task_id: str, options: dict[str, Any], num_envs: int, seed: int = 3) -> Any:
+    envpool = import_envpool(procgen=True)
+    return envpool.make_gymnasium(task_id, num_envs=num_envs, num_threads=2, seed=env_seeds(seed, num_envs), **options)
+
+
+def random_actions(space: gym.Space[Any], num_envs: int, steps: int, seed: int = 5) -> Iterator[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        if isinstance(space, gym.spaces.Discrete):
+            yield rng.integers(0, space.n, num_envs).astype(np.int32)
+        else:
+            assert isinstance(space, gym.spaces.Box)
+            yield rng.uniform(space.low, space.high, (num_envs, *space.shape)).astype(space.dtype)
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+@pytest.mark.parametrize("family", MASKED_RESETS)
+def test_fact_a_masked_reset_answers_in_order_and_leaves_no_reset_row(family: str) -> None:
+    task_id, options, steps = MASKED_RESETS[family]
+    num_envs = 4
+    pool = raw_pool(task_id, options, num_envs)
+    pool.reset()
+    length, most, ends = np.zeros(num_envs, int), 0, 0
+    for action in random_actions(pool.action_space, num_envs, steps):
+        _, _, terminated, truncated, info = pool.step(action)
+        length += 1
+        done = terminated | truncated
+        np.testing.assert_array_equal(info["env_id"], np.arange(num_envs))
+        if family != "Atari":  # which counts emulator frames and the steps before the first move
+            np.testing.assert_array_equal(info["elapsed_step"], length)
+        assert not (terminated & truncated).any()
+        if done.any():
+            _, info = pool.reset(options={"reset_mask": done})
+            np.testing.assert_array_equal(info["env_id"], np.flatnonzero(done))
+            length[done], most, ends = 0, max(most, int(done.sum())), ends + int(done.sum())
+    assert ends >= 2
+    assert most == num_envs or "together" not in family
+
+
+@pytest.mark.parametrize("game", ["leaper", "bigfish", "coinrun"])
+def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
+    """One environment stepped in EnvPool's own mode, its reset rows dropped by hand, gives what the adapter gives."""
+    num_envs, steps = 3, 220
+    envs = make_envs(EnvConfig(id=f"procgen:{game}", num_envs=num_envs, num_levels=50), seed=3)
+    actions = list(random_actions(envs.action_space, num_envs, steps))
+    first_obs = envs.reset()
+    taken = [envs.step(action) for action in actions]
+    envs.close()
+    ends = np.zeros(num_envs, int)
+    for index, env_seed in enumerate(env_seeds(3, num_envs)):
+        pool = import_envpool().make_gymnasium(
+            f"{game.capitalize()}Easy-v0", num_envs=1, num_threads=1, seed=[env_seed], num_levels=50, channel_first=False
+        )
+        obs, info = pool.reset()
+        np.testing.assert_array_equal(obs[0], first_obs[index])
+        level = info["level_seed"][0]
+        for step, action in zip(taken, actions, strict=True):
+            obs, reward, terminated, truncated, info = pool.step(action[index : index + 1])
+            assert (step.reward[index], step.terminated[index], step.truncated[index]) == (reward[0], terminated[0], truncated[0])
+            assert step.info["level_seed"][index] == level
+            if not (terminated[0] or truncated[0]):
+                np.testing.assert_array_equal(step.obs[index], obs[0])
+                assert not step.info["level_complete"][index]
+                continue
+            ends[index] += 1
+            assert step.final_obs is not None
+            place = int((step.terminated | step.truncated)[:index].sum())
+            np.testing.assert_array_equal(step.final_obs[place], obs[0])
+            assert step.info["level_complete"][index] == bool(info["prev_level_complete"][0])
+            obs, reward, _, _, info = pool.step(np.zeros(1, np.int32))  # the reset row: it ignores the action
+            level = info["level_seed"][0]
+            assert reward[0] == 0
+            np.testing.assert_array_equal(step.obs[index], obs[0])
+    assert ends.sum() >= 3 or game != "leaper"
+
+
+def test_level_complete_means_the_level_was_solved() -> None:
+    """Leaper pays 10 when, and only when, the level is solved."""
+    envs = make_envs(EnvConfig(id="procgen:leaper", num_envs=8, num_levels=20), seed=1)
+    envs.reset()
+    solved = failed = 0
+    for action in random_actions(envs.action_space, 8, 400):
+        step = envs.step(action)
+        done = step.terminated | step.truncated
+        np.testing.assert_array_equal(step.info["level_complete"], step.reward == 10)
+        assert not (step.info["level_complete"] & ~done).any()
+        assert ((step.info["level_seed"] >= 0) & (step.info["level_seed"] < 20)).all()
+        solved += step.info["level_complete"].sum()
+        failed += (done & ~step.info["level_complete"]).sum()
+    envs.close()
+    assert solved and failed
+
+
+def test_cartpole_is_the_cartpole_of_gymnasium() -> None:
+    """Each environment, stepped beside Gymnasium's physics: observations, ends, and the true last observation."""
+    num_envs = 4
+    envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=num_envs), seed=1)
+    twins: list[Any] = [gym.make("CartPole-v1").unwrapped for _ in range(num_envs)]
+    obs = envs.reset()
+    for twin, state in zip(twins, obs, strict=True):
+        twin.reset()
+        twin.state = tuple(state.astype(float))
+    ends = 0
+    for action in random_actions(envs.action_space, num_envs, 300):
+        step = envs.step(action)
+        place = 0
+        for index, twin in enumerate(twins):
+            expected, reward, terminated, _, _ = twin.step(int(action[index]))
+            assert step.terminated[index] == terminated and step.reward[index] == reward
+            if terminated:
+                assert step.final_obs is not None
+                np.testing.assert_allclose(step.final_obs[place], expected, atol=1e-4)
+                place, ends = place + 1, ends + 1
+                twin.reset()
+                twin.state = tuple(step.obs[index].astype(float))
+                assert np.abs(step.obs[index]).max() <= 0.05, "not a first observation"
+            else:
+                np.testing.assert_allclose(step.obs[index], expected, atol=1e-4)
+        assert (0 if step.final_obs is None else len(step.final_obs)) == place
+    envs.close()
+    assert ends > 20
+
+
+def test_time_limits_are_truncations() -> None:
+    envs = make_envs(EnvConfig(id="envpool:MountainCar-v0", num_envs=3), seed=1)
+    envs.reset()
+    steps = [envs.step(np.zeros(3, np.int64)) for _ in range(400)]
+    envs.close()
+    for number, step in enumerate(steps, 1):
+        assert step.truncated.all() == (number % 200 == 0) and not step.terminated.any()
+    assert steps[199].final_obs is not None and (steps[199].final_obs != steps[199].obs).any(axis=1).all()
+
+
+def test_fact_an_end_in_the_last_allowed_step_counts_as_truncated() -> None:
+    """CartPole falls in step n; with a limit of n steps EnvPool calls that a truncation, which nobody can tell apart afterwards."""
+    envs = EnvPoolEnv("CartPole-v1", num_envs=1, seed=1, num_threads=1)
+    envs.reset()
+    length = next(number for number in range(1, 100) if envs.step(np.ones(1, np.int64)).terminated[0])
+    limited = EnvPoolEnv("CartPole-v1", num_envs=1, seed=1, num_threads=1, options={"max_episode_steps": length})
+    limited.reset()
+    last = [limited.step(np.ones(1, np.int64)) for _ in range(length)][-1]
+    assert last.truncated[0] and not last.terminated[0]
+
+
+REPLAYED = {
+    "Procgen": ("LeaperEasy-v0", {"channel_first": False}, 300),
+    "classic control": ("CartPole-v1", {}, 300),
+    "MuJoCo": ("Hopper-v4", {}, 200),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+@pytest.mark.parametrize("family", REPLAYED)
+def test_fact_seed_resets_and_actions_restore_an_environment(family: str) -> None:
+    """What `exact_state = "replay"` promises: resets as many as before, then the actions of the current episode."""
+    task_id, options, steps = REPLAYED[family]
+    num_envs = 3
+    pool = raw_pool(task_id, options, num_envs)
+    pool.reset()
+    resets, episode = np.ones(num_envs, int), [[] for _ in range(num_envs)]
+    actions = list(random_actions(pool.action_space, num_envs, steps + 40))
+    expected = []
+    for number, action in enumerate(actions):
+        obs, reward, terminated, truncated, _ = pool.step(action)
+        if number >= steps:
+            expected.append((obs, reward))
+        done = terminated | truncated
+        for index in range(num_envs):
+            if number < steps:
+                episode[index] = [] if done[index] else [*episode[index], action[index]]
+        if done.any():
+            pool.reset(options={"reset_mask": done})
+            resets += done if number < steps else 0
+    assert resets.min() >= 2
+
+    twin = raw_pool(task_id, options, num_envs)
+    for count in range(resets.max()):
+        twin.reset(options={"reset_mask": resets > count})
+    for index in range(num_envs):
+        for action in episode[index]:
+            twin.step(np.asarray(action)[None], env_id=np.array([index], np.int32))
+    for action, (obs, reward) in zip(actions[steps:], expected, strict=True):
+        again, reward_again, terminated, truncated, _ = twin.step(action)
+        np.testing.assert_array_equal(again, obs)
+        np.testing.assert_array_equal(reward_again, reward)
+        if (terminated | truncated).any():
+            twin.reset(options={"reset_mask": terminated | truncated})
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals are told apart on Linux")
+def test_fact_a_short_batch_aborts_the_process() -> None:
+    code = (
+        "import envpool, numpy as np; pool = envpool.make_gymnasium('CartPole-v1', num_envs=3); pool.reset();"
+        "pool.step(np.full(3, 99, np.int32)); print('99 accepted', flush=True); pool.step(np.zeros(2, np.int32))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "99 accepted" in result.stdout
+    assert result.returncode < 0
+
+
+class Broken:
+    """A pool that returns what it is told to."""
+
+    def __init__(self, obs: np.ndarray, reward: np.ndarray) -> None:
+        self._answer = obs, reward, np.zeros(2, bool), np.zeros(2, bool), {}
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros((2, 4)), {}
+
+    def step(self, _: np.ndarray) -> Any:
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("obs", "reward", "message"),
+    [
+        (np.array([[0.0] * 4, [0, np.nan, 0, 0]]), np.zeros(2), "environment 1 returned an observation that is not finite"),
+        (np.zeros((2, 4)), np.array([np.inf, 0]), "environment 0 returned a reward that is not finite"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.ndarray, message: str) -> None:
+    envs = EnvPoolEnv("CartPole-v1", num_envs=2, seed=1, num_threads=1)
+    envs._pool = Broken(obs, reward)
+    assert envs.reset().dtype == np.float32
+    with pytest.raises(EnvError, match=message) as caught:
+        envs.step(np.zeros(2, np.int64))
+    assert "step 1" in str(caught.value)
+
+
+def test_neighbouring_seeds_share_no_environment() -> None:
+    first, second = (
+        {obs.tobytes() for obs in EnvPoolEnv("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset()} for seed in (1, 2)
+    )
+    assert len(first) == len(second) == 16 and not first & second
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    runs = []
+    for threads in (1, 3):
+        envs = EnvPoolEnv("LeaperEasy-v0", num_envs=6, seed=1, num_threads=threads, options={"channel_first": False})
+        envs.reset()
+        runs.append(np.stack([envs.step(action).obs for action in random_actions(envs.action_space, 6, 60)]))
+    np.testing.assert_array_equal(*runs)
