@@ -365,15 +365,30 @@ def test_time_left_and_speed_of_ppo_by_hand() -> None:
     assert pace.seconds_left(11.0) == 0.0
 
 
+@pytest.mark.parametrize("console", ["plain", "live"])
+def test_what_is_prepared_before_the_first_rollout_does_not_count(
+    tmp_path: Path, clock: Clock, terminal: FakeTerminal, console: str
+) -> None:
+    with MetricsLog(tmp_path, config(console=console, iterations=10)) as log:
+        clock.now += 60  # environments, networks, compilers
+        log.progress("rollout", env_steps=0)
+        clock.now += 1
+        log.progress("policy", env_steps=BATCH)
+        write_rows(log, 1, 1)
+        clock.now += 1
+        log.progress("rollout", env_steps=BATCH)
+    assert "128 steps/s" in text_of(terminal) and ("9 s left" in text_of(terminal) or "8 s left" in text_of(terminal))
+
+
 def test_time_left_of_ppg_counts_the_auxiliary_phases_to_come() -> None:
     pace = metrics._Pace(config(iterations=12, aux=AuxConfig(every=4, epochs=6, num_minibatches=2)), 0, 0.0)
     seconds = {"time/rollout": 1.0, "time/policy": 0.5, "time/auxiliary": 0.0}
     for iteration in range(1, 4):
         pace.iteration(seconds, iteration * BATCH, iteration * 2.0)
-    # No phase is measured yet: 6 epochs over 4 iterations at 0.5 s; 3 of them, and 9 iterations of 2 s.
-    assert pace.seconds_left(6.0) == pytest.approx(9 * 2 + 3 * 6 * 4 * 0.5)
+    # No phase is measured yet: 6 epochs over 4 iterations at 0.5 s. Two of them, none at the end, and 9 iterations of 2 s.
+    assert pace.seconds_left(6.0) == pytest.approx(9 * 2 + 2 * 6 * 4 * 0.5)
     pace.iteration(seconds | {"time/auxiliary": 20.0}, 4 * BATCH, 28.0)
-    assert pace.seconds_left(28.0) == pytest.approx(8 * 2 + 2 * 20)
+    assert pace.seconds_left(28.0) == pytest.approx(8 * 2 + 1 * 20)
 
 
 def test_time_left_knows_the_knobs_of_the_auxiliary_phase() -> None:
@@ -465,7 +480,7 @@ def test_the_choice_of_a_display_is_obeyed(terminal: FakeTerminal) -> None:
 
 
 def run_live(tmp_path: Path, clock: Clock, settings: Config) -> None:
-    """Two iterations of four, with one auxiliary phase."""
+    """Two iterations, the second with an auxiliary phase, and the beginning of a third."""
     with MetricsLog(tmp_path, settings) as log:
         log.progress("rollout", env_steps=0)
         clock.now += 5
@@ -480,21 +495,21 @@ def run_live(tmp_path: Path, clock: Clock, settings: Config) -> None:
 
 
 def test_the_live_display_shows_the_place_and_the_numbers(tmp_path: Path, clock: Clock, terminal: FakeTerminal) -> None:
-    run_live(tmp_path, clock, config(console="live", iterations=4, aux=AuxConfig(every=2, num_minibatches=2)))
+    run_live(tmp_path, clock, config(console="live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
     text = text_of(terminal)
     frames = text.split("╭─")
     assert "demo · procgen:coinrun · seed 1" in frames[1]
-    assert "rollout  ·  iteration 1/4  ·  1/2 until the auxiliary phase" in frames[1]
-    assert "auxiliary 2/6  ·  iteration 2/4 " in text
-    assert "rollout  ·  iteration 3/4  ·  1/2 until the auxiliary phase" in text
-    assert re.search(r"62\.5 %  320/512 steps  26 steps/s  9 s left", text), (
-        "2 iterations of 4 s and a phase of 2 s, less the second that passed"
+    assert "rollout  ·  iteration 1/5  ·  1/2 until the auxiliary phase" in frames[1]
+    assert "auxiliary 2/6  ·  iteration 2/5 " in text
+    assert "rollout  ·  iteration 3/5  ·  1/2 until the auxiliary phase" in text
+    assert re.search(r"50\.0 %  320/640 steps  26 steps/s  13 s left", text), (
+        "3 iterations of 4 s and a phase of 2 s, less the second that passed"
     )
     for label in ("return", "length", "entropy", "KL", "expl. var.", "value loss", "aux KL"):
         assert label in frames[-1]
     assert re.search(r"21\.5 +– +2\.00 +– +– +– +0\.00400", frames[-1])
     assert "checkpoint [saved]" in text
-    assert "stopped  ·  iteration 3/4" in frames[-1] and "in 11 s" in frames[-1]
+    assert "stopped  ·  iteration 3/5" in frames[-1] and "in 11 s" in frames[-1]
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l"), "the cursor is shown again"
 
 
@@ -511,9 +526,9 @@ def test_a_narrow_terminal_shows_everything_on_more_lines(
     tmp_path: Path, clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    run_live(tmp_path, clock, config(console="live", iterations=4, aux=AuxConfig(every=2, num_minibatches=2)))
+    run_live(tmp_path, clock, config(console="live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
     text = text_of(terminal)
-    assert "62.5 %  320/512 steps  26 steps/s" in text and "aux KL" in text and "expl. var." in text
+    assert "50.0 %  320/640 steps  26 steps/s" in text and "aux KL" in text and "expl. var." in text
     assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 60
 
 
@@ -532,6 +547,13 @@ def test_no_colour_only_takes_the_colour_away(
     run_live(tmp_path, clock, config(console="auto", iterations=4))
     assert "╭─" in text_of(terminal)
     assert not re.search(r"\x1b\[(3[0-7]|9[0-7]|38)", terminal.getvalue())
+
+
+def test_after_the_last_auxiliary_phase_none_is_announced(tmp_path: Path, clock: Clock, terminal: FakeTerminal) -> None:
+    run_live(tmp_path, clock, config(console="live", iterations=4, aux=AuxConfig(every=2, num_minibatches=2)))
+    text = text_of(terminal)
+    assert "iteration 1/4  ·  1/2 until the auxiliary phase" in text
+    assert "iteration 3/4  " in text and "iteration 3/4  ·" not in text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -160,6 +160,95 @@ def _print_result(run: Run) -> None:
     console.print(f"run directory: {run.directory}", highlight=False, soft_wrap=True)
 
 
+# --- after training
+
+
+@dataclass(frozen=True)
+class _EvaluateOptions:
+    """Play episodes that the agent has not trained on, and report their returns."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run directory."""
+    episodes: int = 100
+    """Episodes for each policy."""
+    policy: Literal["both", "greedy", "sampled"] = "both"
+    """Most likely action, drawn action, or one after the other."""
+    levels: Literal["unseen", "train"] = "unseen"
+    """Procgen: the full distribution of levels, or those of the training."""
+    seed: int = 0
+    """Another seed, other episodes."""
+    json: bool = False
+    """Print one JSON object; its `mean_return` is the greedy policy's, unless only the other was asked for."""
+
+
+def _evaluate(words: list[str]) -> None:
+    """Play episodes that the agent has not trained on, and report their returns."""
+    options = _parse(_EvaluateOptions, words, "evaluate")
+    from phasicrl.evaluate import evaluate
+
+    policies = ("greedy", "sampled") if options.policy == "both" else (options.policy,)
+    results = evaluate(options.run, episodes=options.episodes, policies=policies, levels=options.levels, seed=options.seed)
+    rows = [result.to_dict() for result in results]
+    if options.json:
+        tree = (
+            {"run": str(options.run), "levels": options.levels, "seed": options.seed} | rows[0] | {str(row["policy"]): row for row in rows}
+        )
+        print(json.dumps(tree))
+        return
+    _print_evaluation(options, rows)
+
+
+def _print_evaluation(options: _EvaluateOptions, rows: list[dict[str, Any]]) -> None:
+    """The returns as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{options.run}: {options.episodes} episodes, {options.levels} levels or seeds", title_justify="left")
+    for column in ("policy", "mean return", "95 % interval", "standard deviation", "median", "mean length"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for row in rows:
+        low, high = row["interval_95"]
+        numbers = (row["mean_return"], row["std_return"], row["median_return"], row["mean_length"])
+        mean, std, median, length = (f"{number:.2f}" for number in numbers)
+        table.add_row(row["policy"], mean, f"{low:.2f} … {high:.2f}", std, median, length)
+    Console().print(table)
+
+
+@dataclass(frozen=True)
+class _VideoOptions:
+    """Film the agent of a run."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run directory."""
+    output: Path | None = None
+    """The file; otherwise one in `videos/` of the run directory."""
+    num_envs: int = 1
+    """Environments side by side, in a square."""
+    episodes: int = 3
+    """Episodes played to their end, over all environments."""
+    policy: Literal["sampled", "greedy"] = "sampled"
+    """Drawn or most likely actions."""
+    levels: Literal["unseen", "train"] = "unseen"
+    """Procgen: the full distribution of levels, or those of the training."""
+    seed: int = 0
+    """Another seed, other episodes."""
+    fps: int = 15
+    """Pictures a second."""
+    size: int = 512
+    """At least this many pixels high and wide."""
+
+
+def _video(words: list[str]) -> None:
+    """Film the agent of a run; no screen needed."""
+    options = _parse(_VideoOptions, words, "video")
+    from phasicrl.video import film
+
+    chosen = {name: getattr(options, name) for name in ("output", "num_envs", "episodes", "policy", "levels", "seed", "fps", "size")}
+    path, result = film(options.run, **chosen)
+    returns = ", ".join(f"{value:g}" for value in result.returns)
+    print(f"{path}: {len(result.returns)} episodes, returns {returns}")
+
+
 # --- lists
 
 
@@ -204,6 +293,8 @@ def _doctor(words: list[str]) -> None:
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "resume": _resume,
+    "evaluate": _evaluate,
+    "video": _video,
     "presets": _presets,
     "envs": _envs,
     "doctor": _doctor,

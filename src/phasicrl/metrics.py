@@ -142,24 +142,27 @@ class MetricsLog:
             return
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file, self._earlier_seconds = _open_rows(run_dir / METRICS_FILE, resumed_at)
+        try:
+            notice = self._open_sinks(run_dir, config, resumed_at)
+        except BaseException:
+            self._file.close()
+            raise
+        # The clocks start last: opening the sinks takes seconds that say nothing about the speed of the run.
         self._started = self._synced = monotonic()
         self._display = _open_display(config, resumed_at or 0, sys.stdout)
-        try:
-            self._open_sinks(run_dir, config, resumed_at)
-        except BaseException:
-            self.close()
-            raise
+        if notice:
+            self.message(notice)
 
-    def _open_sinks(self, run_dir: Path, config: Config, resumed_at: int | None) -> None:
+    def _open_sinks(self, run_dir: Path, config: Config, resumed_at: int | None) -> str:
+        """Open what the settings ask for; returns what the user must be told."""
         if config.log.wandb:
             self._sinks.append(_WandB(run_dir, config))
         if config.log.tensorboard:
             try:
                 self._sinks.append(_TensorBoard(run_dir, resumed_at))
             except ImportError:
-                self.message(
-                    "no TensorBoard events, it is not installed: pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
-                )
+                return "no TensorBoard events, it is not installed: pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
+        return ""
 
     def progress(self, stage: str, *, env_steps: int) -> None:
         """Tell the display where the run is: `rollout`, `policy`, `auxiliary 2/6`. Nearly free; call it as often as you like."""
@@ -345,6 +348,7 @@ class _Pace:
         aux = config.aux if config.aux is not None and config.aux.epochs > 0 else None
         self.period = aux.every * aux.run_every if aux is not None else None
         self._marks = deque([(now, env_steps)])
+        self.begun = False
         self._done = self._iterations(env_steps)
         self._policy_seconds, self._policy_count = 0.0, 0
         self._aux_seconds, self._aux_count = 0.0, 0
@@ -358,8 +362,21 @@ class _Pace:
         """Iterations that are finished since the beginning of the run."""
         return self._done
 
+    @property
+    def phases_left(self) -> int:
+        """Auxiliary phases to come; there is none when the budget is used up."""
+        if self.period is None:
+            return 0
+        return max(0, (self._config.num_iterations - 1) // self.period - self._done // self.period)
+
+    def begin(self, now: float) -> None:
+        """Note that the first iteration begins: what was prepared before says nothing about the speed."""
+        self._marks[0] = (now, self._marks[0][1])
+        self.begun = True
+
     def iteration(self, values: Values, env_steps: int, now: float) -> None:
         """Note the end of an iteration."""
+        self.begun = True
         auxiliary = _finite(values.get("time/auxiliary"))
         self._policy_seconds += max(0.0, now - self._marks[-1][0] - auxiliary)
         self._policy_count += 1
@@ -384,8 +401,7 @@ class _Pace:
             return None
         total = self._config.num_iterations
         seconds = max(0, total - self._done) * self._policy_seconds / self._policy_count
-        if self.period is not None:
-            seconds += max(0, total // self.period - self._done // self.period) * self._aux_phase_seconds()
+        seconds += self.phases_left * self._aux_phase_seconds() if self.phases_left else 0.0
         return max(0.0, seconds - (now - self._marks[-1][0]))
 
     def _aux_phase_seconds(self) -> float:
@@ -448,7 +464,9 @@ class _Lines:
         self._unprinted: str | None = None
 
     def progress(self, stage: str, env_steps: int) -> None:
-        """Do nothing: lines are for whole iterations."""
+        """Note the beginning: lines are for whole iterations."""
+        if not self._pace.begun:
+            self._pace.begin(monotonic())
 
     def record(self, values: Values, env_steps: int) -> None:
         """Print a line, if the last one is long enough ago."""
@@ -507,6 +525,8 @@ class _Live:
     def progress(self, stage: str, env_steps: int) -> None:
         """Note the place in the run, and draw if the last picture is old."""
         self._stage, self._env_steps = stage, env_steps
+        if not self._pace.begun:
+            self._pace.begin(monotonic())
         if monotonic() - self._drawn_at >= _REFRESH_SECONDS:
             self._draw()
 
@@ -586,7 +606,7 @@ class _Live:
         done, total = self._pace.iterations_done, self._config.num_iterations
         text = Text.assemble((self._stage, "bold cyan"), (f"  ·  iteration {min(done + 1, total):,}/{total:,}", "default"))
         period = self._pace.period
-        if period is not None and not self._closed and not self._stage.startswith("auxiliary"):
+        if period is not None and self._pace.phases_left and not self._closed and not self._stage.startswith("auxiliary"):
             text.append(f"  ·  {done % period + 1}/{period} until the auxiliary phase")
         return text
 

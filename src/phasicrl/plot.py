@@ -11,8 +11,9 @@ import gzip
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
@@ -86,6 +87,7 @@ class Curve:
             return ""
         return "minimum to maximum" if self.published or len(self.runs) == 2 else "95 % bootstrap interval of the mean"
 
+    @cached_property
     def band(self) -> tuple[Array, Array]:
         """Lower and upper edge."""
         if len(self.runs) > 2 and not self.published:
@@ -140,12 +142,13 @@ def plot_runs(
         raise ValueError(f"smooth_steps is {smooth_steps}; give the environment steps to average over, or 0 for none")
     curves = run_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
-        for env_id in _unique(curve.env_id for curve in curves):
-            last = max(curve.steps[-1] for curve in curves if curve.env_id == env_id)
-            curves += reference_curves(
-                reference, metric, env_id=env_id, game=reference_game, experiments=reference_experiments, split=reference_split,
-                last_step=last, smooth_steps=smooth_steps,
-            )  # fmt: skip
+        ends: dict[str, float] = {}
+        for curve in curves:
+            ends[curve.env_id] = max(ends.get(curve.env_id, 0.0), curve.steps[-1])
+        curves += reference_curves(
+            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments, split=reference_split,
+            smooth_steps=smooth_steps,
+        )  # fmt: skip
     figure = _draw(curves, _axis_label(metric, smooth_steps), title)
     stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -182,38 +185,52 @@ def reference_curves(
     path: Path,
     metric: str,
     *,
-    env_id: str,
+    ends: Mapping[str, float],
     game: str | None = None,
     experiments: Sequence[str] = (),
     split: str = "train",
-    last_step: float = math.inf,
     smooth_steps: int = 0,
 ) -> list[Curve]:
-    """Published curves of the game of `env_id` up to `last_step`, one for each experiment.
+    """Published curves, one for each environment and experiment.
+
+    Args:
+        path: CSV file, see `plot_runs`.
+        metric: one of `REFERENCE_COLUMNS`.
+        ends: environments, and the steps up to which their curves are wanted.
+        game: the game in the file; none: the environment's name without its back end.
+        experiments: none: all, if they are few.
+        split: which rows, if the file has a column `split`.
+        smooth_steps: see `plot_runs`.
 
     Raises:
-        ValueError: the file lacks columns, the game or the experiment, or holds too many experiments to draw them all.
+        ValueError: the file lacks columns, a game or an experiment, or holds too many experiments to draw them all.
         FileNotFoundError: no such file.
     """
-    game = (game or env_id.rpartition(":")[2]).lower()
-    series = _read_reference(path, metric, game=game, split=split)
-    present = _unique(experiment for experiment, _ in series)
-    for name in experiments:
+    games = {env_id: (game or env_id.rpartition(":")[2]).lower() for env_id in ends}
+    series = _read_reference(path, metric, games=set(games.values()), split=split)
+    curves = []
+    for env_id, name in games.items():
+        for experiment in _choose_experiments(path, name, [experiment for experiment, _ in series[name]], experiments):
+            runs = [_smooth(*points, smooth_steps) for key, points in series[name].items() if key[0] == experiment]
+            steps, values = _align(runs, f"experiment {experiment} of {path}")
+            seen = steps <= ends[env_id]
+            if not seen.any():
+                raise ValueError(
+                    f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at {ends[env_id]:,.0f}: "
+                    "there is nothing to compare yet"
+                )
+            curves.append(Curve(label=experiment, env_id=env_id, steps=steps[seen], runs=values[:, seen], noun="run", published=True))
+    return curves
+
+
+def _choose_experiments(path: Path, game: str, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    present = _unique(present)
+    for name in wanted:
         if name not in present:
             raise ValueError(f"{path} has no experiment {name!r} for {game}{nearest_name(name, present)}; it has: {', '.join(present)}")
-    if not experiments and len(present) > _MOST_REFERENCES:
+    if not wanted and len(present) > _MOST_REFERENCES:
         raise ValueError(f"{path} holds {len(present)} experiments for {game}, too many to draw; choose from: {', '.join(present)}")
-    curves = []
-    for name in experiments or present:
-        runs = [_smooth(steps, values, smooth_steps) for (experiment, _), (steps, values) in series.items() if experiment == name]
-        steps, values = _align(runs, f"experiment {name} of {path}")
-        seen = steps <= last_step
-        if not seen.any():
-            raise ValueError(
-                f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at {last_step:,.0f}: there is nothing to compare yet"
-            )
-        curves.append(Curve(label=name, env_id=env_id, steps=steps[seen], runs=values[:, seen], noun="run", published=True))
-    return curves
+    return list(wanted or present)
 
 
 # ------------------------------------------------------------------------------------------------------- reading of runs
@@ -249,13 +266,17 @@ def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
 
 def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     """Name of each run's experiment; runs of one name and environment that differ in more than the seed also get what they differ in."""
+    knobs = {run: dict(_flat(config)) for run, config in configs.items()}
+    seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)  # values by name, environment and knob
+    for run, config in configs.items():
+        for knob in {knob for other in knobs.values() for knob in other}:
+            seen[config.name, config.env.id, knob].add(knobs[run].get(knob))
     labels = {}
     for run, config in configs.items():
-        siblings = [dict(_flat(other)) for other in configs.values() if (other.name, other.env.id) == (config.name, config.env.id)]
-        own = dict(_flat(config))
-        names = [name for name in own if any(other.get(name) != own[name] for other in siblings)]
-        differences = [f"{name} {own[name]}" for name in names if not name.startswith(_NO_DIFFERENCE)]
-        labels[run] = ", ".join([config.name, *differences])
+        differing = [knob for knob in knobs[run] if len(seen[config.name, config.env.id, knob]) > 1]
+        # Where a whole group is off in some runs, "aux on" says it; its knobs would only repeat it.
+        shown = [knob for knob in differing if not knob.startswith(_NO_DIFFERENCE) and knob.rpartition(".")[0] not in differing]
+        labels[run] = ", ".join([config.name, *(f"{knob} {knobs[run][knob]}" for knob in shown)])
     return labels
 
 
@@ -276,27 +297,46 @@ def _flat(config: Config) -> Iterator[tuple[str, str]]:
 # --------------------------------------------------------------------------------------------------- reading of references
 
 
-def _read_reference(path: Path, metric: str, *, game: str, split: str) -> dict[tuple[str, str], tuple[Array, Array]]:
-    """Steps and values by (experiment, run) for one game."""
-    points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    games: set[str] = set()
+Series: TypeAlias = dict[tuple[str, str], tuple[Array, Array]]
+"""Steps and values by (experiment, run)."""
+
+
+def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:
+    """The runs of some games."""
+    points: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    present: set[str] = set()
+    for game, experiment, run, step, value in _reference_points(path, metric, split):
+        present.add(game)
+        if game in games and math.isfinite(value):
+            points[game, experiment, run].append((step, value))
+    series: dict[str, Series] = {game: {} for game in games}
+    for (game, experiment, run), pairs in points.items():
+        steps, values = np.array(sorted(pairs)).T
+        series[game][experiment, run] = steps, values
+    for game in sorted(games):
+        if game not in present:
+            known = ", ".join(sorted(present))
+            raise ValueError(f"{path} has no game {game!r} (split {split!r}){nearest_name(game, present)}; it has: {known}")
+        if not series[game]:
+            raise ValueError(f"{path} has no numbers for {metric!r} of {game} (split {split!r}); leave the reference out")
+    return series
+
+
+def _reference_points(path: Path, metric: str, split: str) -> Iterator[tuple[str, str, str, float, float]]:
+    """(game, experiment, run, step, value) of every row of the split."""
     with _open_text(path) as file:
         reader = csv.reader(file)
         header = next(reader, [])
-        experiment, run, game_at, step, value = _find_columns(path, header, metric)
+        experiment, run, game, step, value = _find_columns(path, header, metric)
         split_at = header.index("split") if "split" in header else None
         for row in reader:
-            name = row[game_at].lower().removesuffix("-train")  # train-procgen's name of a game's training levels
-            games.add(name)
-            if name == game and (split_at is None or row[split_at] == split):
-                points[row[experiment], row[run]].append((float(row[step]), float(row[value] or "nan")))
-    if game not in games:
-        raise ValueError(f"{path} has no game {game!r}{nearest_name(game, games)}; it has: {', '.join(sorted(games))}")
-    series = {key: np.array(sorted(p for p in pairs if math.isfinite(p[1]))).reshape(-1, 2) for key, pairs in points.items()}
-    series = {key: (pairs[:, 0], pairs[:, 1]) for key, pairs in series.items() if len(pairs)}
-    if not series:
-        raise ValueError(f"{path} has no numbers for {metric!r} of {game} with the split {split!r}; splits are usually train and test")
-    return series
+            try:
+                if split_at is not None and row[split_at] != split:
+                    continue
+                name = row[game].lower().removesuffix("-train")  # train-procgen's name of a game's training levels
+                yield name, row[experiment], row[run], float(row[step]), float(row[value] or "nan")
+            except (ValueError, IndexError) as error:
+                raise ValueError(f"line {reader.line_num} of {path} is not a row of published curves ({error}): {row}") from None
 
 
 def _find_columns(path: Path, header: list[str], metric: str) -> list[int]:
@@ -350,7 +390,7 @@ def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["metric", "env_id", "curve", "published", "num_runs", "band", "env_steps", "mean", "low", "high"])
         for curve in curves:
-            low, high = curve.band()
+            low, high = curve.band
             about = [metric, curve.env_id, curve.label, int(curve.published), len(curve.runs), curve.band_name]
             for step, *numbers in zip(curve.steps, curve.mean, low, high, strict=True):
                 shown = numbers if curve.band_name else [numbers[0], "", ""]
@@ -365,6 +405,7 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ModuleNotFoundError:
         raise ModuleNotFoundError("plots need matplotlib: pip install 'phasicrl[plot]'") from None
 
@@ -373,10 +414,10 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     rows = math.ceil(len(env_ids) / columns)
     width, height = (6.4, 3.7) if len(env_ids) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
     legend = {key: textwrap.fill(text, int(_LETTERS_PER_INCH * width)) for key, text in legend_texts(curves).items()}
-    lines = sum(text.count("\n") + 1 for text in legend.values())
+    total_height = height + _INCHES_PER_LINE * sum(text.count("\n") + 1 for text in legend.values())
     looks = _looks(list(legend))
     with rc_context(_STYLE):
-        figure = Figure(figsize=(width, height + _INCHES_PER_LINE * lines), layout="constrained")
+        figure = Figure(figsize=(width, total_height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
         panels = figure.subplots(rows, columns, squeeze=False)
         for index, panel in enumerate(panels.flat):
             if index < len(env_ids):
@@ -385,8 +426,9 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
                 panel.set_xlabel("environment steps" if index + columns >= len(env_ids) else "")
             else:
                 panel.set_axis_off()
-        figure.supylabel(y_label, fontsize=_STYLE["axes.labelsize"])
-        figure.suptitle(title or "")
+        figure.supylabel(y_label, y=1 - 0.5 * height / total_height, fontsize=_STYLE["axes.labelsize"])  # the middle of the panels
+        if title:
+            figure.suptitle(title)
         _draw_legend(figure, legend, looks)
     return figure
 
@@ -431,11 +473,12 @@ def _draw_panel(panel: Axes, curves: list[Curve], looks: dict[tuple[str, bool], 
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
         panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **look, **marker)
         if curve.band_name:
-            panel.fill_between(curve.steps, *curve.band(), color=look["color"], alpha=0.18, linewidth=0, zorder=1)
+            panel.fill_between(curve.steps, *curve.band, color=look["color"], alpha=0.18, linewidth=0, zorder=1)
             panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=look["color"], zorder=1.5)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda step, _: steps_text(step)))
     panel.margins(x=0.01)
+    panel.set_xlim(left=0)
 
 
 def _draw_legend(figure: Figure, legend: dict[tuple[str, bool], str], looks: dict[tuple[str, bool], dict[str, Any]]) -> None:

@@ -33,7 +33,7 @@ from phasicrl.normalize import RewardNormalizer
 from phasicrl.phases import Record
 from phasicrl.rollout import PhaseBuffer, Rollout
 
-PURPOSES = ("init", "action", "shuffle", "env")
+PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
 """Uses of randomness, each with a stream of its own. Only ever append: a stream follows from its place."""
 
 EnvFactory = Callable[[], gym.Env]
@@ -148,6 +148,7 @@ class Run:
 
     def save(self) -> None:
         """Save a checkpoint and the agent's weights. The clock of `checkpoint.every_minutes` starts when the save is done."""
+        self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
             self.directory / "checkpoints",
             self.state_dict(),

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 
-class Counting(gym.Env[np.ndarray, int]):
+class Counting(gym.Env[np.ndarray, Any]):
     """Counts: the observation is (id of the environment, episode, step of the episode), the reward the step.
 
     Episode e lasts 2 + (id + e) % 3 steps. Even episodes terminate, odd ones are truncated, and every sixth says both.
@@ -22,7 +22,7 @@ class Counting(gym.Env[np.ndarray, int]):
     action_space = gym.spaces.Discrete(4)
 
     def __init__(self) -> None:
-        self._buffer = np.zeros(3)
+        self._buffer = np.zeros(3, self.observation_space.dtype)
         self._episode, self._time = -1, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -44,6 +44,12 @@ class Counting(gym.Env[np.ndarray, int]):
         return self._buffer
 
 
+class CountingInFloat32(Counting):
+    """The same in the trainer's dtype, so that no conversion copies the buffer by chance."""
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
+
+
 class FromFive(Counting):
     """Actions counted from five; the reward is the action that arrived."""
 
@@ -54,8 +60,8 @@ class FromFive(Counting):
         return obs, float(action), terminated, truncated, info
 
 
-class Faulty(gym.Env[np.ndarray, int]):
-    """Goes wrong in the way it is told to, at its third step."""
+class Faulty(gym.Env[np.ndarray, Any]):
+    """Goes wrong in the way it is told to, at its third step; `nothing` goes wrong on request."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -72,7 +78,9 @@ class Faulty(gym.Env[np.ndarray, int]):
 
     def step(self, action: int) -> Any:
         self._time += 1
-        return self._misbehave() if self._time == 3 else (np.zeros(2, np.float32), 0.0, False, False, {})
+        if self._fault == "nothing" or self._time < 3:
+            return np.zeros(2, np.float32), 0.0, False, False, {}
+        return self._misbehave()
 
     def _misbehave(self) -> Any:
         good = np.zeros(2, np.float32)

@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -184,42 +185,38 @@ REPLAYED = {
 }
 
 
+def play(pool: Any, actions: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Step with masked resets; return observations and rewards in turn, how often each was reset, and when each last began."""
+    answers, resets, began = [], np.zeros(len(actions[0]), int), np.zeros(len(actions[0]), int)
+    for number, action in enumerate(actions, 1):
+        obs, reward, terminated, truncated, _ = pool.step(action)
+        answers += [obs, reward]
+        done = terminated | truncated
+        if done.any():
+            answers.append(pool.reset(options={"reset_mask": done})[0])
+            resets[done] += 1
+            began[done] = number
+    return answers, resets, began
+
+
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 @pytest.mark.parametrize("family", REPLAYED)
 def test_fact_seed_resets_and_actions_restore_an_environment(family: str) -> None:
     """What `exact_state = "replay"` promises: resets as many as before, then the actions of the current episode."""
     task_id, options, steps = REPLAYED[family]
     num_envs = 3
-    pool = raw_pool(task_id, options, num_envs)
-    pool.reset()
-    resets, episode = np.ones(num_envs, int), [[] for _ in range(num_envs)]
+    pool, twin = (raw_pool(task_id, options, num_envs) for _ in range(2))
     actions = list(random_actions(pool.action_space, num_envs, steps + 40))
-    expected = []
-    for number, action in enumerate(actions):
-        obs, reward, terminated, truncated, _ = pool.step(action)
-        if number >= steps:
-            expected.append((obs, reward))
-        done = terminated | truncated
-        for index in range(num_envs):
-            if number < steps:
-                episode[index] = [] if done[index] else [*episode[index], action[index]]
-        if done.any():
-            pool.reset(options={"reset_mask": done})
-            resets += done if number < steps else 0
-    assert resets.min() >= 2
-
-    twin = raw_pool(task_id, options, num_envs)
-    for count in range(resets.max()):
-        twin.reset(options={"reset_mask": resets > count})
+    pool.reset()
+    _, resets, began = play(pool, actions[:steps])
+    assert resets.min() >= 1
+    for count in range(resets.max() + 1):
+        twin.reset(options={"reset_mask": resets >= count})
     for index in range(num_envs):
-        for action in episode[index]:
-            twin.step(np.asarray(action)[None], env_id=np.array([index], np.int32))
-    for action, (obs, reward) in zip(actions[steps:], expected, strict=True):
-        again, reward_again, terminated, truncated, _ = twin.step(action)
-        np.testing.assert_array_equal(again, obs)
-        np.testing.assert_array_equal(reward_again, reward)
-        if (terminated | truncated).any():
-            twin.reset(options={"reset_mask": terminated | truncated})
+        for action in actions[began[index] : steps]:
+            twin.step(action[index : index + 1], env_id=np.array([index], np.int32))
+    for expected, answer in zip(play(pool, actions[steps:])[0], play(twin, actions[steps:])[0], strict=True):
+        np.testing.assert_array_equal(answer, expected)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals are told apart on Linux")
@@ -263,9 +260,7 @@ def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.nda
 
 
 def test_neighbouring_seeds_share_no_environment() -> None:
-    first, second = (
-        {obs.tobytes() for obs in EnvPoolEnv("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset()} for seed in (1, 2)
-    )
+    first, second = ({obs.tobytes() for obs in EnvPoolEnv("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset()} for seed in (1, 2))
     assert len(first) == len(second) == 16 and not first & second
 
 
@@ -276,3 +271,18 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
         envs.reset()
         runs.append(np.stack([envs.step(action).obs for action in random_actions(envs.action_space, 6, 60)]))
     np.testing.assert_array_equal(*runs)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_close_ends_the_threads() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    EnvPoolEnv("CartPole-v1", num_envs=8, seed=1, num_threads=1).close()
+    before = count()
+    envs = EnvPoolEnv("CartPole-v1", num_envs=8, seed=1, num_threads=6)
+    step = envs.reset()
+    assert count() >= before + 6
+    envs.close()
+    assert count() <= before
+    assert step.shape == (8, 4)

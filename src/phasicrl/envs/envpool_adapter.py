@@ -1,6 +1,6 @@
 """EnvPool: environments in C++ that are stepped by a pool of threads. Kind: effects.
 
-Facts about EnvPool 1.2.5 that this file rests on (each is held by a test in `tests/envs`):
+Facts about EnvPool 1.2.5 that this file rests on (those that results depend on are held by tests in `tests/envs`):
 
 - It resets in the step *after* an end: that step ignores its action and returns a first observation with reward zero. Resetting
   just the finished environments right after the step, with `reset_mask`, leaves no such row, and what the step returned is the
@@ -16,6 +16,7 @@ Facts about EnvPool 1.2.5 that this file rests on (each is held by a test in `te
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,7 +143,7 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
         ImportError: EnvPool or, with `procgen`, Qt is not installed; the message names the remedy.
     """
     try:
-        if procgen:
+        if procgen and importlib.util.find_spec("envpool") is not None:
             ensure_qt()
         import envpool
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
 """Gymnasium: any Python environment, stepped in this process or in one process each. Kind: effects.
 
-Facts about Gymnasium 1.4.0 that this file rests on (each is held by a test in `tests/envs`):
+Facts about Gymnasium 1.4.0 that this file rests on (held by tests in `tests/envs`):
 
 - `AutoresetMode.SAME_STEP` (since 1.1) resets in the step of the end, and hands the true last observation over in
   `info["final_obs"]`, an object array `[B]` with None where no episode ended.
@@ -68,6 +68,8 @@ class GymnasiumEnv:
         self.name, self.num_envs = name, num_envs
         self.observation_space, self.action_space = _probe_spaces(name, make_env)
         check_spaces(name, self.observation_space, self.action_space)
+        if parallel == "processes":
+            _refuse_unsendable(name, make_env)
         makers = [_GuardMaker(make_env, name, index, self.observation_space, self.action_space, os.getpid()) for index in range(num_envs)]
         mode = gym.vector.AutoresetMode.SAME_STEP
         self._vector: SyncVectorEnv | _Processes = (
@@ -386,6 +388,18 @@ def _probe_spaces(name: str, make_env: MakeEnv) -> tuple[gym.Space[Any], gym.Spa
     spaces = _trainer_spaces(env)
     env.close()
     return spaces
+
+
+def _refuse_unsendable(name: str, make_env: MakeEnv) -> None:
+    """Refuse a function that cannot be sent to another process, before any process is started."""
+    import cloudpickle  # Gymnasium sends it with this, and depends on it
+
+    try:
+        cloudpickle.dumps(make_env)
+    except Exception as error:
+        raise ValueError(
+            f"{name}: make_env cannot be sent to another process ({error}); make everything it needs inside of it, or set env.parallel to sync"
+        ) from error
 
 
 def _trainer_spaces(env: gym.Env[Any, Any]) -> tuple[gym.Space[Any], gym.Space[Any]]:

@@ -1,0 +1,207 @@
+"""From ids and settings to environments, and the words for what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from counting import Counting
+
+from phasicrl.config import PROCGEN_FIELDS, EnvConfig
+from phasicrl.envs import make as make_module
+from phasicrl.envs.make import PROCGEN_GAMES, list_envs, make_envs, procgen_options, procgen_task, resolve
+from phasicrl.envs.protocol import VectorEnv
+
+needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+
+
+def refused(message: str, make_env: Any = None, **settings: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_envs(EnvConfig(**{"num_envs": 2, **settings}), seed=1, make_env=make_env)
+
+
+@needs_envpool
+@pytest.mark.parametrize(
+    ("env_id", "expected"),
+    [
+        ("starpilot", ("procgen", "starpilot")),
+        ("StarPilot", ("procgen", "starpilot")),
+        ("procgen:Maze", ("procgen", "maze")),
+        ("CartPole-v1", ("envpool", "CartPole-v1")),
+        ("Pong-v5", ("envpool", "Pong-v5")),
+        ("envpool:phys2d/CartPole-v1", ("envpool", "phys2d/CartPole-v1")),
+        ("gymnasium:CartPole-v1", ("gymnasium", "CartPole-v1")),
+        ("FrozenLake8x8-v1", ("gymnasium", "FrozenLake8x8-v1")),
+        ("gymnasium:some_module:Thing-v0", ("gymnasium", "some_module:Thing-v0")),
+    ],
+)
+def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None:
+    if env_id.startswith("FrozenLake8x8") and "FrozenLake8x8-v1" in make_module._envpool_tasks():
+        expected = ("envpool", "FrozenLake8x8-v1")
+    assert resolve(env_id) == expected
+
+
+@needs_envpool
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("starpilto", "unknown environment 'starpilto'; did you mean 'starpilot'.*phasicrl envs"),
+        ("procgen:starpilto", "Procgen has no game 'starpilto'; did you mean 'starpilot'.*its games: bigfish"),
+        ("Cartpole-v1", "did you mean 'CartPole-v1'"),
+        ("envpool:Cartpole-v1", "EnvPool has no task 'Cartpole-v1'; did you mean 'CartPole-v1'"),
+        ("gymnasium:Cartpole-v1", "Gymnasium has no environment 'Cartpole-v1'; did you mean 'CartPole-v1'"),
+        ("sb3:CartPole-v1", "'sb3', which is not a back end; accepted: procgen:, envpool:, gymnasium:"),
+        ("StarpilotEasy-v0", "is a game of Procgen; write procgen:starpilot with env.distribution easy"),
+        ("envpool:MazeMemory-v0", "write procgen:maze with env.distribution memory"),
+        ("qqqqqqqqqq", "unknown environment 'qqqqqqqqqq'; `phasicrl envs`"),
+    ],
+)
+def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str) -> None:
+    refused(message, id=env_id)
+
+
+@needs_envpool
+def test_every_game_has_its_distributions() -> None:
+    for game in PROCGEN_GAMES:
+        for distribution in ("easy", "hard"):
+            config = EnvConfig(distribution=distribution)  # type: ignore[arg-type]
+            assert procgen_task(game, config) == f"{game.capitalize()}{distribution.capitalize()}-v0"
+    refused(
+        "bigfish has no 'memory' levels.*it has easy, hard; games with 'memory' levels: caveflyer.*miner",
+        id="bigfish",
+        distribution="memory",
+    )
+    refused("games with 'extreme' levels: chaser, dodgeball, leaper, starpilot", id="maze", distribution="extreme")
+
+
+@needs_envpool
+def test_what_envpool_would_abort_on_is_refused() -> None:
+    refused("'exploration' is one fixed level", id="procgen:maze", distribution="exploration", num_levels=5)
+    refused("'exploration' is one fixed level", id="procgen:maze", distribution="exploration", start_level=5)
+    refused("env.start_level = 3 has no meaning with env.num_levels = 0", start_level=3)
+    refused("above 2147483647", start_level=5, num_levels=2**31 - 1)
+    refused("must not be below zero", num_levels=-1)
+
+
+@needs_envpool
+def test_every_setting_of_procgen_reaches_the_game() -> None:
+    config = EnvConfig(
+        num_levels=7, start_level=3, center_agent=False, use_backgrounds=False, use_monochrome_assets=True,
+        restrict_themes=True, use_generated_assets=True, paint_vel_info=True,
+    )  # fmt: skip
+    options = procgen_options("starpilot", config)
+    assert set(options) == {*PROCGEN_FIELDS, "channel_first"} - {"distribution"}
+    assert all(options[name] == getattr(config, name) for name in set(options) - {"channel_first"})
+    seeds = []
+    for num_levels, start_level in ((7, 3), (0, 0)):
+        envs = make_envs(EnvConfig(id="leaper", num_envs=16, num_levels=num_levels, start_level=start_level), seed=1)
+        envs.reset()
+        seeds.append(envs.step(np.zeros(16, np.int64)).info["level_seed"])
+        envs.close()
+    assert set(seeds[0]) <= set(range(3, 10)) and len(set(seeds[0])) > 3
+    assert seeds[1].max() > 10_000
+
+
+@needs_envpool
+@pytest.mark.parametrize(
+    "field", ["use_backgrounds", "center_agent", "use_monochrome_assets", "restrict_themes", "use_generated_assets", "paint_vel_info"]
+)
+def test_pictures_change_with_the_settings(field: str) -> None:
+    pictures = []
+    for value in (False, True):
+        envs = make_envs(EnvConfig(id="coinrun", num_envs=8, num_threads=2, num_levels=50, **{field: value}), seed=1)  # type: ignore[arg-type]
+        envs.reset()
+        pictures.append([envs.step(np.full(8, 7)).obs for _ in range(6)][-1])
+        envs.close()
+    assert not np.array_equal(*pictures)
+
+
+@needs_envpool
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_levels", 200), ("distribution", "hard"), ("use_backgrounds", False), ("start_level", 1)]
+)
+@pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
+def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, value: Any) -> None:
+    refused(rf"env.{field} = {value!r} is a setting of Procgen, and {env_id} does not have it", id=env_id, **{field: value})
+    refused(rf"env.{field} = {value!r} is a setting of Procgen", id="mine", make_env=Counting, **{field: value})
+
+
+@needs_envpool
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("envpool:Ant-v4", r"envpool:Ant-v4: actions of the kind Box.* not supported yet; supported: Discrete"),
+        ("gymnasium:Pendulum-v1", r"gymnasium:Pendulum-v1: actions of the kind Box.* not supported yet; supported: Discrete"),
+        ("envpool:MiniGrid-Empty-5x5-v0", r"observations of the kind Dict.* not supported; supported: pictures .* and vectors"),
+        ("envpool:FrozenLake-v1", "observations of the kind Discrete"),
+    ],
+)
+def test_spaces_that_are_not_supported_are_refused(env_id: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import envpool
+
+    monkeypatch.setattr(envpool, "make_gymnasium", lambda *_, **__: pytest.fail("a pool was made"))
+    refused(message, id=env_id)
+
+
+def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    monkeypatch.setattr(make_module, "_has_envpool", lambda: False)
+    for env_id, extra in (("procgen:starpilot", "procgen"), ("envpool:CartPole-v1", "envpool")):
+        with pytest.raises(ImportError, match=rf"EnvPool is not installed.*pip install 'phasicrl\[{extra}\]'"):
+            make_envs(EnvConfig(id=env_id, num_envs=2), seed=1)
+    assert resolve("CartPole-v1") == ("gymnasium", "CartPole-v1")
+    refused(r"unknown environment 'Pong-v5'.*EnvPool is not installed: pip install", id="Pong-v5")
+    assert all(listing.backend != "envpool" for listing in list_envs())
+
+
+def test_num_envs_of_the_call_goes_before_that_of_the_configuration() -> None:
+    config = EnvConfig(id="gymnasium:CartPole-v1", num_envs=2)
+    sizes = [make_envs(config, seed=1, num_envs=num_envs).num_envs for num_envs in (None, 5)]
+    assert sizes == [2, 5]
+
+
+def test_your_own_environment_needs_no_known_id() -> None:
+    envs: VectorEnv = make_envs(EnvConfig(id="mine", num_envs=2), seed=1, make_env=Counting)
+    assert envs.name == "mine" and envs.reset().shape == (2, 3)
+    envs.close()
+
+
+@needs_envpool
+def test_threads_are_never_more_than_environments_or_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    import envpool
+
+    taken: list[int] = []
+    real = envpool.make_gymnasium
+    monkeypatch.setattr(envpool, "make_gymnasium", lambda *args, **options: taken.append(options["num_threads"]) or real(*args, **options))
+    monkeypatch.setattr(make_module, "_num_cores", lambda: 4)
+    for num_envs, num_threads in ((2, None), (8, None), (8, 3), (2, 3)):
+        make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=num_envs, num_threads=num_threads), seed=1)
+    assert taken == [2, 4, 3, 2]
+
+
+@needs_envpool
+def test_the_list_finds_by_parts_and_by_wildcards() -> None:
+    assert [listing.id for listing in list_envs("STARPILOT")] == ["procgen:starpilot"]
+    assert "easy, hard, extreme" in list_envs("starpilot")[0].description
+    cartpole = {listing.id: listing for listing in list_envs("*:cartpole-v1")}
+    assert set(cartpole) == {"envpool:CartPole-v1", "gymnasium:CartPole-v1"}
+    assert "Box 4 float32 → Discrete(2)" in cartpole["envpool:CartPole-v1"].description
+    assert "not supported yet" in list_envs("envpool:Ant-v4")[0].description
+    everything = list_envs()
+    assert len(everything) > 1500 and len({listing.id for listing in everything}) == len(everything)
+    assert [listing.id for listing in everything[:16]] == [f"procgen:{game}" for game in PROCGEN_GAMES]
+    assert list_envs("no such thing") == []
+
+
+@needs_envpool
+def test_what_is_listed_is_found_again() -> None:
+    for listing in list_envs()[::40]:
+        assert resolve(listing.id) == (listing.backend, listing.id.partition(":")[2])
+
+
+def test_the_games_are_those_of_gymnasiums_registry_or_none() -> None:
+    assert not set(PROCGEN_GAMES) & {name.lower() for name in gym.registry}
