@@ -55,7 +55,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     verb = VERBS.get(words[0])
     if verb is None:
-        raise ValueError(f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)} `phasicrl --help` lists all")
+        raise ValueError(f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)}; `phasicrl --help` lists all")
     verb(words[1:])
     return 0
 
@@ -243,10 +243,46 @@ def _video(words: list[str]) -> None:
     options = _parse(_VideoOptions, words, "video")
     from phasicrl.video import film
 
-    chosen = {name: getattr(options, name) for name in ("output", "num_envs", "episodes", "policy", "levels", "seed", "fps", "size")}
-    path, result = film(options.run, **chosen)
+    arguments = {name: value for name, value in vars(options).items() if name != "run"}
+    path, result = film(options.run, **arguments)
     returns = ", ".join(f"{value:g}" for value in result.returns)
     print(f"{path}: {len(result.returns)} episodes, returns {returns}")
+
+
+@dataclass(frozen=True)
+class _PlotOptions:
+    """Draw learning curves of runs over seeds, with published curves beside them if wanted."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories; those of one experiment on one environment are one curve over their seeds."""
+    output: Path = Path("curves")
+    """Name of the picture; .png, .svg and .csv are put behind it."""
+    metric: str = "charts/episodic_return_100"
+    """Which metric."""
+    smooth_steps: int = 0
+    """Average over so many environment steps up to each point; 0: as recorded."""
+    reference: Path | None = None
+    """CSV file (.gz or not) of published curves: experiment, run, game, step, episodic_return, …"""
+    reference_experiments: tuple[str, ...] = ()
+    """Which experiments of that file; none: all, if they are few."""
+    reference_game: str | None = None
+    """The game in that file, if it is not the environment's name."""
+    reference_split: str = "train"
+    """Which rows of that file, if it has a column `split`."""
+    title: str | None = None
+    """Over the figure."""
+
+
+def _plot(words: list[str]) -> None:
+    """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
+    options = _parse(_PlotOptions, words, "plot")
+    if not options.runs:
+        raise ValueError("name at least one run directory: `phasicrl plot RUN …`")
+    from phasicrl.plot import plot_runs
+
+    arguments = {name: value for name, value in vars(options).items() if name != "runs"}
+    for path in plot_runs(options.runs, **arguments):
+        print(path)
 
 
 # --- lists
@@ -295,6 +331,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "resume": _resume,
     "evaluate": _evaluate,
     "video": _video,
+    "plot": _plot,
     "presets": _presets,
     "envs": _envs,
     "doctor": _doctor,

@@ -413,7 +413,7 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
 
 
 def nearest_name(given: str, known: typing.Iterable[str]) -> str:
-    """End of an error message: `; did you mean 'bigfish'?`, or nothing if no known name is near."""
+    """Part of an error message: ` (did you mean 'bigfish'?)`, or nothing if no known name is near."""
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
-    return f"; did you mean {lower[close[0]]!r}?" if close else ""
+    return f" (did you mean {lower[close[0]]!r}?)" if close else ""

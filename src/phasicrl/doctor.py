@@ -13,11 +13,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
 from rich.table import Table
 
 from phasicrl.envs.envpool_adapter import PROCGEN, import_envpool, task_family
@@ -59,6 +60,13 @@ def diagnose() -> list[Check]:
     checks += _envpool()
     checks += [_gymnasium(), _video(), _package("plotting", "matplotlib", "plot"), _package("TensorBoard", "tensorboard", "tensorboard")]
     return [*checks, _memory(), _disk()]
+
+
+def print_diagnosis() -> None:
+    """Print all checks on the terminal."""
+    with Console().status("looking at everything that can be used; some seconds …"):
+        table = as_table(diagnose())
+    Console().print(table)
 
 
 def as_table(checks: Iterable[Check]) -> Table:
@@ -200,13 +208,14 @@ def _gymnasium() -> Check:
 
 def _video() -> Check:
     """The video encoder: an ffmpeg that comes with imageio-ffmpeg."""
-
-    def look() -> str:
+    try:
         import imageio_ffmpeg
 
-        return f"imageio-ffmpeg {imageio_ffmpeg.__version__}, ffmpeg {imageio_ffmpeg.get_ffmpeg_version()}"
-
-    return _optional("video", look, "pip install 'phasicrl[video]'")
+        found = f"imageio-ffmpeg {imageio_ffmpeg.__version__}, ffmpeg {imageio_ffmpeg.get_ffmpeg_version()}"
+        return Check(name="video", status="ok", found=found)
+    except (ImportError, OSError, RuntimeError) as error:
+        status = "missing" if isinstance(error, ImportError) else "broken"
+        return Check(name="video", status=status, found=str(error), remedy="pip install 'phasicrl[video]'")
 
 
 def _package(name: str, package: str, extra: str) -> Check:
@@ -215,16 +224,6 @@ def _package(name: str, package: str, extra: str) -> Check:
     if version is None:
         return Check(name=name, status="missing", found=f"{package} is not installed", remedy=f"pip install 'phasicrl[{extra}]'")
     return Check(name=name, status="ok", found=f"{package} {version}")
-
-
-def _optional(name: str, look: Callable[[], str], remedy: str) -> Check:
-    """An optional package that is tried."""
-    try:
-        return Check(name=name, status="ok", found=look())
-    except ImportError as error:
-        return Check(name=name, status="missing", found=str(error), remedy=remedy)
-    except (OSError, RuntimeError) as error:
-        return Check(name=name, status="broken", found=str(error), remedy=remedy)
 
 
 def _memory() -> Check:

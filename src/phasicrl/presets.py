@@ -137,7 +137,7 @@ def get_preset(name: str) -> Config:
         ValueError: there is none; the nearest name is given.
     """
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}{nearest_name(name, PRESETS)} `phasicrl presets` lists all")
+        raise ValueError(f"unknown preset {name!r}{nearest_name(name, PRESETS)}; `phasicrl presets` lists all")
     return PRESETS[name].config
 
 

@@ -49,11 +49,11 @@ def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("starpilto", "unknown environment 'starpilto'; did you mean 'starpilot'.*phasicrl envs"),
-        ("procgen:starpilto", "Procgen has no game 'starpilto'; did you mean 'starpilot'.*its games: bigfish"),
+        ("starpilto", "unknown environment 'starpilto' .did you mean 'starpilot'.*phasicrl envs"),
+        ("procgen:starpilto", "Procgen has no game 'starpilto' .did you mean 'starpilot'.*its games: bigfish"),
         ("Cartpole-v1", "did you mean 'CartPole-v1'"),
-        ("envpool:Cartpole-v1", "EnvPool has no task 'Cartpole-v1'; did you mean 'CartPole-v1'"),
-        ("gymnasium:Cartpole-v1", "Gymnasium has no environment 'Cartpole-v1'; did you mean 'CartPole-v1'"),
+        ("envpool:Cartpole-v1", "EnvPool has no task 'Cartpole-v1' .did you mean 'CartPole-v1'"),
+        ("gymnasium:Cartpole-v1", "Gymnasium has no environment 'Cartpole-v1' .did you mean 'CartPole-v1'"),
         ("sb3:CartPole-v1", "'sb3', which is not a back end; accepted: procgen:, envpool:, gymnasium:"),
         ("StarpilotEasy-v0", "is a game of Procgen; write procgen:starpilot with env.distribution easy"),
         ("envpool:MazeMemory-v0", "write procgen:maze with env.distribution memory"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,10 @@ class EnvListing:
     id: str
     backend: Backend
     description: str
+
+    def __str__(self) -> str:
+        """The line itself."""
+        return f"{self.id:<40} {self.description}"
 
 
 def make_envs(
@@ -113,7 +117,7 @@ def procgen_task(game: str, config: EnvConfig) -> str:
     task_id = _procgen_task_id(game, config.distribution)
     if task_id not in task_ids:
         having = [name for name in PROCGEN_GAMES if _procgen_task_id(name, config.distribution) in task_ids]
-        modes = [mode for mode in _distributions() if _procgen_task_id(game, mode) in task_ids]
+        modes = [mode for mode in get_args(ProcgenDistribution) if _procgen_task_id(game, mode) in task_ids]
         raise ValueError(
             f"procgen:{game} has no {config.distribution!r} levels (env.distribution); it has {', '.join(modes)}; "
             f"games with {config.distribution!r} levels: {', '.join(having)}"
@@ -216,15 +220,15 @@ def _all_listings() -> Iterator[EnvListing]:
     """Everything there is, without making anything."""
     tasks = _envpool_tasks()
     for game in PROCGEN_GAMES:
-        modes = [mode for mode in _distributions() if not tasks or _procgen_task_id(game, mode) in tasks]
+        modes = [mode for mode in get_args(ProcgenDistribution) if not tasks or _procgen_task_id(game, mode) in tasks]
         needs = "" if tasks else "; needs pip install 'phasicrl[procgen]'"
         yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 pictures, 15 actions; levels: {', '.join(modes)}{needs}")
-    for task_id, family in _sorted_items(tasks):
+    for task_id, family in sorted(tasks.items()):
         if family != PROCGEN:
             yield EnvListing(
                 f"envpool:{task_id}", "envpool", f"EnvPool, {family.removeprefix('envpool.').replace('_', ' ').replace('.', ', ')}"
             )
-    for env_id, spec in _sorted_items(gym.registry):
+    for env_id, spec in sorted(gym.registry.items()):
         limit = f", at most {spec.max_episode_steps} steps" if spec.max_episode_steps else ""
         yield EnvListing(f"gymnasium:{env_id}", "gymnasium", f"Gymnasium{limit}")
 
@@ -250,11 +254,3 @@ def _short(space: gym.Space[Any]) -> str:
     if isinstance(space, gym.spaces.Box):
         return f"Box {' × '.join(map(str, space.shape)) or 'scalar'} {space.dtype}"
     return str(space) if isinstance(space, gym.spaces.Discrete) else type(space).__name__
-
-
-def _sorted_items(table: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    return sorted(table.items(), key=lambda item: item[0].lower())
-
-
-def _distributions() -> tuple[str, ...]:
-    return get_args(ProcgenDistribution)

@@ -96,10 +96,16 @@ class NatureCNN(nn.Module):
 
 
 class MLP(nn.Module):
-    """Dense layers over vectors."""
+    """Dense layers over vectors.
+
+    Raises:
+        ValueError: the observations are pictures.
+    """
 
     def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
         super().__init__()
+        if len(obs_shape) == 3:
+            raise ValueError(f"observations of shape {obs_shape} are pictures; use --model.encoder impala or nature")
         self.dense = Dense(math.prod(obs_shape), config, activation=config.activation, generator=generator)
         self.num_features = self.dense.num_features
 

@@ -1,0 +1,74 @@
+"""Tiny configurations and environments that several tests share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from phasicrl.config import AuxConfig, CheckpointConfig, Config, EnvConfig, LogConfig, ModelConfig, PPOConfig, RewardNormConfig
+from phasicrl.run import Run, start_run
+
+
+class Corridor(gym.Env[np.ndarray, int]):
+    """Walk right along a line of cells: reward 1 at the end, which terminates; after `limit` steps the episode is truncated."""
+
+    def __init__(self, length: int = 4, limit: int = 9) -> None:
+        self.length, self.limit = length, limit
+        self.observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._at = self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._at, self._steps = int(self.np_random.integers(2)), 0
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._at = max(0, self._at + (1 if action == 1 else -1))
+        self._steps += 1
+        done = self._at >= self.length
+        return self._obs(), float(done), done, self._steps >= self.limit and not done, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._at / self.length, 1 - self._at / self.length], dtype=np.float32)
+
+
+def corridor() -> Corridor:
+    return Corridor()
+
+
+def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Config:
+    """Four corridors, rollouts of eight steps; a run of it takes a fraction of a second."""
+    config = Config(
+        name="tiny",
+        seed=3,
+        total_env_steps=128,
+        output_dir=str(tmp_path),
+        env=EnvConfig(id="corridor", num_envs=4),
+        model=ModelConfig(encoder="mlp", hidden_sizes=(8,), activation="tanh"),
+        ppo=PPOConfig(num_steps=8, gamma=0.9, num_minibatches=2),
+        aux=aux,
+        reward_norm=RewardNormConfig(),
+        log=LogConfig(console="off", tensorboard=False),
+        checkpoint=CheckpointConfig(every_minutes=None),
+    )
+    return replace(config, **changes)
+
+
+def tiny_aux(**changes: Any) -> AuxConfig:
+    """An auxiliary phase after every second rollout of `tiny`."""
+    return replace(AuxConfig(every=2, epochs=2, num_minibatches=2), **changes)
+
+
+OPENED: list[Run] = []
+"""Runs to be closed at the end of the test."""
+
+
+def open_run(config: Config) -> Run:
+    """A run on corridors that is closed at the end of the test."""
+    OPENED.append(start_run(config, make_env=corridor))
+    return OPENED[-1]

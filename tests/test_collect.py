@@ -1,0 +1,325 @@
+"""The collector with environments that follow a script: every number lands in its cell, episode by episode, rollout by rollout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.collect import Collector, EpisodeStatistics
+from phasicrl.config import ModelConfig
+from phasicrl.envs.protocol import ExactState, TimeStep
+from phasicrl.models.agent import Agent
+from phasicrl.rollout import PhaseBuffer, Rollout
+
+B, T, K = 3, 5, 3
+# Episodes of each environment as length and end. Over three rollouts of five steps (ends marked by t for a truncation, x for a termination):
+#   steps          01234 56789 01234
+#   environment 0  .x..t ..t.t .....
+#   environment 1  .t..x ..xtx ..x..
+#   environment 2  ....t ..t.. .....
+# Hence: both kinds in one step, two truncations around a termination in the last step of a rollout and in the middle of one,
+# a truncation and a termination in a last step, an episode of a single step, episodes that reach into the next rollout.
+SCRIPT = [
+    [(2, "terminated"), (3, "truncated"), (3, "truncated"), (2, "truncated"), (99, "terminated")],
+    [(2, "truncated"), (3, "terminated"), (3, "terminated"), (1, "truncated"), (1, "terminated"), (3, "terminated"), (99, "truncated")],
+    [(5, "truncated"), (3, "truncated"), (99, "terminated")],
+]
+
+
+def reward_of(env: int, episode: int, step: int, action: int) -> float:
+    """Exact in float32."""
+    return 64 * env + 8 * episode + step - action / 4
+
+
+class Scripted:
+    """Environments that follow `SCRIPT`; an observation is (environment, episode, step of the episode).
+
+    The final observation of a termination is not a number, because nobody may look at it.
+    """
+
+    name = "test:scripted"
+    num_envs = B
+    observation_space: gym.Space[Any] = gym.spaces.Box(-100, 100, (3,), np.float32)
+    action_space: gym.Space[Any] = gym.spaces.Discrete(4)
+    exact_state: ExactState = "none"
+
+    def __init__(self, *, with_final_obs: bool = True, info: bool = False) -> None:
+        self.with_final_obs = with_final_obs
+        self.info = info
+
+    def reset(self) -> np.ndarray:
+        self.position = [(0, 0)] * B
+        return self._observe()
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        assert action.shape == (B,)
+        reward, ends, final_obs = np.zeros(B, np.float32), np.full(B, "", dtype="U10"), []
+        level = np.array([10 * env + episode for env, (episode, _) in enumerate(self.position)], np.int32)
+        for env, (episode, step) in enumerate(self.position):
+            reward[env] = reward_of(env, episode, step, int(action[env]))
+            length, end = SCRIPT[env][episode]
+            self.position[env] = (episode, step + 1)
+            if step + 1 == length:
+                ends[env] = end
+                final_obs.append([np.nan] * 3 if end == "terminated" else [env, episode, length])
+                self.position[env] = (episode + 1, 0)
+        return TimeStep(
+            obs=self._observe(),
+            reward=reward,
+            terminated=ends == "terminated",
+            truncated=ends == "truncated",
+            final_obs=np.array(final_obs, np.float32) if final_obs and self.with_final_obs else None,
+            info={"level_seed": level, "level_complete": (ends == "terminated").astype(np.int32)} if self.info else {},
+        )
+
+    def close(self) -> None:
+        pass
+
+    def _observe(self) -> np.ndarray:
+        return np.array([(env, *self.position[env]) for env in range(B)], np.float32)
+
+
+class Cell(NamedTuple):
+    """One step of one environment as the script has it."""
+
+    obs: tuple[int, int, int]
+    end: str
+    leads_to: tuple[int, int, int]
+
+
+def told(env: int) -> Iterator[Cell]:
+    """The script of one environment, step by step."""
+    for episode, (length, end) in enumerate(SCRIPT[env]):
+        for step in range(length):
+            last = step + 1 == length
+            after = (env, episode + 1, 0) if last and end == "terminated" else (env, episode, step + 1)
+            yield Cell((env, episode, step), end if last else "", after)
+
+
+def timeline(num_steps: int) -> list[list[Cell]]:
+    """`[B][num_steps]`."""
+    return [[cell for cell, _ in zip(told(env), range(num_steps), strict=False)] for env in range(B)]
+
+
+def make_agent(seed: int = 0) -> Agent:
+    config = ModelConfig(encoder="mlp", hidden_sizes=(32,), value_head_scale=1.0, policy_head_scale=0.2)
+    return Agent(Scripted.observation_space, Scripted.action_space, config, generator=Generator().manual_seed(seed), auxiliary=False)
+
+
+def make_collector(envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3) -> Collector:
+    return Collector(
+        envs or Scripted(),
+        make_agent(),
+        generator=Generator().manual_seed(seed),
+        device=torch.device("cpu"),
+        bootstrap_truncation=bootstrap_truncation,
+    )
+
+
+def make_buffer(num_rollouts: int = K) -> PhaseBuffer:
+    return PhaseBuffer(
+        num_rollouts,
+        B,
+        T,
+        obs_shape=(3,),
+        obs_dtype=torch.float32,
+        action_shape=(),
+        action_dtype=torch.int64,
+        state_size=0,
+        num_actions=None,
+        device=torch.device("cpu"),
+    )
+
+
+def collect(collector: Collector, num_rollouts: int = K) -> dict[str, Tensor]:
+    """Rollouts one after the other, as if they were one: every field `[B, K·T, …]`."""
+    buffer = make_buffer(num_rollouts)
+    for _ in range(num_rollouts):
+        rollout = buffer.next_rollout()
+        fill_with_rubbish(rollout)
+        collector.collect(rollout)
+    slots = [buffer.rollout(slot).tensors() for slot in range(num_rollouts)]
+    return {name: torch.cat([slot[name] for slot in slots], dim=1) for name in slots[0]}
+
+
+def fill_with_rubbish(rollout: Rollout) -> None:
+    """So that a cell that is not written shows."""
+    for tensor in rollout.tensors().values():
+        tensor.fill_(True if tensor.dtype == torch.bool else 99)
+
+
+@torch.no_grad()
+def value_of(agent: Agent, obs: Tensor) -> Tensor:
+    """V of observations `[…, 3]`."""
+    flat = obs.reshape(-1, 1, 3)
+    return agent.value(flat, torch.zeros(len(flat), 1, dtype=torch.bool), agent.initial_state(len(flat)))[:, 0].reshape(obs.shape[:-1])
+
+
+def test_everything_that_happens_lands_in_its_cell() -> None:
+    collected, cells = collect(make_collector()), timeline(K * T)
+    assert collected["obs"].tolist() == [[list(cell.obs) for cell in row] for row in cells]
+    assert collected["first"].tolist() == [[cell.obs[2] == 0 for cell in row] for row in cells]
+    assert collected["terminated"].tolist() == [[cell.end == "terminated" for cell in row] for row in cells]
+    assert collected["truncated"].tolist() == [[cell.end == "truncated" for cell in row] for row in cells]
+    actions = collected["action"].tolist()
+    assert collected["reward"].tolist() == [
+        [reward_of(*cell.obs, action) for cell, action in zip(row, taken, strict=True)] for row, taken in zip(cells, actions, strict=True)
+    ]
+    assert {action for row in actions for action in row} == {0, 1, 2, 3}
+
+
+def test_next_values_are_of_the_final_observation_where_cut_and_of_the_next_one_elsewhere() -> None:
+    collector = make_collector()
+    collected, cells = collect(collector), timeline(K * T)
+    leads_to = torch.tensor([[cell.leads_to for cell in row] for row in cells], dtype=torch.float32)
+    torch.testing.assert_close(collected["next_value"], value_of(collector.agent, leads_to), rtol=1e-5, atol=1e-5)
+    # The comparison means something: observations that could be mistaken for each other have other values.
+    after_reset = torch.tensor([[(env, cell.obs[1] + 1, 0) for cell in row] for env, row in enumerate(cells)], dtype=torch.float32)
+    cut = collected["truncated"]
+    assert cut[:, T - 1 :: T].any()
+    assert (value_of(collector.agent, after_reset)[cut] - collected["next_value"][cut]).abs().min() > 1e-3
+
+
+def test_without_bootstrap_truncations_are_terminations_and_final_observations_are_not_needed() -> None:
+    collected = collect(make_collector(Scripted(with_final_obs=False), bootstrap_truncation=False))
+    assert collected["terminated"].tolist() == [[cell.end != "" for cell in row] for row in timeline(K * T)]
+    assert not collected["truncated"].any()
+    assert collected["next_value"].isfinite().all()
+    assert collected["first"].tolist() == [[cell.obs[2] == 0 for cell in row] for row in timeline(K * T)]
+
+
+def test_a_truncation_without_its_final_observation_names_the_environment() -> None:
+    with pytest.raises(AssertionError, match="test:scripted truncated an episode without its final observation"):
+        collect(make_collector(Scripted(with_final_obs=False)))
+
+
+def test_log_probs_and_values_are_those_of_the_agent() -> None:
+    collector = make_collector()
+    collected = collect(collector)
+    with torch.no_grad():
+        output = collector.agent(collected["obs"], collected["first"], collector.agent.initial_state(B))
+    torch.testing.assert_close(collected["log_prob"], output.policy.log_prob(collected["action"]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(collected["value"], output.value, rtol=1e-5, atol=1e-5)
+    assert collected["log_prob"].unique().numel() > 10
+    assert not collected["value"].requires_grad
+
+
+def test_the_same_generator_gives_the_same_actions_and_another_gives_others() -> None:
+    actions = [collect(make_collector(seed=seed))["action"] for seed in (3, 3, 4)]
+    assert torch.equal(actions[0], actions[1])
+    assert not torch.equal(actions[0], actions[2])
+
+
+def test_actions_do_not_depend_on_the_global_random_numbers() -> None:
+    with torch.random.fork_rng(devices=[]):
+        actions = []
+        for seed in (1, 2):
+            collector = make_collector()
+            torch.manual_seed(seed)
+            actions.append(collect(collector)["action"])
+    assert torch.equal(actions[0], actions[1])
+
+
+def test_rollouts_are_written_in_place_and_can_be_trained_on() -> None:
+    collector, buffer = make_collector(), make_buffer(1)
+    rollout = buffer.next_rollout()
+    place = rollout.obs.data_ptr()
+    collector.collect(rollout)
+    assert rollout.obs.data_ptr() == place
+    assert torch.equal(buffer.segments().obs, rollout.obs)
+    output = collector.agent(rollout.obs, rollout.first, rollout.state)
+    (output.policy.log_prob(rollout.action) - rollout.log_prob).sum().backward()
+
+
+def finished_episodes(rewards: Tensor, start: int, stop: int) -> list[tuple[float, int]]:
+    """Return and length of the episodes that end in steps `start … stop − 1`, in the order in which they end."""
+    finished: list[tuple[int, float, int]] = []
+    for env, row in enumerate(timeline(K * T)):
+        for t, cell in enumerate(row):
+            length = cell.obs[2] + 1
+            if cell.end and start <= t < stop:
+                finished.append((t, rewards[env, t + 1 - length : t + 1].sum().item(), length))
+    return [(total, length) for _, total, length in sorted(finished, key=lambda episode: episode[0])]
+
+
+def test_returns_and_lengths_are_exact_across_rollouts() -> None:
+    collector, buffer = make_collector(), make_buffer()
+    reports = []
+    for _ in range(K):
+        collector.collect(buffer.next_rollout())
+        reports.append(collector.episodes.report())
+    rewards = torch.cat([buffer.rollout(slot).reward for slot in range(K)], dim=1)
+    seen: list[float] = []
+    for slot, report in enumerate(reports):
+        finished = finished_episodes(rewards, slot * T, (slot + 1) * T)
+        seen += [total for total, _ in finished]
+        assert report == {
+            "charts/num_episodes": [5, 6, 1][slot],
+            "charts/episodic_return": pytest.approx(np.mean([total for total, _ in finished])),
+            "charts/episodic_length": pytest.approx(np.mean([length for _, length in finished])),
+            "charts/episodic_return_100": pytest.approx(np.mean(seen)),
+        }
+
+
+def steps(*rows: tuple[float, bool]) -> Iterator[TimeStep]:
+    """Steps of a single environment: reward, and whether the episode ends."""
+    for reward, ended in rows:
+        yield TimeStep(
+            obs=np.zeros((1, 1), np.float32),
+            reward=np.array([reward], np.float32),
+            terminated=np.array([ended]),
+            truncated=np.array([False]),
+        )
+
+
+def test_a_report_clears_what_it_told_but_keeps_the_window() -> None:
+    episodes = EpisodeStatistics(1, window=2)
+    assert episodes.report() == {"charts/num_episodes": 0}
+    assert math.isnan(episodes.recent_mean)
+    for step in steps((1, False), (2, True), (10, True), (100, True), (7, False)):
+        episodes.update(step)
+    assert episodes.report() == {
+        "charts/num_episodes": 3,
+        "charts/episodic_return": pytest.approx((3 + 10 + 100) / 3),
+        "charts/episodic_length": pytest.approx((2 + 1 + 1) / 3),
+        "charts/episodic_return_100": pytest.approx((10 + 100) / 2),
+    }
+    assert episodes.report() == {"charts/num_episodes": 0, "charts/episodic_return_100": pytest.approx(55)}
+    for step in steps((5, True)):
+        episodes.update(step)  # the episode that was under way during both reports
+    assert episodes.report() == {
+        "charts/num_episodes": 1,
+        "charts/episodic_return": 12,
+        "charts/episodic_length": 2,
+        "charts/episodic_return_100": pytest.approx((100 + 12) / 2),
+    }
+
+
+def test_procgen_levels_are_counted_once_and_completion_only_where_an_episode_ended() -> None:
+    collector = make_collector(Scripted(info=True))
+    collect(collector, 1)
+    # Levels are numbered by environment and episode: 0 1, 10 11, 20. Of the five episodes that ended, two terminated.
+    report = collector.episodes.report()
+    assert report["procgen/num_levels_seen"] == 5
+    assert report["procgen/level_complete"] == pytest.approx(2 / 5)
+    again = collector.episodes.report()
+    assert "procgen/level_complete" not in again
+    assert again["procgen/num_levels_seen"] == 5
+
+
+def test_the_window_and_the_levels_survive_a_restart() -> None:
+    collector = make_collector(Scripted(info=True))
+    collect(collector)
+    restarted = EpisodeStatistics(B)
+    restarted.load_state_dict(collector.episodes.state_dict())
+    before, after = collector.episodes.report(), restarted.report()
+    for name in ("charts/episodic_return_100", "procgen/num_levels_seen"):
+        assert after[name] == before[name]
+    assert after["charts/num_episodes"] == 0

@@ -1,0 +1,166 @@
+"""Losses: numbers and gradients by hand, relations between them, and autograd on the formulas as they are written."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.models.heads import CategoricalPolicy
+from phasicrl.objectives import (
+    approximate_kl,
+    clipped_fraction,
+    joint_auxiliary_loss,
+    sampled_kl_penalty,
+    surrogate_loss,
+    value_loss,
+)
+
+
+def gradient(loss: Tensor, of: Tensor) -> list[float]:
+    return torch.autograd.grad(loss.sum(), of)[0].tolist()
+
+
+def log_ratio(*ratios: float) -> tuple[Tensor, Tensor]:
+    """New and old log-probabilities of actions with these probability ratios."""
+    old = torch.linspace(-3, -1, len(ratios), dtype=torch.float64)
+    return (old + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(), old
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss", "slope"),
+    [
+        (2.0, 1.5, -2.4, 0.0),  # good and already likelier than 1 + ε: max(−3, −2.4), nothing more to gain
+        (2.0, 0.5, -1.0, -1.0),  # good and less likely: max(−1, −1.6), pulled back up; d(−A r)/d log π = −A r
+        (-2.0, 1.5, 3.0, 3.0),  # bad and likelier: max(3, 2.4), pushed back down
+        (-2.0, 0.5, 1.6, 0.0),  # bad and already less likely than 1 − ε: max(1, 1.6), nothing more to gain
+        (2.0, 1.1, -2.2, -2.2),  # inside the range both sides are the plain surrogate
+        (-2.0, 0.9, 1.8, 1.8),
+    ],
+)
+def test_clipped_surrogate_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
+    log_prob, old = log_ratio(ratio)
+    result = surrogate_loss(log_prob, old, torch.tensor([advantage], dtype=torch.float64), clip=0.2)
+    assert result.tolist() == pytest.approx([loss])
+    assert gradient(result, log_prob) == pytest.approx([slope])
+
+
+def test_without_clip_the_surrogate_is_plain() -> None:
+    log_prob, old = log_ratio(0.1, 0.9, 10.0)
+    advantage = torch.tensor([2.0, -3.0, 1.0], dtype=torch.float64)
+    result = surrogate_loss(log_prob, old, advantage, clip=None)
+    assert result.tolist() == pytest.approx([-0.2, 2.7, -10.0])
+    assert gradient(result, log_prob) == pytest.approx([-0.2, 2.7, -10.0])
+
+
+@pytest.mark.parametrize("clip", [0.2, None])
+def test_the_surrogates_gradient_at_ratio_one_is_the_policy_gradient(clip: float | None) -> None:
+    generator = Generator().manual_seed(0)
+    logits = torch.randn(50, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    action, advantage = torch.arange(50) % 4, torch.randn(50, dtype=torch.float64, generator=generator)
+    log_prob = CategoricalPolicy(logits.log_softmax(-1)).log_prob(action)
+    (result,) = torch.autograd.grad(surrogate_loss(log_prob, log_prob.detach(), advantage, clip=clip).sum(), logits)
+    # −A ∇ log π(a), and for a softmax ∇ log π(a) = onehot(a) − π.
+    expected = -advantage[:, None] * (torch.eye(4, dtype=torch.float64)[action] - logits.detach().softmax(-1))
+    torch.testing.assert_close(result, expected)
+
+
+def test_sampled_kl_penalty_by_hand() -> None:
+    log_prob = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    penalty = sampled_kl_penalty(log_prob, torch.tensor([-1.4, -1.0, -0.5]))
+    assert penalty.tolist() == pytest.approx([0.08, 0.5, 0.0])
+    assert gradient(penalty, log_prob) == pytest.approx([0.4, -1.0, 0.0])
+
+
+def test_plain_value_loss_is_half_the_squared_error() -> None:
+    value = torch.tensor([3.0, -1.0], requires_grad=True)
+    loss = value_loss(value, torch.tensor([1.0, 2.0]))
+    assert loss.tolist() == [2, 4.5]
+    assert gradient(loss, value) == [2, -3]
+
+
+def test_clipped_value_loss_is_the_larger_of_two_by_hand() -> None:
+    # ε = ½ around the old value 1, so that values are clipped to [½, 1½].
+    cases = [
+        # value, target, loss, gradient
+        (3.0, 4.0, 3.125, 0.0),  # max(½·1², ½·2½²): moved towards the target further than allowed, no gradient
+        (3.0, 0.0, 4.5, 3.0),  # max(½·3², ½·1½²): moved away from the target, pulled back
+        (-1.0, -2.0, 3.125, 0.0),  # the same on the lower side: max(½·1², ½·2½²)
+        (-1.0, 2.0, 4.5, -3.0),  # max(½·3², ½·1½²)
+        (1.25, 0.0, 0.78125, 1.25),  # within the range: ½·1.25²
+    ]
+    value, target, loss, slope = (torch.tensor(column) for column in zip(*cases, strict=True))
+    value.requires_grad_()
+    result = value_loss(value, target, torch.ones(5), clip=0.5)
+    assert result.tolist() == loss.tolist()
+    assert gradient(result, value) == slope.tolist()
+
+
+def test_value_loss_is_plain_without_a_range_or_without_old_values() -> None:
+    value, target, old = torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([1.0])
+    assert value_loss(value, target, old).tolist() == [0.5]
+    assert value_loss(value, target, clip=0.5).tolist() == [0.5]
+
+
+def test_approximate_kl_by_hand() -> None:
+    k1, k3 = approximate_kl(*log_ratio(2.0, 0.5, 1.0))
+    assert k1.tolist() == pytest.approx([-math.log(2), math.log(2), 0])
+    assert k3.tolist() == pytest.approx([1 - math.log(2), -0.5 + math.log(2), 0])
+
+
+def test_k3_is_never_negative() -> None:
+    generator = Generator().manual_seed(0)
+    for size in (1e-6, 1e-4, 1e-2, 1.0, 5.0):
+        difference = torch.randn(1000, generator=generator) * size
+        _, k3 = approximate_kl(difference, torch.zeros(1000))
+        assert k3.min().item() >= 0
+        assert k3.mean().item() == pytest.approx((difference.double().exp() - 1 - difference.double()).mean().item(), rel=0.2)
+
+
+def test_both_estimates_are_on_average_the_kl_from_the_old_policy() -> None:
+    old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    new = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+    exact = CategoricalPolicy(new.log()).kl_from(CategoricalPolicy(old.log())).item()
+    for estimate in approximate_kl(new.log(), old.log()):
+        assert (old * estimate).sum().item() == pytest.approx(exact)
+
+
+def test_clipped_fraction_by_hand() -> None:
+    log_prob, old = log_ratio(0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 3.0)
+    assert clipped_fraction(log_prob, old, clip=0.2).tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert clipped_fraction(log_prob, old, clip=None).tolist() == [0] * 7
+
+
+def test_joint_auxiliary_loss_by_hand() -> None:
+    kl, aux, real = torch.tensor([1.0, 0.0]), torch.tensor([10.0, 20.0]), torch.tensor([100.0, 200.0])
+    assert joint_auxiliary_loss(kl, aux, real, beta_clone=2.0, value_coef=0.5).tolist() == [62, 120]
+    assert joint_auxiliary_loss(kl, aux, real, beta_clone=0.0, value_coef=0.0).tolist() == [10, 20]
+
+
+def test_the_auxiliary_gradient_is_that_of_the_written_formula() -> None:
+    generator = Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    old_logits, features, target = random(6, 3), random(6, 4), random(6)
+    weights = [random(4, size).requires_grad_() for size in (3, 1, 1)]
+
+    def through_the_library() -> Tensor:
+        logits, aux_value, value = (features @ weight for weight in weights)
+        kl = CategoricalPolicy(logits.log_softmax(-1)).kl_from(CategoricalPolicy(old_logits.log_softmax(-1)))
+        losses = value_loss(aux_value.squeeze(-1), target), value_loss(value.squeeze(-1), target)
+        return joint_auxiliary_loss(kl, *losses, beta_clone=0.7, value_coef=0.3).mean()
+
+    def as_written() -> Tensor:
+        # L = E[½ (V_aux − V̂)²] + β E[KL(π_old ‖ π)] + c E[½ (V − V̂)²]
+        logits, aux_value, value = (features @ weight for weight in weights)
+        kl = torch.distributions.kl_divergence(*(torch.distributions.Categorical(logits=x) for x in (old_logits, logits)))
+        return ((aux_value[:, 0] - target) ** 2 / 2).mean() + 0.7 * kl.mean() + 0.3 * ((value[:, 0] - target) ** 2 / 2).mean()
+
+    torch.testing.assert_close(through_the_library(), as_written())
+    for ours, theirs in zip(torch.autograd.grad(through_the_library(), weights), torch.autograd.grad(as_written(), weights), strict=True):
+        assert ours.abs().max() > 0.01
+        torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,297 @@
+"""The two phases: what they compute, on what, how often; that PPO is PPG without its auxiliary phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasicrl import objectives, phases
+from phasicrl.config import Config
+from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters, policy_phase
+from phasicrl.rollout import AuxiliarySamples
+from phasicrl.run import Run
+from phasicrl.train import learn, train
+from tests.helpers import corridor, open_run, tiny, tiny_aux
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in run.agent.state_dict().items()}
+
+
+def filled(config: Config) -> Run:
+    """A run whose buffer holds a phase of rollouts with targets, nothing trained yet."""
+    run = open_run(config)
+    while not run.buffer.is_full:
+        run.start_iteration()
+        rollout = run.buffer.next_rollout()
+        run.collect(rollout)
+        compute_targets(rollout, run.learning_reward(rollout), config.ppo)
+    return run
+
+
+def test_no_auxiliary_phase_and_one_without_epochs_give_the_same_policy_to_the_bit(tmp_path: Path) -> None:
+    ppo = train(tiny(tmp_path), make_env=corridor)
+    ppg = train(tiny(tmp_path, aux=tiny_aux(epochs=0)), make_env=corridor)
+    assert weights(ppo).keys() == weights(ppg).keys()
+    for name, tensor in weights(ppo).items():
+        assert torch.equal(tensor, weights(ppg)[name]), name
+
+
+@pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
+def test_the_auxiliary_phase_changes_the_policy_network(tmp_path: Path, value_path: str) -> None:
+    config = tiny(tmp_path)
+    config = replace(config, model=replace(config.model, value_path=value_path))
+    ppo = train(config, make_env=corridor)
+    ppg = train(replace(config, aux=tiny_aux()), make_env=corridor)
+    assert not torch.equal(weights(ppo)["encoder.dense.layers.0.weight"], weights(ppg)["encoder.dense.layers.0.weight"])
+
+
+def test_targets_are_the_rollouts_values_plus_advantages_before_normalisation(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    run = open_run(config)
+    rollout = run.buffer.next_rollout()
+    run.collect(rollout)
+    samples, record = compute_targets(rollout, rollout.reward, config.ppo)
+    plain, _ = compute_targets(rollout, rollout.reward, replace(config.ppo, advantage_norm="none"))
+    torch.testing.assert_close(rollout.value_target, rollout.value + plain.advantage)
+    assert samples.advantage.mean().abs() < 1e-6 and (samples.advantage.var(correction=0) - 1).abs() < 1e-4
+    expected = 1 - (rollout.value_target - rollout.value).var() / rollout.value_target.var()
+    assert record["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_value_epochs_come_first_with_their_own_optimiser_and_leave_the_policy_alone(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    config = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2))
+    run = filled(config)
+    samples = run.buffer.rollout(0).policy_samples(torch.zeros(4, 8))
+    before, seen = weights(run), []
+    policy_phase(
+        run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator(), stage=seen.append
+    )  # fmt: skip
+    assert seen == ["value", "value", "policy"]
+    assert set(run.optimizers) == {"policy", "value"}
+    only_value = replace(config.ppo, entropy_coef=0.0)  # advantages are zero: without the entropy bonus the policy has nothing to learn
+    run = filled(config)
+    before = weights(run)
+    policy_phase(run.agent, run.optimizers, samples, only_value, compute=run.compute, generator=torch.Generator())
+    after = weights(run)
+    assert not torch.equal(before["value_head.weight"], after["value_head.weight"])
+    assert torch.allclose(before["policy_head.linear.weight"], after["policy_head.linear.weight"])
+
+
+def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(tmp_path)
+    run = filled(config)
+    samples = run.buffer.rollout(0).policy_samples(torch.arange(32.0).reshape(4, 8))
+    seen: list[Tensor] = []
+    original = objectives.surrogate_loss
+
+    def spy(log_prob: Tensor, old: Tensor, advantage: Tensor, *, clip: float | None) -> Tensor:
+        seen.append(advantage.flatten())
+        return original(log_prob, old, advantage, clip=clip)
+
+    monkeypatch.setattr(phases.objectives, "surrogate_loss", spy)
+    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    assert len(seen) == config.ppo.num_minibatches
+    assert torch.equal(torch.cat(seen).sort().values, torch.arange(32.0))
+
+
+def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> None:
+    """With a step size of (almost) zero every epoch sees the same network, so that the mean over minibatches is the mean over the data."""
+    config = tiny(tmp_path)
+    config = replace(config, ppo=replace(config.ppo, learning_rate=1e-30, policy_epochs=2, value_epochs=2, num_minibatches=4))
+    run = filled(config)
+    run.start_iteration()
+    rollout = run.buffer.rollout(0)
+    record = policy_phase(
+        run.agent, run.optimizers, rollout.policy_samples(torch.randn(4, 8)), config.ppo, compute=run.compute, generator=torch.Generator()
+    )  # fmt: skip
+    error = 0.5 * (rollout.value - rollout.value_target).square().mean()
+    assert record["losses/value_loss"] == pytest.approx(error.item(), rel=1e-4)
+    assert record["losses/old_approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert record["losses/clipfrac"] == 0
+
+
+def test_gradient_of_the_divergence_is_exactly_zero_before_the_first_auxiliary_step(tmp_path: Path) -> None:
+    run = filled(tiny(tmp_path, aux=tiny_aux()))
+    old = policy_parameters(run.agent, run.buffer.segments(), compute=run.compute)
+    samples = run.buffer.auxiliary_samples(old)
+    # One segment at a time, as the parameters were computed: equal shapes run equal kernels.
+    for segment in range(len(samples)):
+        one = samples.take(slice(segment, segment + 1)).as_transitions()
+        output = run.agent(one.obs, one.first, one.state)
+        kl = output.policy.kl_from(run.agent.policy_head.distribution(one.old_policy))
+        assert torch.equal(kl, torch.zeros_like(kl))
+        run.agent.zero_grad()
+        kl.sum().backward()
+        gradients = [parameter.grad for parameter in run.agent.parameters() if parameter.grad is not None]
+        assert gradients and all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
+
+
+def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -> None:
+    aux = tiny_aux(beta_clone=0.7, value_coef=0.3)
+    run = filled(tiny(tmp_path, aux=aux))
+    old = torch.randn(8, 8, 2).log_softmax(-1)
+    samples = run.buffer.auxiliary_samples(old).as_transitions()
+    loss = phases._auxiliary_loss(run.agent, aux, phases.MeanAccumulator(), samples)
+    run.agent.zero_grad()
+    loss.backward()
+    ours = {name: parameter.grad.clone() for name, parameter in run.agent.named_parameters() if parameter.grad is not None}
+
+    run.agent.zero_grad()
+    out = run.agent(samples.obs, samples.first, samples.state)
+    p_old = samples.old_policy.exp()
+    kl = (p_old * (p_old.log() - out.policy.log_probs)).sum(-1).mean()
+    assert out.aux_value is not None
+    written = 0.7 * kl + 0.5 * ((out.aux_value - samples.value_target) ** 2).mean() + 0.3 * 0.5 * ((out.value - samples.value_target) ** 2).mean()
+    written.backward()
+    torch.testing.assert_close(loss, written)
+    for name, parameter in run.agent.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, msg=name)
+
+
+def spy_on_auxiliary_batches(monkeypatch: pytest.MonkeyPatch) -> list[AuxiliarySamples]:
+    seen: list[AuxiliarySamples] = []
+    original = phases._auxiliary_loss
+
+    def spy(agent: object, aux: object, means: object, samples: AuxiliarySamples) -> Tensor:
+        seen.append(samples)
+        return original(agent, aux, means, samples)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(phases, "_auxiliary_loss", spy)
+    return seen
+
+
+def test_each_segment_is_visited_once_an_auxiliary_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aux = tiny_aux(epochs=3)
+    run = filled(tiny(tmp_path, aux=aux))
+    run.buffer.rollouts.value_target.copy_(torch.arange(64.0).reshape(2, 4, 8))  # 8 segments of 8 steps, each step known by its number
+    seen = spy_on_auxiliary_batches(monkeypatch)
+    auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
+    batches = [samples.value_target.flatten() for samples in seen]
+    assert len(batches) == 3 * 4  # epochs × (N_a per iteration × N_π)
+    for epoch in range(3):
+        steps = torch.cat(batches[4 * epoch : 4 * epoch + 4])
+        assert torch.equal(steps.sort().values, torch.arange(64.0))
+        assert all(torch.equal(batch[:8], torch.arange(8) + batch[0]) and batch[0] % 8 == 0 for batch in batches)  # whole segments
+    assert not torch.equal(torch.cat(batches[:4]), torch.cat(batches[4:8])), "epochs have the same order"
+
+
+def test_fewer_minibatches_are_still_drawn_from_all_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aux = tiny_aux(epochs=8, iterations_per_epoch=1)
+    run = filled(tiny(tmp_path, aux=aux))
+    run.buffer.rollouts.value_target.copy_(torch.arange(64.0).reshape(2, 4, 8))
+    seen = spy_on_auxiliary_batches(monkeypatch)
+    auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
+    assert len(seen) == 8 * 2  # N · N_a minibatches instead of N_π · N_a
+    steps = torch.cat([samples.value_target.flatten() for samples in seen])
+    assert steps.min() < 32 <= steps.max(), "only one of the two iterations was used"
+
+
+def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aux = tiny_aux(epochs=3)
+    run = filled(tiny(tmp_path, aux=aux))
+    expected = policy_parameters(run.agent, run.buffer.segments(), compute=run.compute)
+    calls = []
+    original = phases.policy_parameters
+    monkeypatch.setattr(phases, "policy_parameters", lambda *a, **k: calls.append(1) or original(*a, **k))
+    seen = spy_on_auxiliary_batches(monkeypatch)
+    auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
+    assert len(calls) == 1
+    last_epoch = torch.cat([samples.old_policy.flatten() for samples in seen[-4:]]).sort().values
+    assert torch.equal(last_epoch, expected.flatten().sort().values)
+
+
+def test_a_larger_beta_keeps_the_policy_nearer_to_what_it_was(tmp_path: Path) -> None:
+    divergence = {}
+    for beta in (0.0, 100.0):
+        aux = tiny_aux(epochs=20, beta_clone=beta, learning_rate=1e-2)
+        run = filled(tiny(tmp_path, aux=aux))
+        run.start_iteration()
+        old = policy_parameters(run.agent, run.buffer.segments(), compute=run.compute)
+        auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
+        new = run.agent.policy_head.distribution(policy_parameters(run.agent, run.buffer.segments(), compute=run.compute))
+        divergence[beta] = new.kl_from(run.agent.policy_head.distribution(old)).mean().item()
+    assert divergence[100.0] < 0.1 * divergence[0.0]
+
+
+def phases_run(config: Config) -> list[int]:
+    """Iterations after which an auxiliary phase ran."""
+    ran = []
+    run = open_run(config)
+    learn(run, on_iteration=lambda run, record: ran.append(run.iteration) if "losses/aux/kl_loss" in record else None)
+    return ran
+
+
+def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_budget(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux())  # 32 steps an iteration, phases of 2
+    assert phases_run(replace(config, total_env_steps=192)) == [2, 4]  # 6 iterations: none after the sixth
+    assert phases_run(replace(config, total_env_steps=224)) == [2, 4, 6]  # the seventh is trained, though its phase is not full
+
+
+def test_every_kth_auxiliary_phase_can_be_run_alone(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(run_every=2), total_env_steps=320)
+    assert phases_run(config) == [4, 8]
+
+
+def test_leftover_iterations_are_trained(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=160)  # 5 iterations, one phase of 4
+    seen: list[dict[str, Tensor]] = []
+    run = train(config, make_env=corridor, on_iteration=lambda run, record: seen.append(weights(run)))
+    assert run.iteration == 5 and run.env_steps == 160
+    assert not torch.equal(seen[3]["policy_head.linear.weight"], seen[4]["policy_head.linear.weight"])
+
+
+def test_a_shared_auxiliary_optimiser_is_the_policys(tmp_path: Path) -> None:
+    run = open_run(tiny(tmp_path, aux=tiny_aux(optimizer="shared")))
+    assert run.optimizers["aux"] is run.optimizers["policy"]
+    run = open_run(tiny(tmp_path, aux=tiny_aux()))
+    assert run.optimizers["aux"] is not run.optimizers["policy"]
+
+
+def test_learning_rates_follow_progress_in_both_phases(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(learning_rate=2e-3), total_env_steps=128)
+    config = replace(config, ppo=replace(config.ppo, schedule="linear", learning_rate=1e-3))
+    rates: list[tuple[float, float]] = []
+
+    def note(run: Run, record: dict[str, float]) -> None:
+        rates.append((record["charts/learning_rate"], run.optimizers["aux"].param_groups[0]["lr"]))
+
+    train(config, make_env=corridor, on_iteration=note)
+    assert rates == [pytest.approx((1e-3 * part, 2e-3 * part)) for part in (1.0, 0.75, 0.5, 0.25)]
+
+
+def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) -> None:
+    run = filled(tiny(tmp_path))
+    samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)).as_transitions()
+    gradients = []
+    for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
+        run.compute.micro_batch = size
+        loss_of = lambda piece: phases._policy_phase_loss(  # noqa: E731
+            run.agent, run.config.ppo, phases.MeanAccumulator(), piece, with_policy=True, with_value=True
+        )
+        frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
+        run.compute.gradient_step(loss_of, samples, parameters=run.agent.parameters(), optimizer=frozen, max_grad_norm=None)
+        gradients.append([parameter.grad.clone() for parameter in run.agent.parameters() if parameter.grad is not None])
+    for whole, pieces in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-7)
+
+
+def test_gradients_are_clipped_by_their_global_norm(tmp_path: Path) -> None:
+    run = filled(tiny(tmp_path))
+    samples = run.buffer.rollout(0).policy_samples(100 * torch.randn(4, 8)).as_transitions()
+
+    def loss_of(piece: object) -> Tensor:
+        return sum((100 * parameter.square().sum() for parameter in run.agent.parameters()), torch.zeros(()))
+
+    frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
+    norm = run.compute.gradient_step(loss_of, samples, parameters=run.agent.parameters(), optimizer=frozen, max_grad_norm=0.5)
+    clipped = torch.stack([parameter.grad.square().sum() for parameter in run.agent.parameters() if parameter.grad is not None]).sum().sqrt()
+    assert norm > 10
+    assert clipped.item() == pytest.approx(0.5, rel=1e-4)
