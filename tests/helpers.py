@@ -13,7 +13,7 @@ from phasicrl.config import AuxConfig, CheckpointConfig, Config, EnvConfig, LogC
 from phasicrl.run import Run, start_run
 
 
-class Corridor(gym.Env[np.ndarray, int]):
+class Corridor(gym.Env[np.ndarray, np.int64]):
     """Walk right along a line of cells: reward 1 at the end, which terminates; after `limit` steps the episode is truncated."""
 
     def __init__(self, length: int = 4, limit: int = 9) -> None:
@@ -27,7 +27,7 @@ class Corridor(gym.Env[np.ndarray, int]):
         self._at, self._steps = int(self.np_random.integers(2)), 0
         return self._obs(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._at = max(0, self._at + (1 if action == 1 else -1))
         self._steps += 1
         done = self._at >= self.length

@@ -147,7 +147,9 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
     p_old = samples.old_policy.exp()
     kl = (p_old * (p_old.log() - out.policy.log_probs)).sum(-1).mean()
     assert out.aux_value is not None
-    written = 0.7 * kl + 0.5 * ((out.aux_value - samples.value_target) ** 2).mean() + 0.3 * 0.5 * ((out.value - samples.value_target) ** 2).mean()
+    written = (
+        0.7 * kl + 0.5 * ((out.aux_value - samples.value_target) ** 2).mean() + 0.3 * 0.5 * ((out.value - samples.value_target) ** 2).mean()
+    )
     written.backward()
     torch.testing.assert_close(loss, written)
     for name, parameter in run.agent.named_parameters():
@@ -292,6 +294,8 @@ def test_gradients_are_clipped_by_their_global_norm(tmp_path: Path) -> None:
 
     frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
     norm = run.compute.gradient_step(loss_of, samples, parameters=run.agent.parameters(), optimizer=frozen, max_grad_norm=0.5)
-    clipped = torch.stack([parameter.grad.square().sum() for parameter in run.agent.parameters() if parameter.grad is not None]).sum().sqrt()
+    clipped = (
+        torch.stack([parameter.grad.square().sum() for parameter in run.agent.parameters() if parameter.grad is not None]).sum().sqrt()
+    )
     assert norm > 10
     assert clipped.item() == pytest.approx(0.5, rel=1e-4)

@@ -342,7 +342,7 @@ def test_a_run_without_the_metric_says_what_it_has(tmp_path: Path) -> None:
 
 
 def test_an_unknown_metric_gets_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no metric 'losses/entropie' .did you mean 'losses/entropy'"):
+    with pytest.raises(ValueError, match=r"no metric 'losses/entropie' .did you mean 'losses/entropy'"):
         plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure", metric="losses/entropie")
 
 

@@ -110,7 +110,9 @@ def test_with_memory_transitions_are_refused() -> None:
         deal(identifiable(state_size=2), 2, "transitions")
 
 
-@pytest.mark.parametrize(("by", "message"), [("segments", "6 segments .* 4 minibatches"), ("transitions", "24 transitions .* 5 minibatches")])
+@pytest.mark.parametrize(
+    ("by", "message"), [("segments", "6 segments .* 4 minibatches"), ("transitions", "24 transitions .* 5 minibatches")]
+)
 def test_minibatches_that_do_not_divide_are_refused(by: MinibatchBy, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         deal(identifiable(), 4 if by == "segments" else 5, by)

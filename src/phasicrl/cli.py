@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -71,12 +73,12 @@ def _usage() -> str:
 
 def _parse(kind: type[T], words: list[str], verb: str) -> T:
     """Read a verb's options into the dataclass `kind`."""
-    return tyro.cli(kind, args=_off_to_none(words), prog=f"phasicrl {verb}")
+    return tyro.cli(kind, args=_spell_none(words), prog=f"phasicrl {verb}")
 
 
-def _off_to_none(words: list[str]) -> list[str]:
-    """`none` and `off` in any spelling are `None`, as tyro writes it."""
-    return ["None" if word.lower() in ("none", "off") else word for word in words]
+def _spell_none(words: list[str]) -> list[str]:
+    """`none` in any spelling is `None`, as tyro writes it."""
+    return ["None" if word.lower() == "none" else word for word in words]
 
 
 # --- train and resume
@@ -110,7 +112,7 @@ def parse_config(words: list[str]) -> Config:
         raise ValueError(f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them")
     else:
         base, label, words = get_preset(words[0]), words[0], words[1:]
-    words = _off_to_none(words)
+    words = _spell_none(words)
     for field, group in (("aux", AuxConfig), ("reward_norm", RewardNormConfig)):
         base, words = _switch_group(base, words, field, group)
     return tyro.cli(Config, default=base, args=words, prog=f"phasicrl train {label}", config=(tyro.conf.AvoidSubcommands,))
@@ -126,8 +128,9 @@ def _switch_group(base: Config, words: list[str], field: str, group: type[Any]) 
         return replace(base, **{field: None}), words[:at] + words[at + 2 :]
     named = any(word.startswith(f"{flag}.") for word in words)
     if named and getattr(base, field) is None:
-        # Its own checks run again with the values given; until then only minibatches that fit the environments.
-        base = replace(base, **{field: group(num_minibatches=1) if group is AuxConfig else group()})
+        # The usual number of minibatches, or as many of them as these environments can be dealt out to.
+        default = AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs)) if group is AuxConfig else group()
+        base = replace(base, **{field: default})
     return base, words
 
 

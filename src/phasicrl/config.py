@@ -380,11 +380,11 @@ def _from_tree(kind: type, tree: Any, path: str) -> Any:
     """Build the dataclass `kind` from nested dicts, refusing unknown fields with the nearest name."""
     if not isinstance(tree, dict):
         raise ValueError(f"{path or 'the configuration'} is {tree!r}; a group of fields was expected")
-    hints = typing.get_type_hints(kind)
-    unknown = [name for name in tree if name not in hints]
+    fields, hints = typing.cast(dict[str, Any], tree), typing.get_type_hints(kind)
+    unknown = [name for name in fields if name not in hints]
     if unknown:
-        raise ValueError(f"unknown field {path}{unknown[0]!s}{nearest_name(unknown[0], hints)}")
-    return kind(**{name: _from_value(hints[name], value, f"{path}{name}") for name, value in tree.items()})
+        raise ValueError(f"unknown field {path}{unknown[0]}{nearest_name(unknown[0], hints)}")
+    return kind(**{name: _from_value(hints[name], value, f"{path}{name}") for name, value in fields.items()})
 
 
 def _from_value(hint: Any, value: Any, path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -43,7 +43,7 @@ def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[P
 
 def policy_phase(
     agent: Agent,
-    optimizers: dict[str, Optimizer],
+    optimizers: Mapping[str, Optimizer],
     samples: PolicySamples,
     ppo: PPOConfig,
     *,

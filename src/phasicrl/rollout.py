@@ -62,8 +62,8 @@ class Samples:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return type(self)(**{name: None if value is None else function(value) for name, value in values.items()})
+        values: dict[str, Tensor | None] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: function(value) for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,7 @@ class PhaseBuffer:
 
     def rollout(self, slot: int) -> Rollout:
         """Views of one slot."""
-        views = {name: tensor[slot] for name, tensor in self.rollouts.tensors().items()}
-        return Rollout(**({"action_mask": None} | views))
+        return dataclasses.replace(self.rollouts, **{name: tensor[slot] for name, tensor in self.rollouts.tensors().items()})
 
     def clear(self) -> None:
         """Forget the phase; the memory is kept and written over."""

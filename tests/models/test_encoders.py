@@ -111,7 +111,9 @@ def test_same_pooling_of_odd_sizes_is_tensorflows_by_hand() -> None:
     assert pooled(falling(5, 5), "same") == [[25, 24, 22], [20, 19, 17], [10, 9, 7]]
 
 
-@pytest.mark.parametrize("pooling", ["symmetric", pytest.param("same", marks=pytest.mark.xfail(strict=True, reason="as above: 84, 42, 21"))])
+@pytest.mark.parametrize(
+    "pooling", ["symmetric", pytest.param("same", marks=pytest.mark.xfail(strict=True, reason="as above: 84, 42, 21"))]
+)
 def test_pictures_of_84_pixels_fit_the_dense_layer(pooling: Any) -> None:
     encoder = impala((84, 84, 1), ModelConfig(channels=(2, 2, 2), blocks=0, hidden_sizes=(5,), pooling=pooling))
     assert encoder(pictures(1, 84, 84, 1)).shape == (1, 5)

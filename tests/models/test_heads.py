@@ -69,14 +69,14 @@ def test_probabilities_add_up_to_one_however_large_the_logits() -> None:
 
 
 def test_actions_are_drawn_by_their_probabilities() -> None:
-    probs = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]])
+    probs = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
     number = 20_000
-    action = CategoricalPolicy(probs.log().expand(number, 2, 4)).sample(Generator().manual_seed(0))
+    action = CategoricalPolicy(probs.log().float().expand(number, 2, 4)).sample(Generator().manual_seed(0))
     assert action.shape == (number, 2)
     assert action.dtype == torch.int64
     counts = torch.nn.functional.one_hot(action, 4).sum(0)
     for row in range(2):
-        assert scipy.stats.chisquare(counts[row].numpy(), number * probs[row].double().numpy()).pvalue > 0.01
+        assert scipy.stats.chisquare(counts[row].numpy(), number * probs[row].numpy()).pvalue > 0.01
     # The two columns are drawn independently of each other.
     pairs = torch.bincount(action[:, 0] * 4 + action[:, 1], minlength=16).reshape(4, 4)
     assert scipy.stats.chi2_contingency(pairs.numpy()).pvalue > 0.01

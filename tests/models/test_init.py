@@ -123,7 +123,9 @@ def test_orthogonal_rows_or_columns_have_the_gain(layer: nn.Linear | nn.Conv2d) 
 
 
 def test_hidden_layers_of_an_orthogonal_network_have_gain_root_two() -> None:
-    encoder = ImpalaCNN((16, 16, 3), ModelConfig(channels=(8, 8), hidden_sizes=(32,), init="orthogonal"), generator=Generator().manual_seed(0))
+    encoder = ImpalaCNN(
+        (16, 16, 3), ModelConfig(channels=(8, 8), hidden_sizes=(32,), init="orthogonal"), generator=Generator().manual_seed(0)
+    )
     for layer in (*convolutions(encoder), *dense_layers(encoder)):
         matrix = layer.weight.detach().flatten(1)
         torch.testing.assert_close(matrix @ matrix.T, 2 * torch.eye(len(matrix)), rtol=1e-5, atol=1e-5)

@@ -58,7 +58,7 @@ class ImpalaCNN(nn.Module):
         self.stacks = nn.Sequential(*stacks)
         self.dense = Dense(height * width * in_channels, config, activation="relu", generator=generator)
         self.num_features = self.dense.num_features
-        self.to(memory_format=torch.channels_last)
+        _to_channels_last(self)
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode pictures."""
@@ -88,7 +88,7 @@ class NatureCNN(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.dense = Dense(height * width * in_channels, config, activation="relu", generator=generator)
         self.num_features = self.dense.num_features
-        self.to(memory_format=torch.channels_last)
+        _to_channels_last(self)
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode pictures."""
@@ -157,6 +157,13 @@ def scaled_image(obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N C H W"]:
     # A `permute` view of NHWC bytes is channels_last already: this is one pass from bytes to floats.
     floats = x.to(torch.float32, memory_format=torch.channels_last)
     return floats.div_(255) if obs.dtype == torch.uint8 else floats
+
+
+def _to_channels_last(module: nn.Module) -> None:
+    """Lay convolution weights out as the pictures are, so that no call has to."""
+    for parameter in module.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def _gain(init: Initialisation, *, normalized: float) -> float:

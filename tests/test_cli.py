@@ -1,0 +1,164 @@
+"""The command line: every verb, every mistake in one sentence, the paths of the configuration as flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phasicrl import cli
+from phasicrl.cli import main, parse_config
+from phasicrl.config import AuxConfig
+from phasicrl.presets import get_preset
+
+SMALL = ["--total-env-steps", "256", "--env.id", "gymnasium:CartPole-v1", "--env.num-envs", "4", "--ppo.num-steps", "16"]
+QUIET = ["--log.console", "off", "--log.no-tensorboard"]
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    assert main(list(words)) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err + captured.out
+    return captured.err
+
+
+def test_flags_are_the_paths_of_the_configuration() -> None:
+    config = parse_config(
+        ["procgen-ppg", "--env.id", "bigfish", "--env.num-envs", "32", "--env.num-levels", "200", "--env.distribution", "hard", "--ppo.learning-rate", "1e-3", "--aux.every", "8", "--aux.epochs", "3", "--model.value-path", "detached", "--seed", "3", "--total-env-steps", "1_000_000", "--output-dir", "x", "--ppo.clip", "none"]
+    )
+    assert (config.env.id, config.env.num_envs, config.env.num_levels, config.env.distribution) == ("bigfish", 32, 200, "hard")
+    assert config.aux is not None and (config.aux.every, config.aux.epochs) == (8, 3)
+    assert (config.ppo.learning_rate, config.ppo.clip, config.model.value_path) == (1e-3, None, "detached")
+    assert (config.seed, config.total_env_steps, config.output_dir) == (3, 1_000_000, "x")
+
+
+def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> None:
+    assert parse_config(["procgen-ppg", "--aux", "none"]).aux is None
+    assert parse_config(["procgen-ppg", "--reward-norm", "NONE"]).reward_norm is None
+    assert parse_config(["procgen-ppo", "--aux.every", "4"]).aux == AuxConfig(every=4)
+    config = parse_config(["classic-ppo", "--aux.num-minibatches", "8", "--reward-norm.clip", "5"])
+    assert config.aux == AuxConfig(num_minibatches=8) and config.reward_norm is not None and config.reward_norm.clip == 5
+
+
+def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(get_preset("procgen-ppg-kl").to_json())
+    for path in (tmp_path / "config.json", tmp_path):
+        assert parse_config(["--from", str(path)]) == get_preset("procgen-ppg-kl")
+    assert parse_config(["--from", str(tmp_path), "--seed", "9"]).seed == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("tain", "unknown command 'tain' (did you mean 'train'?)"),
+        ("train procgen-pgp", "unknown preset 'procgen-pgp' (did you mean 'procgen-pp"),
+        ("train --seed 3", "the preset comes first"),
+        ("train --from", "--from needs the path"),
+        ("train --from /nowhere/config.json", "/nowhere/config.json"),
+        ("train classic-ppo --aux yes", "--aux takes only `none`"),
+        ("train classic-ppo --env.id carpole", "unknown environment 'carpole' (did you mean 'CartPole-v1'?)"),
+        ("train procgen-ppg --env.id bigfsh", "unknown environment 'bigfsh' (did you mean 'bigfish'?)"),
+        ("train procgen-ppg --env.id procgen:bigfsh", "its games: bigfish"),
+        ("train classic-ppo --env.id gymnasium:Pendulum-v1", "supported: Discrete"),
+        ("train classic-ppo --env.id starpilot", "are pictures; use --model.encoder impala"),
+        ("train procgen-ppg --env.id gymnasium:CartPole-v1", "not pictures; use --model.encoder mlp"),
+        ("train classic-ppo --env.num-levels 3", "env.num_levels = 3 is a setting of Procgen"),
+        ("train procgen-ppg --env.start-level 3", "has no meaning with env.num_levels = 0"),
+        ("evaluate /tmp", "/tmp is not a run directory"),
+        ("resume /tmp", "/tmp is not a run directory"),
+        ("video /tmp", "/tmp is not a run directory"),
+        ("plot", "name at least one run directory"),
+        ("presets nothing-like-this", "no preset's name contains"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], words: str, message: str, tmp_path: Path) -> None:
+    where = ["--output-dir", str(tmp_path)] if words.startswith("train ") and "--from" not in words else []
+    text = error_of(capsys, *words.split(), *where)
+    assert message in text and text.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--ppo.learning-rat 3", "--ppo.learning-rate"),
+        ("--env.distribution esy", "'easy', 'hard'"),
+        ("--env.num-envs 0", "env.num_envs is 0; it must be above zero"),
+        ("--total-env-steps 0", "total_env_steps is 0"),
+        ("--ppo.num-minibatches 7", "set ppo.num_minibatches to 8 or 4"),
+    ],
+)
+def test_a_wrong_field_or_value_is_refused_with_help(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "procgen-ppg", *words.split()])
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    text = " ".join((captured.err + captured.out).replace("│", " ").split())
+    assert message in text and "Traceback" not in text
+
+
+def test_debug_shows_where_an_error_arose(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug", "train", "procgen-pgp"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_our_own_mistakes_are_not_hidden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(words: list[str]) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setitem(cli.VERBS, "train", broken)
+    assert main(["train"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(words: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.VERBS, "train", interrupted)
+    assert main(["train"]) == 130
+    assert "phasicrl resume" in capsys.readouterr().err
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {verb} " in text for verb in cli.VERBS)
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if verb not in ("presets", "doctor")])
+def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    try:
+        assert main([verb, "--help"]) == 0
+    except SystemExit as stop:
+        assert stop.code == 0
+    assert "usage" in capsys.readouterr().out
+
+
+def test_presets_are_shown_with_their_difference_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets", "procgen-ppg-kl"]) == 0
+    text = capsys.readouterr().out
+    assert "procgen-ppg-kl" in text and "kl_penalty" in text and "ppo.py:104" in text
+
+
+def test_environments_are_listed_by_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "starpilot"]) == 0
+    assert "procgen:starpilot" in capsys.readouterr().out
+
+
+def test_train_evaluate_plot_film_and_resume_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["train", "classic-ppg", *SMALL, *QUIET, "--output-dir", str(tmp_path), "--aux.every", "2"]) == 0
+    out = capsys.readouterr().out
+    (run,) = tmp_path.iterdir()
+    assert f"run directory: {run}" in out and "256" in out
+    assert main(["evaluate", str(run), "--episodes", "5", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["mean_return"] == tree["greedy"]["mean_return"] and tree["sampled"]["episodes"] == 5
+    assert main(["evaluate", str(run), "--episodes", "3"]) == 0
+    assert "95 % interval" in capsys.readouterr().out
+    assert main(["plot", str(run), "--output", str(tmp_path / "curves"), "--metric", "losses/entropy"]) == 0
+    assert all((tmp_path / f"curves.{kind}").stat().st_size > 0 for kind in ("png", "svg", "csv"))
+    assert main(["resume", str(run)]) == 0
+    assert f"run directory: {run}" in capsys.readouterr().out

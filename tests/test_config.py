@@ -1,0 +1,139 @@
+"""Configuration: what is refused and how, derived numbers, reading back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import pytest
+
+from phasicrl.config import AuxConfig, CheckpointConfig, ComputeConfig, Config, EnvConfig, ModelConfig, PPOConfig, RewardNormConfig
+from phasicrl.presets import PRESETS, differences, get_preset
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EnvConfig(num_envs=0), "env.num_envs is 0; it must be above zero"),
+        (lambda: EnvConfig(num_levels=-1), "env.num_levels is -1; it must not be below zero"),
+        (lambda: EnvConfig(start_level=-5), "env.start_level is -5"),
+        (lambda: EnvConfig(id=""), "env.id is empty"),
+        (lambda: ModelConfig(channels=()), "model.channels is empty"),
+        (lambda: ModelConfig(hidden_sizes=(64, 0)), "model.hidden_sizes"),
+        (lambda: PPOConfig(gamma=1.1), "ppo.gamma is 1.1; it must lie between 0 and 1"),
+        (lambda: PPOConfig(clip=0.0), "ppo.clip is 0.0"),
+        (lambda: PPOConfig(policy_epochs=0), "the policy would never be trained"),
+        (lambda: AuxConfig(every=0), "aux.every is 0"),
+        (lambda: AuxConfig(every=4, iterations_per_epoch=5), "aux.iterations_per_epoch is 5, more than the 4 iterations"),
+        (lambda: RewardNormConfig(clip=0), "reward_norm.clip is 0"),
+        (lambda: ComputeConfig(micro_batch=0), "compute.micro_batch is 0"),
+        (lambda: CheckpointConfig(keep=0), "checkpoint.keep is 0"),
+        (lambda: Config(total_env_steps=0), "total_env_steps is 0; a run needs at least one rollout, 16384 steps here"),
+        (lambda: Config(seed=-1), "config.seed is -1"),
+        (
+            lambda: Config(ppo=PPOConfig(num_minibatches=7)),
+            r"64 segments \(env.num_envs\) cannot be dealt out evenly to 7 minibatches; set ppo.num_minibatches to 8 or 4",
+        ),
+        (
+            lambda: Config(ppo=PPOConfig(num_minibatches=7, minibatch_by="transitions", num_steps=2)),
+            r"128 transitions \(env.num_envs × ppo.num_steps\) cannot be dealt out evenly to 7 minibatches",
+        ),
+        (lambda: Config(aux=AuxConfig(num_minibatches=48)), "set aux.num_minibatches to 32 or 64"),
+    ],
+)
+def test_impossible_values_are_refused_with_the_numbers_and_the_way_out(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_derived_numbers() -> None:
+    config = Config(total_env_steps=100_000, aux=AuxConfig(every=4))
+    assert config.batch_size == 64 * 256
+    assert config.num_iterations == 7  # 6.1 rollouts: the last one is finished
+    assert config.phase_length == 4 and config.has_auxiliary_phase
+    assert replace(config, aux=None).phase_length == replace(config, aux=AuxConfig(epochs=0)).phase_length == 1
+    assert config.reward_gamma == config.ppo.gamma
+    assert replace(config, reward_norm=RewardNormConfig(gamma=0.5)).reward_gamma == 0.5
+
+
+def test_value_epochs_come_before_policy_epochs_unless_they_are_equal() -> None:
+    assert PPOConfig(policy_epochs=2, value_epochs=2).passes == ((True, True), (True, True))
+    assert PPOConfig(policy_epochs=1, value_epochs=3).passes == ((False, True),) * 3 + ((True, False),)
+    assert PPOConfig(policy_epochs=1, value_epochs=0).passes == ((True, False),)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_configuration_is_read_back_as_it_was_written(name: str) -> None:
+    assert Config.from_json(get_preset(name).to_json()) == get_preset(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sed": 1}, r"unknown field sed .did you mean 'seed'"),
+        ({"ppo": {"learning_rat": 1}}, r"unknown field ppo.learning_rat .did you mean 'learning_rate'"),
+        ({"ppo": {"clip": "x"}}, "ppo.clip is 'x'; float was expected"),
+        ({"ppo": {"num_steps": 2.5}}, "ppo.num_steps is 2.5; int was expected"),
+        ({"ppo": {"num_steps": True}}, "ppo.num_steps is True; int was expected"),
+        ({"ppo": 3}, "ppo. is 3; a group of fields was expected"),
+        ({"model": {"value_path": "both"}}, "model.value_path is 'both'; accepted: separate, detached, shared"),
+        ({"model": {"channels": 3}}, "model.channels is 3; a list was expected"),
+    ],
+)
+def test_a_wrong_configuration_file_is_refused_by_field(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config.from_json(json.dumps(change))
+
+
+def test_what_is_not_json_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a configuration written by phasicrl"):
+        Config.from_json("seed: 3")
+
+
+def test_every_field_says_what_it_is() -> None:
+    """The command line's help and the reference page are made from these sentences."""
+    import inspect
+
+    from phasicrl import config
+
+    source = inspect.getsource(config)
+    for kind in (EnvConfig, ModelConfig, PPOConfig, AuxConfig, RewardNormConfig, ComputeConfig, CheckpointConfig, config.LogConfig):
+        text = source[source.index(f"class {kind.__name__}:") :]
+        for field in dataclasses.fields(kind):
+            line = text[text.index(f"    {field.name}: ") :].split("\n")[1]
+            assert line.strip().startswith('"""'), f"{kind.__name__}.{field.name} has no sentence"
+
+
+def test_presets_are_consistent() -> None:
+    for name, preset in PRESETS.items():
+        assert preset.config.name == name
+        assert preset.parent is None or preset.parent in PRESETS
+        assert preset.source and preset.summary
+
+
+def test_an_unknown_preset_gets_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"unknown preset 'procgen-pgp' .did you mean 'procgen-pp"):
+        get_preset("procgen-pgp")
+
+
+def test_differences_are_by_field() -> None:
+    parent, child = get_preset("procgen-ppg"), get_preset("procgen-ppg-single")
+    assert differences(child, parent) == {"model.value_path": ("separate", "detached")}
+
+
+def test_the_papers_settings_are_the_papers() -> None:
+    """S35 to S51 of the sources, and what the authors' code does beside them."""
+    config = get_preset("procgen-ppg-paper")
+    aux = config.aux
+    assert aux is not None
+    assert (aux.every, config.ppo.policy_epochs, config.ppo.value_epochs, aux.epochs, aux.beta_clone) == (32, 1, 1, 6, 1.0)
+    assert (config.ppo.gamma, config.ppo.gae_lambda, config.ppo.num_steps, config.ppo.num_minibatches) == (0.999, 0.95, 256, 8)
+    assert (config.ppo.entropy_coef, config.ppo.clip, config.ppo.learning_rate, aux.learning_rate) == (0.01, 0.2, 5e-4, 5e-4)
+    assert (config.env.num_envs, config.env.distribution, config.total_env_steps) == (256, "hard", 100_000_000)
+    assert config.env.num_envs // aux.num_minibatches == 16  # segments of a global auxiliary minibatch: 4 on each of 4 workers
+    assert config.ppo.max_grad_norm is config.ppo.value_clip is aux.max_grad_norm is None
+    assert config.ppo.schedule == "constant" and config.ppo.adam_eps == 1e-8
+    assert config.ppo.advantage_norm == "batch" and config.ppo.minibatch_by == aux.minibatch_by == "segments"
+    assert config.ppo.value_coef == 1.0 and aux.optimizer == "own" and config.reward_gamma == 0.99
+    assert not config.ppo.bootstrap_truncation

@@ -1,0 +1,260 @@
+"""Runs: directories, what is saved and comes back, refusals before anything starts."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from phasicrl import run as run_module
+from phasicrl.config import CheckpointConfig, Config
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.metrics import read_metrics
+from phasicrl.run import Run, derive_seed, start_run
+from phasicrl.train import learn, resume, train
+from tests.helpers import corridor, open_run, tiny, tiny_aux
+
+EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
+
+
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """Every leaf of a state by its path."""
+    if isinstance(tree, dict):
+        return {k: v for key, value in tree.items() for k, v in flat(value, f"{path}/{key}").items()}
+    if isinstance(tree, list | tuple):
+        return {k: v for key, value in enumerate(tree) for k, v in flat(value, f"{path}/{key}").items()}
+    return {path: tree}
+
+
+def assert_same_state(left: Run, right: Run) -> None:
+    ours, theirs = flat(left.state_dict()), flat(right.state_dict())
+    assert ours.keys() == theirs.keys()
+    for path, value in ours.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, theirs[path]), path
+        elif path != "/seconds":
+            assert value == theirs[path], path
+
+
+def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux())
+    run = train(config, make_env=corridor)
+    assert run.directory.parent == tmp_path
+    assert Config.from_json((run.directory / "config.json").read_text()) == config
+    card = json.loads((run.directory / "card.json").read_text())
+    assert card["seed"] == 3 and card["env_steps"] == 128 and card["versions"]["torch"] == torch.__version__
+    assert [row["env_steps"] for row in read_metrics(run.directory)] == [32, 64, 96, 128]
+    assert (run.directory / "agent.safetensors").is_file()
+    assert [path.name for path in (run.directory / "checkpoints").iterdir()] == ["step-000000000128"]
+
+
+def test_two_runs_started_in_one_second_have_their_own_directories(tmp_path: Path) -> None:
+    assert open_run(tiny(tmp_path)).directory != open_run(tiny(tmp_path)).directory
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux())
+    first, second, other = (train(c, make_env=corridor) for c in (config, config, replace(config, seed=4)))
+    assert_same_state(first, second)
+    assert not torch.equal(first.agent.policy_head.linear.weight, other.agent.policy_head.linear.weight)
+
+
+def test_saving_more_often_or_logging_elsewhere_changes_nothing(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux())
+    busy = replace(config, checkpoint=EVERY_ITERATION, log=replace(config.log, tensorboard=True, console="plain"))
+    assert_same_state(train(config, make_env=corridor), train(busy, make_env=corridor))
+
+
+class Stopped(Exception):
+    """The power goes."""
+
+
+def stopped_after(iterations: int, config: Config) -> Path:
+    """A run directory as a crash right after the end of an iteration leaves it."""
+
+    def stop(run: Run, record: dict[str, float]) -> None:
+        if run.iteration == iterations:
+            raise Stopped
+
+    with start_run(config, make_env=corridor) as run, pytest.raises(Stopped):
+        learn(run, on_iteration=stop)
+    return run.directory
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 5])
+def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_path: Path, iterations: int) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
+    directory = stopped_after(iterations, config)
+
+    def stop(run: Run, record: dict[str, float]) -> None:
+        if run.iteration == iterations:
+            raise Stopped
+
+    with start_run(config, make_env=corridor) as old, pytest.raises(Stopped):
+        learn(old, on_iteration=stop)
+    with run_module.resume_run(directory, make_env=corridor) as new:
+        assert_same_state(old, new)
+        assert new.buffer.num_filled == iterations % 3
+        for slot in range(new.buffer.num_filled):
+            ours, theirs = old.buffer.rollout(slot).tensors(), new.buffer.rollout(slot).tensors()
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
+    run = resume(stopped_after(4, config), make_env=corridor)
+    assert run.env_steps == 224 and run.iteration == 7
+    rows = read_metrics(run.directory)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row["iteration"] for row in rows if "losses/aux/kl_loss" in row] == [3, 6]
+    assert rows[-1]["wall_time"] > rows[3]["wall_time"] > 0
+
+
+def test_learning_goes_on_after_a_resume_as_if_never_stopped_given_the_same_experience(tmp_path: Path) -> None:
+    """Rollouts differ, because episodes start anew; from equal rollouts the resumed run computes bit-equal weights."""
+    config = tiny(tmp_path, total_env_steps=224, checkpoint=EVERY_ITERATION)
+    directory = stopped_after(3, config)
+    runs = [run_module.resume_run(directory, make_env=corridor) for _ in range(2)]
+    for run in runs:
+        with run:
+            learn(run)
+    assert_same_state(*runs)
+
+
+def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor)
+    again = resume(run.directory, make_env=corridor)
+    assert_same_state(run, again)
+
+
+def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Path) -> None:
+    """Every module, optimiser, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
+    config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
+    run = train(config, make_env=corridor)
+    covered = {"agent", "optimizers", "reward_normalizer", "generators", "iteration", "env_steps"}
+    through_others = {"collector", "buffer", "_seconds_before"}  # episodes; chunks and num_filled; seconds
+    not_state = {
+        "config", "directory", "compute",  # fixed for the run
+        "log",  # its rows are on the disk already
+        "envs",  # start anew: exact environments come with exact resume
+        "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # clocks of this process
+    }  # fmt: skip
+    assert set(vars(run)) == covered | through_others | not_state
+    assert covered <= set(run.state_dict())
+    collector_state = {"episodes"}
+    collector_fixed = {"envs", "agent", "generator", "device", "bootstrap_truncation"}
+    collector_new_episodes = {"_obs", "_first", "_state"}
+    assert set(vars(run.collector)) == collector_state | collector_fixed | collector_new_episodes
+    for owner in (run, run.collector, run.buffer, run.log):
+        for name, value in vars(owner).items():
+            if isinstance(value, nn.Module | Optimizer | Generator) and owner is not run:
+                assert any(value is known for known in [run.agent, *run.generators.values()]), f"{owner}.{name} is not saved"
+
+
+def test_a_corrupt_newest_checkpoint_is_passed_over_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny(tmp_path, total_env_steps=128, checkpoint=EVERY_ITERATION)
+    config = replace(config, log=replace(config.log, console="plain"))
+    directory = stopped_after(3, config)
+    newest = sorted((directory / "checkpoints").iterdir())[-1]
+    (newest / "tensors.safetensors").write_bytes(b"nothing")
+    run = resume(directory, make_env=corridor)
+    assert run.iteration == 4
+    assert "step-000000000096 cannot be used" in capsys.readouterr().out
+
+
+def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1e-6
+        return now[0]
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    saved: list[int] = []
+    monkeypatch.setattr(Run, "save", lambda self: (saved.append(self.iteration), setattr(self, "_last_save", now[0])))
+    run = open_run(tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=2.0), total_env_steps=192))
+
+    def pass_a_minute(run: Run, record: dict[str, float]) -> None:
+        now[0] += 60
+
+    learn(run, on_iteration=pass_a_minute)
+    assert saved == [3, 5]
+
+
+def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "free_memory", lambda device: 4096)
+    with pytest.raises(ValueError, match=r"the phase buffer needs .* GiB \(32 rollouts of 4 environments × 8 steps\).*--aux.every \d+"):
+        start_run(tiny(tmp_path, aux=tiny_aux(every=32)), make_env=corridor)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"compute": {"device": "cuda:7"}}, "compute.device is 'cuda:7'"),
+        ({"compute": {"device": "toaster"}}, "compute.device is 'toaster'"),
+        ({"model": {"encoder": "impala"}}, "not pictures; use --model.encoder mlp"),
+        ({"output_dir": "/proc/none"}, "cannot make the run directory"),
+    ],
+)
+def test_what_cannot_work_here_is_refused_before_a_directory_is_made(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    config = tiny(tmp_path)
+    changes = {name: replace(getattr(config, name), **value) if isinstance(value, dict) else value for name, value in changes.items()}
+    with pytest.raises(ValueError, match=message):
+        start_run(replace(config, **changes), make_env=corridor)
+    assert not list(tmp_path.iterdir())
+
+
+def test_environments_are_closed_when_the_start_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    original = run_module.make_envs
+
+    def spy(*args: Any, **kwargs: Any) -> VectorEnv:
+        envs = original(*args, **kwargs)
+        monkeypatch.setattr(envs, "close", lambda: closed.append(True))
+        return envs
+
+    monkeypatch.setattr(run_module, "make_envs", spy)
+    config = tiny(tmp_path)
+    with pytest.raises(ValueError):
+        start_run(replace(config, compute=replace(config.compute, device="toaster")), make_env=corridor)
+    assert closed == [True]
+
+
+def test_streams_of_randomness_are_apart_and_stable() -> None:
+    seeds = {(seed, purpose): derive_seed(seed, purpose) for seed in (0, 1, 2) for purpose in run_module.PURPOSES}
+    assert len(set(seeds.values())) == len(seeds)
+    assert derive_seed(1, "env") == derive_seed(1, "env") != derive_seed(1, "env", 128)
+    assert all(0 <= seed < 2**31 for seed in seeds.values())
+
+
+def test_a_users_encoder_is_initialised_from_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        num_features = 5
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 5)
+
+        def forward(self, obs: Tensor) -> Tensor:
+            return self.linear(obs).relu()
+
+    state = torch.random.get_rng_state()
+    first, second = (train(tiny(tmp_path), make_env=corridor, make_encoder=lambda shape: Own()) for _ in range(2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert_same_state(first, second)
+
+
+def test_training_leaves_the_global_generators_alone(tmp_path: Path) -> None:
+    before = torch.random.get_rng_state(), np.random.get_state(legacy=False)
+    train(tiny(tmp_path, aux=tiny_aux()), make_env=corridor)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert str(np.random.get_state(legacy=False)) == str(before[1])
