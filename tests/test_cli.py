@@ -25,7 +25,33 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> 
 
 def test_flags_are_the_paths_of_the_configuration() -> None:
     config = parse_config(
-        ["procgen-ppg", "--env.id", "bigfish", "--env.num-envs", "32", "--env.num-levels", "200", "--env.distribution", "hard", "--ppo.learning-rate", "1e-3", "--aux.every", "8", "--aux.epochs", "3", "--model.value-path", "detached", "--seed", "3", "--total-env-steps", "1_000_000", "--output-dir", "x", "--ppo.clip", "none"]
+        [
+            "procgen-ppg",
+            "--env.id",
+            "bigfish",
+            "--env.num-envs",
+            "32",
+            "--env.num-levels",
+            "200",
+            "--env.distribution",
+            "hard",
+            "--ppo.learning-rate",
+            "1e-3",
+            "--aux.every",
+            "8",
+            "--aux.epochs",
+            "3",
+            "--model.value-path",
+            "detached",
+            "--seed",
+            "3",
+            "--total-env-steps",
+            "1_000_000",
+            "--output-dir",
+            "x",
+            "--ppo.clip",
+            "none",
+        ]
     )
     assert (config.env.id, config.env.num_envs, config.env.num_levels, config.env.distribution) == ("bigfish", 32, 200, "hard")
     assert config.aux is not None and (config.aux.every, config.aux.epochs) == (8, 3)

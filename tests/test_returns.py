@@ -77,7 +77,8 @@ class Episodes(NamedTuple):
 def episodes(draw: st.DrawFn) -> Episodes:
     shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 9)))
     numbers = npst.arrays(np.float64, shape, elements=st.floats(-100, 100, width=32))
-    return Episodes(*(draw(numbers) for _ in range(3)), draw(npst.arrays(np.int64, shape, elements=st.integers(0, 2))))
+    end = draw(npst.arrays(np.int64, shape, elements=st.integers(0, 2)))
+    return Episodes(reward=draw(numbers), value=draw(numbers), next_value=draw(numbers), end=end)
 
 
 def brute_force_gae(data: Episodes, gamma: float, gae_lambda: float) -> np.ndarray:

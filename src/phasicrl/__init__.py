@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phasicrl.config import AuxConfig, Config, EnvConfig, ModelConfig, PPOConfig, RewardNormConfig
+    from phasicrl.evaluate import evaluate
     from phasicrl.presets import get_preset
     from phasicrl.train import resume, train
 
@@ -21,11 +24,12 @@ _HOME = {
     "ModelConfig": "config",
     "PPOConfig": "config",
     "RewardNormConfig": "config",
+    "evaluate": "evaluate",
     "get_preset": "presets",
     "resume": "train",
     "train": "train",
 }
-__all__ = ["AuxConfig", "Config", "EnvConfig", "ModelConfig", "PPOConfig", "RewardNormConfig", "get_preset", "resume", "train"]
+__all__ = ["AuxConfig", "Config", "EnvConfig", "ModelConfig", "PPOConfig", "RewardNormConfig", "evaluate", "get_preset", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,3 +37,14 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'phasicrl' has no attribute {name!r}; public names: {', '.join(__all__)}")
     return getattr(import_module(f"phasicrl.{_HOME[name]}"), name)
+
+
+class _Package(ModuleType):
+    """Keeps `phasicrl.train` the function: importing the module of that name would otherwise put itself in its place."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -39,13 +39,18 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
 
+    @property
+    def mean_return(self) -> float:
+        """Mean over episodes."""
+        return float(np.mean(self.returns))
+
     def to_dict(self) -> dict[str, float | int | str | list[float]]:
         """Numbers for people and programs: mean, standard deviation, median, and the 95 % bootstrap interval of the mean."""
         returns = np.array(self.returns)
         return {
             "policy": self.policy,
             "episodes": len(returns),
-            "mean_return": float(returns.mean()),
+            "mean_return": self.mean_return,
             "std_return": float(returns.std()),
             "median_return": float(np.median(returns)),
             "interval_95": list(bootstrap_interval(returns)),

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from counting import Counting
+from tests.envs.counting import Counting
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig
 from phasicrl.envs import make as make_module
