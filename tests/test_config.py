@@ -137,3 +137,10 @@ def test_the_papers_settings_are_the_papers() -> None:
     assert config.ppo.advantage_norm == "batch" and config.ppo.minibatch_by == aux.minibatch_by == "segments"
     assert config.ppo.value_coef == 1.0 and aux.optimizer == "own" and config.reward_gamma == 0.99
     assert not config.ppo.bootstrap_truncation
+
+
+def test_a_group_that_is_switched_off_or_on_is_not_shown_as_a_row_of_nothings() -> None:
+    off = differences(get_preset("procgen-ppo"), get_preset("procgen-ppg"))
+    assert off["aux"] == ("on", None) and not [key for key in off if key.startswith("aux.")]
+    on = differences(get_preset("classic-ppg"), get_preset("classic-ppo"))
+    assert on["aux.every"] == (None, 8) and all(old != new for old, new in on.values())

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from phasicrl import run as run_module
 from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.metrics import read_metrics
+from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.run import Run, derive_seed, start_run
 from phasicrl.train import learn, resume, train
 from tests.helpers import corridor, open_run, tiny, tiny_aux
@@ -146,6 +146,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "log",  # its rows are on the disk already
         "envs",  # start anew: exact environments come with exact resume
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # clocks of this process
+        "_reward_record",  # made anew in each iteration
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
@@ -258,3 +259,12 @@ def test_training_leaves_the_global_generators_alone(tmp_path: Path) -> None:
     train(tiny(tmp_path, aux=tiny_aux()), make_env=corridor)
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert str(np.random.get_state(legacy=False)) == str(before[1])
+
+
+def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
+    config = tiny(tmp_path, aux=tiny_aux())
+    apart = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2))
+    rows = [row for c in (config, apart) for row in read_metrics(train(c, make_env=corridor).directory)]
+    reported = {name for row in rows for name in row}
+    procgen = {name for name in METRICS if name.startswith("procgen/")}  # tests/test_procgen.py
+    assert reported - {"env_steps", "iteration", "phase", "wall_time"} == set(METRICS) - procgen

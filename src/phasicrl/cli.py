@@ -306,7 +306,9 @@ def _presets(words: list[str]) -> None:
     for name, preset in shown.items():
         changes = differences(preset.config, Config() if preset.parent is None else PRESETS[preset.parent].config)
         parent = preset.parent or "the defaults"
-        lines = [f"[bold]{parent}[/bold], but"] + [f"{field} {new} [dim](was {old})[/dim]" for field, (old, new) in changes.items()]
+        lines = [f"[bold]{parent}[/bold], but"] + [
+            f"{field} {'none' if new is None else new} [dim](was {old})[/dim]" for field, (old, new) in changes.items()
+        ]
         table.add_row(name, f"{preset.summary}\n[dim]{preset.source}[/dim]", "\n".join(lines))
     Console().print(table)
 

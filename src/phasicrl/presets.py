@@ -63,8 +63,8 @@ _QUICKSTART = replace(
     name="quickstart",
     env=replace(_PPG.env, num_envs=32),
     ppo=replace(_PPG.ppo, num_steps=64),
-    aux=AuxConfig(every=8, epochs=3, num_minibatches=4),
-    total_env_steps=100_000,
+    aux=AuxConfig(every=8, epochs=2, iterations_per_epoch=4, num_minibatches=4),
+    total_env_steps=220_000,
 )
 
 # What other code bases run, to the switch (semantics of each in docs/fidelity.md).
@@ -142,15 +142,15 @@ def get_preset(name: str) -> Config:
 
 
 def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:
-    """Fields in which two configurations differ, by dotted path: (parent's value, config's value); names are left out."""
+    """Fields in which two configurations differ, by dotted path: (parent's value, config's value); names are left out.
+
+    A group that is off in `config` is one entry; one that is off in `parent` has an entry for each field that it switches on.
+    """
     ours, theirs = _flatten(dataclasses.asdict(config)), _flatten(dataclasses.asdict(parent))
-    missing = object()
-    changed = {key: (theirs.get(key, missing), ours.get(key, missing)) for key in {**theirs, **ours}}
-    return {
-        key: (None if old is missing else old, None if new is missing else new)
-        for key, (old, new) in changed.items()
-        if key != "name" and old != new
-    }
+    changed = {key: (theirs.get(key), ours.get(key)) for key in {**theirs, **ours} if key != "name"}
+    off = [field for field in ("aux", "reward_norm") if getattr(config, field) is None and getattr(parent, field) is not None]
+    kept = {key: pair for key, pair in changed.items() if pair[0] != pair[1] and key.split(".")[0] not in off}
+    return kept | {field: ("on", None) for field in off}
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -80,6 +80,7 @@ class Run:
         self._seconds_before = 0.0
         self._started = self._iteration_started = self._last_save = time.perf_counter()
         self._rollout_seconds = 0.0
+        self._reward_record: Record = {}
 
     @property
     def phase(self) -> int:
@@ -112,7 +113,12 @@ class Run:
         if self.reward_normalizer is None:
             return rollout.reward
         self.reward_normalizer.update(rollout.reward, rollout.first)
-        return self.reward_normalizer(rollout.reward)
+        reward = self.reward_normalizer(rollout.reward)
+        self._reward_record = {
+            "rewards/scale": float(self.reward_normalizer.scale),
+            "rewards/clipped_fraction": float((reward.abs() >= self.reward_normalizer.clip).float().mean()),
+        }
+        return reward
 
     def auxiliary_phase_is_due(self) -> bool:
         """Whether a full buffer is to be distilled: every k-th time, and not when the budget is used up (OPPG ppg.py:259)."""
@@ -134,8 +140,7 @@ class Run:
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
-        if self.reward_normalizer is not None:
-            record["rewards/scale"] = float(self.reward_normalizer.scale)
+        record |= self._reward_record
         self.log.write(record, env_steps=self.env_steps, iteration=self.iteration, phase=self.phase)
         every = self.config.checkpoint.every_minutes
         if every is not None and time.perf_counter() - self._last_save >= 60 * every:

@@ -9,11 +9,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from tests.envs.counting import Counting
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
+from tests.envs.counting import Counting
 
 B = 3
 CASES: dict[str, tuple[EnvConfig, Callable[[], gym.Env[Any, Any]] | None]] = {

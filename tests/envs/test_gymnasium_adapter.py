@@ -14,10 +14,10 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 import pytest
-from tests.envs.counting import Counting, CountingInFloat32, Faulty, FromFive, Spaces
 
 from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
 from phasicrl.envs.protocol import EnvError
+from tests.envs.counting import Counting, CountingInFloat32, Faulty, FromFive, Spaces
 
 Parallel = Literal["sync", "processes"]
 PARALLEL: tuple[Parallel, ...] = ("sync", "processes")

@@ -9,12 +9,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from tests.envs.counting import Counting
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig
 from phasicrl.envs import make as make_module
 from phasicrl.envs.make import PROCGEN_GAMES, list_envs, make_envs, procgen_options, procgen_task, resolve
 from phasicrl.envs.protocol import VectorEnv
+from tests.envs.counting import Counting
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 

@@ -1,0 +1,54 @@
+"""Procgen end to end, small: both algorithms train, level statistics are there, evaluation and film work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phasicrl.config import AuxConfig, Config, LogConfig
+from phasicrl.evaluate import evaluate
+from phasicrl.metrics import METRICS, read_metrics
+from phasicrl.presets import get_preset
+from phasicrl.train import train
+from phasicrl.video import film
+
+pytest.importorskip("envpool", reason="needs the extra `procgen`")
+
+
+def small(preset: str, tmp_path: Path, **env: object) -> Config:
+    config = get_preset(preset)
+    return replace(
+        config,
+        total_env_steps=384,
+        output_dir=str(tmp_path),
+        env=replace(config.env, id="procgen:maze", num_envs=8, **env),
+        model=replace(config.model, channels=(4, 8), blocks=1, hidden_sizes=(16,)),
+        ppo=replace(config.ppo, num_steps=16, num_minibatches=4),
+        aux=config.aux and AuxConfig(every=2, epochs=1, num_minibatches=4),
+        log=LogConfig(console="off", tensorboard=False),
+    )
+
+
+@pytest.mark.parametrize(
+    "preset", ["procgen-ppg", "procgen-ppg-single", "procgen-ppo", "compat-cleanrl-ppg", "compat-baselines-ppo-procgen"]
+)
+def test_a_preset_trains_with_finite_numbers(preset: str, tmp_path: Path) -> None:
+    run = train(small(preset, tmp_path))
+    rows = read_metrics(run.directory)
+    assert [row["env_steps"] for row in rows] == [128, 256, 384]
+    losses = {name: value for row in rows for name, value in row.items() if name.startswith("losses/")}
+    assert losses and all(value == value for value in losses.values())
+    assert ("losses/aux/kl_loss" in losses) == (run.config.aux is not None)
+
+
+def test_levels_are_counted_and_a_trained_agent_is_evaluated_and_filmed(tmp_path: Path) -> None:
+    run = train(replace(small("procgen-ppg-single", tmp_path, num_levels=3, start_level=10), total_env_steps=8192))
+    rows = read_metrics(run.directory)
+    assert rows[-1]["procgen/num_levels_seen"] == 3
+    assert any("procgen/level_complete" in row for row in rows) and {"procgen/level_complete", "procgen/num_levels_seen"} <= set(METRICS)
+    (result,) = evaluate(run.directory, episodes=2, policies=("sampled",))
+    assert len(result.returns) == 2 and set(result.returns) <= {0.0, 10.0}
+    path, _ = film(run.directory, episodes=1, size=64)
+    assert path.stat().st_size > 1000
