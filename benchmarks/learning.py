@@ -1,0 +1,77 @@
+"""Trains presets over seeds and writes what was reached: one row a run, with the training curve's end and a greedy evaluation.
+
+usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 5] [--runs FOLDER]
+for example: python benchmarks/learning.py benchmarks/results/cartpole.csv classic-ppo classic-ppg "classic-ppg:--reward-norm none"
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from phasicrl import evaluate, train
+from phasicrl.cli import parse_config
+from phasicrl.config import Config
+from phasicrl.metrics import read_metrics
+
+THRESHOLD = 475.0
+COLUMNS = (
+    "preset",
+    "seed",
+    "env",
+    "env_steps",
+    "seconds",
+    "return_100",
+    "steps_to_475",
+    "greedy_mean",
+    "greedy_min",
+    "sampled_mean",
+    "commit",
+)
+
+
+def result(label: str, config: Config) -> dict[str, object]:
+    """Train one run and say what it reached."""
+    run = train(config)
+    rows = read_metrics(run.directory)
+    reached = (row["env_steps"] for row in rows if row.get("charts/episodic_return_100", 0) >= THRESHOLD)
+    greedy, sampled = evaluate(run.directory, episodes=20)
+    return {
+        "preset": label,
+        "seed": config.seed,
+        "env": run.envs.name,
+        "env_steps": run.env_steps,
+        "seconds": round(run.seconds, 1),
+        "return_100": round(run.collector.episodes.recent_mean, 2),
+        "steps_to_475": int(next(reached, 0)) or "",
+        "greedy_mean": greedy.mean_return,
+        "greedy_min": min(greedy.returns),
+        "sampled_mean": sampled.mean_return,
+        "commit": json.loads((run.directory / "card.json").read_text())["commit"],
+    }
+
+
+def main() -> None:
+    """Run everything that the command line names, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("presets", nargs="+")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--runs", default="runs/learning")
+    options = parser.parse_args()
+    with options.output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for preset in options.presets:
+            name, _, fields = preset.partition(":")
+            config = parse_config([name, "--output-dir", options.runs, "--log.no-tensorboard", *fields.split()])
+            for seed in range(1, options.seeds + 1):
+                writer.writerow(result(f"{name} {fields}".strip(), replace(config, seed=seed)))
+                file.flush()
+
+
+if __name__ == "__main__":
+    main()
