@@ -7,19 +7,19 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
 from phasicrl import console
-from phasicrl.config import AuxConfig, Config, ConsoleChoice, EnvConfig, LogConfig, PPOConfig
+from phasicrl.config import AuxConfig, Config, EnvConfig, LogConfig, PPOConfig
 from phasicrl.console import Display, open_display
 from phasicrl.metrics import METRICS
 
 BATCH = 8 * 16  # environment steps of an iteration of `config()`
 
 
-def config(choice: ConsoleChoice = "plain", *, aux: AuxConfig | None = None, iterations: int = 10, ppo: PPOConfig | None = None) -> Config:
+def config(choice: Any = "plain", *, aux: AuxConfig | None = None, iterations: int = 10, ppo: PPOConfig | None = None) -> Config:
     return Config(
         name="demo",
         env=EnvConfig(id="procgen:coinrun", num_envs=8),
@@ -91,18 +91,16 @@ def test_time_left_and_speed_of_ppo_by_hand() -> None:
     assert pace.seconds_left(11.0) == 0.0
 
 
-@pytest.mark.parametrize("console", ["plain", "live"])
-def test_what_is_prepared_before_the_first_rollout_does_not_count(
-    tmp_path: Path, clock: Clock, terminal: FakeTerminal, console: str
-) -> None:
-    with MetricsLog(tmp_path, config(console=console, iterations=10)) as log:
+@pytest.mark.parametrize("choice", ["plain", "live"])
+def test_what_is_prepared_before_the_first_rollout_does_not_count(clock: Clock, terminal: FakeTerminal, choice: str) -> None:
+    with shown(config(choice, iterations=10), terminal) as display:
         clock.now += 60  # environments, networks, compilers
-        log.progress("rollout", env_steps=0)
+        display.progress("rollout", 0)
         clock.now += 1
-        log.progress("policy", env_steps=BATCH)
-        write_rows(log, 1, 1)
+        display.progress("policy", BATCH)
+        display.record({}, BATCH)
         clock.now += 1
-        log.progress("rollout", env_steps=BATCH)
+        display.progress("rollout", BATCH)
     assert "128 steps/s" in text_of(terminal) and ("9 s left" in text_of(terminal) or "8 s left" in text_of(terminal))
 
 
@@ -135,44 +133,41 @@ def test_speed_is_recent() -> None:
     assert pace.steps_per_second() == pytest.approx(10 * BATCH)
 
 
-def test_plain_lines_by_hand(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_by_hand(clock: Clock, terminal: FakeTerminal) -> None:
     record = {
         "charts/episodic_return_100": 12.345, "charts/episodic_length": 1234.5, "losses/entropy": 2.7, "losses/approx_kl": 0.004212,
         "losses/explained_variance": math.nan, "charts/SPS": 3.0,
     }  # fmt: skip
-    with MetricsLog(tmp_path, config(console="plain", iterations=20)) as log:
+    with shown(config(iterations=20), terminal) as display:
         clock.now += 4
-        log.write(record, env_steps=BATCH, iteration=1, phase=0)
+        display.record(record, BATCH)
     line = "  5.0 %  128/2.56k steps  32 steps/s  return 12.3  length 1,234  entropy 2.70  kl 0.00421  expl.var -  76 s left\n"
-    assert capsys.readouterr().out == line
+    assert terminal.getvalue() == line
 
 
-def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(
-    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with MetricsLog(tmp_path, config(console="plain", iterations=100)) as log:
+def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(clock: Clock, terminal: FakeTerminal) -> None:
+    with shown(config(iterations=100), terminal) as display:
         for iteration in range(1, 24):  # 0.5 s each
             clock.now += 0.5
-            log.progress("rollout", env_steps=iteration * BATCH)
-            write_rows(log, iteration, iteration)
-    shown = [float(line.split("%")[0]) for line in capsys.readouterr().out.splitlines()]
-    assert shown == [1, 5, 9, 13, 17, 21, 23]
+            display.progress("rollout", iteration * BATCH)
+            display.record({}, iteration * BATCH)
+    assert [float(line.split("%")[0]) for line in terminal.getvalue().splitlines()] == [1, 5, 9, 13, 17, 21, 23]
 
 
-def test_plain_lines_are_ascii_and_messages_come_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with MetricsLog(tmp_path, config(console="plain")) as log:
-        log.message("checkpoint saved")
-        write_rows(log, 1, 1, losses__aux__kl_loss=1e-9)
-        out = capsys.readouterr().out
+def test_plain_lines_are_ascii_and_messages_come_at_once(terminal: FakeTerminal) -> None:
+    with shown(config(), terminal) as display:
+        display.message("checkpoint saved")
+        display.record({"losses/aux/kl_loss": 1e-9}, BATCH)
+        out = terminal.getvalue()
         assert out.startswith("checkpoint saved\n") and "aux kl 1.0e-09" in out and out.isascii()
 
 
-def test_off_is_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with MetricsLog(tmp_path, config(console="off")) as log:
-        log.progress("rollout", env_steps=1)
-        log.message("hello")
-        write_rows(log, 1, 1)
-    assert capsys.readouterr().out == ""
+def test_off_is_silent(terminal: FakeTerminal, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(config("off"), terminal) as display:
+        display.progress("rollout", 1)
+        display.message("hello")
+        display.record({}, BATCH)
+    assert terminal.getvalue() == capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
@@ -184,41 +179,45 @@ def test_auto_is_live_only_where_somebody_can_watch(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert type(open_display(config(console="auto"), 0, terminal)).__name__ == kind
+    assert type(open_display(config("auto"), 0, terminal)).__name__ == kind
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")])
 def test_auto_is_plain_in_files_and_pipes(stream: TextIO) -> None:
-    assert isinstance(open_display(config(console="auto"), 0, stream), console._Lines)
+    assert isinstance(open_display(config("auto"), 0, stream), console._Lines)
 
 
 def test_a_terminal_that_cannot_show_the_signs_gets_lines(terminal: FakeTerminal) -> None:
     terminal.encoding = "latin-1"
-    assert isinstance(open_display(config(console="auto"), 0, terminal), console._Lines)
+    assert isinstance(open_display(config("auto"), 0, terminal), console._Lines)
+
+
+def test_the_metrics_that_are_shown_exist() -> None:
+    assert {name for display in (console._Lines, console._Live) for _, name in display._SHOWN} <= METRICS.keys()
 
 
 def test_the_choice_of_a_display_is_obeyed(terminal: FakeTerminal) -> None:
-    assert isinstance(open_display(config(console="plain"), 0, terminal), console._Lines)
-    assert isinstance(open_display(config(console="live"), 0, io.StringIO()), console._Live)
+    assert isinstance(open_display(config("plain"), 0, terminal), console._Lines)
+    assert isinstance(open_display(config("live"), 0, io.StringIO()), console._Live)
 
 
-def run_live(tmp_path: Path, clock: Clock, settings: Config) -> None:
+def run_live(clock: Clock, terminal: FakeTerminal, settings: Config) -> None:
     """Two iterations, the second with an auxiliary phase, and the beginning of a third."""
-    with MetricsLog(tmp_path, settings) as log:
-        log.progress("rollout", env_steps=0)
+    with shown(settings, terminal) as display:
+        display.progress("rollout", 0)
         clock.now += 5
-        log.progress("policy", env_steps=BATCH)
-        write_rows(log, 1, 1, charts__episodic_return_100=21.5, losses__entropy=2.0, time__auxiliary=0.0)
-        log.message("checkpoint [saved]")
+        display.progress("policy", BATCH)
+        display.record({"charts/episodic_return_100": 21.5, "losses/entropy": 2.0, "time/auxiliary": 0.0}, BATCH)
+        display.message("checkpoint [saved]")
         clock.now += 5
-        log.progress("auxiliary 2/6", env_steps=2 * BATCH)
-        write_rows(log, 2, 2, losses__aux__kl_loss=0.004, time__auxiliary=2.0)
+        display.progress("auxiliary 2/6", 2 * BATCH)
+        display.record({"losses/aux/kl_loss": 0.004, "time/auxiliary": 2.0}, 2 * BATCH)
         clock.now += 1
-        log.progress("rollout", env_steps=2 * BATCH + 64)
+        display.progress("rollout", 2 * BATCH + 64)
 
 
-def test_the_live_display_shows_the_place_and_the_numbers(tmp_path: Path, clock: Clock, terminal: FakeTerminal) -> None:
-    run_live(tmp_path, clock, config(console="live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
+def test_the_live_display_shows_the_place_and_the_numbers(clock: Clock, terminal: FakeTerminal) -> None:
+    run_live(clock, terminal, config("live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
     text = text_of(terminal)
     frames = text.split("╭─")
     assert "demo · procgen:coinrun · seed 1" in frames[1]
@@ -236,44 +235,40 @@ def test_the_live_display_shows_the_place_and_the_numbers(tmp_path: Path, clock:
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l"), "the cursor is shown again"
 
 
-def test_the_live_display_of_ppo_has_no_auxiliary_phase_and_ends_finished(tmp_path: Path, clock: Clock, terminal: FakeTerminal) -> None:
-    with MetricsLog(tmp_path, config(console="auto", iterations=1)) as log:
-        log.progress("rollout", env_steps=BATCH)
-        write_rows(log, 1, 1)
+def test_the_live_display_of_ppo_has_no_auxiliary_phase_and_ends_finished(clock: Clock, terminal: FakeTerminal) -> None:
+    with shown(config("auto", iterations=1), terminal) as display:
+        display.progress("rollout", BATCH)
+        display.record({}, BATCH)
     text = text_of(terminal)
     assert "aux" not in text
     assert "finished  ·  iteration 1/1" in text
 
 
-def test_a_narrow_terminal_shows_everything_on_more_lines(
-    tmp_path: Path, clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_shows_everything_on_more_lines(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    run_live(tmp_path, clock, config(console="live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
+    run_live(clock, terminal, config("live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
     text = text_of(terminal)
     assert "50.0 %  320/640 steps  26 steps/s" in text and "aux KL" in text and "expl. var." in text
     assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 60
 
 
-def test_the_live_display_is_drawn_at_most_four_times_a_second(tmp_path: Path, clock: Clock, terminal: FakeTerminal) -> None:
-    with MetricsLog(tmp_path, config(console="live")) as log:
+def test_the_live_display_is_drawn_at_most_four_times_a_second(clock: Clock, terminal: FakeTerminal) -> None:
+    with shown(config("live"), terminal) as display:
         for step in range(1000):
             clock.now += 0.001
-            log.progress("policy", env_steps=step)
+            display.progress("policy", step)
         assert text_of(terminal).count("╭─") <= 5
 
 
-def test_no_colour_only_takes_the_colour_away(
-    tmp_path: Path, clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_colour_only_takes_the_colour_away(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    run_live(tmp_path, clock, config(console="auto", iterations=4))
+    run_live(clock, terminal, config("auto", iterations=4))
     assert "╭─" in text_of(terminal)
     assert not re.search(r"\x1b\[(3[0-7]|9[0-7]|38)", terminal.getvalue())
 
 
-def test_after_the_last_auxiliary_phase_none_is_announced(tmp_path: Path, clock: Clock, terminal: FakeTerminal) -> None:
-    run_live(tmp_path, clock, config(console="live", iterations=4, aux=AuxConfig(every=2, num_minibatches=2)))
+def test_after_the_last_auxiliary_phase_none_is_announced(clock: Clock, terminal: FakeTerminal) -> None:
+    run_live(clock, terminal, config("live", iterations=4, aux=AuxConfig(every=2, num_minibatches=2)))
     text = text_of(terminal)
     assert "iteration 1/4  ·  1/2 until the auxiliary phase" in text
     assert "iteration 3/4  " in text and "iteration 3/4  ·" not in text
@@ -297,7 +292,15 @@ def test_numbers_have_three_digits(number: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "0 s"), (98.0, "98 s"), (600.0, "10 min"), (7_500.0, "2 h 05 min"), (86_399.0, "24 h 00 min"), (200_000.0, "2 d 7 h")],
+    [
+        (0.2, "0 s"),
+        (98.0, "98 s"),
+        (600.0, "10 min"),
+        (7_500.0, "2 h 05 min"),
+        (86_399.0, "24 h 00 min"),
+        (200_000.0, "2 d 7 h"),
+        (172_799.7, "2 d 0 h"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert console._duration(seconds) == text

@@ -1,0 +1,110 @@
+"""Holds runs against published curves: return, entropy and explained variance, window by window, as a table, a CSV and a figure.
+
+usage: python benchmarks/compare_reference.py RUN … --reference baselines_ppo_easy_all.csv.gz --output docs/figures/baselines
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from phasicrl.plot import Curve, reference_curves, run_curves
+
+METRICS = {
+    "charts/episodic_return_100": "episodic return, last 100 episodes",
+    "losses/entropy": "entropy (nats)",
+    "losses/explained_variance": "explained variance",
+}
+T_95 = 4.303  # Student's t, two degrees of freedom, two-sided 95 %
+
+
+def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[float]:
+    """Mean of a curve over each window of steps."""
+    return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
+
+
+def compare(ours: Curve, published: Curve, edges: list[int], metric: str) -> list[dict[str, object]]:
+    """One row a window: our mean, the published runs' span, and the 95 % interval in which a fourth run of theirs would lie."""
+    theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
+    mine = np.array([windows(edges, ours.steps, run) for run in ours.runs])
+    half = T_95 * theirs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(theirs))
+    rows = []
+    for index, (low, high) in enumerate(pairwise(edges)):
+        value, column = mine[:, index].mean(), theirs[:, index]
+        rows.append(
+            {
+                "env": ours.env_id, "metric": metric, "steps": f"{low:,}–{high:,}", "ours": round(float(value), 3),
+                "published_min": round(float(column.min()), 3), "published_mean": round(float(column.mean()), 3),
+                "published_max": round(float(column.max()), 3),
+                "within_min_max": bool(column.min() <= value <= column.max()),
+                "within_95_prediction": bool(abs(value - column.mean()) <= half[index]),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def draw(panels: list[list[tuple[Curve, Curve]]], output: Path) -> None:
+    """A row for each game, a column for each metric."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(panels), len(METRICS), figsize=(4.2 * len(METRICS), 3.0 * len(panels)), squeeze=False, layout="constrained"
+    )
+    for row, pairs in zip(axes, panels, strict=True):
+        for panel, title, (ours, published) in zip(row, METRICS.values(), pairs, strict=True):
+            panel.fill_between(published.steps / 1e6, *published.band, color="#999999", alpha=0.35, linewidth=0)
+            panel.plot(published.steps / 1e6, published.runs.T, color="#777777", linewidth=0.7)
+            for run in ours.runs:
+                panel.plot(ours.steps / 1e6, run, color="#0072B2", linewidth=1.6)
+            panel.set_title(f"{ours.env_id}: {title}", fontsize=10)
+            panel.grid(alpha=0.25)
+    for panel in axes[-1]:
+        panel.set_xlabel("environment steps (millions)")
+    axes[0][0].plot([], [], color="#0072B2", label=f"phasicrl ({len(panels[0][0][0].runs)} seed)")
+    axes[0][0].plot([], [], color="#777777", label=f"Baselines, published ({len(panels[0][0][1].runs)} runs; band: min to max)")
+    axes[0][0].legend(fontsize=8, frameon=False)
+    for suffix in (".png", ".svg"):
+        figure.savefig(output.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+
+
+def main() -> None:
+    """Compare, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--reference", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--windows", type=int, default=4)
+    options = parser.parse_args()
+    games: dict[str, list[Path]] = {}
+    for run in options.runs:
+        games.setdefault(json.loads((run / "config.json").read_text())["env"]["id"], []).append(run)
+    panels: list[list[tuple[Curve, Curve]]] = []
+    rows: list[dict[str, object]] = []
+    for env_id, runs in games.items():
+        panels.append([])
+        for metric in METRICS:
+            (ours,) = run_curves(runs, metric)
+            end = float(ours.steps[-1])
+            (published,) = reference_curves(options.reference, metric, ends={env_id: end})
+            edges = [int(edge) for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)]
+            rows += compare(ours, published, edges, metric)
+            panels[-1].append((ours, published))
+    with options.output.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(panels, options.output)
+    for row in rows:
+        print(" | ".join(str(value) for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()
