@@ -11,6 +11,7 @@ from phasicrl import cli
 from phasicrl.cli import main, parse_config
 from phasicrl.config import AuxConfig
 from phasicrl.presets import get_preset
+from phasicrl.run import Run
 
 SMALL = ["--total-env-steps", "256", "--env.id", "gymnasium:CartPole-v1", "--env.num-envs", "4", "--ppo.num-steps", "16"]
 QUIET = ["--log.console", "off", "--log.no-tensorboard"]
@@ -138,13 +139,24 @@ def test_our_own_mistakes_are_not_hidden(capsys: pytest.CaptureFixture[str], mon
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interrupt_says_how_to_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(words: list[str]) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("cadence", ["0", "none"])
+def test_an_interrupt_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cadence: str
+) -> None:
+    finish = Run.finish_iteration
 
-    monkeypatch.setitem(cli.VERBS, "train", interrupted)
-    assert main(["train"]) == 130
-    assert "phasicrl resume" in capsys.readouterr().err
+    def interrupted(run: Run, record: dict[str, float]) -> None:
+        finish(run, record)
+        if run.iteration == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "finish_iteration", interrupted)
+    flags = [*SMALL, "--log.console", "plain", "--log.no-tensorboard", "--output-dir", str(tmp_path), "--checkpoint.every-minutes", cadence]
+    assert main(["train", "classic-ppo", *flags]) == 130
+    (run,) = tmp_path.iterdir()
+    out = capsys.readouterr().out
+    way = f"`phasicrl resume {run}` goes on from step-000000000128" if cadence == "0" else "it has no checkpoint yet"
+    assert f"{run} was stopped after 128 steps; {way}" in out
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

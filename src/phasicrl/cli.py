@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except KeyboardInterrupt:
-        print("interrupted; `phasicrl resume RUN` continues from the last checkpoint", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         from phasicrl.envs.protocol import EnvError

@@ -14,13 +14,13 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from phasicrl.config import Config, nearest_name
-from phasicrl.console import open_display
+from phasicrl.console import Values, open_display
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of all episodes that finished in the iteration (reward units).",
@@ -56,8 +56,6 @@ METRICS: dict[str, str] = {
 
 METRICS_FILE = "metrics.jsonl"
 _FSYNC_SECONDS = 10.0
-
-Values: TypeAlias = Mapping[str, float]
 
 
 class MeanAccumulator:

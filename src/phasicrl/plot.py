@@ -11,7 +11,7 @@ import gzip
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array: TypeAlias = NDArray[np.float64]
+Series: TypeAlias = dict[tuple[str, str], tuple[Array, Array]]  # steps and values by (experiment, run)
+Looks: TypeAlias = dict[tuple[str, bool], dict[str, Any]]  # settings of a line by (label, published)
 
 REFERENCE_COLUMNS = {
     "charts/episodic_return": "episodic_return",
@@ -137,7 +139,8 @@ def plot_runs(
         FileNotFoundError: a folder that is not a run directory, or no reference file.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    _check_metric(metric)
+    if metric not in METRICS:
+        raise ValueError(f"there is no metric {metric!r}{nearest_name(metric, METRICS)}; accepted: {', '.join(METRICS)}")
     if smooth_steps < 0:
         raise ValueError(f"smooth_steps is {smooth_steps}; give the environment steps to average over, or 0 for none")
     curves = run_curves(runs, metric, smooth_steps=smooth_steps)
@@ -210,7 +213,8 @@ def reference_curves(
     series = _read_reference(path, metric, games=set(games.values()), split=split)
     curves = []
     for env_id, name in games.items():
-        for experiment in _choose_experiments(path, name, [experiment for experiment, _ in series[name]], experiments):
+        present = list(dict.fromkeys(experiment for experiment, _ in series[name]))
+        for experiment in _choose_experiments(path, name, present, experiments):
             runs = [_smooth(*points, smooth_steps) for key, points in series[name].items() if key[0] == experiment]
             steps, values = _align(runs, f"experiment {experiment} of {path}")
             seen = steps <= ends[env_id]
@@ -223,22 +227,13 @@ def reference_curves(
     return curves
 
 
-def _choose_experiments(path: Path, game: str, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    present = _unique(present)
+def _choose_experiments(path: Path, game: str, present: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
     for name in wanted:
         if name not in present:
             raise ValueError(f"{path} has no experiment {name!r} for {game}{nearest_name(name, present)}; it has: {', '.join(present)}")
     if not wanted and len(present) > _MOST_REFERENCES:
         raise ValueError(f"{path} holds {len(present)} experiments for {game}, too many to draw; choose from: {', '.join(present)}")
-    return list(wanted or present)
-
-
-# ------------------------------------------------------------------------------------------------------- reading of runs
-
-
-def _check_metric(metric: str) -> None:
-    if metric not in METRICS:
-        raise ValueError(f"there is no metric {metric!r}{nearest_name(metric, METRICS)}; accepted: {', '.join(METRICS)}")
+    return wanted or present
 
 
 def _read_config(run: Path) -> Config:
@@ -266,7 +261,7 @@ def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
 
 def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     """Name of each run's experiment; runs of one name and environment that differ in more than the seed also get what they differ in."""
-    knobs = {run: dict(_flat(config)) for run, config in configs.items()}
+    knobs = {run: dict(_knobs(dataclasses.asdict(config))) for run, config in configs.items()}
     seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)  # values by name, environment and knob
     for run, config in configs.items():
         for knob in {knob for other in knobs.values() for knob in other}:
@@ -280,25 +275,14 @@ def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     return labels
 
 
-def _flat(config: Config) -> Iterator[tuple[str, str]]:
+def _knobs(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
     """Every knob as (dotted name, value)."""
-
-    def walk(tree: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
-        for name, value in tree.items():
-            if isinstance(value, dict):
-                yield path + name, "on"
-                yield from walk(value, f"{path}{name}.")
-            else:
-                yield path + name, "off" if value is None else str(value)
-
-    return walk(dataclasses.asdict(config), "")
-
-
-# --------------------------------------------------------------------------------------------------- reading of references
-
-
-Series: TypeAlias = dict[tuple[str, str], tuple[Array, Array]]
-"""Steps and values by (experiment, run)."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield path + name, "on"
+            yield from _knobs(value, f"{path}{name}.")
+        else:
+            yield path + name, "off" if value is None else str(value)
 
 
 def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:
@@ -358,9 +342,6 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8", newline="")
 
 
-# ----------------------------------------------------------------------------------------------------------------- curves
-
-
 def _smooth(steps: Array, values: Array, window: int) -> tuple[Array, Array]:
     """Mean over the values in `(step − window, step]`."""
     if window == 0:
@@ -397,19 +378,17 @@ def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
                 writer.writerow([*about, int(step), *shown])
 
 
-# ---------------------------------------------------------------------------------------------------------------- drawing
-
-
 def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     """One panel for each environment, one legend for all."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.lines import Line2D
     except ModuleNotFoundError:
         raise ModuleNotFoundError("plots need matplotlib: pip install 'phasicrl[plot]'") from None
 
-    env_ids = _unique(curve.env_id for curve in curves)
+    env_ids = list(dict.fromkeys(curve.env_id for curve in curves))
     columns = len(env_ids) if len(env_ids) <= 3 else min(4, math.ceil(math.sqrt(len(env_ids))))
     rows = math.ceil(len(env_ids) / columns)
     width, height = (6.4, 3.7) if len(env_ids) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
@@ -429,7 +408,9 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
         figure.supylabel(y_label, y=1 - 0.5 * height / total_height, fontsize=_STYLE["axes.labelsize"])  # the middle of the panels
         if title:
             figure.suptitle(title)
-        _draw_legend(figure, legend, looks)
+        handles = [Line2D([], [], **looks[key]) for key in legend]
+        # Below all panels: it says too much to fit into one.
+        figure.legend(handles, list(legend.values()), loc="outside lower center", frameon=False, handlelength=3)
     return figure
 
 
@@ -453,10 +434,10 @@ _STYLE: Any = {
 }  # fmt: skip
 
 
-def _looks(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], dict[str, Any]]:
+def _looks(keys: list[tuple[str, bool]]) -> Looks:
     """Colour and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first grey."""
     own = [key for key in keys if not key[1]]
-    looks: dict[tuple[str, bool], dict[str, Any]] = {}
+    looks: Looks = {}
     for index, key in enumerate(own):
         looks[key] = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": ("-", *_DASHES)[index // len(_COLOURS) % 4], "linewidth": 1.8}
     unused = ("#4D4D4D", *(_COLOURS[len(own) :] or _COLOURS))
@@ -465,7 +446,7 @@ def _looks(keys: list[tuple[str, bool]]) -> dict[tuple[str, bool], dict[str, Any
     return looks
 
 
-def _draw_panel(panel: Axes, curves: list[Curve], looks: dict[tuple[str, bool], dict[str, Any]]) -> None:
+def _draw_panel(panel: Axes, curves: list[Curve], looks: Looks) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     for curve in curves:
@@ -479,14 +460,6 @@ def _draw_panel(panel: Axes, curves: list[Curve], looks: dict[tuple[str, bool], 
     panel.xaxis.set_major_formatter(FuncFormatter(lambda step, _: steps_text(step)))
     panel.margins(x=0.01)
     panel.set_xlim(left=0)
-
-
-def _draw_legend(figure: Figure, legend: dict[tuple[str, bool], str], looks: dict[tuple[str, bool], dict[str, Any]]) -> None:
-    """Below all panels: it says too much to fit into one."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], **looks[key]) for key in legend]
-    figure.legend(handles, list(legend.values()), loc="outside lower center", frameon=False, handlelength=3)
 
 
 def steps_text(steps: float) -> str:
@@ -509,8 +482,3 @@ def _save(figure: Figure, png: Path, svg: Path, about: str) -> None:
     with rc_context(_STYLE):
         figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": about})
         figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": about, "Date": None})
-
-
-def _unique(items: Iterable[str]) -> list[str]:
-    """Each item once, in order."""
-    return list(dict.fromkeys(items))

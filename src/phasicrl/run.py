@@ -224,8 +224,12 @@ class Run:
         """Use as a context: closed at its end, however it ends."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close; if the run was cut short, say how it can go on."""
+        if kind is not None:
+            saved = checkpoints(self.directory / "checkpoints")
+            way = f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}" if saved else "it has no checkpoint yet"
+            self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
         self.close()
 
     def _learning_rate(self, name: str, env_steps: int | None = None) -> float:

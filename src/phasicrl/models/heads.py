@@ -59,8 +59,9 @@ class CategoricalPolicy:
 
     def sample(self, generator: Generator) -> Int[Tensor, "*shape"]:
         """Draw actions: the arg-max of `log p − log e` with e ~ Exp(1) is distributed as p (Gumbel-max)."""
-        noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
-        return (self.log_probs - noise.log()).argmax(-1)
+        # Drawn where the generator is, on the CPU, so that a seed gives the same noise on every device.
+        noise = torch.empty(self.log_probs.shape, device=generator.device).exponential_(generator=generator)
+        return (self.log_probs - noise.log().to(self.log_probs.device)).argmax(-1)
 
     def mode(self) -> Int[Tensor, "*shape"]:
         """Return the most likely actions."""
