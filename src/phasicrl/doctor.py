@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import signal
@@ -21,8 +20,10 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from phasicrl.envs.envpool_adapter import PROCGEN, import_envpool, task_family
+from phasicrl.envs.envpool_adapter import PROCGEN, import_envpool, task_families
+from phasicrl.envs.make import num_cores
 from phasicrl.envs.protocol import EnvError
+from phasicrl.envs.qt import REMEDIES, ensure_qt
 
 Status = Literal["ok", "warning", "missing", "broken"]
 
@@ -56,10 +57,9 @@ class Check:
 
 def diagnose() -> list[Check]:
     """Look at everything; takes some seconds."""
-    checks = [_python(), *_torch(), _cpu()]
-    checks += _envpool()
-    checks += [_gymnasium(), _video(), _package("plotting", "matplotlib", "plot"), _package("TensorBoard", "tensorboard", "tensorboard")]
-    return [*checks, _memory(), _disk()]
+    python = Check(name="Python", status="ok", found=f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    extras = [_video(), _package("plotting", "matplotlib", "plot"), _package("TensorBoard", "tensorboard", "tensorboard")]
+    return [python, _torch(), _gpu(), _cpu(), *_envpool(), _gymnasium(), *extras, _memory(), _disk()]
 
 
 def print_diagnosis() -> None:
@@ -87,9 +87,7 @@ def probe(task_id: str) -> dict[str, Any]:
     """
     import numpy as np
 
-    from phasicrl.envs.qt import ensure_qt
-
-    is_procgen = task_family(task_id) == PROCGEN
+    is_procgen = task_families()[task_id] == PROCGEN
     qt = ensure_qt() if is_procgen else ""
     pool = import_envpool(procgen=is_procgen).make_gymnasium(task_id, num_envs=1, seed=1)
     obs, _ = pool.reset()
@@ -97,21 +95,18 @@ def probe(task_id: str) -> dict[str, Any]:
     return {"shape": obs.shape[1:], "dtype": str(obs.dtype), "blank": not obs.any(), "qt": qt}
 
 
-def _python() -> Check:
-    return Check(name="Python", status="ok", found=f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-
-
-def _torch() -> list[Check]:
-    """PyTorch and the GPU."""
+def _torch() -> Check:
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10)
     remedy = "pip install 'torch>=2.10' (older ones can be made to run code by a file they load)" if old else ""
-    return [Check(name="PyTorch", status="warning" if old else "ok", found=f"{torch.__version__}, {build}", remedy=remedy), _gpu(torch)]
+    return Check(name="PyTorch", status="warning" if old else "ok", found=f"{torch.__version__}, {build}", remedy=remedy)
 
 
-def _gpu(torch: Any) -> Check:
+def _gpu() -> Check:
+    import torch
+
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         return Check(name="GPU", status="ok", found=", ".join(f"{device.name}, {device.total_memory / GIB:.0f} GiB" for device in devices))
@@ -125,7 +120,7 @@ def _cpu() -> Check:
     """Cores that this process may use, and how many of them PyTorch takes."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     found = f"{cores} cores, PyTorch uses {torch.get_num_threads()} threads"
     quota = _cgroup_cores()
     if quota is not None and quota < cores:
@@ -184,9 +179,7 @@ def _read_probe(family: str, process: subprocess.Popen[str]) -> list[Check]:
 
 
 def _envpool_remedy(message: str) -> str:
-    if "Qt" in message:
-        return "pip install PyQt5-Qt5   (or: apt install libqt5gui5, or: conda install -c conda-forge qt-main)"
-    return "pip install --force-reinstall envpool envpool-assets"
+    return REMEDIES if "Qt" in message else "pip install --force-reinstall envpool envpool-assets"
 
 
 def _gymnasium() -> Check:

@@ -62,7 +62,6 @@ class MeanAccumulator:
     """Means weighted by samples. Tensors are added up on their device and read once, at the end."""
 
     def __init__(self) -> None:
-        """Begin with nothing added."""
         self._tensor_sums: dict[tuple[str, ...], Tensor] = {}
         self._tensor_weights: dict[tuple[str, ...], float] = {}
         self._float_sums: dict[str, tuple[float, float]] = {}
@@ -187,11 +186,9 @@ class MetricsLog:
                 sink.close()
 
     def __enter__(self) -> MetricsLog:
-        """The log itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close everything."""
         self.close()
 
 

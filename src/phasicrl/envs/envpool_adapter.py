@@ -41,18 +41,12 @@ class EnvPoolEnv:
     """A pool of environments of one EnvPool task, in sync mode; a `VectorEnv`."""
 
     def __init__(
-        self,
-        task_id: str,
-        *,
-        num_envs: int,
-        seed: int,
-        num_threads: int,
-        options: dict[str, Any] | None = None,
-        name: str | None = None,
+        self, task_id: str, *, num_envs: int, seed: int, num_threads: int, options: dict[str, Any] | None = None, name: str | None = None
     ) -> None:
         """Make the pool; `options` are EnvPool's own for the task, `name` is for messages."""
-        family = task_family(task_id)
-        envpool = import_envpool(procgen=family == PROCGEN)
+        family = task_families()[task_id]
+        self._is_procgen = family == PROCGEN
+        envpool = import_envpool(procgen=self._is_procgen)
         self.name = name or f"envpool:{task_id}"
         self.num_envs = num_envs
         self.exact_state: ExactState = "replay" if family in REPLAYABLE else "none"
@@ -63,14 +57,13 @@ class EnvPoolEnv:
         )
         with _quiet():
             _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
-        self._is_procgen = family == PROCGEN
         self._num_steps = -1  # steps since the last reset of everything; below zero: never reset
 
     def reset(self) -> np.ndarray:
         """Start every environment anew and return the first observations `[B, …]`."""
         obs, _ = self._running_pool("reset").reset()
         self._num_steps = 0
-        return self._checked_obs(obs, "reset", np.arange(self.num_envs))
+        return self._checked(obs, "an observation", "reset", np.arange(self.num_envs))
 
     def step(self, action: np.ndarray) -> TimeStep:
         """Step every environment with its action `[B]`, and reset at once those whose episode ended."""
@@ -80,18 +73,20 @@ class EnvPoolEnv:
         check_action(self.name, self.action_space, action, self.num_envs)
         obs, reward, terminated, truncated, info = pool.step(action.astype(np.int32, copy=False))
         self._num_steps += 1
-        obs = self._checked_obs(obs, "step", np.arange(self.num_envs))
-        reward = self._checked_reward(reward)
+        obs = self._checked(obs, "an observation", "step", np.arange(self.num_envs))
+        reward = self._checked(reward, "a reward", "step", np.arange(self.num_envs))
         done = terminated | truncated
-        extras = self._extras(info, done)
-        final_obs = None
+        extras, final_obs = {}, None
+        if self._is_procgen:
+            # Since the pool's games do not reset themselves, `level_seed` is still that of the level that was played, and
+            # `prev_level_complete` tells about it, at the step where it ended only; after the reset both are gone.
+            extras = {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
         if done.any():
             final_obs = obs[done]
             first_obs, _ = pool.reset(options={"reset_mask": done})
-            obs[done] = self._checked_obs(first_obs, "reset", np.flatnonzero(done))
-        return TimeStep(
-            obs=obs, reward=reward, terminated=terminated, truncated=truncated & ~terminated, final_obs=final_obs, info=extras
-        )  # fmt: skip
+            obs[done] = self._checked(first_obs, "an observation", "reset", np.flatnonzero(done))
+        truncated &= ~terminated
+        return TimeStep(obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs, info=extras)
 
     def close(self) -> None:
         """Stop the pool's threads; calling it twice is harmless."""
@@ -103,37 +98,18 @@ class EnvPoolEnv:
             raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
         return self._pool
 
-    def _extras(self, info: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:
-        """Arrays `[B]` that describe the step that was taken, before any reset.
-
-        Since the pool's games do not reset themselves, `level_seed` is still that of the level that was played, and
-        `prev_level_complete` tells about it, at the step where it ended only; after the reset both are gone.
-        """
-        if not self._is_procgen:
-            return {}
-        return {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
-
-    def _checked_obs(self, obs: np.ndarray, call: str, env_ids: np.ndarray) -> np.ndarray:
-        """Float observations as float32, refusing those that are not finite."""
-        if obs.dtype.kind != "f":
-            return obs
-        bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1)
+    def _checked(self, values: np.ndarray, what: str, call: str, env_ids: np.ndarray) -> np.ndarray:
+        """Values `[B, …]` with floats as float32, refusing those that are not finite."""
+        if values.dtype.kind != "f":
+            return values
+        bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
         if bad.any():
-            self._raise_not_finite("an observation", call, int(env_ids[np.argmax(bad)]))
-        return obs.astype(np.float32, copy=False)
-
-    def _checked_reward(self, reward: np.ndarray) -> np.ndarray:
-        """Rewards as float32 `[B]`, refusing those that are not finite."""
-        bad = ~np.isfinite(reward)
-        if bad.any():
-            self._raise_not_finite("a reward", "step", int(np.argmax(bad)))
-        return reward.astype(np.float32, copy=False)
-
-    def _raise_not_finite(self, what: str, call: str, index: int) -> None:
-        raise EnvError(
-            f"{self.name}: environment {index} returned {what} that is not finite from {call}(), at step {self._num_steps}; "
-            "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
-        )
+            index = env_ids[np.argmax(bad)]
+            raise EnvError(
+                f"{self.name}: environment {index} returned {what} that is not finite from {call}(), at step {self._num_steps}; "
+                "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
+            )
+        return values.astype(np.float32, copy=False)
 
 
 def import_envpool(*, procgen: bool = False) -> ModuleType:
@@ -156,16 +132,16 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     return envpool
 
 
-def task_family(task_id: str) -> str:
-    """EnvPool's package of a task, such as `envpool.procgen`, `envpool.atari` or `envpool.mujoco.gym`."""
+def task_families() -> dict[str, str]:
+    """EnvPool's tasks, and the packages they are from, such as `envpool.procgen`, `envpool.atari` or `envpool.mujoco.gym`."""
     import_envpool()
     registration = importlib.import_module("envpool.registration")
-    return registration.registry.specs[task_id][0]
+    return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
 
 
 def task_spaces(task_id: str, options: dict[str, Any] | None = None) -> tuple[gym.Space[Any], gym.Space[Any]]:
     """Observation and action space of a task as the adapter hands them out, without making environments."""
-    envpool = import_envpool(procgen=task_family(task_id) == PROCGEN)
+    envpool = import_envpool(procgen=task_families()[task_id] == PROCGEN)
     with _quiet():
         spec = envpool.make_spec(task_id, **(options or {}))
         return as_float32(spec.gymnasium_observation_space), spec.gymnasium_action_space

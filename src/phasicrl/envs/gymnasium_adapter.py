@@ -23,8 +23,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -34,7 +33,7 @@ from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.envs.spaces import as_float32, check_action, check_spaces, env_seeds
 
 MakeEnv = Callable[[], "gym.Env[Any, Any]"]
-Result = TypeVar("Result")
+Spaces = tuple[gym.Space[Any], gym.Space[Any]]  # of observations and of actions
 
 STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
 """How long processes may take; the first reset includes their start and the making of the environment."""
@@ -66,33 +65,34 @@ class GymnasiumEnv:
         if not hasattr(gym.vector, "AutoresetMode"):
             raise ImportError(f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'")
         self.name, self.num_envs = name, num_envs
-        self.observation_space, self.action_space = _probe_spaces(name, make_env)
+        spaces = self.observation_space, self.action_space = _probe_spaces(name, make_env)
         check_spaces(name, self.observation_space, self.action_space)
         if parallel == "processes":
             _refuse_unsendable(name, make_env)
-        makers = [_GuardMaker(make_env, name, index, self.observation_space, self.action_space, os.getpid()) for index in range(num_envs)]
+        makers = [functools.partial(_make_guard, make_env, name, index, spaces, os.getpid()) for index in range(num_envs)]
         mode = gym.vector.AutoresetMode.SAME_STEP
         self._vector: SyncVectorEnv | _Processes = (
             _Processes(makers, name, step_seconds, reset_seconds) if parallel == "processes" else SyncVectorEnv(makers, autoreset_mode=mode)  # type: ignore[arg-type]
         )
         if self._vector.metadata.get("autoreset_mode") != mode:
             raise EnvError(f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; install a tested version")
-        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))  # None once they were given
-        self._is_reset = False
+        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))  # None once they were given, by the first reset
 
     def reset(self) -> np.ndarray:
         """Start every environment anew and return the first observations `[B, …]`; seeds are given the first time only."""
         self._refuse_closed("reset")
         obs, info = self._vector.reset(seed=self._seeds)
         self._raise_fault(info)
-        self._refuse_shared()
-        self._seeds, self._is_reset = None, True
+        if isinstance(self._vector, SyncVectorEnv) and len({id(guard.unwrapped) for guard in self._vector.envs}) < self.num_envs:
+            self.close()
+            raise ValueError(f"{self.name}: make_env returned the same environment twice; make a new one in it at each call")
+        self._seeds = None
         return obs
 
     def step(self, action: np.ndarray) -> TimeStep:
         """Step every environment with its action `[B]`; those whose episode ended have been reset already."""
         self._refuse_closed("step")
-        if not self._is_reset:
+        if self._seeds is not None:
             raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
         check_action(self.name, self.action_space, action, self.num_envs)
         obs, reward, terminated, truncated, info = self._vector.step(action)
@@ -113,13 +113,6 @@ class GymnasiumEnv:
     def _refuse_closed(self, call: str) -> None:
         if self._vector.closed:
             raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
-
-    def _refuse_shared(self) -> None:
-        """Refuse a `make_env` that hands out one object again and again."""
-        guards = self._vector.envs if isinstance(self._vector, SyncVectorEnv) else ()
-        if len({id(guard.unwrapped) for guard in guards}) < len(guards):
-            self.close()
-            raise ValueError(f"{self.name}: make_env returned the same environment twice; make a new one in it at each call")
 
     def _raise_fault(self, info: dict[str, Any]) -> None:
         """Turn what a guard reported into an error, and close everything: an environment that failed once is in no known state."""
@@ -154,7 +147,7 @@ class GuardedEnv(gym.Env[Any, Any]):
     the first reset, so that a failure of that is a fault like any other, under the same deadline.
     """
 
-    def __init__(self, make_env: MakeEnv, name: str, index: int, spaces: tuple[gym.Space[Any], gym.Space[Any]]) -> None:
+    def __init__(self, make_env: MakeEnv, name: str, index: int, spaces: Spaces) -> None:
         """Guard environment `index`, whose spaces must be `spaces`."""
         self._make_env, self._name, self._index = make_env, name, index
         self.observation_space, self.action_space = spaces
@@ -243,32 +236,21 @@ class _Fault(Exception):
     """An environment returned what it must not."""
 
 
-@dataclass(frozen=True, slots=True)
-class _GuardMaker:
-    """Makes the guard of one environment; in a process of its own, prepares that process."""
-
-    make_env: MakeEnv
-    name: str
-    index: int
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    parent: int
-
-    def __call__(self) -> GuardedEnv:
-        """Make the guard; Gymnasium calls this in the trainer's process too, to read the spaces."""
-        if os.getpid() != self.parent:
-            # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to save and then ends us.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if hasattr(faulthandler, "register"):
-                faulthandler.register(signal.SIGUSR1)  # asked for by `_Processes` when an environment hangs
-        return GuardedEnv(self.make_env, self.name, self.index, (self.observation_space, self.action_space))
+def _make_guard(make_env: MakeEnv, name: str, index: int, spaces: Spaces, parent: int) -> GuardedEnv:
+    """Make the guard of one environment. Gymnasium calls this in the trainer's process `parent` too; any other is prepared."""
+    if os.getpid() != parent:
+        # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to save and then ends us.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if hasattr(faulthandler, "register"):
+            faulthandler.register(signal.SIGUSR1)  # asked for by `_Processes` when an environment hangs
+    return GuardedEnv(make_env, name, index, spaces)
 
 
 class _Processes(AsyncVectorEnv[Any, Any]):
     """Gymnasium's environments in processes, with deadlines and with words for the death of one."""
 
-    def __init__(self, makers: list[_GuardMaker], name: str, step_seconds: float, reset_seconds: float) -> None:
+    def __init__(self, makers: list[Callable[[], GuardedEnv]], name: str, step_seconds: float, reset_seconds: float) -> None:
         """Start one process for each maker."""
         self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
         # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at that moment.
@@ -323,7 +305,10 @@ class _Processes(AsyncVectorEnv[Any, Any]):
             yield
         except multiprocessing.TimeoutError:
             index = next((i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)), 0)
-            self._show_stack(index)
+            pid = self.processes[index].pid
+            if pid is not None and hasattr(faulthandler, "register"):
+                os.kill(pid, signal.SIGUSR1)  # it prints where it stands
+                time.sleep(0.3)
             self._end()
             raise EnvError(
                 f"{self._name}: environment {index} has not finished {call} within {seconds:g} s; it hangs, or the machine is overloaded; "
@@ -348,13 +333,6 @@ class _Processes(AsyncVectorEnv[Any, Any]):
                 return index, f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return 0, "it closed its pipe"
 
-    def _show_stack(self, index: int) -> None:
-        """Let a process that hangs print where it stands."""
-        pid = self.processes[index].pid
-        if pid is not None and hasattr(faulthandler, "register"):
-            os.kill(pid, signal.SIGUSR1)
-            time.sleep(0.3)
-
     def _end(self) -> None:
         """Kill what still runs and release the pipes."""
         self.closed = True
@@ -373,7 +351,7 @@ def _kill(processes: list[Any]) -> None:
         process.join(CLOSE_SECONDS)
 
 
-def _probe_spaces(name: str, make_env: MakeEnv) -> tuple[gym.Space[Any], gym.Space[Any]]:
+def _probe_spaces(name: str, make_env: MakeEnv) -> Spaces:
     """Make one environment to read its spaces, as the trainer is to see them."""
     if not callable(make_env):
         raise ValueError(f"{name}: make_env is {_describe(make_env)}; a function that makes an environment was expected, as there are many")
@@ -402,7 +380,7 @@ def _refuse_unsendable(name: str, make_env: MakeEnv) -> None:
         ) from error
 
 
-def _trainer_spaces(env: gym.Env[Any, Any]) -> tuple[gym.Space[Any], gym.Space[Any]]:
+def _trainer_spaces(env: gym.Env[Any, Any]) -> Spaces:
     """The spaces as the trainer sees them: floats as float32, actions counted from zero."""
     action = env.action_space
     return as_float32(env.observation_space), gym.spaces.Discrete(int(action.n)) if isinstance(action, gym.spaces.Discrete) else action

@@ -6,19 +6,18 @@ import fnmatch
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig, ProcgenDistribution, nearest_name
-from phasicrl.envs.envpool_adapter import PROCGEN, EnvPoolEnv, import_envpool, task_spaces
+from phasicrl.envs.envpool_adapter import PROCGEN, EnvPoolEnv, import_envpool, task_families, task_spaces
 from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.spaces import check_spaces
 
 Backend = Literal["procgen", "envpool", "gymnasium"]
-BACKENDS: tuple[Backend, ...] = ("procgen", "envpool", "gymnasium")
 
 PROCGEN_GAMES = (
     "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
@@ -62,12 +61,15 @@ def make_envs(
         _refuse_procgen_fields(config, "an environment of your own")
         return GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, parallel=config.parallel, name=config.id)
     backend, name = resolve(config.id)
+    env_id, task_id, options = f"{backend}:{name}", name, None
     if backend == "procgen":
-        return _make_envpool(config, procgen_task(name, config), num_envs, seed, f"procgen:{name}", procgen_options(name, config))
-    _refuse_procgen_fields(config, f"{backend}:{name}")
-    if backend == "envpool":
-        return _make_envpool(config, name, num_envs, seed, f"envpool:{name}", None)
-    return GymnasiumEnv(made_by_id(name), num_envs=num_envs, seed=seed, parallel=config.parallel, name=f"gymnasium:{name}")
+        task_id, options = procgen_task(name, config), procgen_options(name, config)
+    else:
+        _refuse_procgen_fields(config, env_id)
+    if backend == "gymnasium":
+        return GymnasiumEnv(made_by_id(name), num_envs=num_envs, seed=seed, parallel=config.parallel, name=env_id)
+    num_threads = min(config.num_threads or num_cores(), num_envs)
+    return EnvPoolEnv(task_id, num_envs=num_envs, seed=seed, num_threads=num_threads, options=options, name=env_id)
 
 
 def resolve(env_id: str) -> tuple[Backend, str]:
@@ -94,7 +96,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         if ":" not in name and name not in gym.registry:
             raise ValueError(f"Gymnasium has no environment {name!r}{nearest_name(name, gym.registry)}; `phasicrl envs` lists them")
         return "gymnasium", name
-    known = ", ".join(f"{backend}:" for backend in BACKENDS)
+    known = ", ".join(f"{backend}:" for backend in get_args(Backend))
     raise ValueError(
         f"{env_id!r} begins with {prefix!r}, which is not a back end; accepted: {known}, or a bare id (for Gymnasium's `module:Id` write gymnasium:{env_id})"
     )
@@ -151,29 +153,20 @@ def _procgen_task_id(game: str, distribution: str) -> str:
     return f"{game.capitalize()}{distribution.capitalize()}-v0"
 
 
-def _make_envpool(
-    config: EnvConfig, task_id: str, num_envs: int, seed: int, name: str, options: dict[str, Any] | None
-) -> EnvPoolEnv:  # fmt: skip
-    """Make a pool with the threads that the configuration or the machine gives it."""
-    threads = min(config.num_threads or _num_cores(), num_envs)
-    return EnvPoolEnv(task_id, num_envs=num_envs, seed=seed, num_threads=threads, options=options, name=name)
-
-
-def _num_cores() -> int:
+def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _refuse_procgen_fields(config: EnvConfig, name: str) -> None:
     """Refuse settings that only Procgen understands, rather than ignore them."""
-    defaults = {field.name: field.default for field in fields(EnvConfig) if field.default is not MISSING}
-    changed = [field for field in PROCGEN_FIELDS if getattr(config, field) != defaults[field]]
-    if changed:
-        field = changed[0]
-        raise ValueError(
-            f"env.{field} = {getattr(config, field)!r} is a setting of Procgen, and {name} does not have it; "
-            f"leave it at {defaults[field]!r}, or choose a game as procgen:NAME"
-        )
+    for field in PROCGEN_FIELDS:
+        given, default = getattr(config, field), getattr(EnvConfig(), field)
+        if given != default:
+            raise ValueError(
+                f"env.{field} = {given!r} is a setting of Procgen, and {name} does not have it; "
+                f"leave it at {default!r}, or choose a game as procgen:NAME"
+            )
 
 
 def _resolve_bare(name: str) -> tuple[Backend, str]:
@@ -192,8 +185,7 @@ def _resolve_bare(name: str) -> tuple[Backend, str]:
 
 def _resolve_envpool(name: str) -> tuple[Backend, str]:
     """Look an id up in EnvPool, whose Procgen tasks have one way of being named here."""
-    import_envpool()
-    tasks = _envpool_tasks()
+    tasks = task_families()
     if name not in tasks:
         raise ValueError(f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; `phasicrl envs envpool:` lists them")
     if tasks[name] == PROCGEN:
@@ -209,11 +201,7 @@ def _has_envpool() -> bool:
 
 def _envpool_tasks() -> dict[str, str]:
     """EnvPool's task ids and the families they are from; empty without EnvPool."""
-    if not _has_envpool():
-        return {}
-    import_envpool()
-    registration = importlib.import_module("envpool.registration")
-    return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
+    return task_families() if _has_envpool() else {}
 
 
 def _all_listings() -> Iterator[EnvListing]:

@@ -26,7 +26,7 @@ QT_LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
 STAND_IN_LIBRARIES = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
 """What the wheel's Qt is linked with, but drawing into a picture in memory never calls; bare containers do not have them."""
 
-_REMEDIES = "pip install PyQt5-Qt5   (or: apt install libqt5gui5, or: conda install -c conda-forge qt-main)"
+REMEDIES = "pip install PyQt5-Qt5   (or: apt install libqt5gui5, or: conda install -c conda-forge qt-main)"
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def ensure_qt() -> QtSource:
         return "system"
     folder = _wheel_folder()
     if folder is None:
-        raise ImportError(f"Procgen draws with Qt 5, and neither the system nor the package PyQt5-Qt5 provides it here; {_REMEDIES}")
+        raise ImportError(f"Procgen draws with Qt 5, and neither the system nor the package PyQt5-Qt5 provides it here; {REMEDIES}")
     if all(_loads(str(folder / name)) for name in QT_LIBRARIES):
         return "wheel"
     load_with_stand_ins(folder)
@@ -124,10 +124,10 @@ def _loads(name: str, mode: int = 0) -> bool:
 def _load_lazily(path: Path) -> None:
     """Load a library whose functions are looked up when they are called. `ctypes.CDLL` always adds RTLD_NOW, which fails on stand-ins."""
     if platform.machine() != "x86_64":
-        raise ImportError(f"Qt 5 could not be loaded on {platform.machine()}; {_REMEDIES}")
+        raise ImportError(f"Qt 5 could not be loaded on {platform.machine()}; {REMEDIES}")
     loader = ctypes.CDLL(None)
     loader.dlopen.restype, loader.dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     loader.dlerror.restype = ctypes.c_char_p
     if not loader.dlopen(str(path).encode(), os.RTLD_LAZY):
         reason = (loader.dlerror() or b"unknown reason").decode(errors="replace")
-        raise ImportError(f"Qt 5 could not be loaded ({reason}); {_REMEDIES}")
+        raise ImportError(f"Qt 5 could not be loaded ({reason}); {REMEDIES}")

@@ -17,7 +17,10 @@ def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym
     Raises:
         ValueError: which space it is, and what is supported.
     """
-    if not _is_picture(observation_space) and not _is_vector(observation_space):
+    box = observation_space if isinstance(observation_space, gym.spaces.Box) else None
+    is_picture = box is not None and box.dtype == np.uint8 and len(box.shape) == 3
+    is_vector = box is not None and box.dtype.kind == "f" and len(box.shape) == 1
+    if not is_picture and not is_vector:
         raise ValueError(f"{name}: observations of the kind {observation_space} are not supported; supported: {SUPPORTED_OBSERVATIONS}")
     if not isinstance(action_space, gym.spaces.Discrete):
         raise ValueError(f"{name}: actions of the kind {action_space} are not supported yet; supported: {SUPPORTED_ACTIONS}")
@@ -51,11 +54,3 @@ def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
 def env_seeds(seed: int, num_envs: int) -> list[int]:
     """One seed of 31 bits for each environment; pools with neighbouring seeds share none, unlike with `seed + index`."""
     return [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
-
-
-def _is_picture(space: gym.Space[Any]) -> bool:
-    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-
-
-def _is_vector(space: gym.Space[Any]) -> bool:
-    return isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f" and len(space.shape) == 1
