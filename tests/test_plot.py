@@ -57,9 +57,6 @@ def numbers(rows: list[dict[str, str]], column: str) -> list[float]:
     return [float(row[column]) for row in rows]
 
 
-# ---------------------------------------------------------------------------------------------------------- what is averaged
-
-
 def test_the_csv_holds_means_and_intervals_over_seeds(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, [1.0, 4.0], [2.0, 6.0], [6.0, 11.0])
     rows = read_csv(plot_runs(runs, output=tmp_path / "curve")[2])
@@ -108,9 +105,6 @@ def test_smoothing_is_the_mean_over_the_steps_before(tmp_path: Path) -> None:
     assert curve.mean.tolist() == [1.0, 2.0, 4.0, 3.0]
 
 
-# --------------------------------------------------------------------------------------------------------- what is one curve
-
-
 def test_experiments_and_environments_are_curves_and_panels_of_their_own(tmp_path: Path) -> None:
     points = [(100, 1.0), (200, 2.0)]
     runs = [
@@ -144,9 +138,6 @@ def test_where_and_how_a_run_was_made_makes_no_difference(tmp_path: Path) -> Non
     second = make_run(tmp_path / "b", [(1, 1.0)], seed=2, output_dir="there", checkpoint=CheckpointConfig(keep=5))
     (curve,) = run_curves([first, second], RETURN)
     assert curve.label == "demo"
-
-
-# ------------------------------------------------------------------------------------------------------------- what it says
 
 
 @pytest.mark.parametrize(
@@ -212,9 +203,6 @@ def test_any_number_of_environments_is_drawn(tmp_path: Path, panels: int) -> Non
     plot_runs(runs, output=tmp_path / "figure")
 
 
-# ------------------------------------------------------------------------------------------------------------------- files
-
-
 def test_the_files_are_pictures_and_a_second_drawing_is_equal_to_the_byte(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, [1.0, 4.0], [2.0, 6.0], [3.0, 5.0])
     paths = plot_runs(runs, output=tmp_path / "new" / "figure.v1.png", title="Demo")
@@ -230,9 +218,6 @@ def test_the_files_are_pictures_and_a_second_drawing_is_equal_to_the_byte(tmp_pa
 def test_a_name_with_a_dot_is_not_cut(tmp_path: Path) -> None:
     paths = plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "lr0.001")
     assert [path.name for path in paths] == ["lr0.001.png", "lr0.001.svg", "lr0.001.csv"]
-
-
-# --------------------------------------------------------------------------------------------------------------- references
 
 
 def reference_file(path: Path, text: str) -> Path:
@@ -274,7 +259,7 @@ def test_other_metrics_find_their_column_and_their_split(tmp_path: Path) -> None
 def test_the_game_may_be_given(tmp_path: Path) -> None:
     path = reference_file(tmp_path / "published.csv", HEADER + "ppo,0,starpilot,100,1\n")
     ends = {"envpool:StarpilotHard-v0": 100.0}
-    with pytest.raises(ValueError, match=r"no game 'starpilothard-v0' .* did you mean 'starpilot'"):
+    with pytest.raises(ValueError, match=r"no game 'starpilothard-v0' .* \(did you mean 'starpilot'\?\)"):
         plot.reference_curves(path, RETURN, ends=ends)
     (curve,) = plot.reference_curves(path, RETURN, ends=ends, game="StarPilot")
     assert curve.env_id == "envpool:StarpilotHard-v0"
@@ -311,9 +296,6 @@ def test_a_reference_that_does_not_fit_says_why(tmp_path: Path, text: str, setti
     with pytest.raises(ValueError, match=message):
         plot_runs(runs, output=tmp_path / "figure", reference=path, **settings)
     assert not list(tmp_path.glob("figure*"))
-
-
-# ------------------------------------------------------------------------------------------------------------------ mistakes
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:

@@ -59,43 +59,32 @@ _FSYNC_SECONDS = 10.0
 
 
 class MeanAccumulator:
-    """Means weighted by samples. Tensors are added up on their device and read once, at the end."""
+    """Means weighted by samples. They are added up on their device and read once, at the end."""
 
     def __init__(self) -> None:
-        self._tensor_sums: dict[tuple[str, ...], Tensor] = {}
-        self._tensor_weights: dict[tuple[str, ...], float] = {}
-        self._float_sums: dict[str, tuple[float, float]] = {}
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._weights: dict[tuple[str, ...], float] = {}
 
-    def add(self, values: Mapping[str, Tensor | float], weight: float) -> None:
-        """Add means over `weight` samples. Tensors are copied at once: they may be overwritten afterwards (CUDA graphs)."""
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        for name, value in values.items():
-            if name not in tensors:
-                total, weights = self._float_sums.get(name, (0.0, 0.0))
-                self._float_sums[name] = (total + float(value) * weight, weights + weight)
-        if tensors:
-            self._add_tensors(tensors, weight)
-
-    def _add_tensors(self, tensors: dict[str, Tensor], weight: float) -> None:
-        """Two kernels, however many names: one copies, one adds."""
-        names = tuple(tensors)
-        with torch.inference_mode():
-            stacked = torch.stack(list(tensors.values()))
+    def add(self, values: Mapping[str, Tensor], weight: float) -> None:
+        """Add means over `weight` samples: 0-d tensors, copied at once, as they may be overwritten afterwards (CUDA graphs)."""
+        names = tuple(values)
+        with torch.inference_mode():  # two kernels, however many names: one copies, one adds
+            stacked = torch.stack(list(values.values()))
             assert stacked.ndim == 1, f"metrics are 0-d tensors; {names} have the shape {tuple(stacked.shape[1:])}"
-            if names not in self._tensor_sums:
-                self._tensor_sums[names] = torch.zeros_like(stacked, dtype=torch.float64)
-                self._tensor_weights[names] = 0.0
-            self._tensor_sums[names].add_(stacked, alpha=weight)
-        self._tensor_weights[names] += weight
+            if names not in self._sums:
+                self._sums[names] = torch.zeros_like(stacked, dtype=torch.float64)
+                self._weights[names] = 0.0
+            self._sums[names].add_(stacked, alpha=weight)
+        self._weights[names] += weight
 
     def result(self) -> dict[str, float]:
         """The mean of every name that was added, in alphabetical order; NaN where all weights are zero."""
-        sums = dict(self._float_sums)
-        for names, tensor in self._tensor_sums.items():
+        sums: dict[str, tuple[float, float]] = {}
+        for names, tensor in self._sums.items():
             for name, total in zip(names, tensor.tolist(), strict=True):
                 before, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = (before + total, weights + self._tensor_weights[names])
-        return {name: total / weight if weight else math.nan for name, (total, weight) in sorted(sums.items())}
+                sums[name] = (before + total, weights + self._weights[names])
+        return {name: total / weights if weights else math.nan for name, (total, weights) in sorted(sums.items())}
 
 
 class MetricsLog:

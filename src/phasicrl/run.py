@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -208,8 +209,10 @@ class Run:
             "time split": ", ".join(f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value),
         }
         if returns:
+            finished = list(accumulate(record["charts/num_episodes"] for record in records))
+            first = next((record for record, count in zip(records, finished, strict=True) if count >= 100), records[-1])
             rows |= {
-                "return, first 100 episodes or fewer": f"{returns[0]:.2f}",
+                "return, first 100 episodes": f"{first['charts/episodic_return_100']:.2f}",
                 "return, last 100 episodes": f"{returns[-1]:.2f}",
                 "best mean of 100 episodes": f"{max(returns):.2f}",
             }

@@ -147,8 +147,9 @@ def test_a_process_that_hangs_is_named_after_the_deadline() -> None:
 def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import counting, functools, numpy\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "import functools, numpy\n"
+        "from tests.envs import counting\n"
         "from phasicrl.envs.gymnasium_adapter import GymnasiumEnv\n"
         "if __name__ == '__main__':\n"
         "    make_env = functools.partial(counting.Faulty, 'hangs')\n"

@@ -65,7 +65,8 @@ class GymnasiumEnv:
         if not hasattr(gym.vector, "AutoresetMode"):
             raise ImportError(f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'")
         self.name, self.num_envs = name, num_envs
-        spaces = self.observation_space, self.action_space = _probe_spaces(name, make_env)
+        spaces = _probe_spaces(name, make_env)
+        self.observation_space, self.action_space = spaces
         check_spaces(name, self.observation_space, self.action_space)
         if parallel == "processes":
             _refuse_unsendable(name, make_env)

@@ -37,7 +37,6 @@ class EnvListing:
     description: str
 
     def __str__(self) -> str:
-        """The line itself."""
         return f"{self.id:<40} {self.description}"
 
 
@@ -213,9 +212,8 @@ def _all_listings() -> Iterator[EnvListing]:
         yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 pictures, 15 actions; levels: {', '.join(modes)}{needs}")
     for task_id, family in sorted(tasks.items()):
         if family != PROCGEN:
-            yield EnvListing(
-                f"envpool:{task_id}", "envpool", f"EnvPool, {family.removeprefix('envpool.').replace('_', ' ').replace('.', ', ')}"
-            )
+            kind = family.removeprefix("envpool.").replace("_", " ").replace(".", ", ")
+            yield EnvListing(f"envpool:{task_id}", "envpool", f"EnvPool, {kind}")
     for env_id, spec in sorted(gym.registry.items()):
         limit = f", at most {spec.max_episode_steps} steps" if spec.max_episode_steps else ""
         yield EnvListing(f"gymnasium:{env_id}", "gymnasium", f"Gymnasium{limit}")
