@@ -68,9 +68,10 @@ def draw(panels: list[list[tuple[Curve, Curve]]], output: Path) -> None:
             panel.grid(alpha=0.25)
     for panel in axes[-1]:
         panel.set_xlabel("environment steps (millions)")
-    axes[0][0].plot([], [], color="#0072B2", label=f"phasicrl ({len(panels[0][0][0].runs)} seed)")
-    axes[0][0].plot([], [], color="#777777", label=f"Baselines, published ({len(panels[0][0][1].runs)} runs; band: min to max)")
-    axes[0][0].legend(fontsize=8, frameon=False)
+    ours, published = panels[0][0]
+    lines = [axes[0][0].plot([], [], color=colour, linewidth=2)[0] for colour in ("#0072B2", "#777777")]
+    labels = [f"phasicrl, {len(ours.runs)} seed", f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum"]
+    figure.legend(lines, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     for suffix in (".png", ".svg"):
         figure.savefig(output.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
 

@@ -161,6 +161,16 @@ def test_nature_sizes(size: int, num_inputs: int) -> None:
     assert encoder(pictures(2, size, size, 4)).shape == (2, 5)
 
 
+def test_nature_computes_its_formula() -> None:
+    encoder = NatureCNN((36, 40, 3), SMALL, generator=Generator().manual_seed(0))
+    weights = [parameter.double() for parameter in encoder.parameters()]
+    obs = pictures(2, 36, 40, 3)
+    x = obs.permute(0, 3, 1, 2).double() / 255
+    for index, stride in enumerate((4, 2, 1)):
+        x = functional.conv2d(x, weights[2 * index], weights[2 * index + 1], stride=stride).relu()
+    torch.testing.assert_close(encoder(obs), (x.flatten(1) @ weights[6].T).relu().float(), rtol=1e-4, atol=1e-5)
+
+
 def make_mlp(num_inputs: int, **settings: Any) -> MLP:
     return MLP((num_inputs,), ModelConfig(encoder="mlp", **settings), generator=Generator().manual_seed(0))
 
