@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from phasicrl import evaluate as evaluate_module
 from phasicrl.config import EnvConfig
 from phasicrl.evaluate import Evaluation, evaluate, make_evaluation_envs, play
 from phasicrl.presets import get_preset
 from phasicrl.run import start_run
 from phasicrl.train import train
 from tests.helpers import Corridor, corridor, tiny
+
+evaluate_module = import_module("phasicrl.evaluate")  # `phasicrl.evaluate` itself is the function
 
 
 class Countdown(gym.Env[np.ndarray, np.int64]):

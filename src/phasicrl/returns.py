@@ -71,7 +71,8 @@ def discounted_forward_return(
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:
     """`1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant; NaN for a constant target."""
     variance = target.var(correction=0)
-    if variance == 0:
+    rounding = 2 * torch.finfo(target.dtype).eps * target.abs().max()  # what the mean of equal numbers may be off by
+    if variance.sqrt() <= rounding:
         return float("nan")
     return float(1 - (target - value).var(correction=0) / variance)
 

@@ -105,15 +105,12 @@ def test_same_pooling_is_tensorflows_by_hand() -> None:
     assert pooled(falling(4, 4), "same") == [[16, 14], [8, 6]]
 
 
-@pytest.mark.xfail(strict=True, reason="`same` pads odd sizes on no side and gives 2×2: pictures whose size turns odd on the way crash")
 def test_same_pooling_of_odd_sizes_is_tensorflows_by_hand() -> None:
     # TensorFlow pads an odd size by one on both sides: rows and columns −1…1, 1…3 and 3…5.
     assert pooled(falling(5, 5), "same") == [[25, 24, 22], [20, 19, 17], [10, 9, 7]]
 
 
-@pytest.mark.parametrize(
-    "pooling", ["symmetric", pytest.param("same", marks=pytest.mark.xfail(strict=True, reason="as above: 84, 42, 21"))]
-)
+@pytest.mark.parametrize("pooling", ["symmetric", "same"])
 def test_pictures_of_84_pixels_fit_the_dense_layer(pooling: Any) -> None:
     encoder = impala((84, 84, 1), ModelConfig(channels=(2, 2, 2), blocks=0, hidden_sizes=(5,), pooling=pooling))
     assert encoder(pictures(1, 84, 84, 1)).shape == (1, 5)

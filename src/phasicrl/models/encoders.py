@@ -53,7 +53,7 @@ class ImpalaCNN(nn.Module):
                 raise ValueError(f"model.channels {config.channels} halves the {obs_shape} picture too often; give fewer stacks")
             first = _conv(in_channels, channels, init=config.init, scale=_gain(config.init, normalized=1.0), generator=generator)
             blocks = [ResidualBlock(channels, init=config.init, scale=residual_scale, generator=generator) for _ in range(config.blocks)]
-            stacks.append(nn.Sequential(first, _pool(config.pooling), *blocks))
+            stacks.append(nn.Sequential(first, _pool(config.pooling, height, width), *blocks))
             height, width, in_channels = (height + 1) // 2, (width + 1) // 2, channels
         self.stacks = nn.Sequential(*stacks)
         self.dense = Dense(height * width * in_channels, config, activation="relu", generator=generator)
@@ -178,8 +178,11 @@ def _conv(num_inputs: int, num_outputs: int, *, init: Initialisation, scale: flo
     return conv
 
 
-def _pool(padding: Literal["symmetric", "same"]) -> nn.MaxPool2d:
-    """3×3 max-pool of stride 2. TensorFlow's `same` pads even sizes at the end only, which is what `ceil_mode` without padding does."""
+def _pool(padding: Literal["symmetric", "same"], height: int, width: int) -> nn.MaxPool2d:
+    """3×3 max-pool of stride 2 that halves, rounding up.
+
+    TensorFlow's `same` pads an odd size on both sides and an even one at its end only, which is what `ceil_mode` without padding does.
+    """
     if padding == "same":
-        return nn.MaxPool2d(kernel_size=3, stride=2, ceil_mode=True)
+        return nn.MaxPool2d(kernel_size=3, stride=2, padding=(height % 2, width % 2), ceil_mode=True)
     return nn.MaxPool2d(kernel_size=3, stride=2, padding=1)

@@ -78,8 +78,8 @@ class CategoricalPolicy:
     def kl_from(self, old: CategoricalPolicy) -> Float[Tensor, "*shape"]:
         """`Σ p_old (log p_old − log p) + p − p_old`.
 
-        The last two terms add up to zero. With them no term is negative, and where the policies are the same the value and its
-        gradient are zero to the last bit, not merely up to rounding.
+        The last two terms add up to zero. With them, value and gradient are zero to the last bit where the policies are the same, not
+        merely up to rounding.
         """
         old_probs = old.log_probs.exp()
         return (old_probs * (old.log_probs - self.log_probs) + self.log_probs.exp() - old_probs).sum(-1)
