@@ -117,8 +117,15 @@ def _open_rendered(
     if any(env.render_mode != "rgb_array" for env in made):
         envs.close()
         raise ValueError(f"{name} has no pictures to film; make it with render_mode='rgb_array'")
-    # The first one was made to read its spaces; the others are made when the environments are first reset.
-    return envs, lambda obs: np.stack([np.asarray(env.render()) for env in made[-num_envs:]])
+
+    def pictures(obs: np.ndarray) -> np.ndarray:
+        try:
+            # The first one was made to read its spaces; the others are made when the environments are first reset.
+            return np.stack([np.asarray(env.render()) for env in made[-num_envs:]])
+        except gym.error.DependencyNotInstalled as error:
+            raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error
+
+    return envs, pictures
 
 
 def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
