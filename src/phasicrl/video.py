@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +106,8 @@ def _open_rendered(
 ) -> tuple[VectorEnv, Callable[[np.ndarray], np.ndarray]]:
     """Gymnasium's environment of the same name, which can draw itself."""
     made: list[gym.Env[Any, Any]] = []
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
     def make() -> gym.Env[Any, Any]:
         made.append(make_env() if make_env else gym.make(name.rpartition(":")[2], render_mode="rgb_array"))
