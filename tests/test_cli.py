@@ -63,6 +63,7 @@ def test_flags_are_the_paths_of_the_configuration() -> None:
 def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> None:
     assert parse_config(["procgen-ppg", "--aux", "none"]).aux is None
     assert parse_config(["procgen-ppg", "--reward-norm", "NONE"]).reward_norm is None
+    assert parse_config(["procgen-ppg", "--ppo.advantage-norm", "none"]).ppo.advantage_norm == "none"
     assert parse_config(["procgen-ppo", "--aux.every", "4"]).aux == AuxConfig(every=4)
     config = parse_config(["classic-ppo", "--aux.num-minibatches", "8", "--reward-norm.clip", "5"])
     assert config.aux == AuxConfig(num_minibatches=8) and config.reward_norm is not None and config.reward_norm.clip == 5
@@ -166,7 +167,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
 
 
-@pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if verb not in ("presets", "doctor")])
+@pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     try:
         assert main([verb, "--help"]) == 0

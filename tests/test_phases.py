@@ -74,13 +74,15 @@ def test_value_epochs_come_first_with_their_own_optimiser_and_leave_the_policy_a
     )  # fmt: skip
     assert seen == ["value", "value", "policy"]
     assert set(run.optimizers) == {"policy", "value"}
-    only_value = replace(config.ppo, entropy_coef=0.0)  # advantages are zero: without the entropy bonus the policy has nothing to learn
     run = filled(config)
+    samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     before = weights(run)
-    policy_phase(run.agent, run.optimizers, samples, only_value, compute=run.compute, generator=torch.Generator())
-    after = weights(run)
-    assert not torch.equal(before["value_head.weight"], after["value_head.weight"])
-    assert torch.allclose(before["policy_head.linear.weight"], after["policy_head.linear.weight"])
+    means = phases.MeanAccumulator()
+    loss = phases._policy_phase_loss(run.agent, config.ppo, means, samples.as_transitions(), with_policy=False, with_value=True)
+    loss.backward()
+    run.optimizers["value"].step()
+    changed = {name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])}
+    assert changed and all(name.startswith("value_") for name in changed), changed
 
 
 def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +192,9 @@ def test_fewer_minibatches_are_still_drawn_from_all_iterations(tmp_path: Path, m
     seen = spy_on_auxiliary_batches(monkeypatch)
     auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
     assert len(seen) == 8 * 2  # N · N_a minibatches instead of N_π · N_a
-    steps = torch.cat([samples.value_target.flatten() for samples in seen])
-    assert steps.min() < 32 <= steps.max(), "only one of the two iterations was used"
+    epochs = [torch.cat([seen[2 * epoch + part].value_target.flatten() for part in range(2)]) for epoch in range(8)]
+    both = [bool((steps < 32).any() and (steps >= 32).any()) for steps in epochs]
+    assert sum(both) >= 6, "epochs used one of the two iterations alone"  # four of eight segments: by chance one in 35 epochs does
 
 
 def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it_changes(

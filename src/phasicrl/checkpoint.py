@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep:
     before = checkpoints(folder)
     known = _read_state(before[-1])["files"] if before else {}
     final, temporary = folder / f"step-{env_steps:012d}", folder / f".step-{env_steps:012d}.tmp"
+    if final.is_dir():
+        return final  # the same clock, the same state: nothing may be deleted for it
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
 
@@ -57,7 +60,6 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep:
     _flush(temporary / "state.json")
     _flush(temporary)
 
-    shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     _flush(folder)
     for old in checkpoints(folder)[:-keep]:
@@ -68,6 +70,9 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep:
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], list[str]]:
     """Load the newest checkpoint in `folder` that is whole.
 
+    Newer ones that are not are set aside as `rejected-…`: their steps will be taken again, with other experience, and nothing of theirs
+    may be linked to.
+
     Returns:
         The tree, the chunks by name, and a sentence about each newer checkpoint that had to be passed over.
 
@@ -77,9 +82,13 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, T
     rejected = []
     for path in reversed(checkpoints(folder)):
         try:
-            return *_load(path), rejected
+            tree, chunks = _load(path)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             rejected.append(f"{path.name} cannot be used: {error}")
+            continue
+        for newer in checkpoints(folder)[-len(rejected) :] if rejected else []:
+            os.replace(newer, newer.with_name(f"rejected-{newer.name}-{time.time_ns()}"))
+        return tree, chunks, rejected
     reasons = "; ".join(rejected) or "there is none; the run ended before its first one"
     raise CheckpointError(f"no usable checkpoint in {folder}: {reasons}")
 

@@ -58,6 +58,9 @@ def _dispatch(words: list[str]) -> int:
     verb = VERBS.get(words[0])
     if verb is None:
         raise ValueError(f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)}; `phasicrl --help` lists all")
+    if verb in (_presets, _doctor) and words[1:2] in (["-h"], ["--help"]):
+        print(f"usage: phasicrl {words[0]}{' [PART OF A NAME]' if verb is _presets else ''}\n\n{verb.__doc__}")
+        return 0
     verb(words[1:])
     return 0
 
@@ -76,9 +79,14 @@ def _parse(kind: type[T], words: list[str], verb: str) -> T:
     return tyro.cli(kind, args=_spell_none(words), prog=f"phasicrl {verb}")
 
 
+_TEXT_FLAGS = ("--ppo.advantage-norm", "--name", "--output-dir", "--output", "--env.id", "--log.wandb-project", "--title")
+"""Flags for which "none" is a word like others."""
+
+
 def _spell_none(words: list[str]) -> list[str]:
     """`none` in any spelling is `None`, as tyro writes it."""
-    return ["None" if word.lower() == "none" else word for word in words]
+    before = ["", *words]
+    return ["None" if word.lower() == "none" and flag not in _TEXT_FLAGS else word for flag, word in zip(before, words, strict=False)]
 
 
 # --- train and resume

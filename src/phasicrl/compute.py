@@ -34,7 +34,8 @@ class Compute:
         self.device = _device(config.device)
         on_cpu = self.device.type == "cpu"
         self.micro_batch = config.micro_batch if on_cpu and pictures else None
-        self.num_threads = config.num_threads or (os.cpu_count() or 1 if pictures else 1)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.num_threads = config.num_threads or (cores if pictures else 1)
         if on_cpu:
             torch.set_num_threads(self.num_threads)
             _keep_memory()

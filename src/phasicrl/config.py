@@ -277,7 +277,7 @@ class CheckpointConfig:
     """When the run's state is saved."""
 
     every_minutes: float | None = 5.0
-    """Save at the first end of an iteration this many minutes after the last save; 0: every iteration; off: only at the end."""
+    """Save after the first iteration, then at the first end of one this many minutes after the last save; 0: every iteration; off: only at the end."""
     keep: int = 2
     """Checkpoints that are kept."""
 

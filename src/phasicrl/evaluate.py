@@ -87,7 +87,7 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
-    config = load_config(Path(run_dir))
+    config = load_config(Path(run_dir), own_env=make_env is not None, own_encoder=make_encoder is not None)
     results: list[Evaluation] = []
     for policy in policies:
         envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env)

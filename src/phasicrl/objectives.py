@@ -61,6 +61,7 @@ def joint_auxiliary_loss(
         aux_loss: value loss of the auxiliary head, which stands on the policy's network.
         real_loss: value loss of the value function itself.
         beta_clone: β.
-        value_coef: c; 0 trains no value function in the auxiliary phase.
+        value_coef: c; 0 trains no value function in the auxiliary phase: it then gets no gradient, rather than a zero one.
     """
-    return beta_clone * kl + aux_loss + value_coef * real_loss
+    distillation = beta_clone * kl + aux_loss
+    return distillation + value_coef * real_loss if value_coef else distillation

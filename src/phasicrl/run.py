@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -56,10 +57,14 @@ class Run:
         agent: the agent, on the compute's device.
         compute: how gradient steps are executed.
         log: where its metrics go.
+        own: what the user passed as objects, `environment` or `encoder`: the configuration cannot hold it.
     """
 
-    def __init__(self, config: Config, directory: Path, envs: VectorEnv, agent: Agent, compute: Compute, log: MetricsLog) -> None:
+    def __init__(
+        self, config: Config, directory: Path, envs: VectorEnv, agent: Agent, compute: Compute, log: MetricsLog, *, own: tuple[str, ...]
+    ) -> None:
         self.config = config
+        self.own = own
         self.directory = directory
         self.envs = envs
         self.agent = agent
@@ -79,7 +84,8 @@ class Run:
         self.iteration = 0
         self.env_steps = 0
         self._seconds_before = 0.0
-        self._started = self._iteration_started = self._last_save = time.perf_counter()
+        self._started = self._iteration_started = time.perf_counter()
+        self._last_save = -math.inf
         self._rollout_seconds = 0.0
         self._reward_record: Record = {}
 
@@ -184,6 +190,7 @@ class Run:
         self.agent.load_state_dict(state["agent"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+            _restore_layout(optimizer)
         if self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         for name, generator in self.generators.items():
@@ -270,27 +277,36 @@ def resume_run(directory: Path, *, make_env: EnvFactory | None = None, make_enco
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
     """
-    config = load_config(directory)
+    config = load_config(directory, own_env=make_env is not None, own_encoder=make_encoder is not None)
     if not checkpoints(directory / "checkpoints"):
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
     state, chunks, rejected = load_checkpoint(directory / "checkpoints")
     run = _build_run(config, directory, make_env=make_env, make_encoder=make_encoder, env_steps=state["env_steps"])
-    run.load_state_dict(state, chunks)
+    try:
+        run.load_state_dict(state, chunks)
+    except (RuntimeError, ValueError, KeyError) as error:
+        run.close()
+        raise ValueError(f"the checkpoint does not fit the run that {directory}/config.json describes: {error}") from None
     for sentence in rejected:
         run.log.message(f"warning: {sentence}")
     run.log.message(f"resumed {directory} at {run.env_steps:,} steps; episodes that were under way start anew")
     return run
 
 
-def load_config(directory: Path) -> Config:
-    """The configuration of a run directory.
+def load_config(directory: Path, *, own_env: bool, own_encoder: bool) -> Config:
+    """The configuration of a run directory, for somebody who brings an environment or encoder of their own, or does not.
 
     Raises:
-        ValueError: not a run directory.
+        ValueError: not a run directory, or one of a run whose own environment or encoder is missing here.
     """
     path = directory / "config.json"
     if not path.is_file():
         raise ValueError(f"{directory} is not a run directory: it has no config.json")
+    card = directory / "card.json"
+    own = json.loads(card.read_text())["own"] if card.is_file() else []
+    for what, argument, given in (("environment", "make_env", own_env), ("encoder", "make_encoder", own_encoder)):
+        if what in own and not given:
+            raise ValueError(f"{directory} was trained with an {what} of its user's own; call this from Python with {argument}=…")
     return Config.from_json(path.read_text())
 
 
@@ -315,7 +331,8 @@ def _build_run(
             directory = _make_directory(config)
             (directory / "config.json").write_text(config.to_json() + "\n")
         log = MetricsLog(directory, config, resumed_at=env_steps if resumed else None)
-        run = Run(config, directory, envs, agent, compute, log)
+        own = tuple(what for what, given in (("environment", make_env), ("encoder", make_encoder)) if given is not None)
+        run = Run(config, directory, envs, agent, compute, log, own=own)
     except BaseException:
         envs.close()
         raise
@@ -350,6 +367,18 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     if config.aux is not None and config.has_auxiliary_phase:
         optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]
     return optimizers
+
+
+def _restore_layout(optimizer: Adam) -> None:
+    """Lay an optimiser's moments out in memory as its parameters are.
+
+    A file holds them in plain order, the weights of convolutions are channels_last, and PyTorch's fused Adam walks both without a
+    look at their strides: it would move each weight by the moment of another.
+    """
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                moments[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
 
 
 def _make_reward_normalizer(config: Config, device: torch.device) -> RewardNormalizer | None:
@@ -431,6 +460,7 @@ def _write_card(run: Run) -> None:
     packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
     card = {
         "seed": run.config.seed,
+        "own": run.own,
         "env_steps": run.env_steps,
         "seconds": round(run.seconds, 1),
         "environment": run.envs.name,

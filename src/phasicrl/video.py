@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def film(
 
     Args:
         run_dir: the run directory.
-        output: the file; otherwise `videos/step-….mp4` in the run directory.
+        output: the file; otherwise `videos/POLICY-seedSEED.mp4` in the run directory.
         num_envs: environments side by side, in a square.
         episodes: how many are played to their end, over all environments.
         policy: how actions are chosen.
@@ -55,7 +56,7 @@ def film(
         ImportError: the encoder is not installed; the message says how.
     """
     run_dir = Path(run_dir)
-    config = load_config(run_dir)
+    config = load_config(run_dir, own_env=make_env is not None, own_encoder=make_encoder is not None)
     output = output or run_dir / "videos" / f"{policy}-seed{seed}.mp4"
     output.parent.mkdir(parents=True, exist_ok=True)
     envs, picture_of = _open(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
@@ -113,6 +114,7 @@ def _open_rendered(
         made.append(make_env() if make_env else gym.make(name.rpartition(":")[2], render_mode="rgb_array"))
         return made[-1]
 
+    config = replace(config, env=replace(config.env, parallel="sync"))  # what is drawn must be in this process
     try:
         envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make)
     except gym.error.Error as error:

@@ -108,6 +108,8 @@ def test_same_pooling_is_tensorflows_by_hand() -> None:
 def test_same_pooling_of_odd_sizes_is_tensorflows_by_hand() -> None:
     # TensorFlow pads an odd size by one on both sides: rows and columns −1…1, 1…3 and 3…5.
     assert pooled(falling(5, 5), "same") == [[25, 24, 22], [20, 19, 17], [10, 9, 7]]
+    assert pooled(falling(5, 4), "same") == [[20, 18], [16, 14], [8, 6]]
+    assert pooled(falling(4, 5), "same") == [[20, 19, 17], [10, 9, 7]]
 
 
 @pytest.mark.parametrize("pooling", ["symmetric", "same"])
