@@ -98,6 +98,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("video /tmp", "/tmp is not a run directory"),
         ("plot", "name at least one run directory"),
         ("presets nothing-like-this", "no preset's name contains"),
+        ("envs nothing-like-this", "no environment matches"),
     ],
 )
 def test_a_users_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], words: str, message: str, tmp_path: Path) -> None:

@@ -50,5 +50,10 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                     cli.parse_config(words[2:])  # a preset and fields that exist
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_nothing_was_left_to_be_filled_in(name: str) -> None:
+    assert not re.findall(r"\b[A-Z]+_(?:TEXT|TABLE)\b|TODO|TBD", TEXTS[name])
+
+
 def test_the_readme_is_short() -> None:
     assert len(TEXTS["README.md"].splitlines()) < 200

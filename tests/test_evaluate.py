@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
+from phasicrl.envs.spaces import env_seeds
 from phasicrl.evaluate import Evaluation, evaluate, make_evaluation_envs, play
 from phasicrl.presets import get_preset
 from phasicrl.run import start_run
@@ -101,7 +102,9 @@ def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.Monke
     monkeypatch.setattr(evaluate_module, "make_envs", lambda config, seed, make_env: seen.append(seed))
     for seed in range(20):
         make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
-    assert not set(seen) & {derive_seed(seed, "env") for seed in range(20)} and len(set(seen)) == 20
+    evaluation = {env for seed in seen for env in env_seeds(seed, 16)}
+    training = {env for seed in range(20) for env in env_seeds(derive_seed(seed, "env", 0), 64)}
+    assert not evaluation & training and len(set(seen)) == 20
 
 
 def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> None:

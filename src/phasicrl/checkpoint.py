@@ -57,11 +57,11 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep:
         else:
             files[file] = _write(temporary / file, make())
     (temporary / "state.json").write_text(json.dumps({"format": FORMAT, "env_steps": env_steps, "files": files, "state": state}))
-    _flush(temporary / "state.json")
-    _flush(temporary)
+    flush(temporary / "state.json")
+    flush(temporary)
 
     os.replace(temporary, final)
-    _flush(folder)
+    flush(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -150,7 +150,7 @@ def _join(node: Any, tensors: dict[str, Tensor]) -> Any:
 def _write(path: Path, tensors: dict[str, Tensor]) -> str:
     """Write tensors, flush them to the disk and return the file's digest."""
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
-    _flush(path)
+    flush(path)
     return _digest(path)
 
 
@@ -169,7 +169,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -328,8 +328,10 @@ def _envs(words: list[str]) -> None:
     if words[:1] in (["-h"], ["--help"]):
         print("usage: phasicrl envs [PATTERN]\n\nPATTERN is part of a name, or a pattern with * and ?.")
         return
-    for listing in list_envs(words[0] if words else "*"):
-        print(listing)
+    listings = list_envs(words[0] if words else "*")
+    if not listings:
+        raise ValueError(f"no environment matches {words[0]!r}; `phasicrl envs` lists all, and * and ? stand for any letters")
+    print("\n".join(map(str, listings)))
 
 
 def _doctor(words: list[str]) -> None:

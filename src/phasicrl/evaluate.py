@@ -11,6 +11,7 @@ from typing import Literal
 import gymnasium as gym
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Generator
 
@@ -121,7 +122,7 @@ def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: 
     agent = make_agent(config, envs, make_encoder=make_encoder)
     try:
         agent.load_state_dict(load_file(path))
-    except RuntimeError as error:
+    except (RuntimeError, SafetensorError) as error:
         hint = "" if make_encoder else "; a run with an encoder of your own needs `make_encoder` here too"
         raise ValueError(f"the weights in {path} do not fit the network that config.json describes{hint}: {error}") from None
     return agent.eval()

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor
 from torch.optim import Adam
 
-from phasicrl.checkpoint import CheckpointError, Chunks, checkpoints, load_checkpoint, save_checkpoint
+from phasicrl.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
 from phasicrl.collect import Collector
 from phasicrl.compute import Compute
 from phasicrl.config import Config
@@ -219,7 +219,7 @@ class Run:
             finished = list(accumulate(record["charts/num_episodes"] for record in records))
             first = next((record for record, count in zip(records, finished, strict=True) if count >= 100), records[-1])
             rows |= {
-                "return, first 100 episodes": f"{first['charts/episodic_return_100']:.2f}",
+                "return after 100 episodes": f"{first['charts/episodic_return_100']:.2f}",
                 "return, last 100 episodes": f"{returns[-1]:.2f}",
                 "best mean of 100 episodes": f"{max(returns):.2f}",
             }
@@ -314,6 +314,7 @@ def save_agent(directory: Path, agent: Agent, *, env_steps: int) -> None:
     """Write the agent's weights to `agent.safetensors`, replacing the file at once, never in part."""
     temporary = directory / ".agent.safetensors.tmp"
     save_file({name: tensor.cpu().contiguous() for name, tensor in agent.state_dict().items()}, temporary, {"env_steps": str(env_steps)})
+    flush(temporary)
     os.replace(temporary, directory / "agent.safetensors")
 
 

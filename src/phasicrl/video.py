@@ -55,6 +55,8 @@ def film(
         ValueError: not a run directory, or nothing to be seen in this environment.
         ImportError: the encoder is not installed; the message says how.
     """
+    if episodes < 1 or num_envs < 1:
+        raise ValueError(f"episodes is {episodes} and num_envs is {num_envs}; give at least 1 of each")
     run_dir = Path(run_dir)
     config = load_config(run_dir, own_env=make_env is not None, own_encoder=make_encoder is not None)
     output = output or run_dir / "videos" / f"{policy}-seed{seed}.mp4"
