@@ -70,11 +70,9 @@ def discounted_forward_return(
 
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:
     """`1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant; NaN for a constant target."""
-    variance = target.var(correction=0)
-    rounding = 2 * torch.finfo(target.dtype).eps * target.abs().max()  # what the mean of equal numbers may be off by
-    if variance.sqrt() <= rounding:
+    if target.max() == target.min():  # not by the variance: rounding leaves some even of equal numbers
         return float("nan")
-    return float(1 - (target - value).var(correction=0) / variance)
+    return float(1 - (target - value).var(correction=0) / target.var(correction=0))
 
 
 def normalize(advantage: Float[Tensor, "*shape"], *, eps: float = 1e-8) -> Float[Tensor, "*shape"]:
