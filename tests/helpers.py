@@ -72,3 +72,13 @@ def open_run(config: Config) -> Run:
     """A run on corridors that is closed at the end of the test."""
     OPENED.append(start_run(config, make_env=corridor))
     return OPENED[-1]
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now

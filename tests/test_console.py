@@ -15,6 +15,7 @@ from phasicrl import console
 from phasicrl.config import AuxConfig, Config, EnvConfig, LogConfig, PPOConfig
 from phasicrl.console import Display, open_display
 from phasicrl.metrics import METRICS
+from tests.helpers import Clock
 
 BATCH = 8 * 16  # environment steps of an iteration of `config()`
 
@@ -28,16 +29,6 @@ def config(choice: Any = "plain", *, aux: AuxConfig | None = None, iterations: i
         total_env_steps=iterations * BATCH,
         log=LogConfig(console=choice),
     )
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

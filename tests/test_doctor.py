@@ -72,7 +72,7 @@ def test_what_is_broken_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda _: None)
+    monkeypatch.setattr(doctor, "package_version", lambda _: None)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     checks: list[Any] = [*doctor._envpool(), doctor._package("plotting", "matplotlib", "plot"), doctor._video()]
     assert [check.status for check in checks] == ["missing"] * 3
@@ -80,7 +80,7 @@ def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_free_memory", lambda: 2**30)
+    monkeypatch.setattr(doctor, "free_memory", lambda: 2**30)
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 2**70)
     assert doctor._memory().status == doctor._disk().status == "warning"
     assert doctor._memory().found == "1.0 GiB free"

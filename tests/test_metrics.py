@@ -16,6 +16,7 @@ import torch
 from phasicrl import console, metrics
 from phasicrl.config import Config, EnvConfig, LogConfig, PPOConfig
 from phasicrl.metrics import METRICS, MeanAccumulator, MetricsLog, read_metrics
+from tests.helpers import Clock
 
 BATCH = 8 * 16  # environment steps of an iteration of `config()`
 
@@ -28,16 +29,6 @@ def config(**log: Any) -> Config:
         total_env_steps=10 * BATCH,
         log=LogConfig(**{"console": "off", "tensorboard": False, **log}),
     )
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "free_memory", lambda device: 4096)
+    monkeypatch.setattr(run_module, "free_memory", lambda: 4096)
     with pytest.raises(ValueError, match=r"the phase buffer needs .* GiB \(32 rollouts of 4 environments × 8 steps\).*--aux.every \d+"):
         start_run(tiny(tmp_path, aux=tiny_aux(every=32)), make_env=corridor)
     assert not list(tmp_path.iterdir())

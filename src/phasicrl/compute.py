@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl.config import ComputeConfig
+from phasicrl.machine import num_cores
 from phasicrl.rollout import Samples
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
@@ -34,8 +34,7 @@ class Compute:
         self.device = _device(config.device)
         on_cpu = self.device.type == "cpu"
         self.micro_batch = config.micro_batch if on_cpu and pictures else None
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.num_threads = config.num_threads or (cores if pictures else 1)
+        self.num_threads = config.num_threads or (num_cores() if pictures else 1)
         if on_cpu:
             torch.set_num_threads(self.num_threads)
             _keep_memory()

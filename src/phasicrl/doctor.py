@@ -5,7 +5,6 @@ Everything that may abort a process (environments in C++) is tried in a process 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import shutil
@@ -21,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from phasicrl.envs.envpool_adapter import PROCGEN, import_envpool, task_families
-from phasicrl.envs.make import num_cores
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.qt import REMEDIES, ensure_qt
+from phasicrl.machine import free_memory, num_cores, package_version
 
 Status = Literal["ok", "warning", "missing", "broken"]
 
@@ -140,7 +139,7 @@ def _cgroup_cores() -> float | None:
 
 def _envpool() -> list[Check]:
     """EnvPool's version, each family by a probe, and Qt."""
-    version = _version("envpool")
+    version = package_version("envpool")
     if version is None:
         return [Check(name="EnvPool", status="missing", found="not installed", remedy="pip install 'phasicrl[procgen]'")]
     running = {family: _start_probe(task_id) for family, task_id in PROBES.items()}
@@ -213,7 +212,7 @@ def _video() -> Check:
 
 def _package(name: str, package: str, extra: str) -> Check:
     """An optional package that is only looked up, not imported."""
-    version = _version(package)
+    version = package_version(package)
     if version is None:
         return Check(name=name, status="missing", found=f"{package} is not installed", remedy=f"pip install 'phasicrl[{extra}]'")
     return Check(name=name, status="ok", found=f"{package} {version}")
@@ -221,36 +220,14 @@ def _package(name: str, package: str, extra: str) -> Check:
 
 def _memory() -> Check:
     """Memory that is free, by the machine and by the container's limit."""
-    free = _free_memory()
+    free = free_memory()
     if free is None:
         return Check(name="memory", status="ok", found="unknown on this system")
     status, remedy = ("warning", "fewer env.num_envs or a shorter aux.every need less") if free < ENOUGH_MEMORY else ("ok", "")
     return Check(name="memory", status=status, found=f"{free / GIB:.1f} GiB free", remedy=remedy)
 
 
-def _free_memory() -> int | None:
-    """Bytes; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-        return free if limit == "max" else min(free, int(limit) - used)
-    except (OSError, ValueError):
-        return free
-
-
 def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     status, remedy = ("warning", "runs write checkpoints here; choose another output_dir") if free < ENOUGH_DISK else ("ok", "")
     return Check(name="disk", status=status, found=f"{free / GIB:.1f} GiB free in {Path.cwd()}", remedy=remedy)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

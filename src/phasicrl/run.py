@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
-from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +28,7 @@ from phasicrl.compute import Compute
 from phasicrl.config import Config
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.machine import free_memory, package_version
 from phasicrl.metrics import MetricsLog, read_metrics
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.normalize import RewardNormalizer
@@ -415,7 +415,7 @@ def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None
     space = envs.observation_space
     obs_bytes = int(np.prod(space.shape or ())) * _torch_dtype(space).itemsize
     needed = PhaseBuffer.num_bytes(config.phase_length, config.env.num_envs, config.ppo.num_steps, obs_bytes=obs_bytes)
-    free = free_memory(device)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and needed > free:
         what = f"{config.phase_length} rollouts of {config.env.num_envs} environments × {config.ppo.num_steps} steps"
         fitting = max(int(free / needed * config.phase_length), 1)
@@ -424,18 +424,6 @@ def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None
             f"the phase buffer needs {needed / 2**30:.1f} GiB ({what}), {free / 2**30:.1f} GiB are free on {device}; "
             f"try {way_out}fewer environments (--env.num-envs) or shorter rollouts (--ppo.num-steps)"
         )
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes free on the device; None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    fields = dict(line.split(":") for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _make_directory(config: Config) -> Path:
@@ -469,19 +457,11 @@ def _write_card(run: Run) -> None:
         "device": str(run.compute.device),
         "num_threads": run.compute.num_threads,
         "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
+        "versions": {"python": platform.python_version()} | {name: package_version(name) for name in packages},
         "commit": _commit(),
         "command": sys.argv,
     }
     (run.directory / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-
-
-def _version(package: str) -> str | None:
-    """Version of an installed package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -16,6 +15,7 @@ from phasicrl.envs.envpool_adapter import PROCGEN, EnvPoolEnv, import_envpool, t
 from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.spaces import check_spaces
+from phasicrl.machine import num_cores
 
 Backend = Literal["procgen", "envpool", "gymnasium"]
 
@@ -150,11 +150,6 @@ def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
 
 def _procgen_task_id(game: str, distribution: str) -> str:
     return f"{game.capitalize()}{distribution.capitalize()}-v0"
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _refuse_procgen_fields(config: EnvConfig, name: str) -> None:
