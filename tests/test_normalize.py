@@ -71,8 +71,7 @@ def test_rewards_are_divided_by_the_deviation_of_every_return_so_far(gamma: floa
         for t in range(num_steps):
             running = reward[:, t] + gamma * np.where(first[:, t], 0.0, running)
             history.append(running)
-        normalizer.update(torch.from_numpy(reward), torch.from_numpy(first))
-        scaled = normalizer(torch.from_numpy(reward))
+        scaled = normalizer(torch.from_numpy(reward), torch.from_numpy(first))
         assert scaled.dtype == torch.float32
         np.testing.assert_allclose(scaled.numpy(), reward / history_scale(history), rtol=1e-6)
         np.testing.assert_allclose(normalizer.running_return.numpy(), running, rtol=1e-12)
@@ -81,43 +80,54 @@ def test_rewards_are_divided_by_the_deviation_of_every_return_so_far(gamma: floa
 def test_the_reward_of_the_last_step_belongs_to_the_old_episode_by_hand() -> None:
     # γ = ½. The episode is 2, 4, 8 | and then 16 begins another: running returns 2, 5, 10.5 | 16.
     normalizer = RewardNormalizer(1, gamma=0.5, clip=10.0)
-    normalizer.update(torch.tensor([[2.0, 4.0, 8.0, 16.0]]), torch.tensor([[True, False, False, True]]))
+    normalizer(torch.tensor([[2.0, 4.0, 8.0, 16.0]]), torch.tensor([[True, False, False, True]]))
     assert normalizer.moments.mean.item() == pytest.approx((2 + 5 + 10.5 + 16) / 4, rel=1e-12)
     # The next rollout goes on from 16: 1 + ½·16 = 9.
-    normalizer.update(torch.tensor([[1.0]]), torch.tensor([[False]]))
+    normalizer(torch.tensor([[1.0]]), torch.tensor([[False]]))
     assert normalizer.running_return.tolist() == [9]
     assert normalizer.moments.mean.item() == pytest.approx((2 + 5 + 10.5 + 16 + 9) / 5, rel=1e-12)
 
 
-def test_scaling_does_not_change_the_statistics() -> None:
-    normalizer = RewardNormalizer(2, gamma=0.9, clip=10.0)
-    reward = torch.tensor([[1.0, -2.0], [3.0, 0.5]])
-    normalizer.update(reward, torch.tensor([[True, False], [True, False]]))
-    before = {name: value.clone() for name, value in normalizer.state_dict().items()}
-    normalizer(reward)
-    assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())
+def test_step_by_step_a_reward_is_scaled_by_what_was_seen_up_to_it() -> None:
+    # As Baselines' vec_normalize.py:26-34 does it, in a loop; over two rollouts and an episode's end inside one.
+    random = np.random.default_rng(2)
+    num_envs, num_steps, gamma = 3, 5, 0.9
+    normalizer = RewardNormalizer(num_envs, gamma=gamma, clip=10.0, per_step=True)
+    running, history = np.zeros(num_envs), []
+    for rollout in range(2):
+        reward = random.normal(loc=1.0, scale=3.0, size=(num_envs, num_steps)).astype(np.float32)
+        first = random.random((num_envs, num_steps)) < 0.25
+        first[:, 0] |= rollout == 0
+        expected = np.zeros_like(reward)
+        for t in range(num_steps):
+            running = reward[:, t] + gamma * np.where(first[:, t], 0.0, running)
+            history.append(running)
+            expected[:, t] = np.clip(reward[:, t] / history_scale(history), -10, 10)
+        scaled = normalizer(torch.from_numpy(reward), torch.from_numpy(first))
+        np.testing.assert_allclose(scaled.numpy(), expected, rtol=1e-5)
 
 
 def test_no_mean_is_subtracted() -> None:
     normalizer = RewardNormalizer(2, gamma=0.9, clip=10.0)
     reward = torch.tensor([[0.0, 5.0], [0.0, 6.0]])
-    normalizer.update(reward, torch.ones(2, 2, dtype=torch.bool))
-    scaled = normalizer(reward)
+    scaled = normalizer(reward, torch.ones(2, 2, dtype=torch.bool))
     assert scaled[:, 0].tolist() == [0, 0]
     assert (scaled[:, 1] > 0).all()
 
 
 def test_scaled_rewards_are_clipped_on_both_sides() -> None:
-    normalizer = RewardNormalizer(1, gamma=0.0, clip=2.5)
-    normalizer.update(torch.tensor([[-1.0, 1.0]]), torch.tensor([[True, False]]))  # deviation 1
-    scaled = normalizer(torch.tensor([[-100.0, -2.0, 0.0, 2.0, 100.0]]))
-    torch.testing.assert_close(scaled, torch.tensor([[-2.5, -2.0, 0.0, 2.0, 2.5]]))
+    normalizer = RewardNormalizer(1, gamma=0.0, clip=1.5)
+    reward = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 2.0]])  # deviation √2
+    scaled = normalizer(reward, torch.zeros(1, 5, dtype=torch.bool))
+    torch.testing.assert_close(scaled, torch.tensor([[-(2**0.5), -(0.5**0.5), 0.0, 0.5**0.5, 2**0.5]]))
+    normalizer.clip = 1.25
+    assert normalizer(reward, torch.zeros(1, 5, dtype=torch.bool))[0, [0, 4]].tolist() == [-1.25, 1.25]
 
 
 def test_rewards_that_never_vary_stay_finite() -> None:
-    normalizer = RewardNormalizer(1, gamma=0.9, clip=10.0)
-    normalizer.update(torch.zeros(1, 4), torch.tensor([[True, False, False, False]]))
-    assert normalizer(torch.tensor([[0.0, 1e-6, 1.0]])).tolist() == [[0.0, pytest.approx(0.01), 10.0]]  # √1e-8 = 1e-4
+    for reward, scaled in ((0.0, 0.0), (1e-6, 0.01), (1.0, 10.0)):  # divided by √1e-8 = 1e-4, then clipped
+        normalizer = RewardNormalizer(1, gamma=0.0, clip=10.0)
+        assert normalizer(torch.full((1, 4), reward), torch.zeros(1, 4, dtype=torch.bool)).tolist() == [[pytest.approx(scaled)] * 4]
 
 
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened() -> None:
@@ -126,9 +136,7 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened() -> None:
         return torch.randn(3, 5, generator=generator), torch.rand(3, 5, generator=generator) < 0.2
 
     straight, loaded = (RewardNormalizer(3, gamma=0.9, clip=10.0) for _ in range(2))
-    straight.update(*data(0))
+    straight(*data(0))
     loaded.load_state_dict({name: value.clone() for name, value in straight.state_dict().items()})
-    for normalizer in (straight, loaded):
-        normalizer.update(*data(1))
-    assert torch.equal(straight(data(1)[0]), loaded(data(1)[0]))
+    assert torch.equal(straight(*data(1)), loaded(*data(1)))
     assert torch.equal(straight.running_return, loaded.running_return)

@@ -312,3 +312,27 @@ def test_a_run_with_parts_of_the_users_own_is_not_continued_without_them(tmp_pat
     directory = train(tiny(tmp_path), make_env=corridor).directory
     with pytest.raises(ValueError, match=r"trained with an environment of its user's own; call this from Python with make_env"):
         resume(directory)
+
+
+@pytest.mark.parametrize("eps_hat", [False, True])
+def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path, eps_hat: bool) -> None:
+    # ε as large as the gradients, so that its place shows; the formulas are section 2 and its last paragraph of Kingma & Ba (2015).
+    config = tiny(tmp_path)
+    config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, adam_eps=1.0, adam_eps_hat=eps_hat))
+    with open_run(config) as run:
+        weights = [parameter.detach().double().clone() for parameter in run.agent.parameters()]
+        first = [torch.zeros_like(weight) for weight in weights]
+        second = [torch.zeros_like(weight) for weight in weights]
+        for step in range(1, 4):
+            for i, parameter in enumerate(run.agent.parameters()):
+                parameter.grad = torch.full_like(parameter, 0.5 * step)
+                first[i] = 0.9 * first[i] + 0.1 * 0.5 * step
+                second[i] = 0.999 * second[i] + 0.001 * (0.5 * step) ** 2
+                m_hat, corrected = first[i] / (1 - 0.9**step), 1 - 0.999**step
+                if eps_hat:
+                    weights[i] -= 0.01 * corrected**0.5 * m_hat / (second[i].sqrt() + 1)
+                else:
+                    weights[i] -= 0.01 * m_hat / ((second[i] / corrected).sqrt() + 1)
+            run.optimizers["policy"].step()
+        for parameter, weight in zip(run.agent.parameters(), weights, strict=True):
+            torch.testing.assert_close(parameter.detach().double(), weight, rtol=0, atol=1e-6)

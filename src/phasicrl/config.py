@@ -160,6 +160,8 @@ class PPOConfig:
     """Learning rate over the run: constant, or falling linearly to zero at `total_env_steps`."""
     adam_eps: float = 1e-8
     """Adam's ε: 1e-8 in PPG, 1e-5 in PPO."""
+    adam_eps_hat: bool = False
+    """Add ε before the second moment's bias is corrected (Kingma & Ba's ε̂), as TensorFlow does, not after it, as PyTorch does."""
     max_grad_norm: float | None = None
     """Clip the gradient's global norm at this value."""
 
@@ -233,6 +235,8 @@ class RewardNormConfig:
     """Discount of the running return; off: the algorithm's γ. The published Procgen runs used 0.99 beside γ = 0.999."""
     clip: float = 10.0
     """Clip normalised rewards to ± this."""
+    per: Literal["rollout", "step"] = "rollout"
+    """Rewards enter the statistics, and are then scaled by them, a rollout at a time (OPPG) or step by step (Baselines, CleanRL)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""

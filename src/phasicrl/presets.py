@@ -73,6 +73,7 @@ _CLEANRL_PPG = replace(
     name="compat-cleanrl-ppg",
     ppo=replace(_PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5),
     aux=AuxConfig(optimizer="shared", max_grad_norm=0.5),
+    reward_norm=RewardNormConfig(per="step"),
 )
 _CLEANRL_PPO = replace(
     _CLEANRL_PPG,
@@ -85,7 +86,8 @@ _BASELINES_PPO = replace(
     _CLEANRL_PPO,
     name="compat-baselines-ppo-procgen",
     model=replace(_CLEANRL_PPO.model, init="glorot", pooling="same"),
-    reward_norm=RewardNormConfig(gamma=0.99),
+    ppo=replace(_CLEANRL_PPO.ppo, adam_eps_hat=True),
+    reward_norm=RewardNormConfig(gamma=0.99, per="step"),
 )
 
 # Classic control, discrete. Eight environments of EnvPool, short rollouts, two tanh layers of 64 for each of policy and value. Rewards are

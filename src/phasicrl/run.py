@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
@@ -119,8 +120,7 @@ class Run:
         """The rewards to learn from: normalised by statistics that include this rollout, or as they came."""
         if self.reward_normalizer is None:
             return rollout.reward
-        self.reward_normalizer.update(rollout.reward, rollout.first)
-        reward = self.reward_normalizer(rollout.reward)
+        reward = self.reward_normalizer(rollout.reward, rollout.first)
         self._reward_record = {
             "rewards/scale": float(self.reward_normalizer.scale),
             "rewards/clipped_fraction": float((reward.abs() >= self.reward_normalizer.clip).float().mean()),
@@ -360,7 +360,10 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     """An Adam over all parameters for each kind of step: `policy`, `value` if its epochs are counted apart, `aux` if it has its own."""
 
     def adam() -> Adam:
-        return Adam(agent.parameters(), lr=config.ppo.learning_rate, eps=config.ppo.adam_eps, fused=True)
+        optimizer = Adam(agent.parameters(), lr=config.ppo.learning_rate, eps=config.ppo.adam_eps, fused=True)
+        if config.ppo.adam_eps_hat:
+            optimizer.register_step_pre_hook(partial(_set_epsilon_hat, config.ppo.adam_eps))
+        return optimizer
 
     optimizers = {"policy": adam()}
     if config.ppo.policy_epochs != config.ppo.value_epochs:
@@ -368,6 +371,13 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     if config.aux is not None and config.has_auxiliary_phase:
         optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]
     return optimizers
+
+
+def _set_epsilon_hat(eps_hat: float, optimizer: Adam, *_: Any) -> None:
+    """Choose PyTorch's ε so that the next step is that of ε̂, which is added before the second moment's bias is corrected."""
+    for group in optimizer.param_groups:
+        step = 1 + max((float(optimizer.state[p]["step"]) for p in group["params"] if p in optimizer.state), default=0.0)
+        group["eps"] = eps_hat / math.sqrt(1 - group["betas"][1] ** step)
 
 
 def _restore_layout(optimizer: Adam) -> None:
@@ -386,7 +396,8 @@ def _make_reward_normalizer(config: Config, device: torch.device) -> RewardNorma
     """The reward normaliser, if rewards are normalised."""
     if config.reward_norm is None:
         return None
-    return RewardNormalizer(config.env.num_envs, gamma=config.reward_gamma, clip=config.reward_norm.clip).to(device)
+    norm = config.reward_norm
+    return RewardNormalizer(config.env.num_envs, gamma=config.reward_gamma, clip=norm.clip, per_step=norm.per == "step").to(device)
 
 
 def _make_buffer(config: Config, envs: VectorEnv, agent: Agent, device: torch.device) -> PhaseBuffer:
