@@ -63,6 +63,7 @@ def test_flags_are_the_paths_of_the_configuration() -> None:
 def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> None:
     assert parse_config(["procgen-ppg", "--aux", "none"]).aux is None
     assert parse_config(["procgen-ppg", "--reward-norm", "NONE"]).reward_norm is None
+    assert parse_config(["procgen-ppg", "--reward_norm=none", "--ppo.num_steps=64"]).reward_norm is None
     assert parse_config(["procgen-ppg", "--ppo.advantage-norm", "none"]).ppo.advantage_norm == "none"
     assert parse_config(["procgen-ppo", "--aux.every", "4"]).aux == AuxConfig(every=4)
     config = parse_config(["classic-ppo", "--aux.num-minibatches", "8", "--reward-norm.clip", "5"])

@@ -57,6 +57,14 @@ def test_derived_numbers() -> None:
     assert replace(config, reward_norm=RewardNormConfig(gamma=0.5)).reward_gamma == 0.5
 
 
+def test_minibatches_of_one_sample_are_not_normalised_to_nothing() -> None:
+    ppo = PPOConfig(num_steps=4, num_minibatches=8, minibatch_by="transitions", advantage_norm="minibatch")
+    with pytest.raises(ValueError, match=r"ppo\.num_minibatches 8 leaves 1 sample in a minibatch"):
+        Config(env=EnvConfig(id="x", num_envs=2), ppo=ppo)
+    Config(env=EnvConfig(id="x", num_envs=2), ppo=dataclasses.replace(ppo, advantage_norm="batch"))
+    Config(env=EnvConfig(id="x", num_envs=2), ppo=dataclasses.replace(ppo, num_minibatches=4))
+
+
 def test_value_epochs_come_before_policy_epochs_unless_they_are_equal() -> None:
     assert PPOConfig(policy_epochs=2, value_epochs=2).passes == ((True, True), (True, True))
     assert PPOConfig(policy_epochs=1, value_epochs=3).passes == ((False, True),) * 3 + ((True, False),)

@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import io
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "phasicrl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_FUNCTION_LINES = 60
-MAX_PACKAGE_LINES = 6000
+MAX_CODE_LINES = 6000
 
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve"}
@@ -31,6 +33,21 @@ def imports_of(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def code_lines(text: str) -> set[int]:
+    """Numbers of the lines that hold code: neither blank, nor only a comment, nor part of a docstring (every field and function has one)."""
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {line for token in tokens if token.type not in silent for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def test_lines_of_code_are_counted_without_words():
+    assert code_lines('"""Words,\nmore words."""\n\nx = 1  # one\n# a comment\ny = """a\nb"""\n') == {4, 6, 7}
 
 
 def is_in(module: str, packages: set[str]) -> bool:
@@ -84,8 +101,8 @@ class TestEveryFile:
 
 
 def test_package_stays_small():
-    lines = {named(path): len(path.read_text().splitlines()) for path in SOURCES}
-    assert sum(lines.values()) < MAX_PACKAGE_LINES, dict(sorted(lines.items(), key=lambda item: -item[1]))
+    lines = {named(path): len(code_lines(path.read_text())) for path in SOURCES}
+    assert sum(lines.values()) < MAX_CODE_LINES, dict(sorted(lines.items(), key=lambda item: -item[1]))
 
 
 def test_every_module_has_a_name_of_its_own():

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 
 from phasicrl import run as run_module
 from phasicrl.config import CheckpointConfig, Config
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.run import Run, derive_seed, start_run
 from phasicrl.train import learn, resume, train
 from tests.golden import Picture
-from tests.helpers import corridor, open_run, tiny, tiny_aux
+from tests.helpers import Corridor, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
 
@@ -213,6 +213,16 @@ def test_what_cannot_work_here_is_refused_before_a_directory_is_made(tmp_path: P
     changes = {name: replace(getattr(config, name), **value) if isinstance(value, dict) else value for name, value in changes.items()}
     with pytest.raises(ValueError, match=message):
         start_run(replace(config, **changes), make_env=corridor)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_first_reset_that_fails_leaves_no_directory(tmp_path: Path) -> None:
+    class Broken(Corridor):
+        def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+            raise OSError("no map")
+
+    with pytest.raises(EnvError, match="no map"):
+        start_run(tiny(tmp_path), make_env=Broken)
     assert not list(tmp_path.iterdir())
 
 

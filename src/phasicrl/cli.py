@@ -76,15 +76,17 @@ def _usage() -> str:
 
 def _parse(kind: type[T], words: list[str], verb: str) -> T:
     """Read a verb's options into the dataclass `kind`."""
-    return tyro.cli(kind, args=_spell_none(words), prog=f"phasicrl {verb}")
+    return tyro.cli(kind, args=_plain(words), prog=f"phasicrl {verb}")
 
 
 _TEXT_FLAGS = ("--ppo.advantage-norm", "--name", "--output-dir", "--output", "--env.id", "--log.wandb-project", "--title")
 """Flags for which "none" is a word like others."""
 
 
-def _spell_none(words: list[str]) -> list[str]:
-    """`none` in any spelling is `None`, as tyro writes it."""
+def _plain(words: list[str]) -> list[str]:
+    """One spelling of everything: `--flag=value` is two words, flags have no underscores, and `none` is `None`, as tyro writes it."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
     before = ["", *words]
     return ["None" if word.lower() == "none" and flag not in _TEXT_FLAGS else word for flag, word in zip(before, words, strict=False)]
 
@@ -120,7 +122,7 @@ def parse_config(words: list[str]) -> Config:
         raise ValueError(f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them")
     else:
         base, label, words = get_preset(words[0]), words[0], words[1:]
-    words = _spell_none(words)
+    words = _plain(words)
     for field, group in (("aux", AuxConfig), ("reward_norm", RewardNormConfig)):
         base, words = _switch_group(base, words, field, group)
     return tyro.cli(Config, default=base, args=words, prog=f"phasicrl train {label}", config=(tyro.conf.AvoidSubcommands,))

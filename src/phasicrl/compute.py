@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -39,6 +40,7 @@ class Compute:
             torch.set_num_threads(self.num_threads)
             _keep_memory()
         if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses to be deterministic without
             torch.use_deterministic_algorithms(True)
 
     def pieces(self, samples: S) -> Iterator[tuple[S, float]]:

@@ -320,6 +320,12 @@ class Config:
             f"total_env_steps is {self.total_env_steps}; a run needs at least one rollout, {self.batch_size} steps here",
         )
         self._check_minibatches("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
+        size = self.batch_size // self.ppo.num_minibatches
+        _require(
+            self.ppo.advantage_norm != "minibatch" or size > 1,
+            f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a minibatch, whose advantage would be normalised to 0; "
+            "take fewer minibatches, or ppo.advantage_norm batch",
+        )
         if self.aux is not None:
             self._check_minibatches("aux", self.aux.minibatch_by, self.aux.num_minibatches, self.aux.every)
 

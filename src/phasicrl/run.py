@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -323,19 +324,24 @@ def _build_run(
 ) -> Run:
     """Everything a run needs, in an order in which nothing is made before what could refuse it."""
     envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env)
+    made, log = None, None
     try:
         compute = Compute(config.compute, pictures=len(envs.observation_space.shape or ()) == 3)
         _check_memory(config, envs, compute.device)
         agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)
         resumed = directory is not None
         if directory is None:
-            directory = _make_directory(config)
+            directory = made = _make_directory(config)
             (directory / "config.json").write_text(config.to_json() + "\n")
         log = MetricsLog(directory, config, resumed_at=env_steps if resumed else None)
         own = tuple(what for what, given in (("environment", make_env), ("encoder", make_encoder)) if given is not None)
         run = Run(config, directory, envs, agent, compute, log, own=own)
     except BaseException:
         envs.close()
+        if log is not None:
+            log.close()
+        if made is not None:
+            shutil.rmtree(made)  # the first reset failed, or a tracker is not installed: nothing was started
         raise
     _write_card(run)
     return run
