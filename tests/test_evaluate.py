@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.spaces import env_seeds
 from phasicrl.evaluate import Evaluation, evaluate, make_evaluation_envs, play
 from phasicrl.presets import get_preset
 from phasicrl.run import start_run
+from phasicrl.spaces import env_seeds
 from phasicrl.train import train
 from tests.helpers import Corridor, corridor, tiny
 

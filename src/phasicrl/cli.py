@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from phasicrl.config import AuxConfig, Config, RewardNormConfig, nearest_name
+from phasicrl.config import AuxConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, nearest_name
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ def parse_config(words: list[str]) -> Config:
     else:
         base, label, words = get_preset(words[0]), words[0], words[1:]
     words = _plain(words)
-    for field, group in (("aux", AuxConfig), ("reward_norm", RewardNormConfig)):
+    groups = {"aux": AuxConfig, "reward_norm": RewardNormConfig, "obs_norm": ObsNormConfig, "value_norm": ValueNormConfig}
+    for field, group in groups.items():
         base, words = _switch_group(base, words, field, group)
     return tyro.cli(Config, default=base, args=words, prog=f"phasicrl train {label}", config=(tyro.conf.AvoidSubcommands,))
 

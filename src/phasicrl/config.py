@@ -18,7 +18,9 @@ from typing import Any, Literal
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared"]
 Initialisation = Literal["normalized", "orthogonal", "glorot", "torch"]
+Activation = Literal["relu", "tanh", "gelu"]
 MinibatchBy = Literal["segments", "transitions"]
+Statistics = Literal["moments", "ema"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 
@@ -101,8 +103,10 @@ class ModelConfig:
     """IMPALA: padding of the max-pools: on both sides (PyTorch ports, OPPG) or TensorFlow's `same` (Baselines)."""
     hidden_sizes: tuple[int, ...] = (256,)
     """Widths of the dense layers: those after the convolutions, or all layers of an `mlp`."""
-    activation: Literal["relu", "tanh", "gelu"] = "relu"
+    activation: Activation = "relu"
     """Non-linearity between the dense layers of an `mlp`; the convolutional encoders use ReLU."""
+    value_activation: Activation | None = None
+    """The same for a value network of its own (`value_path` separate); off: as the policy's."""
     layer_norm: bool = False
     """Normalise each dense layer's output before its non-linearity (works with `orthogonal` in place of `normalized`)."""
     init: Initialisation = "normalized"
@@ -111,6 +115,10 @@ class ModelConfig:
     """Scale of the policy head's initial weights: 0.1 in PPG, 0.01 in PPO."""
     value_head_scale: float = 0.1
     """Scale of the value heads' initial weights: 0.1 in PPG, 1 in PPO."""
+    memory: Literal["none", "lstm", "gru"] = "none"
+    """Memory between encoder and heads; a value network of its own has one of its own."""
+    memory_size: int = 128
+    """Width of the memory's output."""
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
@@ -119,7 +127,32 @@ class ModelConfig:
             _require(all(size > 0 for size in sizes), f"model.{name} is {sizes}; every width must be above zero")
         _require(len(self.channels) > 0, "model.channels is empty; give a width for each stack, for example 16 32 32")
         _require_not_negative("model", blocks=self.blocks)
-        _require_positive("model", policy_head_scale=self.policy_head_scale, value_head_scale=self.value_head_scale)
+        _require_positive(
+            "model", policy_head_scale=self.policy_head_scale, value_head_scale=self.value_head_scale, memory_size=self.memory_size
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionConfig:
+    """The distribution of continuous actions: a normal one of independent components. Discrete actions need nothing of this."""
+
+    mean: Literal["raw", "tanh"] = "raw"
+    """The mean as the network gives it, or through a tanh, which bounds it to [−1, 1]."""
+    std: Literal["parameter", "softplus", "exp", "fixed", "range"] = "parameter"
+    """Standard deviation: a trained number per component, a softplus or exponential of the features, a fixed number, or a fixed fraction of the action range."""
+    std_value: float = 1.0
+    """Where the trained deviations start, what `fixed` is, or which fraction of (high − low) `range` is."""
+    min_std: float = 0.0
+    """Added to a deviation by `softplus` or `exp` (Acme: 1e-6)."""
+    squash: Literal["none", "clip", "tanh"] = "none"
+    """What the environment gets: the draw, the draw clipped to the action range, or its tanh (log-probabilities then have the determinant's correction)."""
+    rescale: bool = False
+    """The policy acts in [−1, 1], which is stretched to the action range; always so with `tanh`."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require_positive("action", std_value=self.std_value)
+        _require_not_negative("action", min_std=self.min_std)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +163,16 @@ class PPOConfig:
     """Time steps of each environment in a rollout (T)."""
     gamma: float = 0.999
     """Discount factor γ."""
+    estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
+    """Returns: TD(λ) by generalised advantage estimation, `n_step` rewards and then the value, or rewards to the episode's end."""
     gae_lambda: float = 0.95
     """λ of generalised advantage estimation."""
+    n_step: int = 5
+    """Rewards before the value in `n_step` returns."""
+    baseline: bool = True
+    """Advantages are returns minus values; off: plain returns and no value function at all, as in REINFORCE (needs `monte_carlo`)."""
+    recompute_advantages: bool = False
+    """Values, advantages and targets are computed anew before each epoch, not only once after the rollout."""
     bootstrap_truncation: bool = True
     """Bootstrap from the value of the final observation where a time limit cut an episode; off: treat it as a termination, as OPPG, CleanRL and Baselines do."""
     policy_epochs: int = 1
@@ -142,10 +183,18 @@ class PPOConfig:
     """Minibatches in one pass."""
     minibatch_by: MinibatchBy = "segments"
     """Deal out whole rollouts of single environments (OPPG), or shuffled transitions (Baselines, CleanRL)."""
+    objective: Literal["surrogate", "log_prob"] = "surrogate"
+    """What the advantages weigh: the probability ratio (PPO), or the log-probability (REINFORCE, actor-critic)."""
     clip: float | None = 0.2
     """Clip range ε of the probability ratio; off: the plain surrogate."""
     kl_penalty: float = 0.0
-    """Weight of OPPG's sampled penalty, half the mean squared log-ratio."""
+    """Weight of the penalty on the divergence from the rollout's policy."""
+    kl_estimate: Literal["sampled", "exact"] = "sampled"
+    """The penalty: OPPG's half of the mean squared log-ratio of the actions taken, or KL(old ‖ new) in closed form."""
+    kl_penalty_target: float | None = None
+    """Adapt the penalty's weight: doubled after an iteration whose divergence was over 1.5 of this, halved under 1 / 1.5 (PPO paper, section 4)."""
+    target_kl: float | None = None
+    """No further policy epochs in an iteration once an epoch's mean divergence (`approx_kl`) is above this."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_coef: float = 1.0
@@ -156,20 +205,26 @@ class PPOConfig:
     """Normalise advantages over the whole batch (biased variance, as OPPG), over each minibatch (as Baselines), or not."""
     learning_rate: float = 5e-4
     """Adam's step size."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """Learning rate over the run: constant, or falling linearly to zero at `total_env_steps`."""
+    value_learning_rate: float | None = None
+    """Step size of a value network of its own (`value_path` separate); off: the same."""
+    schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
+    """Learning rates over the run: constant, falling linearly to zero at `total_env_steps`, or adapted to the divergence of each iteration."""
+    schedule_kl: float = 0.01
+    """`adaptive_kl`: rates are divided by 1.5 after an iteration whose divergence was over 2 of this, and multiplied under ½ (rsl_rl)."""
     adam_eps: float = 1e-8
     """Adam's ε: 1e-8 in PPG, 1e-5 in PPO."""
     adam_eps_hat: bool = False
     """Add ε before the second moment's bias is corrected (Kingma & Ba's ε̂), as TensorFlow does, not after it, as PyTorch does."""
     max_grad_norm: float | None = None
-    """Clip the gradient's global norm at this value."""
+    """Clip the gradient's norm at this value; that of policy and value network each, if they are two."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
         _require_positive(
             "ppo", num_steps=self.num_steps, num_minibatches=self.num_minibatches, clip=self.clip, value_clip=self.value_clip,
-            learning_rate=self.learning_rate, adam_eps=self.adam_eps, max_grad_norm=self.max_grad_norm,
+            learning_rate=self.learning_rate, adam_eps=self.adam_eps, max_grad_norm=self.max_grad_norm, n_step=self.n_step,
+            value_learning_rate=self.value_learning_rate, kl_penalty_target=self.kl_penalty_target, target_kl=self.target_kl,
+            schedule_kl=self.schedule_kl,
         )  # fmt: skip
         _require_not_negative(
             "ppo", policy_epochs=self.policy_epochs, value_epochs=self.value_epochs, kl_penalty=self.kl_penalty,
@@ -178,6 +233,14 @@ class PPOConfig:
         for name in ("gamma", "gae_lambda"):
             _require(0 <= getattr(self, name) <= 1, f"ppo.{name} is {getattr(self, name)}; it must lie between 0 and 1")
         _require(self.policy_epochs > 0, "ppo.policy_epochs is 0: the policy would never be trained; give 1 or more")
+        _require(
+            self.baseline or self.estimator == "monte_carlo",
+            f"ppo.baseline is off, but ppo.estimator {self.estimator} needs values; use monte_carlo",
+        )
+        _require(
+            self.kl_penalty_target is None or self.kl_penalty > 0,
+            "ppo.kl_penalty_target adapts the weight ppo.kl_penalty, which is 0; give it a start, for example 1",
+        )
 
     @property
     def passes(self) -> tuple[tuple[bool, bool], ...]:
@@ -245,6 +308,37 @@ class RewardNormConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ObsNormConfig:
+    """Normalisation of observed numbers (pictures are left alone). The statistics move after the update phase, and are part of the weights."""
+
+    statistics: Statistics = "moments"
+    """Mean and variance of everything seen so far, merged in parallel form, or their exponential moving averages over rollouts."""
+    decay: float = 0.999
+    """`ema`: share of the old statistics that a rollout leaves."""
+    clip: float = 10.0
+    """Clip normalised observations to ± this."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require(0 <= self.decay < 1, f"obs_norm.decay is {self.decay}; it must be at least 0 and below 1")
+        _require_positive("obs_norm", clip=self.clip)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueNormConfig:
+    """Normalisation of value targets: the value heads predict in units of the targets' running mean and deviation."""
+
+    statistics: Statistics = "moments"
+    """Mean and variance of all targets so far, merged in parallel form, or their exponential moving averages over rollouts."""
+    decay: float = 0.999
+    """`ema`: share of the old statistics that a rollout leaves."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _require(0 <= self.decay < 1, f"value_norm.decay is {self.decay}; it must be at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig:
     """How the arithmetic is executed. Nothing here changes what is computed, up to rounding."""
 
@@ -305,9 +399,12 @@ class Config:
     """Folder in which the run directory is made."""
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    action: ActionConfig = field(default_factory=ActionConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     aux: AuxConfig | None = None
     reward_norm: RewardNormConfig | None = None
+    obs_norm: ObsNormConfig | None = None
+    value_norm: ValueNormConfig | None = None
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     log: LogConfig = field(default_factory=LogConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -320,6 +417,19 @@ class Config:
             f"total_env_steps is {self.total_env_steps}; a run needs at least one rollout, {self.batch_size} steps here",
         )
         self._check_minibatches("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
+        for owner, by in (("ppo", self.ppo.minibatch_by), ("aux", "segments" if self.aux is None else self.aux.minibatch_by)):
+            _require(
+                self.model.memory == "none" or by == "segments",
+                f"{owner}.minibatch_by is {by}, but with a memory (model.memory {self.model.memory}) steps depend on each other; use segments",
+            )
+        for given, name in (
+            (self.ppo.value_learning_rate, "ppo.value_learning_rate"),
+            (self.model.value_activation, "model.value_activation"),
+        ):
+            _require(
+                given is None or self.model.value_path == "separate",
+                f"{name} is {given}, but there is one network (model.value_path {self.model.value_path}); use separate, or leave it off",
+            )
         size = self.batch_size // self.ppo.num_minibatches
         _require(
             self.ppo.advantage_norm != "minibatch" or size > 1,

@@ -17,7 +17,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
-from phasicrl.envs.spaces import env_seeds
+from phasicrl.spaces import env_seeds
 
 if importlib.util.find_spec("envpool") is None:
     pytest.skip("EnvPool is not installed", allow_module_level=True)

@@ -28,7 +28,7 @@ import numpy as np
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.envs.qt import ensure_qt
-from phasicrl.envs.spaces import as_float32, check_action, check_spaces, env_seeds
+from phasicrl.spaces import as_float32, check_action, check_spaces, env_seeds
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""

@@ -30,7 +30,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
-from phasicrl.envs.spaces import as_float32, check_action, check_spaces, env_seeds
+from phasicrl.spaces import as_float32, check_action, check_spaces, env_seeds
 
 MakeEnv = Callable[[], "gym.Env[Any, Any]"]
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]  # of observations and of actions

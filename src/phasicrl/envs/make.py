@@ -14,8 +14,8 @@ from phasicrl.config import PROCGEN_FIELDS, EnvConfig, ProcgenDistribution, near
 from phasicrl.envs.envpool_adapter import PROCGEN, EnvPoolEnv, import_envpool, task_families, task_spaces
 from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.envs.spaces import check_spaces
 from phasicrl.machine import num_cores
+from phasicrl.spaces import check_spaces
 
 Backend = Literal["procgen", "envpool", "gymnasium"]
 

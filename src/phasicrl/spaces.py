@@ -1,4 +1,4 @@
-"""What the networks here can read and act in, and the checks of it that every back end shares. Kind: pure."""
+"""Spaces of observations and actions: their parts, what of them is supported, and the checks that every back end shares. Kind: pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,35 @@ import numpy as np
 
 SUPPORTED_OBSERVATIONS = "pictures (Box, uint8, height × width × channels or channels first) and vectors (Box, float)"
 SUPPORTED_ACTIONS = "Discrete"
+
+
+Path = tuple[str | int, ...]
+"""Where a part lies in a tree of `Dict` (keys) and `Tuple` (numbers) spaces."""
+
+
+def leaves(space: gym.Space[Any], path: Path = ()) -> list[tuple[Path, gym.Space[Any]]]:
+    """The parts of a space that are neither `Dict` nor `Tuple`, in order, with the path to each."""
+    if isinstance(space, gym.spaces.Dict):
+        return [leaf for key, part in space.spaces.items() for leaf in leaves(part, (*path, key))]
+    if isinstance(space, gym.spaces.Tuple):
+        return [leaf for index, part in enumerate(space.spaces) for leaf in leaves(part, (*path, index))]
+    return [(path, space)]
+
+
+def choices(space: gym.Space[Any]) -> tuple[int, ...]:
+    """How many options each discrete component of an action space has, in order: `Discrete(5)` (5,), `MultiBinary(2)` (2, 2), `Box` none.
+
+    Their sum is the width of an action mask.
+    """
+    widths: list[int] = []
+    for _, leaf in leaves(space):
+        if isinstance(leaf, gym.spaces.Discrete):
+            widths.append(int(leaf.n))
+        elif isinstance(leaf, gym.spaces.MultiDiscrete):
+            widths += [int(n) for n in leaf.nvec.flatten()]
+        elif isinstance(leaf, gym.spaces.MultiBinary):
+            widths += [2] * int(np.prod(leaf.n))
+    return tuple(widths)
 
 
 def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
