@@ -41,6 +41,41 @@ def corridor() -> Corridor:
     return Corridor()
 
 
+class Levers(gym.Env[np.ndarray, Any]):
+    """Memory, masks and actions of every kind in one small task: three levers, one of them shown in the first of four steps only.
+
+    In each step the reward is 1 for pulling that lever. Lever 2 is never the one, and a mask says so. With `discrete` off a number has
+    to be given too: it is rewarded for being near to the lever's.
+    """
+
+    def __init__(self, *, discrete: bool = True, masked: bool = False) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
+        pull = gym.spaces.Discrete(3)
+        self.action_space = pull if discrete else gym.spaces.Tuple((pull, gym.spaces.Box(-2, 2, (1,), np.float32)))
+        self.discrete, self.masked = discrete, masked
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.lever, self.at = int(self.np_random.integers(2)), 0
+        return self._seen(), self._info()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        pulled = action if self.discrete else action[0]
+        assert not (self.masked and pulled == 2), "a masked action was taken"
+        reward = float(pulled == self.lever)
+        if not self.discrete:
+            reward -= 0.5 * abs(float(action[1][0]) - self.lever)
+        self.at += 1
+        return self._seen(), reward, self.at == 4, False, self._info()
+
+    def _seen(self) -> np.ndarray:
+        shown = (self.lever == 0, self.lever == 1) if self.at == 0 else (False, False)
+        return np.array([*shown, self.at / 4], dtype=np.float32)
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": np.array([True, True, False])} if self.masked else {}
+
+
 def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Config:
     """Four corridors, rollouts of eight steps; a run of it takes a fraction of a second."""
     config = Config(

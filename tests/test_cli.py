@@ -89,7 +89,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --env.id carpole", "unknown environment 'carpole' (did you mean 'CartPole-v1'?)"),
         ("train procgen-ppg --env.id bigfsh", "unknown environment 'bigfsh' (did you mean 'bigfish'?)"),
         ("train procgen-ppg --env.id procgen:bigfsh", "its games: bigfish"),
-        ("train classic-ppo --env.id gymnasium:Pendulum-v1", "supported: Discrete"),
+        ("train procgen-ppo --env.id gymnasium:CartPole-v1", "use --model.encoder mlp"),
         ("train classic-ppo --env.id starpilot", "are pictures; use --model.encoder impala"),
         ("train procgen-ppg --env.id gymnasium:CartPole-v1", "not pictures; use --model.encoder mlp"),
         ("train classic-ppo --env.num-levels 3", "env.num_levels = 3 is a setting of Procgen"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -49,6 +49,8 @@ class Scripted:
     observation_space: gym.Space[Any] = gym.spaces.Box(-100, 100, (3,), np.float32)
     action_space: gym.Space[Any] = gym.spaces.Discrete(4)
     exact_state: ExactState = "none"
+    mask_size = 0
+    action_mask: np.ndarray | None = None
 
     def __init__(self, *, with_final_obs: bool = True, info: bool = False) -> None:
         self.with_final_obs = with_final_obs
@@ -108,22 +110,35 @@ def timeline(num_steps: int) -> list[list[Cell]]:
     return [[cell for cell, _ in zip(told(env), range(num_steps), strict=False)] for env in range(B)]
 
 
-def make_agent(seed: int = 0) -> Agent:
-    config = ModelConfig(encoder="mlp", hidden_sizes=(32,), value_head_scale=1.0, policy_head_scale=0.2)
+class Masked(Scripted):
+    """The same, where an action is allowed if it is the environment's number, or that of the step in the episode (modulo four)."""
+
+    mask_size = 4
+
+    def _observe(self) -> np.ndarray:
+        obs = super()._observe()
+        self.action_mask = np.array([[a in (env, int(step) % 4) for a in range(4)] for env, _, step in obs])
+        return obs
+
+
+def make_agent(seed: int = 0, *, memory: Literal["none", "lstm", "gru"] = "none") -> Agent:
+    config = ModelConfig(encoder="mlp", hidden_sizes=(32,), value_head_scale=1.0, policy_head_scale=0.2, memory=memory, memory_size=8)
     return Agent(Scripted.observation_space, Scripted.action_space, config, generator=Generator().manual_seed(seed), auxiliary=False)
 
 
-def make_collector(envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3) -> Collector:
+def make_collector(
+    envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3, memory: Literal["none", "lstm", "gru"] = "none"
+) -> Collector:  # fmt: skip
     return Collector(
         envs or Scripted(),
-        make_agent(),
+        make_agent(memory=memory),
         generator=Generator().manual_seed(seed),
         device=torch.device("cpu"),
         bootstrap_truncation=bootstrap_truncation,
     )
 
 
-def make_buffer(num_rollouts: int = K) -> PhaseBuffer:
+def make_buffer(num_rollouts: int = K, *, state_size: int = 0, num_actions: int | None = None) -> PhaseBuffer:
     return PhaseBuffer(
         num_rollouts,
         B,
@@ -132,15 +147,15 @@ def make_buffer(num_rollouts: int = K) -> PhaseBuffer:
         obs_dtype=torch.float32,
         action_shape=(),
         action_dtype=torch.int64,
-        state_size=0,
-        num_actions=None,
+        state_size=state_size,
+        num_actions=num_actions,
         device=torch.device("cpu"),
     )
 
 
 def collect(collector: Collector, num_rollouts: int = K) -> dict[str, Tensor]:
     """Rollouts one after the other, as if they were one: every field `[B, K·T, …]`."""
-    buffer = make_buffer(num_rollouts)
+    buffer = make_buffer(num_rollouts, state_size=collector.agent.state_size, num_actions=collector.envs.mask_size or None)
     for _ in range(num_rollouts):
         rollout = buffer.next_rollout()
         fill_with_rubbish(rollout)
@@ -198,6 +213,52 @@ def test_without_bootstrap_truncations_are_terminations_and_final_observations_a
 def test_a_truncation_without_its_final_observation_names_the_environment() -> None:
     with pytest.raises(AssertionError, match="test:scripted truncated an episode without its final observation"):
         collect(make_collector(Scripted(with_final_obs=False)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_a_final_observation_is_valued_with_the_memory_of_its_own_episode(memory: Literal["lstm", "gru"]) -> None:
+    collector = make_collector(memory=memory)
+    collected, cells = collect(collector), timeline(K * T)
+    agent, yes, no = collector.agent, torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.bool)
+    for env in range(B):
+        state = agent.initial_state(1)
+        for t, cell in enumerate(cells[env]):
+            output = agent(torch.tensor([[cell.obs]], dtype=torch.float32), yes if cell.obs[2] == 0 else no, state)
+            torch.testing.assert_close(collected["value"][env, t], output.value[0, 0], rtol=1e-5, atol=1e-5)
+            state = output.state  # what is remembered after this step, before any reset
+            goes_on = no if cell.leads_to[2] else yes
+            led_to = agent.value(torch.tensor([[cell.leads_to]], dtype=torch.float32), goes_on, state)
+            torch.testing.assert_close(collected["next_value"][env, t], led_to[0, 0], rtol=1e-5, atol=1e-5)
+    cut = collected["truncated"]
+    forgotten = value_of(agent, torch.tensor([[cell.leads_to for cell in row] for row in cells], dtype=torch.float32))
+    assert (forgotten[cut] - collected["next_value"][cut]).abs().max() > 1e-3  # the comparison means something
+
+
+@torch.no_grad()
+def test_the_state_before_each_rollout_makes_it_repeatable() -> None:
+    collector = make_collector(memory="lstm")
+    buffer = make_buffer(K, state_size=collector.agent.state_size)
+    for _ in range(K):
+        rollout = buffer.next_rollout()
+        collector.collect(rollout)
+        output = collector.agent(rollout.obs, rollout.first, rollout.state)
+        torch.testing.assert_close(output.value, rollout.value, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(output.policy.log_prob(rollout.action), rollout.log_prob, rtol=1e-5, atol=1e-5)
+    assert rollout.state.any()
+
+
+def test_masks_are_obeyed_and_kept_beside_the_observation_they_belong_to() -> None:
+    collector = make_collector(Masked())
+    collected = collect(collector)
+    env, step = collected["obs"][..., 0].long(), collected["obs"][..., 2].long() % 4
+    allowed = torch.zeros(B, K * T, 4, dtype=torch.bool)
+    allowed.scatter_(2, env.unsqueeze(-1), True).scatter_(2, step.unsqueeze(-1), True)
+    assert torch.equal(collected["action_mask"], allowed)
+    assert allowed.gather(2, collected["action"].unsqueeze(-1)).all()
+    with torch.no_grad():
+        output = collector.agent(collected["obs"], collected["first"], collector.agent.initial_state(B), allowed)
+    torch.testing.assert_close(collected["log_prob"], output.policy.log_prob(collected["action"]), rtol=1e-5, atol=1e-5)
 
 
 def test_log_probs_and_values_are_those_of_the_agent() -> None:

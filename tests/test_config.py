@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
-from phasicrl.config import AuxConfig, CheckpointConfig, ComputeConfig, Config, EnvConfig, ModelConfig, PPOConfig, RewardNormConfig
+from phasicrl.config import (
+    AuxConfig,
+    CheckpointConfig,
+    ComputeConfig,
+    Config,
+    EnvConfig,
+    ModelConfig,
+    ObsNormConfig,
+    PPOConfig,
+    RewardNormConfig,
+    field_paths,
+)
 from phasicrl.presets import PRESETS, differences, get_preset
 
 
@@ -106,7 +118,7 @@ def test_every_field_says_what_it_is() -> None:
     from phasicrl import config
 
     source = inspect.getsource(config)
-    for kind in (EnvConfig, ModelConfig, PPOConfig, AuxConfig, RewardNormConfig, ComputeConfig, CheckpointConfig, config.LogConfig):
+    for kind in (c for c in vars(config).values() if dataclasses.is_dataclass(c) and c is not Config):
         text = source[source.index(f"class {kind.__name__}:") :]
         for field in dataclasses.fields(kind):
             line = text[text.index(f"    {field.name}: ") :].split("\n")[1]
@@ -152,3 +164,35 @@ def test_a_group_that_is_switched_off_or_on_is_not_shown_as_a_row_of_nothings() 
     assert off["aux"] == ("on", None) and not [key for key in off if key.startswith("aux.")]
     on = differences(get_preset("classic-ppg"), get_preset("classic-ppo"))
     assert on["aux.every"] == (None, 8) and all(old != new for old, new in on.values())
+
+
+def test_fields_are_changed_by_their_paths_all_at_once() -> None:
+    config = Config(env=EnvConfig(id="x"))
+    changed = config.changed(
+        {"seed": 5, "ppo.gamma": 0.5, "ppo.baseline": False, "ppo.estimator": "monte_carlo", "obs_norm": ObsNormConfig()}
+    )
+    assert (changed.seed, changed.ppo.gamma, changed.ppo.baseline, changed.obs_norm) == (5, 0.5, False, ObsNormConfig())
+    assert dataclasses.replace(changed, seed=1, ppo=config.ppo, obs_norm=None) == config
+    assert config.changed({"obs_norm": ObsNormConfig(), "obs_norm.clip": 3.0}).obs_norm == ObsNormConfig(clip=3.0)
+    with pytest.raises(ValueError, match=r"unknown field ppo.gama .did you mean 'ppo.gamma'"):
+        config.changed({"ppo.gama": 0.5})
+    with pytest.raises(ValueError, match="obs_norm is off, so that clip cannot be set"):
+        config.changed({"obs_norm.clip": 3.0})
+    assert {"seed", "ppo.gamma", "aux.every", "value_norm.decay"} <= set(field_paths()) and "ppo" not in field_paths()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.memory": "lstm", "ppo.minibatch_by": "transitions"}, "ppo.minibatch_by is transitions, but with a memory"),
+        ({"model.value_path": "shared", "ppo.value_learning_rate": 0.1}, "ppo.value_learning_rate is 0.1, but there is one network"),
+        ({"model.value_path": "detached", "model.value_activation": "tanh"}, "model.value_activation is tanh, but there is one network"),
+        ({"ppo.baseline": False}, "ppo.estimator gae needs values; use monte_carlo"),
+        ({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux": AuxConfig()}, "the auxiliary phase distils values"),
+        ({"ppo.kl_penalty_target": 0.1}, "adapts the weight ppo.kl_penalty, which is 0"),
+        ({"action.std_value": 0.0}, "action.std_value is 0.0; it must be above zero"),
+    ],
+)
+def test_knobs_that_do_not_go_together_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Config(env=EnvConfig(id="x")).changed(changes)

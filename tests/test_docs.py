@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phasicrl import cli
+from phasicrl.config import field_paths
 from phasicrl.metrics import METRICS
 from tools.reference_pages import DOCS, pages
 
@@ -48,6 +49,13 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                     assert words[1] in cli.VERBS, line
                 if words[:2] == ["phasicrl", "train"] and not any(word in line for word in ("RUN", "$")):
                     cli.parse_config(words[2:])  # a preset and fields that exist
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_knobs_that_a_page_names_exist(name: str) -> None:
+    groups = "env|model|action|ppo|aux|reward_norm|obs_norm|value_norm|compute|log|checkpoint"
+    for path in re.findall(rf"`((?:{groups})\.[a-z_]+)`", TEXTS[name]):
+        assert path.endswith(".py") or path in field_paths(), f"{name} names {path}"
 
 
 @pytest.mark.parametrize("name", TEXTS)

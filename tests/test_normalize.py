@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phasicrl.normalize import RewardNormalizer, RunningMoments
+from phasicrl.config import Statistics
+from phasicrl.normalize import EmaMoments, ObservationNormalizer, RewardNormalizer, RunningMoments, ValueNormalizer, make_moments
 
 
 def moments_of(*batches: np.ndarray) -> RunningMoments:
@@ -50,6 +51,106 @@ def test_moments_are_kept_in_float64_whatever_the_data() -> None:
 
 def test_before_the_first_batch_the_variance_is_zero() -> None:
     assert RunningMoments().variance.item() == 0
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_each_component_has_moments_of_its_own(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(3)
+    offset, spread = random.normal(size=shape) * 100, random.uniform(0.1, 10, size=shape)
+    data = offset + spread * random.normal(size=(24, *shape))
+    moments = RunningMoments(shape)
+    # Any number of leading axes, none too, is so many samples.
+    for batch in (data[:6].reshape(2, 3, *shape), data[6], data[7:12], data[12:].reshape(3, 1, 4, *shape)):
+        moments.update(torch.from_numpy(batch))
+    assert moments.count.shape == ()
+    assert moments.count.item() == 24
+    np.testing.assert_allclose(moments.mean.numpy(), data.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(moments.variance.numpy(), data.var(0), rtol=1e-12)
+    with pytest.raises(AssertionError, match=r"\(4, 7\).*samples have the shape"):
+        moments.update(torch.zeros(4, 7))
+
+
+def mixture_moments(batches: list[np.ndarray], decay: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of all samples, each weighted by its batch's weight, decay^age, over the batch's size."""
+    weights = np.concatenate(
+        [np.full(len(batch), decay**age / len(batch)) for age, batch in zip(range(len(batches))[::-1], batches, strict=True)]
+    )
+    whole = np.concatenate(batches)
+    mean = np.average(whole, axis=0, weights=weights)
+    return mean, np.average((whole - mean) ** 2, axis=0, weights=weights)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(1, 10), min_size=1, max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+    decay=st.sampled_from([0.0, 0.3, 0.9, 0.999]),
+    shape=st.sampled_from([(), (2,)]),
+)
+def test_exponential_moments_are_those_of_the_weighted_mixture_of_batches(
+    sizes: list[int], seed: int, decay: float, shape: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(seed)
+    batches = [random.normal(loc=5 * random.normal(size=shape), scale=random.uniform(0.1, 2), size=(size, *shape)) for size in sizes]
+    moments = EmaMoments(decay, shape)
+    for batch in batches:
+        moments.update(torch.from_numpy(batch))
+    mean, variance = mixture_moments(batches, decay)
+    np.testing.assert_allclose(moments.mean.numpy(), mean, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(moments.variance.numpy(), variance, rtol=1e-10, atol=1e-12)
+
+
+def test_exponential_moments_by_hand() -> None:
+    # Decay ½. The first batch is everything: mean 1, variance 1. The second counts twice as much: mean (1 + 2·5)/3 = 11/3 and
+    # variance (1 + 2·0)/3 within batches + ⅓·⅔·(5 − 1)² between them = 35/9.
+    moments = EmaMoments(0.5)
+    assert (moments.mean.item(), moments.variance.item()) == (0, 0)
+    moments.update(torch.tensor([0.0, 2.0]))
+    assert (moments.mean.item(), moments.variance.item()) == (1, 1)
+    moments.update(torch.tensor([[5.0, 5.0, 5.0]]))
+    assert moments.mean.item() == pytest.approx(11 / 3, rel=1e-12)
+    assert moments.variance.item() == pytest.approx(35 / 9, rel=1e-12)
+
+
+def test_an_exponential_mean_moves_by_one_minus_the_decay_in_the_end() -> None:
+    moments = EmaMoments(0.9)
+    for _ in range(400):
+        moments.update(torch.tensor([-1.0, 1.0]))
+    moments.update(torch.tensor([9.0, 11.0]))
+    assert moments.mean.item() == pytest.approx(0.1 * 10, rel=1e-12)
+    assert moments.variance.item() == pytest.approx(1 + 0.1 * 0.9 * 10**2, rel=1e-12)
+    for _ in range(400):  # and forgets
+        moments.update(torch.tensor([3.0]))
+    assert (moments.mean.item(), moments.variance.item()) == (pytest.approx(3), pytest.approx(0, abs=1e-12))
+
+
+def test_at_first_batches_count_about_alike_whatever_the_decay() -> None:
+    batches = np.random.default_rng(4).normal(loc=np.arange(10.0)[:, None], size=(10, 50))
+    moments = EmaMoments(0.999)
+    for batch in batches:
+        moments.update(torch.from_numpy(batch))
+    assert moments.mean.item() == pytest.approx(batches.mean(), rel=5e-3)
+    assert moments.variance.item() == pytest.approx(batches.var(), rel=5e-3)
+
+
+@pytest.mark.parametrize("offset", [1e6, -1e9])
+def test_nor_does_it_drown_the_exponential_variance(offset: float) -> None:
+    batches = list(np.random.default_rng(0).normal(loc=offset, size=(30, 100)))
+    moments = EmaMoments(0.9)
+    for batch in batches:
+        moments.update(torch.from_numpy(batch))
+    np.testing.assert_allclose(moments.variance.item(), mixture_moments(batches, 0.9)[1], rtol=1e-6)
+
+
+def test_moments_by_name() -> None:
+    running, exponential = make_moments("moments", decay=0.9), make_moments("ema", decay=0.75, shape=(3,))
+    assert isinstance(running, RunningMoments)
+    assert isinstance(exponential, EmaMoments)
+    assert running.mean.shape == ()
+    assert exponential.mean.shape == exponential.variance.shape == (3,)
+    assert exponential.decay == 0.75
+    assert make_moments("moments", decay=0.9, shape=(2, 1)).variance.shape == (2, 1)
+    assert {buffer.dtype for moments in (running, exponential) for buffer in moments.buffers()} == {torch.float64}
 
 
 def history_scale(returns: list[np.ndarray]) -> float:
@@ -140,3 +241,133 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened() -> None:
     loaded.load_state_dict({name: value.clone() for name, value in straight.state_dict().items()})
     assert torch.equal(straight(*data(1)), loaded(*data(1)))
     assert torch.equal(straight.running_return, loaded.running_return)
+
+
+BOTH = pytest.mark.parametrize("statistics", ["moments", "ema"])
+
+
+def observations(seed: int, *shape: int) -> Tensor:
+    """Float32, each component with an offset and a spread of its own."""
+    offset, spread = torch.tensor([0.0, -100.0, 3.0]), torch.tensor([0.01, 30.0, 1.0])
+    return offset + spread * torch.randn(*shape, 3, generator=torch.Generator().manual_seed(seed))
+
+
+@BOTH
+def test_observations_pass_unchanged_before_the_first_update(statistics: Statistics) -> None:
+    normalizer = ObservationNormalizer(3, statistics=statistics, decay=0.9, clip=2.0)
+    extreme = torch.tensor([[0.0, -1e30, torch.inf], [-0.1, 1e-30, 5.0]])
+    assert torch.equal(normalizer(extreme), extreme)
+    assert normalizer(extreme.double()).dtype == torch.float32
+
+
+@BOTH
+def test_observations_are_shifted_scaled_and_clipped_by_the_statistics_so_far(statistics: Statistics) -> None:
+    normalizer = ObservationNormalizer(3, statistics=statistics, decay=0.5, clip=1.0)
+    # All of 20 samples, so that the batches weigh alike, or 1, 2 and 4.
+    batches = [observations(0, 4, 5), observations(1, 20), observations(2, 2, 2, 5)]
+    for batch in batches:
+        normalizer.update(batch)
+    samples = [batch.reshape(-1, 3).double().numpy() for batch in batches]
+    mean, variance = mixture_moments(samples, 0.5 if statistics == "ema" else 1.0)
+    x = observations(3, 50)
+    result = normalizer(x)
+    assert result.dtype == torch.float32
+    np.testing.assert_allclose(result.numpy(), np.clip((x.double().numpy() - mean) / np.sqrt(variance + 1e-8), -1, 1), rtol=1e-4, atol=1e-5)
+    assert (result.amin(0) == -1).all()
+    assert (result.amax(0) == 1).all()
+    assert torch.equal(normalizer(x), result)  # looking moves nothing
+
+
+def test_components_that_never_varied_become_zero() -> None:
+    normalizer = ObservationNormalizer(3, statistics="moments", decay=0.9, clip=10.0)
+    constant = torch.tensor([0.1, -12345.678, 3e7])
+    for size in (1, 7, 1000):
+        normalizer.update(constant.expand(size, 3))
+    assert normalizer(constant.expand(2, 3)).tolist() == [[0, 0, 0]] * 2
+
+
+def test_a_component_that_begins_to_vary_is_clipped_until_the_next_update() -> None:
+    normalizer = ObservationNormalizer(1, statistics="moments", decay=0.9, clip=10.0)
+    normalizer.update(torch.full((6, 1), 2.0))
+    assert normalizer(torch.tensor([[1.0], [2.0], [2.0001], [3.0]])).flatten().tolist() == [-10, 0, pytest.approx(1, rel=0.01), 10]
+    normalizer.update(torch.tensor([[1.0], [3.0]]))  # variance 2/8
+    torch.testing.assert_close(normalizer(torch.tensor([[1.0], [3.0]])), torch.tensor([[-2.0], [2.0]]))
+
+
+def test_a_large_offset_does_not_blur_what_varies_around_it() -> None:
+    # x / scale − shift / scale would be the difference of two numbers of 1e5, rounded to hundredths.
+    normalizer = ObservationNormalizer(1, statistics="moments", decay=0.9, clip=10.0)
+    x = 2.0**20 + 8 * torch.randn(1000, 1, generator=torch.Generator().manual_seed(0))
+    normalizer.update(x)
+    exact = (x.double() - x.double().mean()) / x.double().std(correction=0)
+    difference = normalizer(x).double() - exact
+    assert (difference - difference.mean()).abs().max().item() < 1e-6  # the mean's own rounding shifts all alike
+    assert difference.abs().max().item() < 0.01
+
+
+@BOTH
+def test_a_saved_observation_normalizer_normalises_and_goes_on_the_same(statistics: Statistics) -> None:
+    straight, loaded = (ObservationNormalizer(3, statistics=statistics, decay=0.9, clip=10.0) for _ in range(2))
+    assert list(straight.parameters()) == []
+    straight.update(observations(0, 4, 5))
+    loaded.load_state_dict({name: value.clone() for name, value in straight.state_dict().items()})
+    x = observations(1, 8)
+    assert (straight(x) != x).all()
+    assert torch.equal(straight(x), loaded(x))
+    for normalizer in (straight, loaded):
+        normalizer.update(observations(2, 7))
+    assert torch.equal(straight(x), loaded(x))
+
+
+@BOTH
+def test_updates_write_in_place_so_that_captured_graphs_see_them(statistics: Statistics) -> None:
+    observation, value = (
+        ObservationNormalizer(3, statistics=statistics, decay=0.9, clip=10.0),
+        ValueNormalizer(statistics=statistics, decay=0.9),
+    )
+    before = [buffer.data_ptr() for module in (observation, value) for buffer in module.buffers()]
+    for seed in range(2):
+        observation.update(observations(seed, 5))
+        value.update(observations(seed, 5))
+    assert [buffer.data_ptr() for module in (observation, value) for buffer in module.buffers()] == before
+
+
+@BOTH
+def test_values_are_in_units_of_the_targets_so_far(statistics: Statistics) -> None:
+    normalizer = ValueNormalizer(statistics=statistics, decay=0.5)
+    assert (normalizer.mean.item(), normalizer.std.item()) == (0, 1)
+    output = torch.tensor([[-1.0, 0.0], [0.5, 3.0]])
+    assert torch.equal(normalizer.denormalize(output), output)
+    # Batches of weights 1 and 1, or 1 and 2; means 1 and 7, variances 1 and 4.
+    normalizer.update(torch.tensor([[0.0, 2.0]]))
+    assert normalizer.denormalize(output).tolist() == [[0, 1], [1.5, 4]]
+    normalizer.update(torch.tensor([[5.0], [9.0]]))
+    mean, variance = (4, 2.5 + 3**2) if statistics == "moments" else (5, (1 + 2 * 4) / 3 + 2 / 9 * 6**2)
+    assert normalizer.mean.item() == pytest.approx(mean)
+    assert normalizer.std.item() == pytest.approx(math.sqrt(variance))
+    torch.testing.assert_close(normalizer.denormalize(output), output * math.sqrt(variance) + mean)
+    assert {normalizer.mean.dtype, normalizer.std.dtype, normalizer.denormalize(output).dtype} == {torch.float32}
+    assert normalizer.mean.shape == normalizer.std.shape == ()
+
+
+@BOTH
+@pytest.mark.parametrize("constant", [0.0, 0.1, -3e4])
+def test_targets_that_never_vary_leave_a_small_unit(statistics: Statistics, constant: float) -> None:
+    normalizer = ValueNormalizer(statistics=statistics, decay=0.9)
+    for _ in range(3):
+        normalizer.update(torch.full((4, 33), constant))
+    assert normalizer.std.item() == pytest.approx(1e-4)
+    assert normalizer.mean.item() == pytest.approx(constant)
+
+
+@BOTH
+def test_a_saved_value_normalizer_goes_on_the_same(statistics: Statistics) -> None:
+    straight, loaded = (ValueNormalizer(statistics=statistics, decay=0.9) for _ in range(2))
+    assert list(straight.parameters()) == []
+    straight.update(observations(0, 5))
+    loaded.load_state_dict({name: value.clone() for name, value in straight.state_dict().items()})
+    assert torch.equal(straight.denormalize(torch.ones(2)), loaded.denormalize(torch.ones(2)))
+    assert loaded.std.item() > 1.5
+    for normalizer in (straight, loaded):
+        normalizer.update(observations(1, 5))
+    assert torch.equal(straight.denormalize(torch.ones(2)), loaded.denormalize(torch.ones(2)))

@@ -1,4 +1,4 @@
-"""Losses: numbers and gradients by hand, relations between them, and autograd on the formulas as they are written."""
+"""Losses and steering rules: numbers and gradients by hand, relations between them, and autograd on the formulas as they are written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from torch import Generator, Tensor
 
 from phasicrl.models.heads import CategoricalPolicy
 from phasicrl.objectives import (
+    adapted_kl_coef,
+    adapted_learning_rate,
     approximate_kl,
     clipped_fraction,
     joint_auxiliary_loss,
+    log_prob_loss,
     sampled_kl_penalty,
     surrogate_loss,
     value_loss,
@@ -65,6 +68,20 @@ def test_the_surrogates_gradient_at_ratio_one_is_the_policy_gradient(clip: float
     # −A ∇ log π(a), and for a softmax ∇ log π(a) = onehot(a) − π.
     expected = -advantage[:, None] * (torch.eye(4, dtype=torch.float64)[action] - logits.detach().softmax(-1))
     torch.testing.assert_close(result, expected)
+
+
+def test_log_prob_loss_by_hand() -> None:
+    log_prob = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    loss = log_prob_loss(log_prob, torch.tensor([2.0, -3.0, 0.0]))
+    assert loss.tolist() == [2, -6, 0]
+    assert gradient(loss, log_prob) == [-2, 3, 0]
+
+
+def test_log_prob_and_surrogate_have_the_same_gradient_before_the_policy_moves() -> None:
+    log_prob, old = log_ratio(1.0, 1.0, 1.0)
+    advantage = torch.tensor([2.0, -3.0, 0.5], dtype=torch.float64)
+    surrogate = gradient(surrogate_loss(log_prob, old, advantage, clip=0.2), log_prob)
+    assert gradient(log_prob_loss(log_prob, advantage), log_prob) == pytest.approx(surrogate)
 
 
 def test_sampled_kl_penalty_by_hand() -> None:
@@ -164,3 +181,75 @@ def test_the_auxiliary_gradient_is_that_of_the_written_formula() -> None:
     for ours, theirs in zip(torch.autograd.grad(through_the_library(), weights), torch.autograd.grad(as_written(), weights), strict=True):
         assert ours.abs().max() > 0.01
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("kl", "coef"),
+    [
+        (4.51, 20.0),  # above 1.5 · 3
+        (4.5, 10.0),
+        (3.0, 10.0),
+        (2.0, 10.0),
+        (1.99, 5.0),  # below 3 / 1.5
+        (0.0, 5.0),
+        (-1.0, 5.0),
+        (math.inf, 20.0),
+        (math.nan, 10.0),
+    ],
+)
+def test_kl_coefficient_by_hand(kl: float, coef: float) -> None:
+    assert adapted_kl_coef(10.0, kl, target=3.0) == coef
+
+
+def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
+    coef = 1.0
+    for _ in range(2000):  # 1100 halvings would end at 0
+        coef = adapted_kl_coef(coef, 0.0, target=0.01)
+    assert coef == 1e-6
+    for _ in range(2000):  # and as many doublings at infinity
+        coef = adapted_kl_coef(coef, 1.0, target=0.01)
+    assert coef == 1e6
+    assert adapted_kl_coef(coef, 0.0, target=0.01) == 5e5
+
+
+def test_kl_coefficient_finds_the_weight_that_keeps_the_divergence_near_the_target() -> None:
+    coef = 100.0
+    for _ in range(20):
+        coef = adapted_kl_coef(coef, 0.3 / coef, target=0.02)  # the heavier the penalty, the smaller the step
+    assert 0.02 / 1.5 <= 0.3 / coef <= 0.02 * 1.5
+
+
+@pytest.mark.parametrize(
+    ("kl", "rate"),
+    [
+        (4.01, 2e-3),  # above 2 · 2
+        (4.0, 3e-3),
+        (2.0, 3e-3),
+        (1.0, 3e-3),
+        (0.99, 4.5e-3),  # under 2 / 2
+        (1e-9, 4.5e-3),
+        (0.0, 3e-3),  # nothing moved, or nothing was measured
+        (-0.5, 3e-3),
+        (math.inf, 2e-3),
+        (math.nan, 3e-3),
+    ],
+)
+def test_learning_rate_by_hand(kl: float, rate: float) -> None:
+    assert adapted_learning_rate(3e-3, kl, target=2.0) == pytest.approx(rate, rel=1e-12)
+
+
+def test_learning_rate_moves_within_its_bounds() -> None:
+    rate = 1e-3
+    for _ in range(50):
+        rate = adapted_learning_rate(rate, 1.0, target=0.01)
+    assert rate == 1e-5
+    for _ in range(50):
+        rate = adapted_learning_rate(rate, 1e-4, target=0.01)
+    assert rate == 1e-2
+
+
+def test_learning_rate_beyond_the_bounds_is_never_moved_the_wrong_way() -> None:
+    assert adapted_learning_rate(4e-6, 1.0, target=0.01) == 4e-6  # not raised to 1e-5 because the divergence is too large
+    assert adapted_learning_rate(0.05, 1e-4, target=0.01) == 0.05  # not lowered to 1e-2 because it is too small
+    assert adapted_learning_rate(4e-6, 1e-4, target=0.01) == pytest.approx(6e-6)
+    assert adapted_learning_rate(0.06, 1.0, target=0.01) == pytest.approx(0.04)

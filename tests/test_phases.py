@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasicrl import objectives, phases
-from phasicrl.config import Config
+from phasicrl import objectives, phases, returns
+from phasicrl.config import Config, ValueNormConfig
 from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters, policy_phase
-from phasicrl.rollout import AuxiliarySamples
+from phasicrl.rollout import AuxiliarySamples, PolicySamples
 from phasicrl.run import Run
 from phasicrl.train import learn, train
 from tests.helpers import corridor, open_run, tiny, tiny_aux
@@ -78,7 +78,7 @@ def test_value_epochs_come_first_with_their_own_optimiser_and_leave_the_policy_a
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     before = weights(run)
     means = phases.MeanAccumulator()
-    loss = phases._policy_phase_loss(run.agent, config.ppo, means, samples.as_transitions(), with_policy=False, with_value=True)
+    loss = phases._policy_phase_loss(run.agent, config.ppo, 0.0, means, samples.as_transitions(), with_policy=False, with_value=True)
     loss.backward()
     run.optimizers["value"].step()
     changed = {name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])}
@@ -279,16 +279,17 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         run.compute.micro_batch = size
         loss_of = lambda piece: phases._policy_phase_loss(  # noqa: E731
-            run.agent, run.config.ppo, phases.MeanAccumulator(), piece, with_policy=True, with_value=True
+            run.agent, run.config.ppo, 0.0, phases.MeanAccumulator(), piece, with_policy=True, with_value=True
         )
         frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
-        run.compute.gradient_step(loss_of, samples, parameters=run.agent.parameters(), optimizer=frozen, max_grad_norm=None)
+        run.compute.gradient_step(loss_of, samples, networks=run.agent.networks(), optimizer=frozen, max_grad_norm=None)
         gradients.append([parameter.grad.clone() for parameter in run.agent.parameters() if parameter.grad is not None])
     for whole, pieces in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-7)
 
 
-def test_gradients_are_clipped_by_their_global_norm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(tmp_path: Path, together: bool) -> None:
     run = filled(tiny(tmp_path))
     samples = run.buffer.rollout(0).policy_samples(100 * torch.randn(4, 8)).as_transitions()
 
@@ -296,9 +297,153 @@ def test_gradients_are_clipped_by_their_global_norm(tmp_path: Path) -> None:
         return sum((100 * parameter.square().sum() for parameter in run.agent.parameters()), torch.zeros(()))
 
     frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
-    norm = run.compute.gradient_step(loss_of, samples, parameters=run.agent.parameters(), optimizer=frozen, max_grad_norm=0.5)
-    clipped = (
-        torch.stack([parameter.grad.square().sum() for parameter in run.agent.parameters() if parameter.grad is not None]).sum().sqrt()
-    )
-    assert norm > 10
-    assert clipped.item() == pytest.approx(0.5, rel=1e-4)
+    networks = [list(run.agent.parameters())] if together else run.agent.networks()
+    unclipped = [200 * parameter.norm() for network in networks for parameter in network]
+    norm = run.compute.gradient_step(loss_of, samples, networks=networks, optimizer=frozen, max_grad_norm=0.5)
+    assert norm.item() == pytest.approx(torch.stack(unclipped).norm().item(), rel=1e-4)
+    assert len(networks) == (1 if together else 2)
+    for network in networks:
+        clipped = torch.stack([parameter.grad.norm() for parameter in network if parameter.grad is not None]).norm()
+        assert clipped.item() == pytest.approx(0.5, rel=1e-4)
+
+
+def with_ppo(config: Config, **changes: object) -> Config:
+    return replace(config, ppo=replace(config.ppo, **changes))
+
+
+def test_targets_of_the_other_estimators_are_returns(tmp_path: Path) -> None:
+    run = filled(tiny(tmp_path))
+    rollout, reward = run.buffer.rollout(0), torch.randn(4, 8)
+    args = (reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated)
+    settings = with_ppo(run.config, estimator="n_step", n_step=3, advantage_norm="none").ppo
+    samples, _ = compute_targets(rollout, reward, settings)
+    torch.testing.assert_close(rollout.value_target, returns.n_step_return(*args, gamma=0.9, n=3))
+    torch.testing.assert_close(samples.advantage, rollout.value_target - rollout.value)
+    settings = with_ppo(run.config, estimator="monte_carlo", advantage_norm="none").ppo
+    samples, _ = compute_targets(rollout, reward, settings)
+    torch.testing.assert_close(rollout.value_target, returns.monte_carlo_return(reward, *args[2:], gamma=0.9))
+    torch.testing.assert_close(samples.advantage, rollout.value_target - rollout.value)
+
+
+def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_alone(tmp_path: Path) -> None:
+    plain = dict(baseline=False, estimator="monte_carlo", objective="log_prob", advantage_norm="none", num_minibatches=1, entropy_coef=0.0)
+    config = with_ppo(tiny(tmp_path), **plain)
+    run = filled(config)
+    rollout = run.buffer.rollout(0)
+    samples, record = compute_targets(rollout, rollout.reward, config.ppo)
+    assert not record
+    # The return of each step, with nothing in place of what comes after the rollout, written out.
+    expected = torch.zeros(4, 8)
+    for env in range(4):
+        for t in range(8):
+            for k in range(t, 8):
+                expected[env, t] += 0.9 ** (k - t) * rollout.reward[env, k]
+                if rollout.terminated[env, k] or rollout.truncated[env, k]:
+                    break
+    torch.testing.assert_close(samples.advantage, expected)
+    before = weights(run)
+    policy, _ = run.agent.policy(rollout.obs, rollout.first, rollout.state)
+    written = -(expected * policy.log_prob(rollout.action)).mean()
+    wanted = dict(zip(before, torch.autograd.grad(written, list(run.agent.parameters()), allow_unused=True), strict=True))
+    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    for name, parameter in run.agent.named_parameters():
+        assert (parameter.grad is None) == (wanted[name] is None), name
+        if wanted[name] is not None:
+            torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-4, atol=1e-7, msg=name)
+        else:
+            assert name.startswith("value_") and torch.equal(before[name], parameter)
+
+
+def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(tmp_path: Path) -> None:
+    config = with_ppo(tiny(tmp_path), kl_penalty=2.0, kl_estimate="exact", entropy_coef=0.0)
+    run = filled(config)
+    samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
+    old = policy_parameters(run.agent, samples, compute=run.compute)
+    before = run.agent.policy(samples.obs, samples.first, samples.state)[0]
+    with torch.no_grad():
+        for parameter in run.agent.policy_head.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    after = run.agent.policy(samples.obs, samples.first, samples.state)[0]
+    divergence = after.kl_from(before).mean()
+
+    def loss(weight: float) -> Tensor:
+        with_old = replace(samples, old_policy=old)
+        return phases._policy_phase_loss(
+            run.agent, config.ppo, weight, phases.MeanAccumulator(), with_old, with_policy=True, with_value=False
+        )
+
+    assert divergence > 1e-3
+    torch.testing.assert_close(loss(2.0) - loss(0.0), 2 * divergence)
+
+
+def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_ppo(tiny(tmp_path), kl_penalty=1.0, kl_estimate="exact", policy_epochs=3, value_epochs=3)
+    run = filled(config)
+    samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
+    old = policy_parameters(run.agent, samples, compute=run.compute)
+    seen: list[Tensor] = []
+    original = run.agent.policy_head.distribution
+    monkeypatch.setattr(run.agent.policy_head, "distribution", lambda parameters: (seen.append(parameters), original(parameters))[1])
+    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    seen = [parameters for parameters in seen if not parameters.requires_grad][-6:]  # the head makes its own policies with it too
+    for epoch in range(3):
+        rows = torch.cat([batch.reshape(-1, old.shape[-1]) for batch in seen[2 * epoch : 2 * epoch + 2]])
+        torch.testing.assert_close(rows.sort(0).values, old.reshape(-1, old.shape[-1]).sort(0).values)
+
+
+def test_epochs_stop_when_the_mean_divergence_of_one_is_too_large(tmp_path: Path) -> None:
+    config = with_ppo(tiny(tmp_path), policy_epochs=5, value_epochs=5, learning_rate=0.05, target_kl=1e9)
+    seen: list[str] = []
+
+    def epochs_run(target: float) -> tuple[int, float]:
+        run = filled(config)
+        samples, settings = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)), replace(config.ppo, target_kl=target)
+        seen.clear()
+        record = policy_phase(
+            run.agent, run.optimizers, samples, settings, compute=run.compute, generator=torch.Generator(), stage=seen.append
+        )
+        return len(seen), record["losses/epoch_kl"]
+
+    torch.manual_seed(0)
+    number, last = epochs_run(1e9)
+    assert number == 5 and last > 1e-3
+    torch.manual_seed(0)
+    assert epochs_run(1e-7)[0] < 5
+    torch.manual_seed(0)
+    assert epochs_run(last / 1000)[0] < 5
+
+
+def test_advantages_are_made_anew_before_each_further_epoch(tmp_path: Path) -> None:
+    config = with_ppo(tiny(tmp_path), recompute_advantages=True, policy_epochs=3, value_epochs=3)
+    run = filled(config)
+    rollout, reward = run.buffer.rollout(0), run.buffer.rollout(0).reward.clone()
+    kept = rollout.next_value.clone()
+    renew = run.renewal(rollout, reward)
+    assert renew is not None and open_run(tiny(tmp_path)).renewal(rollout, reward) is None
+    calls: list[PolicySamples] = []
+
+    def spy() -> PolicySamples:
+        with torch.no_grad():
+            value = run.agent.value(rollout.obs, rollout.first, rollout.state)
+        calls.append(renew())
+        torch.testing.assert_close(rollout.value, value)
+        ended = rollout.terminated | rollout.truncated
+        expected = torch.where(ended[:, :-1], kept[:, :-1], value[:, 1:])
+        torch.testing.assert_close(rollout.next_value, torch.cat([expected, kept[:, -1:]], dim=1))
+        return calls[-1]
+
+    samples, _ = compute_targets(rollout, reward, config.ppo)
+    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator(), renew=spy)
+    assert len(calls) == 2
+    assert not torch.equal(calls[0].advantage, calls[1].advantage)
+
+
+def test_the_value_loss_is_in_the_units_of_normalised_values(tmp_path: Path) -> None:
+    config = replace(tiny(tmp_path), value_norm=ValueNormConfig())
+    run = filled(config)
+    assert run.agent.value_normalizer is not None
+    run.agent.value_normalizer.update(torch.tensor([[0.0, 8.0]]))  # mean 4, deviation 4
+    samples = run.buffer.rollout(0).policy_samples(torch.zeros(4, 8))
+    loss = phases._policy_phase_loss(run.agent, config.ppo, 0.0, phases.MeanAccumulator(), samples, with_policy=False, with_value=True)
+    value = run.agent.value(samples.obs, samples.first, samples.state)
+    torch.testing.assert_close(loss, 0.5 * ((value - samples.value_target) / 4).square().mean())

@@ -1,4 +1,4 @@
-"""Returns and advantages: numbers by hand, relations, and a slow GAE in float64 as the judge."""
+"""Returns and advantages: numbers by hand, relations, and slow sums in float64 as the judges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phasicrl.returns import discounted_forward_return, explained_variance, gae, normalize
+from phasicrl.returns import discounted_forward_return, explained_variance, gae, monte_carlo_return, n_step_return, normalize
 
 NAN = float("nan")
 
@@ -125,6 +125,126 @@ def test_gae_keeps_the_dtype_and_leaves_its_arguments_alone() -> None:
     advantage = gae(steps[0], steps[1], steps[2], flags(".x..", "...."), flags("....", "..x."), gamma=0.9, gae_lambda=0.9)
     assert advantage.dtype == torch.float32
     assert all(torch.equal(data, copy) for data, copy in zip(steps, copies, strict=True))
+
+
+def test_n_step_returns_by_hand_with_a_termination_and_a_truncation() -> None:
+    # γ = ½. The first row terminates in step 1 and is truncated in step 3, in an observation of value 20; the second has no ends.
+    #   n = 1: 1 + ½·4 = 3     2     3 + ½·8 = 7     4 + ½·20 = 14     5 + ½·12 = 11
+    #   n = 2: 1 + ½·2 = 2     2     3 + ½·14 = 10   14                11
+    #   second row, n = 2: 1 + ½·(2 + ½·6) = 3.5     2 + ½·(3 + ½·8) = 5.5     7.5     4 + ½·(5 + ½·12) = 9.5     11
+    #   second row, n = 3: 1 + ½·5.5 = 3.75     2 + ½·7.5 = 5.75     3 + ½·9.5 = 7.75     9.5     11
+    steps = {
+        "reward": torch.tensor([[1.0, 2, 3, 4, 5], [1, 2, 3, 4, 5]]),
+        "value": torch.tensor([[2.0, 4, 6, 8, 10], [2, 4, 6, 8, 10]]),
+        "next_value": torch.tensor([[4, NAN, 8, 20, 12], [4, 6, 8, 10, 12]]),
+        "terminated": flags(".x...", "....."),
+        "truncated": flags("...x.", "....."),
+    }
+    assert n_step_return(**steps, gamma=0.5, n=1).tolist() == [[3, 2, 7, 14, 11], [3, 5, 7, 9, 11]]
+    assert n_step_return(**steps, gamma=0.5, n=2).tolist() == [[2, 2, 10, 14, 11], [3.5, 5.5, 7.5, 9.5, 11]]
+    assert n_step_return(**steps, gamma=0.5, n=3).tolist() == [[2, 2, 10, 14, 11], [3.75, 5.75, 7.75, 9.5, 11]]
+
+
+def test_monte_carlo_returns_by_hand_with_a_termination_and_a_truncation() -> None:
+    # γ = ½, the steps as above. Only the values at the truncation (20) and after the last step (12) may be looked at.
+    #   second row: 5 + ½·12 = 11     4 + ½·11 = 9.5     3 + ½·9.5 = 7.75     2 + ½·7.75 = 5.875     1 + ½·5.875 = 3.9375
+    returns = monte_carlo_return(
+        reward=torch.tensor([[1.0, 2, 3, 4, 5], [1, 2, 3, 4, 5]]),
+        next_value=torch.tensor([[NAN, NAN, NAN, 20, 12], [NAN, NAN, NAN, NAN, 12]]),
+        terminated=flags(".x...", "....."),
+        truncated=flags("...x.", "....."),
+        gamma=0.5,
+    )
+    assert returns.tolist() == [[2, 2, 10, 14, 11], [3.9375, 5.875, 7.75, 9.5, 11]]
+
+
+def test_without_a_value_function_the_rest_of_an_unfinished_episode_is_worth_nothing() -> None:
+    # γ = ½. Terminated in step 1, truncated in step 3, unfinished after step 5.
+    reward, ends = torch.ones(1, 6), (flags(".x...."), flags("...x.."))
+    assert monte_carlo_return(reward, torch.zeros(1, 6), *ends, gamma=0.5).tolist() == [[1.5, 1, 1.5, 1, 1.5, 1]]
+
+
+def test_a_termination_in_a_truncated_step_has_nothing_after_it() -> None:
+    reward, value, next_value = random_steps(1, 3)
+    ended = flags(".x.")
+    for returns in (
+        n_step_return(reward, value, next_value, ended, ended, gamma=0.9, n=2),
+        monte_carlo_return(reward, next_value, ended, ended, gamma=0.9),
+    ):
+        torch.testing.assert_close(returns[0, 1], reward[0, 1])
+        torch.testing.assert_close(returns[0, 0], reward[0, 0] + 0.9 * reward[0, 1])
+
+
+def brute_force_n_step(data: Episodes, gamma: float, n: int) -> np.ndarray:
+    """Rewards one after the other until there are n of them, or the episode or the rollout ends; then what is worth what is left."""
+    returns = np.zeros_like(data.reward)
+    num_envs, num_steps = returns.shape
+    for b in range(num_envs):
+        for t in range(num_steps):
+            for k in range(n):
+                s = t + k
+                returns[b, t] += gamma**k * data.reward[b, s]
+                if data.end[b, s] != 0 or s == num_steps - 1:
+                    returns[b, t] += 0.0 if data.end[b, s] == 1 else gamma ** (k + 1) * data.next_value[b, s]
+                    break
+            else:
+                returns[b, t] += gamma**n * data.value[b, t + n]
+    return returns
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(data=episodes(), gamma=st.floats(0, 1), n=st.integers(1, 11))
+def test_n_step_and_monte_carlo_returns_are_sums_over_the_steps(data: Episodes, gamma: float, n: int) -> None:
+    unseen = data.end == 1  # nobody may look at what follows a termination, nor at the next value of a step that is followed by another
+    unseen[:, :-1] |= data.end[:, :-1] == 0
+    next_value = np.where(unseen, NAN, data.next_value)
+    reward, value, next_value, end = map(torch.from_numpy, (data.reward, data.value, next_value, data.end))
+    returns = n_step_return(reward, value, next_value, end == 1, end == 2, gamma=gamma, n=n)
+    np.testing.assert_allclose(returns.numpy(), brute_force_n_step(data, gamma, n), rtol=1e-12, atol=1e-10)
+    returns = monte_carlo_return(reward, next_value, end == 1, end == 2, gamma=gamma)
+    np.testing.assert_allclose(returns.numpy(), brute_force_n_step(data, gamma, data.reward.shape[1]), rtol=1e-12, atol=1e-10)
+
+
+def as_collected(data: Episodes) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Arguments of `gae` as a rollout has them: within an episode the next value is the value of the next step."""
+    next_value = data.next_value.copy()
+    next_value[:, :-1] = np.where(data.end[:, :-1] == 2, next_value[:, :-1], data.value[:, 1:])
+    reward, value, next_value, end = map(torch.from_numpy, (data.reward, data.value, next_value, data.end))
+    return reward, value, next_value, end == 1, end == 2
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=episodes(), gamma=st.floats(0, 1))
+def test_one_step_is_td_zero_and_all_steps_are_monte_carlo_and_lambda_one(data: Episodes, gamma: float) -> None:
+    steps = as_collected(data)
+    reward, value, next_value, terminated, truncated = steps
+    one, every, more = (n_step_return(*steps, gamma=gamma, n=n) for n in (1, value.shape[1], value.shape[1] + 3))
+    torch.testing.assert_close(one, reward + gamma * next_value * ~terminated)
+    torch.testing.assert_close(one, value + gae(*steps, gamma=gamma, gae_lambda=0.0))
+    assert torch.equal(every, monte_carlo_return(reward, next_value, terminated, truncated, gamma=gamma))
+    assert torch.equal(every, more)
+    torch.testing.assert_close(every, value + gae(*steps, gamma=gamma, gae_lambda=1.0))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=episodes(), gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
+def test_advantage_plus_value_is_the_mixture_of_n_step_returns(data: Episodes, gamma: float, gae_lambda: float) -> None:
+    # TD(λ): (1 − λ) Σ_n λ^{n-1} Gⁿ. From n = T on all are the same, and share the weight λ^{T-1} that is left.
+    steps = as_collected(data)
+    num_steps = data.reward.shape[1]
+    weights = [(1 - gae_lambda) * gae_lambda ** (n - 1) for n in range(1, num_steps)] + [gae_lambda ** (num_steps - 1)]
+    assert sum(weights) == pytest.approx(1)
+    mixture = sum(weight * n_step_return(*steps, gamma=gamma, n=n) for n, weight in enumerate(weights, start=1))
+    torch.testing.assert_close(steps[1] + gae(*steps, gamma=gamma, gae_lambda=gae_lambda), mixture, rtol=1e-9, atol=1e-9)
+
+
+def test_the_returns_keep_the_dtype_and_leave_their_arguments_alone() -> None:
+    reward, value, next_value = (data.float() for data in random_steps(2, 4))
+    arguments = [reward, value, next_value, flags(".x..", "...."), flags("....", "..x.")]
+    copies = [data.clone() for data in arguments]
+    assert n_step_return(*arguments, gamma=0.9, n=2).dtype == torch.float32
+    assert monte_carlo_return(reward, *arguments[2:], gamma=0.9).dtype == torch.float32
+    assert all(torch.equal(data, copy) for data, copy in zip(arguments, copies, strict=True))
 
 
 def test_forward_return_by_hand_with_what_it_starts_from() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,14 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl import run as run_module
-from phasicrl.config import CheckpointConfig, Config
+from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.run import Run, derive_seed, start_run
 from phasicrl.train import learn, resume, train
 from tests.golden import Picture
-from tests.helpers import Corridor, corridor, open_run, tiny, tiny_aux
+from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
 
@@ -141,7 +142,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     """Every module, optimiser, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
-    covered = {"agent", "optimizers", "reward_normalizer", "generators", "iteration", "env_steps"}
+    covered = {"agent", "optimizers", "reward_normalizer", "generators", "iteration", "env_steps", "kl_penalty", "rate_factor"}
     through_others = {"collector", "buffer", "_seconds_before"}  # episodes; chunks and num_filled; seconds
     not_state = {
         "config", "directory", "compute", "own",  # fixed for the run
@@ -261,7 +262,7 @@ def test_a_users_encoder_is_initialised_from_the_seed_and_leaves_the_global_gene
             return self.linear(obs).relu()
 
     state = torch.random.get_rng_state()
-    first, second = (train(tiny(tmp_path), make_env=corridor, make_encoder=lambda shape: Own()) for _ in range(2))
+    first, second = (train(tiny(tmp_path), make_env=corridor, make_encoder=lambda space: Own()) for _ in range(2))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert_same_state(first, second)
 
@@ -276,7 +277,9 @@ def test_training_leaves_the_global_generators_alone(tmp_path: Path) -> None:
 def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
     apart = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2))
-    rows = [row for c in (config, apart) for row in read_metrics(train(c, make_env=corridor).directory)]
+    steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
+    rows = [row for c in (config, apart, steered) for row in read_metrics(train(c, make_env=corridor).directory)]
+    rows += read_metrics(train(config, make_env=lambda: Levers(discrete=False)).directory)
     reported = {name for row in rows for name in row}
     procgen = {name for name in METRICS if name.startswith("procgen/")}  # tests/test_procgen.py
     assert reported - {"env_steps", "iteration", "phase", "wall_time"} == set(METRICS) - procgen
@@ -346,3 +349,85 @@ def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path,
             run.optimizers["policy"].step()
         for parameter, weight in zip(run.agent.parameters(), weights, strict=True):
             torch.testing.assert_close(parameter.detach().double(), weight, rtol=0, atol=1e-6)
+
+
+def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
+    config = tiny(tmp_path, total_env_steps=128)
+    config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, value_learning_rate=0.1, schedule="linear"), aux=tiny_aux())
+    with open_run(config) as run:
+        run.start_iteration()
+        run.env_steps = 64
+        run.start_iteration()
+        rates = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in run.optimizers.items()}
+        assert rates == {"policy": pytest.approx([0.005, 0.05]), "aux": pytest.approx([5e-4 / 2] * 2)}
+        of_value = {id(p) for p in run.optimizers["policy"].param_groups[1]["params"]}
+        assert of_value == {id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")}
+
+
+@pytest.mark.parametrize(("target", "factor"), [(1e-9, 1 / 1.5), (1e9, 1.5)])
+def test_the_rate_follows_the_divergence_and_goes_on_after_a_resume(tmp_path: Path, target: float, factor: float) -> None:
+    config = tiny(tmp_path, total_env_steps=96, checkpoint=EVERY_ITERATION)
+    config = replace(config, ppo=replace(config.ppo, learning_rate=1e-3, schedule="adaptive_kl", schedule_kl=target))
+    run = train(config, make_env=corridor)
+    rates = [row["charts/learning_rate"] for row in read_metrics(run.directory)]
+    assert rates == pytest.approx([1e-3, 1e-3 * factor, 1e-3 * factor**2])
+    assert all("losses/epoch_kl" in row for row in read_metrics(run.directory))
+    for path in sorted((run.directory / "checkpoints").iterdir())[2:]:
+        shutil.rmtree(path)
+    again = resume(run.directory, make_env=corridor)
+    assert [row["charts/learning_rate"] for row in read_metrics(again.directory)] == pytest.approx(rates)
+
+
+def test_the_weight_of_the_divergences_penalty_follows_the_divergence(tmp_path: Path) -> None:
+    config = tiny(tmp_path, total_env_steps=96)
+    config = replace(config, ppo=replace(config.ppo, kl_penalty=0.5, kl_penalty_target=1e-9, clip=None))
+    run = train(config, make_env=corridor)
+    assert [row["losses/kl_penalty"] for row in read_metrics(run.directory)] == [0.5, 1.0, 2.0]
+    assert run.kl_penalty == 4.0
+
+
+def test_statistics_move_after_the_update_and_come_back_with_the_weights(tmp_path: Path) -> None:
+    config = tiny(tmp_path, total_env_steps=64, obs_norm=ObsNormConfig(), value_norm=ValueNormConfig(), checkpoint=EVERY_ITERATION)
+    with open_run(config) as run:
+        rollout = run.buffer.next_rollout()
+        run.collect(rollout)
+        assert run.agent.reader.normalizer is not None and run.agent.value_normalizer is not None
+        assert run.agent.reader.normalizer.moments.count == 0
+        run.update_statistics(rollout)
+        assert run.agent.reader.normalizer.moments.count == 32
+        torch.testing.assert_close(run.agent.reader.normalizer.moments.mean, rollout.obs.double().mean((0, 1)))
+        assert run.agent.value_normalizer.std == pytest.approx(rollout.value_target.std(correction=0).item(), abs=1e-3)
+    done = train(config, make_env=corridor)
+    seen = []
+    learn_row = read_metrics(done.directory)
+    assert len(learn_row) == 2
+    again = resume(done.directory, make_env=corridor)
+    for name, tensor in done.agent.state_dict().items():
+        assert torch.equal(tensor, again.agent.state_dict()[name]), name
+        seen.append(name)
+    assert any("normalizer" in name for name in seen)
+
+
+def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path: Path) -> None:
+    config = tiny(tmp_path, total_env_steps=128, checkpoint=EVERY_ITERATION)
+    config = replace(config, env=replace(config.env, heuristic_mask_steps=64))
+    seen: list[Any] = []
+
+    def forward_only(obs: np.ndarray, own: np.ndarray | None) -> np.ndarray:
+        seen.append(own)
+        return np.tile([False, True], (len(obs), 1))
+
+    actions: list[Tensor] = []
+
+    def note(run: Run, record: dict[str, float]) -> None:
+        actions.append(run.buffer.rollouts.action[0].clone())
+
+    run = train(config, make_env=corridor, mask_actions=forward_only, on_iteration=note)
+    assert all((batch == 1).all() for batch in actions[:2]) and any((batch == 0).any() for batch in actions[2:])
+    assert seen == [None] * 16
+    for path in sorted((run.directory / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(path)
+    with pytest.raises(ValueError, match="mask_actions="):
+        resume(run.directory, make_env=corridor)
+    resume(run.directory, make_env=corridor, mask_actions=forward_only)
+    assert len(seen) == 16 + 8

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are generated from the code: metrics, configuration, presets. `--check` only compares."""
+"""Writes the pages of docs/ that are generated from the code: metrics, configuration, presets, tricks. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
 
 def pages() -> dict[str, str]:
     """Name and text of every generated page."""
-    return {"metrics.md": metrics_page(), "configuration.md": configuration_page(), "presets.md": presets_page()}
+    return {
+        "metrics.md": metrics_page(),
+        "configuration.md": configuration_page(),
+        "presets.md": presets_page(),
+        "tricks.md": tricks_page(),
+    }
 
 
 def metrics_page() -> str:
@@ -60,6 +65,67 @@ def presets_page() -> str:
         text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n| field | here | there |\n|---|---|---|\n"
         text += "".join(f"| `{field}` | {_show(new)} | {_show(old)} |\n" for field, (old, new) in changes.items())
     return NOTE + text
+
+
+TRICKS = (
+    ("clipped surrogate", "PPO paper, eq. 7", "objectives.surrogate_loss", "ppo.clip"),
+    ("several epochs over a rollout", "PPO paper, algorithm 1", "phases.policy_phase", "ppo.policy_epochs"),
+    ("minibatches", "PPO paper, algorithm 1", "rollout.Samples.minibatches", "ppo.num_minibatches"),
+    ("whole segments as minibatches", "OPPG minibatch_optimize.py:82-93", "rollout.Samples.minibatches", "ppo.minibatch_by"),
+    ("TD(λ): generalised advantages", "Schulman et al. 2016, eq. 16", "returns.gae", "ppo.gae_lambda"),
+    ("other returns: n-step, Monte-Carlo", "sources 003, 004", "returns.n_step_return, returns.monte_carlo_return", "ppo.estimator"),
+    ("baseline", "Williams 1992; source 003", "phases.compute_targets", "ppo.baseline"),
+    ("REINFORCE and actor-critic", "Williams 1992; Spinning Up vpg", "objectives.log_prob_loss", "ppo.objective"),
+    ("advantages made anew each epoch", "Tianshou, recompute_advantage", "phases.revalue", "ppo.recompute_advantages"),
+    ("advantage normalisation", "Baselines ppo2/model.py; OPPG ppo.py:69", "returns.normalize", "ppo.advantage_norm"),
+    ("observation normalisation", "Baselines vec_normalize.py; source 003", "normalize.ObservationNormalizer", "obs_norm"),
+    ("reward normalisation", "OPPG reward_normalizer.py", "normalize.RewardNormalizer", "reward_norm"),
+    ("value-target normalisation", "source 003", "normalize.ValueNormalizer", "value_norm"),
+    ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
+    ("entropy bonus", "PPO paper, eq. 9", "heads.Policy.entropy", "ppo.entropy_coef"),
+    ("gradient clipping", "Baselines ppo2; source 003: policy and value apart", "compute.Compute.gradient_step", "ppo.max_grad_norm"),
+    ("orthogonal weights, small policy head", "Baselines; source 003", "models.init.initialise", "model.init"),
+    ("scale of the policy head", "Baselines 0.01; OPPG 0.1", "heads.linear_head", "model.policy_head_scale"),
+    ("Adam's ε", "Baselines 1e-5", "run.Run", "ppo.adam_eps"),
+    ("learning rate falling to zero", "Baselines; source 004", "run.Run", "ppo.schedule"),
+    ("a rate of its own for the value network", "Spinning Up; source 004", "run.Run", "ppo.value_learning_rate"),
+    ("KL penalty", "PPO paper, eq. 8; OPPG ppo.py:104", "objectives.sampled_kl_penalty, Policy.kl_from", "ppo.kl_penalty"),
+    ("adaptive KL penalty", "PPO paper, section 4", "objectives.adapted_kl_coef", "ppo.kl_penalty_target"),
+    ("early stop by the epoch's mean KL", "Spinning Up", "phases.policy_phase", "ppo.target_kl"),
+    ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector", "ppo.bootstrap_truncation"),
+    ("action masks", "Huang & Ontañón 2020; source 003", "heads.PolicyHead", "env.action_masks"),
+    ("standard deviation of actions", "sources 003, 004; Acme", "heads.PolicyHead", "action.std"),
+    ("actions squashed to their range", "Haarnoja et al. 2018, appendix C", "heads.PolicyHead.env_action", "action.squash"),
+    ("actions in [−1, 1]", "source 004", "heads.PolicyHead.env_action", "action.rescale"),
+    ("memory", "Hochreiter & Schmidhuber 1997", "models.memory.RecurrentMemory", "model.memory"),
+    ("two networks", "PPG paper, figure 1", "models.agent.Agent", "model.value_path"),
+    ("auxiliary phase", "PPG paper, eq. 3", "phases.auxiliary_phase", "aux"),
+)
+"""Every trick: source, function, knob."""
+SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari-ppo")
+
+
+def tricks_page() -> str:
+    """Every trick with its source, its function, its knob, and the knob's value in some presets."""
+    text = (
+        "# Every trick\n\nWhat turns REINFORCE into PPO, and PPO into PPG: where it comes from, the function that does it, the knob that switches it, "
+        "and how the presets set it. What each is worth is measured by the ladder ([learning results](learning.md)):\n\n"
+        "```sh\nphasicrl ladder --env CartPole-v1 --seeds 5                  # one trick after the other\n"
+        "phasicrl ladder --env CartPole-v1 --seeds 5 --leave-one-out  # all of them, then all but one\n```\n\n"
+        f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} |\n|---|---|---|---|{'---|' * len(SHOWN)}\n"
+    )
+    for trick, source, function, knob in TRICKS:
+        values = [_show(_value(PRESETS[name].config, knob)) for name in SHOWN]
+        text += f"| {trick} | {source} | `{function}` | `{knob}` | {' | '.join(values)} |\n"
+    return NOTE + text
+
+
+def _value(config: Config, path: str) -> object:
+    """A field by its path; of a whole group only whether it is on."""
+    value: object = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return "on" if dataclasses.is_dataclass(value) else value
 
 
 def _table(name: str, kind: type, *, skip: set[str]) -> str:

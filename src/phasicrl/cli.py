@@ -174,6 +174,52 @@ def _print_result(run: Run) -> None:
     console.print(f"run directory: {run.directory}", highlight=False, soft_wrap=True)
 
 
+@dataclass(frozen=True)
+class _LadderOptions:
+    """Train PPO trick by trick, from REINFORCE up, and show what each gave."""
+
+    env: str = "CartPole-v1"
+    """Id of the environment; its observations must be vectors."""
+    seeds: int = 5
+    """Runs for each rung."""
+    leave_one_out: bool = False
+    """The other way round: all tricks, and then all but one."""
+    total_env_steps: int | None = None
+    """Budget of each run; off: 100,000."""
+    jobs: int = 1
+    """Runs at a time, each on one thread."""
+    output_dir: Path = Path("runs/ladder")
+    """Gets the runs, the table as CSV and the figure; runs that are there already are not repeated."""
+
+
+def _ladder(words: list[str]) -> None:
+    """Train PPO trick by trick, from REINFORCE up, and show what each gave."""
+    options = _parse(_LadderOptions, words, "ladder")
+    from rich.console import Console
+    from rich.table import Table
+
+    from phasicrl.ladder import draw_ladder, run_ladder
+
+    mode = "leave-one-out" if options.leave_one_out else "ladder"
+    console = Console()
+    output_dir = options.output_dir / options.env.replace(":", "-").replace("/", "-")
+    found = run_ladder(
+        options.env, seeds=options.seeds, mode=mode, total_env_steps=options.total_env_steps, output_dir=output_dir, jobs=options.jobs,
+        on_run=lambda name, seed, reached: console.print(f"{name}, seed {seed}: {reached:.1f}", highlight=False),
+    )  # fmt: skip
+    table = Table(title=f"{mode} on {options.env}: greedy return after training, {options.seeds} seeds")
+    for column in ("rung", "mean", "95 % interval", "least", "last 100 training episodes"):
+        table.add_column(column, justify="left" if column == "rung" else "right")
+    for rung in found:
+        row = rung.row()
+        numbers = (f"{row['greedy_mean']:.1f}", f"{row['interval_low']:.1f} to {row['interval_high']:.1f}", f"{row['greedy_min']:.1f}")
+        table.add_row(rung.name, *numbers, f"{row['last_100_mean']:.1f}")
+    console.print(table)
+    for ending in ("png", "svg"):
+        draw_ladder(found, output_dir / f"{mode}.{ending}", title=f"{options.env}, {options.seeds} seeds")
+    console.print(f"runs, table and figure: {output_dir}", highlight=False, soft_wrap=True)
+
+
 # --- after training
 
 
@@ -350,6 +396,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": _evaluate,
     "video": _video,
     "plot": _plot,
+    "ladder": _ladder,
     "presets": _presets,
     "envs": _envs,
     "doctor": _doctor,

@@ -103,22 +103,22 @@ class Collector:
     def collect(self, rollout: Rollout) -> None:
         """Fill `rollout` with the next T steps of every environment."""
         rollout.state.copy_(self._state)
-        truncations: list[tuple[int, np.ndarray, Tensor]] = []
+        truncations: list[tuple[int, np.ndarray, Tensor, Tensor]] = []
         ends = []
         num_steps = rollout.first.shape[1]
         rewards = np.empty((num_steps, self.envs.num_envs), dtype=np.float32)
         for t in range(num_steps):
             rollout.obs[:, t] = self._obs
             rollout.first[:, t] = self._first
-            action = self._act(rollout, t)
-            step = self.envs.step(action.cpu().numpy())
+            step = self.envs.step(self._act(rollout, t).cpu().numpy())
             self.episodes.update(step)
             rewards[t] = step.reward
             truncated = np.flatnonzero(step.truncated)
             if len(truncated) and self.bootstrap_truncation:
                 assert step.final_obs is not None, f"{self.envs.name} truncated an episode without its final observation"
                 ended = np.flatnonzero(step.terminated | step.truncated)
-                truncations.append((t, truncated, self._to_device(step.final_obs[np.isin(ended, truncated)])))
+                final_obs = self._to_device(step.final_obs[np.isin(ended, truncated)])
+                truncations.append((t, truncated, final_obs, self._state[self._to_device(truncated)]))
             ends.append((step.terminated, step.truncated))
             self._obs = self._to_device(step.obs)
             self._first = self._to_device(step.terminated | step.truncated)
@@ -131,25 +131,33 @@ class Collector:
         self._fill_next_values(rollout, truncations)
 
     def _act(self, rollout: Rollout, t: int) -> Tensor:
-        """Draw the actions of step t, noting them with their log-probabilities and values."""
-        output = self.agent(self._obs.unsqueeze(1), self._first.unsqueeze(1), self._state)
+        """Draw the actions of step t, noting them with their log-probabilities and values; returns them as the environments want them."""
+        mask = None
+        if rollout.action_mask is not None:
+            assert self.envs.action_mask is not None, f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
+            rollout.action_mask[:, t] = mask = self._to_device(self.envs.action_mask)
+        output = self.agent(self._obs.unsqueeze(1), self._first.unsqueeze(1), self._state, None if mask is None else mask.unsqueeze(1))
         action = output.policy.sample(self.generator)
         self._state = output.state
         rollout.action[:, t] = action[:, 0]
         rollout.log_prob[:, t] = output.policy.log_prob(action)[:, 0]
         rollout.value[:, t] = output.value[:, 0]
-        return action[:, 0]
+        return self.agent.policy_head.env_action(action[:, 0])
 
-    def _fill_next_values(self, rollout: Rollout, truncations: list[tuple[int, np.ndarray, Tensor]]) -> None:
-        """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones."""
-        obs = torch.cat([self._obs, *(final_obs for _, _, final_obs in truncations)])
+    def _fill_next_values(self, rollout: Rollout, truncations: list[tuple[int, np.ndarray, Tensor, Tensor]]) -> None:
+        """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones.
+
+        A final observation still belongs to its episode: it is valued with the memory's state of that moment.
+        """
+        obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
+        state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
         first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.device)
         first[: len(self._obs), 0] = self._first
-        value = self.agent.value(obs.unsqueeze(1), first, self.agent.initial_state(len(obs)))[:, 0]
+        value = self.agent.value(obs.unsqueeze(1), first, state)[:, 0]
         rollout.next_value[:, :-1] = rollout.value[:, 1:]
         rollout.next_value[:, -1] = value[: len(self._obs)]
         start = len(self._obs)
-        for t, envs, final_obs in truncations:
+        for t, envs, final_obs, _ in truncations:
             rollout.next_value[torch.from_numpy(envs).to(self.device), t] = value[start : start + len(final_obs)]
             start += len(final_obs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -45,7 +45,7 @@ class Compute:
 
     def pieces(self, samples: S) -> Iterator[tuple[S, float]]:
         """Cut samples into micro-batches, with the share of the whole that each is: their weighted losses add up to the mean loss."""
-        size = self.micro_batch or len(samples)
+        size = max(self.micro_batch // samples.first.shape[1], 1) if self.micro_batch else len(samples)
         for start in range(0, len(samples), size):
             piece = samples.take(slice(start, start + size))
             yield piece, len(piece) / len(samples)
@@ -55,23 +55,28 @@ class Compute:
         loss_of: Callable[[S], Tensor],
         samples: S,
         *,
-        parameters: Iterable[nn.Parameter],
+        networks: Sequence[Sequence[nn.Parameter]],
         optimizer: Optimizer,
         max_grad_norm: float | None,
     ) -> Tensor:
         """One step of gradient descent on the mean loss over `samples`; returns the gradient's norm before clipping.
 
+        The gradient of each network is clipped by its own norm, so that a large value loss does not shrink the policy's step.
         Parameters that the loss does not reach have no gradient, rather than a zero one, so that Adam leaves them alone.
         """
         optimizer.zero_grad(set_to_none=True)
         for piece, share in self.pieces(samples):
             (loss_of(piece) * share).backward()
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if max_grad_norm is not None:
-            torch._foreach_mul_(gradients, (max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        norms = []
+        for parameters in networks:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            if not gradients:
+                continue
+            norms.append(nn.utils.get_total_norm(gradients))
+            if max_grad_norm is not None:
+                torch._foreach_mul_(gradients, (max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
         optimizer.step()
-        return norm
+        return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
 def _keep_memory() -> None:

@@ -12,7 +12,7 @@ import difflib
 import json
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Encoder = Literal["impala", "nature", "mlp"]
@@ -54,6 +54,10 @@ class EnvConfig:
     """Threads of EnvPool's pool; off: one per core, never more than environments."""
     parallel: Literal["sync", "processes"] = "sync"
     """How Gymnasium environments are stepped: one after the other, or each in a process of its own."""
+    action_masks: bool = True
+    """Obey the environment's action masks, if it has any; off: every action is tried, and the environment sees to it."""
+    heuristic_mask_steps: int = 100_000
+    """Steps at the start of training in which a `mask_actions` function, given from Python, holds."""
     distribution: ProcgenDistribution = "easy"
     """Procgen: difficulty of the levels."""
     num_levels: int = 0
@@ -77,7 +81,9 @@ class EnvConfig:
         """Refuse impossible sizes."""
         _require(bool(self.id), "env.id is empty; `phasicrl envs` lists what can be trained")
         _require_positive("env", num_envs=self.num_envs, num_threads=self.num_threads)
-        _require_not_negative("env", num_levels=self.num_levels, start_level=self.start_level)
+        _require_not_negative(
+            "env", num_levels=self.num_levels, start_level=self.start_level, heuristic_mask_steps=self.heuristic_mask_steps
+        )
 
 
 PROCGEN_FIELDS = (
@@ -216,7 +222,9 @@ class PPOConfig:
     adam_eps_hat: bool = False
     """Add ε before the second moment's bias is corrected (Kingma & Ba's ε̂), as TensorFlow does, not after it, as PyTorch does."""
     max_grad_norm: float | None = None
-    """Clip the gradient's norm at this value; that of policy and value network each, if they are two."""
+    """Clip the gradient's norm at this value."""
+    grad_norm_of: Literal["networks", "agent"] = "networks"
+    """Two networks (`value_path` separate): clip the gradient of each by its own norm, or both by their common one (CleanRL, SB3)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -245,9 +253,16 @@ class PPOConfig:
     @property
     def passes(self) -> tuple[tuple[bool, bool], ...]:
         """The epochs over a rollout, in order, as (policy loss?, value loss?): joint if E_π = E_V, else value epochs first (OPPG ppo.py:222-245)."""
+        if not self.baseline:
+            return ((True, False),) * self.policy_epochs
         if self.policy_epochs == self.value_epochs:
             return ((True, True),) * self.policy_epochs
         return ((False, True),) * self.value_epochs + ((True, False),) * self.policy_epochs
+
+    @property
+    def follows_kl(self) -> bool:
+        """Whether something is steered by the divergence of an epoch."""
+        return self.target_kl is not None or self.kl_penalty_target is not None or self.schedule == "adaptive_kl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -422,6 +437,10 @@ class Config:
                 self.model.memory == "none" or by == "segments",
                 f"{owner}.minibatch_by is {by}, but with a memory (model.memory {self.model.memory}) steps depend on each other; use segments",
             )
+        _require(
+            self.ppo.baseline or self.aux is None,
+            "ppo.baseline is off, but the auxiliary phase distils values; switch it off with --aux none",
+        )
         for given, name in (
             (self.ppo.value_learning_rate, "ppo.value_learning_rate"),
             (self.model.value_activation, "model.value_activation"),
@@ -478,6 +497,28 @@ class Config:
         """Discount of the reward normaliser's running return."""
         return self.ppo.gamma if self.reward_norm is None or self.reward_norm.gamma is None else self.reward_norm.gamma
 
+    def changed(self, changes: dict[str, Any]) -> Config:
+        """The configuration with other values at the given paths, such as `ppo.gamma`.
+
+        Raises:
+            ValueError: a field that does not exist, or values that do not go together.
+        """
+        fields: dict[str, Any] = {}
+        within: dict[str, dict[str, Any]] = {}
+        for path, value in changes.items():
+            name, dot, field_name = path.partition(".")
+            if path not in field_paths() and (dot or name not in typing.get_type_hints(Config)):
+                raise ValueError(f"unknown field {path}{nearest_name(path, field_paths())}")
+            if dot:
+                within.setdefault(name, {})[field_name] = value
+            else:
+                fields[name] = value
+        for name, values in within.items():  # all of a group at once: half of them might not go together
+            group = fields.get(name, getattr(self, name))
+            _require(group is not None, f"{name} is off, so that {', '.join(values)} cannot be set; give the whole group")
+            fields[name] = replace(group, **values)
+        return replace(self, **fields)
+
     def to_json(self) -> str:
         """The whole configuration as indented JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2)
@@ -494,6 +535,15 @@ class Config:
         except json.JSONDecodeError as error:
             raise ValueError(f"this is not a configuration written by phasicrl: {error}") from None
         return _from_tree(Config, tree, "")
+
+
+def field_paths() -> list[str]:
+    """Every knob by its path: `seed`, `ppo.gamma`."""
+    paths: list[str] = []
+    for name, hint in typing.get_type_hints(Config).items():
+        kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+        paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [name]
+    return paths
 
 
 def _from_tree(kind: type, tree: Any, path: str) -> Any:

@@ -157,9 +157,10 @@ def play(
     lengths: list[int] = []
     on_obs(obs)
     while (share > 0).any():
-        distribution, state = agent.policy(torch.from_numpy(obs).unsqueeze(1), torch.from_numpy(first).unsqueeze(1), state)
+        mask = None if envs.action_mask is None else torch.from_numpy(envs.action_mask).unsqueeze(1)
+        distribution, state = agent.policy(torch.from_numpy(obs).unsqueeze(1), torch.from_numpy(first).unsqueeze(1), state, mask)
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
-        step = envs.step(action[:, 0].numpy())
+        step = envs.step(agent.policy_head.env_action(action[:, 0]).numpy())
         running += step.reward
         length += 1
         first = step.terminated | step.truncated

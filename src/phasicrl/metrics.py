@@ -30,10 +30,13 @@ METRICS: dict[str, str] = {
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalised advantage).",
-    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units).",
+    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalised).",
     "losses/entropy": "Entropy of the policy (nats).",
     "losses/old_approx_kl": "KL divergence of the new from the rollout's policy, estimator k1: mean of −log ratio (nats).",
     "losses/approx_kl": "KL divergence of the new from the rollout's policy, estimator k3: mean of ratio − 1 − log ratio (nats).",
+    "losses/epoch_kl": "The same over the last policy epoch of the iteration alone, where something is steered by it (nats).",
+    "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
+    "losses/action_std": "Mean standard deviation of the policy's continuous actions (units of the action).",
     "losses/clipfrac": "Fraction of samples whose probability ratio lies outside the clip range (0 to 1).",
     "losses/explained_variance": "Share of the value targets' variance that the rollout's values explain (at most 1; 0 is a constant).",
     "losses/aux/kl_loss": "Auxiliary phase: KL divergence from the policy before the phase (nats).",
@@ -76,6 +79,12 @@ class MeanAccumulator:
                 self._weights[names] = 0.0
             self._sums[names].add_(stacked, alpha=weight)
         self._weights[names] += weight
+
+    def merge(self, other: MeanAccumulator) -> None:
+        """Take in everything that another accumulator was given."""
+        for names, tensor in other._sums.items():
+            self._sums[names] = self._sums[names] + tensor if names in self._sums else tensor.clone()
+            self._weights[names] = self._weights.get(names, 0.0) + other._weights[names]
 
     def result(self) -> dict[str, float]:
         """The mean of every name that was added, in alphabetical order; NaN where all weights are zero."""

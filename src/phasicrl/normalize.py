@@ -6,35 +6,103 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from phasicrl.config import Statistics
 from phasicrl.returns import discounted_forward_return
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, merged batch by batch in parallel form (Chan et al. 1979), in float64."""
+    """Mean and variance of everything seen so far, merged batch by batch in parallel form (Chan et al. 1979), in float64.
+
+    Args:
+        shape: of one sample; each of its components has a mean and a variance of its own.
+    """
 
     count: Tensor
     mean: Tensor
     sum_of_squares: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        for name in ("count", "mean", "sum_of_squares"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        for name in ("mean", "sum_of_squares"):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
-    def update(self, batch: Float[Tensor, "*shape"]) -> None:
-        """Merge a batch in."""
-        batch = batch.double()
-        count, mean = float(batch.numel()), batch.mean()
+    def update(self, batch: Float[Tensor, "..."]) -> None:
+        """Merge a batch in: `[*N, *shape]`, any number of leading axes over which to merge, none for a single sample."""
+        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape)
         total = self.count + count
         delta = mean - self.mean
-        self.sum_of_squares += (batch - mean).square().sum() + delta.square() * self.count * count / total
+        self.sum_of_squares += sum_of_squares + delta.square() * self.count * count / total
         self.mean += delta * count / total
         self.count.copy_(total)
 
     @property
-    def variance(self) -> Float[Tensor, ""]:
+    def variance(self) -> Float[Tensor, "*shape"]:
         """Biased variance; 0 before the first batch."""
         return self.sum_of_squares / self.count.clamp(min=1)
+
+
+class EmaMoments(nn.Module):
+    """Mean and variance of a mixture of all batches so far in which each counts `decay` times as much as the one after it, in float64.
+
+    The k-th batch moves the moments by its share of the mixture, `w = (1 − d) / (1 − dᵏ)`: 1 for the first, near 1/k while k is small,
+    1 − d in the long run. (A constant 1 − d after the first would at d = .999 leave the first batch, of an untrained policy, more than
+    a third of the weight for a thousand batches.) The variance is the mixture's, by the law of total variance: that within batches
+    and that between their means, so that a mean on the move widens it:
+
+        mean ← (1 − w) mean + w m        variance ← (1 − w) variance + w v + w (1 − w) (m − mean)²
+
+    with the batch's mean m and biased variance v, and the mean before the batch on the right. A running average of deviations lacks the
+    last term, is too small besides (Jensen), and is 0 for batches of one sample.
+
+    Args:
+        decay: d, at least 0 and below 1; 0 keeps the latest batch alone.
+        shape: of one sample; each of its components has a mean and a variance of its own.
+    """
+
+    weight: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, decay: float, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.decay = decay
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))  # 1 − dᵏ
+        for name in ("mean", "variance"):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+
+    def update(self, batch: Float[Tensor, "..."]) -> None:
+        """Mix a batch in: `[*N, *shape]`, which counts as one whatever its size; no leading axes for a single sample."""
+        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape)
+        self.weight.mul_(self.decay).add_(1 - self.decay)
+        share = (1 - self.decay) / self.weight
+        delta = mean - self.mean
+        self.variance.copy_((1 - share) * (self.variance + share * delta.square()) + share * sum_of_squares / count)
+        self.mean += share * delta
+
+
+Moments = RunningMoments | EmaMoments
+"""Either kind: `update(batch)`, and float64 tensors `mean` and `variance` of the shape given, 0 before the first batch."""
+
+
+def make_moments(statistics: Statistics, *, decay: float, shape: tuple[int, ...] = ()) -> Moments:
+    """Moments of everything (`moments`, which has no use for `decay`), or of an exponentially weighted past (`ema`)."""
+    return EmaMoments(decay, shape) if statistics == "ema" else RunningMoments(shape)
+
+
+def _batch_moments(batch: Float[Tensor, "..."], shape: torch.Size) -> tuple[float, Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """Number of samples in a batch `[*N, *shape]`, their mean and the sum of their squared distances from it, in float64."""
+    num_axes = batch.dim() - len(shape)
+    assert batch.shape[num_axes:] == shape, f"a batch of shape {tuple(batch.shape)}, but samples have the shape {tuple(shape)}"
+    batch = batch.double().unsqueeze(0)  # so that there always is an axis to merge: to a reduction, none means all
+    axes = tuple(range(num_axes + 1))
+    mean = batch.mean(axes)
+    return batch.numel() / mean.numel(), mean, (batch - mean).square().sum(axes)
+
+
+def _deviation(variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """What to divide by: at least 1e-4, so that what has never varied, but for rounding, is not blown up."""
+    return (variance + 1e-8).sqrt()
 
 
 class RewardNormalizer(nn.Module):
@@ -63,7 +131,7 @@ class RewardNormalizer(nn.Module):
     @property
     def scale(self) -> Float[Tensor, ""]:
         """What rewards are divided by."""
-        return (self.moments.variance + 1e-8).sqrt()
+        return _deviation(self.moments.variance)
 
     def forward(self, reward: Float[Tensor, "B T"], first: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Take a rollout's rewards into the statistics, then scale and clip them; `first` marks steps that begin an episode."""
@@ -75,3 +143,81 @@ class RewardNormalizer(nn.Module):
             self.moments.update(part_returns)
             scaled.append(part / self.scale.to(reward.dtype))
         return torch.cat(scaled, dim=1).clamp(-self.clip, self.clip)
+
+
+class ObservationNormalizer(nn.Module):
+    """Shifts and scales each component of an observation to mean 0 and variance 1, and clips it (Baselines vec_normalize.py:36-40).
+
+    Unlike there, the statistics move only when `update` is called: a policy must not change while it is acting, and not at all in an
+    evaluation. They are buffers, so part of the agent's weights.
+
+    A component that has never varied comes out as 0. Should it later differ by x, then 10⁴ x comes out, as 1e-8 is all the variance
+    there is; the clip keeps that to ± clip. With the next update the divisor is about √p x, p being the share of such samples.
+
+    Args:
+        size: D, the number of components.
+        statistics: of everything seen so far, or exponentially weighted; see `make_moments`.
+        decay: of the exponential weights.
+        clip: normalised components are clipped to ± this.
+    """
+
+    shift: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, size: int, *, statistics: Statistics, decay: float, clip: float) -> None:
+        super().__init__()
+        self.clip = clip
+        self.moments = make_moments(statistics, decay=decay, shape=(size,))
+        # What acting needs, ready in float32: three kernels, and no question whether there are statistics already.
+        for name, start in (("shift", 0.0), ("scale", 1.0), ("low", -torch.inf), ("high", torch.inf)):
+            self.register_buffer(name, torch.full((size,), start))
+
+    def forward(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """`(x − mean) / √(variance + 1e-8)`, clipped, in float32; x itself before the first update."""
+        return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
+
+    def update(self, x: Float[Tensor, "*N D"]) -> None:
+        """Take observations into the statistics, before normalisation."""
+        self.moments.update(x)
+        self.shift.copy_(self.moments.mean)
+        self.scale.copy_(_deviation(self.moments.variance))
+        self.low.fill_(-self.clip)
+        self.high.fill_(self.clip)
+
+
+class ValueNormalizer(nn.Module):
+    """Units in which value heads predict: mean and deviation of the value targets so far.
+
+    Values leave the agent through `denormalize`; the loss compares the head's own output with `(target − mean) / std`. As an update
+    moves what the same output means, call it between iterations only, once everything in the old units is used up (the head's weights
+    are not adjusted to it, as Pop-Art would: van Hasselt et al. 2016).
+
+    Args:
+        statistics: of everything seen so far, or exponentially weighted; see `make_moments`.
+        decay: of the exponential weights.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, *, statistics: Statistics, decay: float) -> None:
+        super().__init__()
+        self.moments = make_moments(statistics, decay=decay)
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
+
+    def update(self, target: Float[Tensor, "..."]) -> None:
+        """Take value targets, in the rewards' units, into the statistics.
+
+        `std` stays at 1e-4 or above: targets that do not vary, as before any reward is found, have the deviation 0 or that of rounding
+        errors, and divided by it they would be infinite, or noise of size 1 that the value head learns.
+        """
+        self.moments.update(target)
+        self.mean.copy_(self.moments.mean)
+        self.std.copy_(_deviation(self.moments.variance))
+
+    def denormalize(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """A value head's output in the rewards' units."""
+        return x * self.std + self.mean

@@ -17,28 +17,49 @@ from phasicrl.compute import Compute
 from phasicrl.config import AuxConfig, PPOConfig
 from phasicrl.metrics import MeanAccumulator
 from phasicrl.models.agent import Agent
-from phasicrl.models.heads import CategoricalPolicy
+from phasicrl.models.heads import Policy
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, PolicySamples, Rollout, Samples
 
 Record = dict[str, float]
 
 
 def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
-    """Advantages by GAE and value targets `V̂ = V + A` (with the advantage before it is normalised), written into the rollout.
+    """Advantages and value targets V̂, written into the rollout: `V̂ = V + A` by GAE (with the advantage before it is normalised), else returns.
 
     Args:
         rollout: T steps of B environments.
         reward: `[B, T]`, the rewards to learn from, normalised or not.
-        ppo: γ, λ and the kind of normalisation.
+        ppo: the estimator, γ, λ and the kind of normalisation.
     """
-    advantage = returns.gae(
-        reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda
-    )
-    rollout.value_target.copy_(rollout.value + advantage)
-    record = {"losses/explained_variance": returns.explained_variance(rollout.value, rollout.value_target)}
+    ends = (rollout.terminated, rollout.truncated)
+    if ppo.estimator == "gae":
+        advantage = returns.gae(reward, rollout.value, rollout.next_value, *ends, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda)
+        rollout.value_target.copy_(rollout.value + advantage)
+    elif ppo.estimator == "n_step":
+        rollout.value_target.copy_(returns.n_step_return(reward, rollout.value, rollout.next_value, *ends, gamma=ppo.gamma, n=ppo.n_step))
+        advantage = rollout.value_target - rollout.value
+    else:
+        # Without a value function there is nothing to put in place of what comes after the rollout: those returns are cut short.
+        next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
+        rollout.value_target.copy_(returns.monte_carlo_return(reward, next_value, *ends, gamma=ppo.gamma))
+        advantage = rollout.value_target - rollout.value if ppo.baseline else rollout.value_target.clone()
+    record = {"losses/explained_variance": returns.explained_variance(rollout.value, rollout.value_target)} if ppo.baseline else {}
     if ppo.advantage_norm == "batch":
         advantage = returns.normalize(advantage)
     return rollout.policy_samples(advantage), record
+
+
+@torch.no_grad()
+def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
+    """Value the rollout's observations anew, by the value function as it is now.
+
+    What lies in no rollout keeps its value from when it was seen: the final observations of truncated episodes, and what came last.
+    """
+    segments = Samples(rollout.obs, rollout.first, rollout.state, rollout.action_mask, rollout.value_target)
+    value = per_segment(segments, lambda piece: agent.value(piece.obs, piece.first, piece.state), compute=compute)
+    inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
+    rollout.value.copy_(value)
+    rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
 
 
 def policy_phase(
@@ -49,6 +70,8 @@ def policy_phase(
     *,
     compute: Compute,
     generator: Generator,
+    kl_penalty: float | None = None,
+    renew: Callable[[], PolicySamples] | None = None,
     stage: Callable[[str], None] = lambda name: None,
 ) -> Record:
     """One iteration of the policy phase: E_π epochs on equation 1 and E_V epochs on equation 2 of the PPG paper.
@@ -60,25 +83,38 @@ def policy_phase(
         ppo: the knobs.
         compute: how gradient steps are executed.
         generator: source of the order of minibatches.
+        kl_penalty: weight of the divergence's penalty, if not `ppo.kl_penalty`.
+        renew: makes the samples anew, for `ppo.recompute_advantages`.
         stage: told what begins, for displays.
 
     Returns:
-        Means over all samples and epochs, and the seconds spent.
+        Means over all samples and epochs, and the seconds spent; `losses/epoch_kl` is the mean of the last policy epoch alone.
     """
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
-    for with_policy, with_value in ppo.passes:
+    weight = ppo.kl_penalty if kl_penalty is None else kl_penalty
+    old_policy = policy_parameters(agent, samples, compute=compute) if weight and ppo.kl_estimate == "exact" else None
+    samples = dataclasses.replace(samples, old_policy=old_policy)
+    networks = agent.networks() if ppo.grad_norm_of == "networks" else [list(agent.parameters())]
+    record: Record = {}
+    for number, (with_policy, with_value) in enumerate(ppo.passes):
         kind, start = "policy" if with_policy else "value", perf_counter()
         stage(kind)
-        loss_of = partial(_policy_phase_loss, agent, ppo, means, with_policy=with_policy, with_value=with_value)
+        if number and renew is not None:
+            samples = dataclasses.replace(renew(), old_policy=old_policy)
+        epoch = MeanAccumulator()
+        loss_of = partial(_policy_phase_loss, agent, ppo, weight, epoch, with_policy=with_policy, with_value=with_value)
         for minibatch in samples.minibatches(ppo.num_minibatches, by=ppo.minibatch_by, generator=generator):
             if ppo.advantage_norm == "minibatch":
                 minibatch = dataclasses.replace(minibatch, advantage=returns.normalize(minibatch.advantage))
-            norm = compute.gradient_step(
-                loss_of, minibatch, parameters=agent.parameters(), optimizer=optimizers[kind], max_grad_norm=ppo.max_grad_norm
-            )
-            means.add({f"gradients/{kind}_norm": norm}, weight=len(minibatch))
+            norm = compute.gradient_step(loss_of, minibatch, networks=networks, optimizer=optimizers[kind], max_grad_norm=ppo.max_grad_norm)
+            epoch.add({f"gradients/{kind}_norm": norm}, weight=len(minibatch))
+        means.merge(epoch)
         seconds[f"time/{kind}"] += perf_counter() - start
-    return means.result() | seconds
+        if with_policy and ppo.follows_kl:
+            record["losses/epoch_kl"] = epoch.result()["losses/approx_kl"]
+            if ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl:
+                break
+    return means.result() | record | seconds
 
 
 def auxiliary_phase(
@@ -109,14 +145,13 @@ def auxiliary_phase(
     samples = buffer.auxiliary_samples(policy_parameters(agent, buffer.segments(), compute=compute))
     loss_of = partial(_auxiliary_loss, agent, aux, means)
     num_minibatches = aux.num_minibatches * aux.every
+    networks = agent.networks()
     num_used = aux.num_minibatches * (aux.iterations_per_epoch or aux.every)
     for epoch in range(1, aux.epochs + 1):
         stage(f"auxiliary {epoch}/{aux.epochs}")
         # N < N_π: fewer minibatches, each still drawn from everything, because the order is shuffled over the whole phase.
         for minibatch in islice(samples.minibatches(num_minibatches, by=aux.minibatch_by, generator=generator), num_used):
-            norm = compute.gradient_step(
-                loss_of, minibatch, parameters=agent.parameters(), optimizer=optimizer, max_grad_norm=aux.max_grad_norm
-            )
+            norm = compute.gradient_step(loss_of, minibatch, networks=networks, optimizer=optimizer, max_grad_norm=aux.max_grad_norm)
             means.add({"gradients/aux_norm": norm}, weight=len(minibatch))
     return means.result() | {"time/auxiliary": perf_counter() - start}
 
@@ -124,45 +159,70 @@ def auxiliary_phase(
 @torch.no_grad()
 def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute) -> Tensor:
     """Parameters `[S, L, P]` of the current policy for every stored observation, by the policy's network alone."""
-    parameters = []
+    return per_segment(
+        segments, lambda piece: agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters, compute=compute
+    )
+
+
+def per_segment(segments: Samples, function: Callable[[Samples], Tensor], *, compute: Compute) -> Tensor:
+    """`[S, L, …]`: a function of the agent's, asked segment by segment in pieces that fit the caches."""
+    results = []
     for segment in range(len(segments)):
         one = segments.take(slice(segment, segment + 1))
         one = one if one.state.shape[-1] else one.as_transitions()
-        pieces = [agent.policy(p.obs, p.first, p.state, p.action_mask)[0].parameters for p, _ in compute.pieces(one)]
-        parameters.append(torch.cat(pieces).reshape(segments.first.shape[1], -1))
-    return torch.stack(parameters)
+        results.append(torch.cat([function(piece) for piece, _ in compute.pieces(one)]).flatten(0, 1))
+    return torch.stack(results)
 
 
 def _policy_phase_loss(
-    agent: Agent, ppo: PPOConfig, means: MeanAccumulator, samples: PolicySamples, *, with_policy: bool, with_value: bool
+    agent: Agent,
+    ppo: PPOConfig,
+    kl_penalty: float,
+    means: MeanAccumulator,
+    samples: PolicySamples,
+    *,
+    with_policy: bool,
+    with_value: bool,
 ) -> Tensor:
     """Mean loss of the policy, the value function or both, running only the networks it needs."""
     conditions = (samples.obs, samples.first, samples.state)
     if not with_policy:
-        return _value_loss(agent.value(*conditions), samples, ppo, means)
+        return _value_loss(agent, agent.value(*conditions), samples, ppo, means)
     if not with_value:
-        return _policy_loss(agent.policy(*conditions, samples.action_mask)[0], samples, ppo, means)
+        return _policy_loss(agent, agent.policy(*conditions, samples.action_mask)[0], samples, ppo, kl_penalty, means)
     output = agent(*conditions, samples.action_mask)
-    return _policy_loss(output.policy, samples, ppo, means) + _value_loss(output.value, samples, ppo, means)
+    policy_loss = _policy_loss(agent, output.policy, samples, ppo, kl_penalty, means)
+    return policy_loss + _value_loss(agent, output.value, samples, ppo, means)
 
 
-def _policy_loss(policy: CategoricalPolicy, samples: PolicySamples, ppo: PPOConfig, means: MeanAccumulator) -> Tensor:
-    """`E[surrogate] − c H(π) + k E[½ log² r]`; notes its parts in `means`."""
+def _policy_loss(
+    agent: Agent, policy: Policy, samples: PolicySamples, ppo: PPOConfig, kl_penalty: float, means: MeanAccumulator
+) -> Tensor:  # fmt: skip
+    """`E[surrogate] − c H(π) + k E[divergence]`; notes its parts in `means`."""
     log_prob, old = policy.log_prob(samples.action), samples.old_log_prob
-    loss = objectives.surrogate_loss(log_prob, old, samples.advantage, clip=ppo.clip).mean()
+    if ppo.objective == "surrogate":
+        loss = objectives.surrogate_loss(log_prob, old, samples.advantage, clip=ppo.clip).mean()
+    else:
+        loss = objectives.log_prob_loss(log_prob, samples.advantage).mean()
     entropy = policy.entropy().mean()
-    penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
+    if samples.old_policy is None:
+        penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
+    else:
+        penalty = policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
     with torch.no_grad():
         k1, k3 = objectives.approximate_kl(log_prob, old)
         clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
     noted = {"policy_loss": loss, "entropy": entropy, "old_approx_kl": k1.mean(), "approx_kl": k3.mean(), "clipfrac": clipped.mean()}
+    if policy.mean_std is not None:
+        noted["action_std"] = policy.mean_std.mean()
     means.add({f"losses/{name}": value for name, value in noted.items()}, weight=len(samples))
-    return loss - ppo.entropy_coef * entropy + ppo.kl_penalty * penalty
+    return loss - ppo.entropy_coef * entropy + kl_penalty * penalty
 
 
-def _value_loss(value: Tensor, samples: PolicySamples, ppo: PPOConfig, means: MeanAccumulator) -> Tensor:
+def _value_loss(agent: Agent, value: Tensor, samples: PolicySamples, ppo: PPOConfig, means: MeanAccumulator) -> Tensor:
     """The weighted value loss; notes it in `means` before the weight."""
-    loss = objectives.value_loss(value, samples.value_target, samples.old_value, clip=ppo.value_clip).mean()
+    value, target, old = (agent.in_value_units(x) for x in (value, samples.value_target, samples.old_value))
+    loss = objectives.value_loss(value, target, old, clip=ppo.value_clip).mean()
     means.add({"losses/value_loss": loss}, weight=len(samples))
     return ppo.value_coef * loss
 
@@ -172,8 +232,9 @@ def _auxiliary_loss(agent: Agent, aux: AuxConfig, means: MeanAccumulator, sample
     output = agent(samples.obs, samples.first, samples.state, samples.action_mask)
     assert output.aux_value is not None, "the auxiliary phase needs an agent with an auxiliary head"
     kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
-    aux_loss = objectives.value_loss(output.aux_value, samples.value_target).mean()
-    real_loss = objectives.value_loss(output.value, samples.value_target).mean()
+    aux_value, value, target = (agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target))
+    aux_loss = objectives.value_loss(aux_value, target).mean()
+    real_loss = objectives.value_loss(value, target).mean()
     means.add(
         {"losses/aux/kl_loss": kl, "losses/aux/aux_value_loss": aux_loss, "losses/aux/real_value_loss": real_loss}, weight=len(samples)
     )

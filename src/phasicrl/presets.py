@@ -6,7 +6,17 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phasicrl.config import AuxConfig, Config, EnvConfig, ModelConfig, PPOConfig, RewardNormConfig, nearest_name
+from phasicrl.config import (
+    ActionConfig,
+    AuxConfig,
+    Config,
+    EnvConfig,
+    ModelConfig,
+    ObsNormConfig,
+    PPOConfig,
+    RewardNormConfig,
+    nearest_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +116,160 @@ _CLASSIC_PPO = Config(
     reward_norm=RewardNormConfig(),
     total_env_steps=100_000,
 )  # fmt: skip
-_CLASSIC_PPG = replace(
-    _CLASSIC_PPO,
-    name="classic-ppg",
-    aux=AuxConfig(every=8, epochs=3, num_minibatches=8, minibatch_by="transitions", learning_rate=5e-4, max_grad_norm=0.5),
+_CLASSIC_AUX = AuxConfig(every=8, epochs=3, num_minibatches=8, minibatch_by="transitions", learning_rate=5e-4, max_grad_norm=0.5)
+_CLASSIC_PPG = replace(_CLASSIC_PPO, name="classic-ppg", aux=_CLASSIC_AUX)
+
+# Continuous control. Advantages are made anew before each epoch and rates fall to zero, which is what Tianshou's authors credit their
+# results on MuJoCo to; the rest is common to all published settings (semantics 2R).
+_MUJOCO_PPO = Config(
+    name="halfcheetah-ppo",
+    env=EnvConfig(id="envpool:HalfCheetah-v5", num_envs=16),
+    model=replace(_CLASSIC_PPO.model),
+    action=ActionConfig(std_value=0.6, squash="clip", rescale=True),
+    ppo=PPOConfig(
+        num_steps=128, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32, minibatch_by="transitions", entropy_coef=0.0,
+        recompute_advantages=True, advantage_norm="minibatch", learning_rate=3e-4, schedule="linear", adam_eps=1e-5, max_grad_norm=0.5,
+    ),
+    reward_norm=RewardNormConfig(),
+    obs_norm=ObsNormConfig(),
+    total_env_steps=1_000_000,
+)  # fmt: skip
+_MUJOCO_AUX = AuxConfig(every=8, epochs=3, num_minibatches=16, minibatch_by="transitions", learning_rate=3e-4, max_grad_norm=0.5)
+_PENDULUM_PPO = replace(
+    _MUJOCO_PPO,
+    env=EnvConfig(id="envpool:Pendulum-v1", num_envs=4),
+    ppo=replace(_MUJOCO_PPO.ppo, num_steps=512, gamma=0.9, learning_rate=1e-3),
+    total_env_steps=100_000,
 )
+_ATARI_PPO = replace(
+    _CLASSIC_PPO,
+    env=EnvConfig(id="envpool:Breakout-v5", num_envs=8),
+    model=ModelConfig(
+        value_path="shared", encoder="nature", hidden_sizes=(512,), init="orthogonal", policy_head_scale=0.01, value_head_scale=1.0
+    ),
+    ppo=PPOConfig(
+        num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4, num_minibatches=4,
+        minibatch_by="transitions", clip=0.1, value_clip=0.1, value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4,
+        schedule="linear", adam_eps=1e-5, max_grad_norm=0.5,
+    ),
+    reward_norm=None,
+    total_env_steps=10_000_000,
+)  # fmt: skip
+
+_ATARI_AUX = AuxConfig(every=32, epochs=6, num_minibatches=8, minibatch_by="segments", learning_rate=2.5e-4, max_grad_norm=0.5)
+
+# What other code bases run on classic and continuous control (semantics 2R; what is left is said in docs/fidelity.md).
+_CLEANRL_CLASSIC = replace(
+    _CLASSIC_PPO,
+    name="compat-cleanrl-ppo",
+    env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
+    ppo=PPOConfig(
+        num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4, num_minibatches=4,
+        minibatch_by="transitions", value_clip=0.2, value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4, schedule="linear",
+        adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
+    ),
+    reward_norm=None,
+    total_env_steps=500_000,
+)  # fmt: skip
+_CLEANRL_CONTINUOUS = replace(
+    _CLEANRL_CLASSIC,
+    name="compat-cleanrl-ppo-continuous",
+    env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
+    action=ActionConfig(squash="clip"),
+    ppo=replace(
+        _CLEANRL_CLASSIC.ppo, num_steps=2048, policy_epochs=10, value_epochs=10, num_minibatches=32, learning_rate=3e-4, entropy_coef=0.0
+    ),
+    reward_norm=RewardNormConfig(per="step"),
+    obs_norm=ObsNormConfig(),
+    total_env_steps=1_000_000,
+)
+_BASELINES_MUJOCO = replace(
+    _CLEANRL_CONTINUOUS,
+    name="compat-baselines-ppo-mujoco",
+    action=ActionConfig(),
+    ppo=replace(_CLEANRL_CONTINUOUS.ppo, adam_eps_hat=True),
+)
+_SB3 = replace(
+    _CLEANRL_CLASSIC,
+    name="compat-sb3-ppo",
+    env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=1),
+    action=ActionConfig(squash="clip"),
+    ppo=replace(
+        _CLEANRL_CLASSIC.ppo, num_steps=2048, bootstrap_truncation=True, policy_epochs=10, value_epochs=10, num_minibatches=32,
+        learning_rate=3e-4, schedule="constant", entropy_coef=0.0, value_clip=None, value_coef=1.0,
+    ),
+    total_env_steps=100_000,
+)  # fmt: skip
+_SPINNING_UP = replace(
+    _SB3,
+    name="compat-spinningup-ppo",
+    env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
+    model=ModelConfig(
+        value_path="separate", encoder="mlp", hidden_sizes=(64, 64), activation="tanh", init="torch", policy_head_scale=1.0,
+        value_head_scale=1.0,
+    ),
+    action=ActionConfig(std_value=0.6065306597126334),
+    ppo=PPOConfig(
+        num_steps=4000, gamma=0.99, gae_lambda=0.97, policy_epochs=80, value_epochs=80, num_minibatches=1, minibatch_by="segments",
+        entropy_coef=0.0, value_coef=2.0, advantage_norm="batch", learning_rate=3e-4, value_learning_rate=1e-3, target_kl=0.015,
+    ),
+    total_env_steps=1_000_000,
+)  # fmt: skip
+_MVA = replace(
+    _SPINNING_UP,
+    name="compat-mva-ppo",
+    env=EnvConfig(id="envpool:InvertedPendulum-v5", num_envs=1),
+    model=_CLASSIC_PPO.model,
+    action=ActionConfig(std="range", std_value=0.05),
+    ppo=PPOConfig(
+        num_steps=2048, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32, minibatch_by="transitions", entropy_coef=0.0,
+        value_coef=2.0, advantage_norm="minibatch", learning_rate=1e-5, value_learning_rate=1e-5, schedule="linear", max_grad_norm=0.5,
+    ),
+    reward_norm=RewardNormConfig(per="step"),
+    obs_norm=ObsNormConfig(),
+    total_env_steps=100_000,
+)  # fmt: skip
+
+_TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
+    "cartpole": (_CLASSIC_PPO, _CLASSIC_AUX, {}),
+    "acrobot": (_CLASSIC_PPO, _CLASSIC_AUX, {"env.id": "envpool:Acrobot-v1", "total_env_steps": 300_000}),
+    "mountaincar": (
+        _CLASSIC_PPO, _CLASSIC_AUX, {"env.id": "envpool:MountainCar-v0", "env.num_envs": 16, "ppo.gae_lambda": 0.98, "total_env_steps": 1_000_000}
+    ),
+    "lunarlander": (
+        _CLASSIC_PPO,
+        _CLASSIC_AUX,
+        {
+            "env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999, "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01,
+            "total_env_steps": 1_000_000,
+        },
+    ),
+    "pendulum": (_PENDULUM_PPO, _MUJOCO_AUX, {}),
+    "invertedpendulum": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:InvertedPendulum-v5", "total_env_steps": 100_000}),
+    "inverteddoublependulum": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:InvertedDoublePendulum-v5"}),
+    "reacher": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Reacher-v5"}),
+    "halfcheetah": (_MUJOCO_PPO, _MUJOCO_AUX, {}),
+    "hopper": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Hopper-v5"}),
+    "walker2d": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Walker2d-v5"}),
+    "swimmer": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Swimmer-v5", "ppo.gamma": 0.9999, "ppo.gae_lambda": 0.98}),
+    "ant": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Ant-v5"}),
+    "humanoid": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Humanoid-v5", "total_env_steps": 10_000_000}),
+    "atari": (_ATARI_PPO, _ATARI_AUX, {}),
+}  # fmt: skip
+"""For each environment that has presets: PPO's settings, the auxiliary phase that makes them PPG's, and what is different here."""
+
+
+def _task_presets() -> list[Preset]:
+    """`<environment>-ppo` and `<environment>-ppg` for every task."""
+    presets = []
+    for task, (ppo, aux, changes) in _TASKS.items():
+        ppo = ppo.changed(changes)
+        env = ppo.env.id.partition(":")[2]
+        steps = f"{ppo.total_env_steps:,} steps"
+        presets.append(Preset(replace(ppo, name=f"{task}-ppo"), f"PPO on {env}, {steps}", "ours; docs/learning.md"))
+        presets.append(Preset(replace(ppo, name=f"{task}-ppg", aux=aux), f"PPG on {env}, {steps}", "ours; docs/learning.md", f"{task}-ppo"))
+    return presets
+
 
 _OPPG = "openai/phasic-policy-gradient, train.py and ppo.py"
 PRESETS: dict[str, Preset] = {
@@ -130,6 +289,18 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(_CLASSIC_PPO, "PPO for small vector tasks with discrete actions", "ours, tuned on CartPole-v1"),
         Preset(_CLASSIC_PPG, "PPG for the same", "ours, tuned on CartPole-v1", "classic-ppo"),
+        Preset(_CLEANRL_CLASSIC, "CleanRL's ppo.py", "vwxyzjn/cleanrl, ppo.py", "classic-ppo"),
+        Preset(
+            _CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py", "vwxyzjn/cleanrl, ppo_continuous_action.py", "compat-cleanrl-ppo"
+        ),
+        Preset(
+            replace(_ATARI_PPO, name="compat-cleanrl-ppo-atari"), "CleanRL's ppo_atari_envpool.py", "vwxyzjn/cleanrl, ppo_atari_envpool.py"
+        ),
+        Preset(_BASELINES_MUJOCO, "Baselines' ppo2 on MuJoCo", "openai/baselines, ppo2/defaults.py", "compat-cleanrl-ppo-continuous"),
+        Preset(_SB3, "Stable-Baselines3's defaults", "DLR-RM/stable-baselines3, ppo.py", "compat-cleanrl-ppo"),
+        Preset(_SPINNING_UP, "Spinning Up's ppo.py", "openai/spinningup, ppo.py", "compat-sb3-ppo"),
+        Preset(_MVA, "the PPO report on InvertedPendulum (source 004)", "source 004, sections 2 to 4", "compat-spinningup-ppo"),
+        *_task_presets(),
     )
 }  # fmt: skip
 

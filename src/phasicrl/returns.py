@@ -46,6 +46,69 @@ def gae(
     return advantage
 
 
+def n_step_return(
+    reward: Float[Tensor, "B T"],
+    value: Float[Tensor, "B T"],
+    next_value: Float[Tensor, "B T"],
+    terminated: Bool[Tensor, "B T"],
+    truncated: Bool[Tensor, "B T"],
+    *,
+    gamma: float,
+    n: int,
+) -> Float[Tensor, "B T"]:
+    """`r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})` (Sutton & Barto 2018, equation 7.1), shorter before an end.
+
+    By recursion over the number of steps: `G⁰_t = V(s_t)` and `Gᵏ_t = r_t + γ Gᵏ⁻¹_{t+1}`, each for all steps at once. Where an
+    episode or the rollout ends, only what the last step led to follows: nothing after a termination, else its `next_value`.
+
+    Args:
+        reward: rewards, in the units in which the values are.
+        value: V(s_t); that of an episode's later steps is what the earlier ones are bootstrapped from.
+        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the last step.
+        terminated: the episode ended by the environment's rules.
+        truncated: the episode was cut.
+        gamma: discount γ.
+        n: rewards before the value; 1 gives TD(0) targets, T or more the same as `monte_carlo_return`.
+    """
+    cut = terminated | truncated
+    cut[:, -1] = True
+    at_cut = reward + gamma * torch.where(terminated, 0.0, next_value)
+    result = value
+    for _ in range(min(n, reward.shape[1])):
+        result = torch.where(cut, at_cut, reward + gamma * result.roll(-1, dims=1))  # what rolls over the edge lands on a cut
+    return result
+
+
+def monte_carlo_return(
+    reward: Float[Tensor, "B T"],
+    next_value: Float[Tensor, "B T"],
+    terminated: Bool[Tensor, "B T"],
+    truncated: Bool[Tensor, "B T"],
+    *,
+    gamma: float,
+) -> Float[Tensor, "B T"]:
+    """Discounted rewards to go, to the end of the episode (REINFORCE; Spinning Up vpg.py:66-67).
+
+    An episode that a time limit or the rollout's end cuts off is bootstrapped from `next_value`: the sum is then what GAE with
+    λ = 1 adds to the value. Without a value function pass zeros: an unfinished episode then counts as if nothing more had been
+    earned, so its returns are too low, the more so the later the step; rollouts of many episodes keep that share small.
+
+    Args:
+        reward: rewards, in the units in which the values are.
+        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the last step.
+        terminated: the episode ended by the environment's rules.
+        truncated: the episode was cut.
+        gamma: discount γ.
+    """
+    result = torch.empty_like(reward)
+    tail = next_value[:, -1]
+    for t in range(reward.shape[1] - 1, -1, -1):
+        tail = torch.where(truncated[:, t], next_value[:, t], tail)
+        tail = reward[:, t] + gamma * torch.where(terminated[:, t], 0.0, tail)
+        result[:, t] = tail
+    return result
+
+
 def discounted_forward_return(
     reward: Float[Tensor, "B T"], ended_before: Bool[Tensor, "B T"], start: Float[Tensor, " B"], *, gamma: float
 ) -> Float[Tensor, "B T"]:

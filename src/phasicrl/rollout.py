@@ -74,6 +74,8 @@ class PolicySamples(Samples):
     old_log_prob: Float[Tensor, "S L"]
     old_value: Float[Tensor, "S L"]
     advantage: Float[Tensor, "S L"]
+    old_policy: Float[Tensor, "S L P"] | None = None
+    """Parameters of the policy before the update, where its divergence is penalised exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,9 @@ class PhaseBuffer:
         )
 
     @staticmethod
-    def num_bytes(num_rollouts: int, num_envs: int, num_steps: int, *, obs_bytes: int) -> int:
-        """Memory for a buffer, counting 64 bytes a step for everything but the observation."""
-        return num_rollouts * num_envs * num_steps * (obs_bytes + 64)
+    def num_bytes(num_rollouts: int, num_envs: int, num_steps: int, *, step_bytes: int) -> int:
+        """Memory for a buffer: `step_bytes` for observation, action and mask of a step, and 64 bytes for everything else of it."""
+        return num_rollouts * num_envs * num_steps * (step_bytes + 64)
 
     @property
     def is_full(self) -> bool:

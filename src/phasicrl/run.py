@@ -28,14 +28,17 @@ from phasicrl.checkpoint import CheckpointError, Chunks, checkpoints, flush, loa
 from phasicrl.collect import Collector
 from phasicrl.compute import Compute
 from phasicrl.config import Config
+from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.machine import free_memory, package_version
 from phasicrl.metrics import MetricsLog, read_metrics
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.normalize import RewardNormalizer
-from phasicrl.phases import Record
-from phasicrl.rollout import PhaseBuffer, Rollout
+from phasicrl.objectives import adapted_kl_coef, adapted_learning_rate
+from phasicrl.phases import Record, compute_targets, revalue
+from phasicrl.rollout import PhaseBuffer, PolicySamples, Rollout
+from phasicrl.spaces import ActionLayout, ObservationLayout
 
 PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
 """Uses of randomness, each with a stream of its own. Only ever append: a stream follows from its place."""
@@ -59,7 +62,7 @@ class Run:
         agent: the agent, on the compute's device.
         compute: how gradient steps are executed.
         log: where its metrics go.
-        own: what the user passed as objects, `environment` or `encoder`: the configuration cannot hold it.
+        own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration cannot hold it.
     """
 
     def __init__(
@@ -83,6 +86,8 @@ class Run:
             device=compute.device,
             bootstrap_truncation=config.ppo.bootstrap_truncation,
         )
+        self.kl_penalty = config.ppo.kl_penalty
+        self.rate_factor = 1.0
         self.iteration = 0
         self.env_steps = 0
         self._seconds_before = 0.0
@@ -106,8 +111,8 @@ class Run:
         self.iteration += 1
         self._iteration_started = time.perf_counter()
         for name, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate(name)
+            for network, group in enumerate(optimizer.param_groups):
+                group["lr"] = self._learning_rate(name, network)
 
     def collect(self, rollout: Rollout) -> None:
         """Fill the rollout and move the clock."""
@@ -128,6 +133,21 @@ class Run:
         }
         return reward
 
+    def renewal(self, rollout: Rollout, reward: Tensor) -> Callable[[], PolicySamples] | None:
+        """What makes the samples anew before each epoch, if advantages are to be recomputed."""
+
+        def renew() -> PolicySamples:
+            revalue(self.agent, rollout, compute=self.compute)
+            return compute_targets(rollout, reward, self.config.ppo)[0]
+
+        return renew if self.config.ppo.recompute_advantages else None
+
+    def update_statistics(self, rollout: Rollout) -> None:
+        """Take a rollout's observations and value targets into the statistics that the agent normalises by, if it does."""
+        self.agent.reader.update(rollout.obs)
+        if self.agent.value_normalizer is not None:
+            self.agent.value_normalizer.update(rollout.value_target)
+
     def auxiliary_phase_is_due(self) -> bool:
         """Whether a full buffer is to be distilled: every k-th time, and not when the budget is used up (OPPG ppg.py:259)."""
         aux = self.config.aux
@@ -142,9 +162,12 @@ class Run:
     def finish_iteration(self, record: Record) -> None:
         """Log the iteration's metrics, and save if it is time."""
         total = time.perf_counter() - self._iteration_started
+        learning_rate = self._learning_rate("policy", env_steps=self.env_steps - self.config.batch_size)
+        if "losses/epoch_kl" in record:
+            record |= self._follow_kl(record["losses/epoch_kl"])
         record |= self.collector.episodes.report() | {
             "charts/SPS": self.config.batch_size / total,
-            "charts/learning_rate": self._learning_rate("policy", self.env_steps - self.config.batch_size),
+            "charts/learning_rate": learning_rate,
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
@@ -181,6 +204,8 @@ class Run:
             "generators": {name: generator.get_state() for name, generator in self.generators.items()},
             "episodes": self.collector.episodes.state_dict(),
             "num_filled": self.buffer.num_filled,
+            "kl_penalty": self.kl_penalty,
+            "rate_factor": self.rate_factor,
             "iteration": self.iteration,
             "env_steps": self.env_steps,
             "seconds": self.seconds,
@@ -197,6 +222,7 @@ class Run:
         for name, generator in self.generators.items():
             generator.set_state(state["generators"][name])
         self.collector.episodes.load_state_dict(state["episodes"])
+        self.kl_penalty, self.rate_factor = state["kl_penalty"], state["rate_factor"]
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self._seconds_before = state["seconds"]
         for slot in range(state["num_filled"]):
@@ -243,14 +269,26 @@ class Run:
             self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
         self.close()
 
-    def _learning_rate(self, name: str, env_steps: int | None = None) -> float:
-        """Step size of one optimiser at a point of the clock (now, unless given)."""
+    def _follow_kl(self, kl: float) -> Record:
+        """Adapt what is steered by the divergence of an iteration's last epoch."""
+        ppo, record = self.config.ppo, {}
+        if ppo.kl_penalty_target is not None:
+            record["losses/kl_penalty"] = self.kl_penalty
+            self.kl_penalty = adapted_kl_coef(self.kl_penalty, kl, target=ppo.kl_penalty_target)
+        if ppo.schedule == "adaptive_kl":
+            rate = adapted_learning_rate(ppo.learning_rate * self.rate_factor, kl, target=ppo.schedule_kl)
+            self.rate_factor = rate / ppo.learning_rate
+        return record
+
+    def _learning_rate(self, name: str, network: int = 0, *, env_steps: int | None = None) -> float:
+        """Step size of one optimiser for one of the agent's networks at a point of the clock (now, unless given)."""
         config = self.config
-        own = name == "aux" and config.aux is not None and config.aux.optimizer == "own"
-        rate = config.aux.learning_rate if own and config.aux is not None else config.ppo.learning_rate
-        if config.ppo.schedule == "constant":
-            return rate
-        return rate * (1 - (self.env_steps if env_steps is None else env_steps) / config.total_env_steps)
+        rate = (config.ppo.learning_rate, config.ppo.value_learning_rate or config.ppo.learning_rate)[network]
+        if name == "aux" and config.aux is not None and config.aux.optimizer == "own":
+            rate = config.aux.learning_rate
+        if config.ppo.schedule == "linear":
+            return rate * (1 - (self.env_steps if env_steps is None else env_steps) / config.total_env_steps)
+        return rate * self.rate_factor
 
     def _buffer_chunks(self) -> Chunks:
         """The rollouts of the phase under way, one chunk each: they never change, so a checkpoint can link those of the one before."""
@@ -261,16 +299,28 @@ class Run:
         return f"rollout-{self.phase:06d}-{slot:03d}"
 
 
-def start_run(config: Config, *, make_env: EnvFactory | None = None, make_encoder: EncoderFactory | None = None) -> Run:
+def start_run(
+    config: Config,
+    *,
+    make_env: EnvFactory | None = None,
+    make_encoder: EncoderFactory | None = None,
+    mask_actions: MaskFunction | None = None,
+) -> Run:
     """Make a new run directory and everything a run needs.
 
     Raises:
         ValueError: a configuration that cannot work here; nothing was started and no directory made.
     """
-    return _build_run(config, None, make_env=make_env, make_encoder=make_encoder, env_steps=0)
+    return _build_run(config, None, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=0)
 
 
-def resume_run(directory: Path, *, make_env: EnvFactory | None = None, make_encoder: EncoderFactory | None = None) -> Run:
+def resume_run(
+    directory: Path,
+    *,
+    make_env: EnvFactory | None = None,
+    make_encoder: EncoderFactory | None = None,
+    mask_actions: MaskFunction | None = None,
+) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
     Environments start new episodes, from seeds of their own: the one thing in which a resumed run differs from an unbroken one.
@@ -282,7 +332,10 @@ def resume_run(directory: Path, *, make_env: EnvFactory | None = None, make_enco
     if not checkpoints(directory / "checkpoints"):
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
     state, chunks, rejected = load_checkpoint(directory / "checkpoints")
-    run = _build_run(config, directory, make_env=make_env, make_encoder=make_encoder, env_steps=state["env_steps"])
+    env_steps = state["env_steps"]
+    if "mask" in _own(directory) and mask_actions is None and env_steps < config.env.heuristic_mask_steps:
+        raise ValueError(f"{directory} is still being trained with a mask of its user's own; call this from Python with mask_actions=…")
+    run = _build_run(config, directory, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=env_steps)
     try:
         run.load_state_dict(state, chunks)
     except (RuntimeError, ValueError, KeyError) as error:
@@ -303,12 +356,16 @@ def load_config(directory: Path, *, own_env: bool, own_encoder: bool) -> Config:
     path = directory / "config.json"
     if not path.is_file():
         raise ValueError(f"{directory} is not a run directory: it has no config.json")
-    card = directory / "card.json"
-    own = json.loads(card.read_text())["own"] if card.is_file() else []
     for what, argument, given in (("environment", "make_env", own_env), ("encoder", "make_encoder", own_encoder)):
-        if what in own and not given:
+        if what in _own(directory) and not given:
             raise ValueError(f"{directory} was trained with an {what} of its user's own; call this from Python with {argument}=…")
     return Config.from_json(path.read_text())
+
+
+def _own(directory: Path) -> list[str]:
+    """What its user passed to a run as objects, by the card."""
+    card = directory / "card.json"
+    return json.loads(card.read_text())["own"] if card.is_file() else []
 
 
 def save_agent(directory: Path, agent: Agent, *, env_steps: int) -> None:
@@ -320,12 +377,20 @@ def save_agent(directory: Path, agent: Agent, *, env_steps: int) -> None:
 
 
 def _build_run(
-    config: Config, directory: Path | None, *, make_env: EnvFactory | None, make_encoder: EncoderFactory | None, env_steps: int
+    config: Config,
+    directory: Path | None,
+    *,
+    make_env: EnvFactory | None,
+    make_encoder: EncoderFactory | None,
+    mask_actions: MaskFunction | None,
+    env_steps: int,
 ) -> Run:
     """Everything a run needs, in an order in which nothing is made before what could refuse it."""
     envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env)
     made, log = None, None
     try:
+        if mask_actions is not None:
+            envs = HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
         compute = Compute(config.compute, pictures=len(envs.observation_space.shape or ()) == 3)
         _check_memory(config, envs, compute.device)
         agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)
@@ -334,7 +399,8 @@ def _build_run(
             directory = made = _make_directory(config)
             (directory / "config.json").write_text(config.to_json() + "\n")
         log = MetricsLog(directory, config, resumed_at=env_steps if resumed else None)
-        own = tuple(what for what, given in (("environment", make_env), ("encoder", make_encoder)) if given is not None)
+        objects = {"environment": make_env, "encoder": make_encoder, "mask": mask_actions}
+        own = tuple(what for what, given in objects.items() if given is not None)
         run = Run(config, directory, envs, agent, compute, log, own=own)
     except BaseException:
         envs.close()
@@ -356,6 +422,9 @@ def make_agent(config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory 
             envs.observation_space,
             envs.action_space,
             config.model,
+            action=config.action,
+            obs_norm=config.obs_norm,
+            value_norm=config.value_norm,
             generator=Generator().manual_seed(init_seed),
             auxiliary=config.has_auxiliary_phase,
             make_encoder=make_encoder,
@@ -366,13 +435,14 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     """An Adam over all parameters for each kind of step: `policy`, `value` if its epochs are counted apart, `aux` if it has its own."""
 
     def adam() -> Adam:
-        optimizer = Adam(agent.parameters(), lr=config.ppo.learning_rate, eps=config.ppo.adam_eps, fused=True)
+        groups = [{"params": parameters} for parameters in agent.networks()]
+        optimizer = Adam(groups, lr=config.ppo.learning_rate, eps=config.ppo.adam_eps, fused=True)
         if config.ppo.adam_eps_hat:
             optimizer.register_step_pre_hook(partial(_set_epsilon_hat, config.ppo.adam_eps))
         return optimizer
 
     optimizers = {"policy": adam()}
-    if config.ppo.policy_epochs != config.ppo.value_epochs:
+    if (False, True) in config.ppo.passes:
         optimizers["value"] = adam()
     if config.aux is not None and config.has_auxiliary_phase:
         optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]
@@ -412,26 +482,26 @@ def _make_buffer(config: Config, envs: VectorEnv, agent: Agent, device: torch.de
         config.phase_length,
         config.env.num_envs,
         config.ppo.num_steps,
-        obs_shape=tuple(envs.observation_space.shape or ()),
-        obs_dtype=_torch_dtype(envs.observation_space),
-        action_shape=tuple(envs.action_space.shape or ()),
-        action_dtype=torch.int64,
-        state_size=agent.memory.state_size,
-        num_actions=None,
+        obs_shape=agent.reader.layout.shape,
+        obs_dtype=_torch_dtype(agent.reader.layout.dtype),
+        action_shape=agent.policy_head.action_shape,
+        action_dtype=agent.policy_head.action_dtype,
+        state_size=agent.state_size,
+        num_actions=envs.mask_size or None,
         device=device,
     )
 
 
-def _torch_dtype(space: gym.Space[Any]) -> torch.dtype:
-    """The dtype in which the adapters deliver a space: pictures as they are, numbers as float32."""
-    return torch.uint8 if space.dtype == np.uint8 else torch.float32
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """PyTorch's name of a NumPy dtype."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None:
     """Refuse a phase buffer that is larger than the memory that is free."""
-    space = envs.observation_space
-    obs_bytes = int(np.prod(space.shape or ())) * _torch_dtype(space).itemsize
-    needed = PhaseBuffer.num_bytes(config.phase_length, config.env.num_envs, config.ppo.num_steps, obs_bytes=obs_bytes)
+    obs, action = ObservationLayout(envs.observation_space), ActionLayout(envs.action_space)
+    step_bytes = sum(math.prod(layout.shape) * layout.dtype.itemsize for layout in (obs, action)) + envs.mask_size
+    needed = PhaseBuffer.num_bytes(config.phase_length, config.env.num_envs, config.ppo.num_steps, step_bytes=step_bytes)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and needed > free:
         what = f"{config.phase_length} rollouts of {config.env.num_envs} environments × {config.ppo.num_steps} steps"

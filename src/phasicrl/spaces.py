@@ -1,15 +1,27 @@
-"""Spaces of observations and actions: their parts, what of them is supported, and the checks that every back end shares. Kind: pure."""
+"""Spaces of observations and actions: their parts, how the trainer stores them, action masks, and the checks of all back ends. Kind: pure.
+
+Inside the trainer an observation is one array and an action is a number or a row of numbers, whatever the environment's spaces are:
+rollouts, minibatches and checkpoints hold plain tensors. `ObservationLayout` and `ActionLayout` are the two translations.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
-SUPPORTED_OBSERVATIONS = "pictures (Box, uint8, height × width × channels or channels first) and vectors (Box, float)"
-SUPPORTED_ACTIONS = "Discrete"
+if TYPE_CHECKING:
+    from torch import Tensor
 
+SUPPORTED_OBSERVATIONS = (
+    "Box (pictures: uint8, height × width × channels or channels first; anything else is numbers), "
+    "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+)
+SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
 
 Path = tuple[str | int, ...]
 """Where a part lies in a tree of `Dict` (keys) and `Tuple` (numbers) spaces."""
@@ -17,11 +29,7 @@ Path = tuple[str | int, ...]
 
 def leaves(space: gym.Space[Any], path: Path = ()) -> list[tuple[Path, gym.Space[Any]]]:
     """The parts of a space that are neither `Dict` nor `Tuple`, in order, with the path to each."""
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for key, part in space.spaces.items() for leaf in leaves(part, (*path, key))]
-    if isinstance(space, gym.spaces.Tuple):
-        return [leaf for index, part in enumerate(space.spaces) for leaf in leaves(part, (*path, index))]
-    return [(path, space)]
+    return [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))] if _is_tree(space) else [(path, space)]
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
@@ -36,7 +44,7 @@ def choices(space: gym.Space[Any]) -> tuple[int, ...]:
         elif isinstance(leaf, gym.spaces.MultiDiscrete):
             widths += [int(n) for n in leaf.nvec.flatten()]
         elif isinstance(leaf, gym.spaces.MultiBinary):
-            widths += [2] * int(np.prod(leaf.n))
+            widths += [2] * math.prod(leaf.shape)
     return tuple(widths)
 
 
@@ -46,33 +54,258 @@ def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym
     Raises:
         ValueError: which space it is, and what is supported.
     """
-    box = observation_space if isinstance(observation_space, gym.spaces.Box) else None
-    is_picture = box is not None and box.dtype == np.uint8 and len(box.shape) == 3
-    is_vector = box is not None and box.dtype.kind == "f" and len(box.shape) == 1
-    if not is_picture and not is_vector:
-        raise ValueError(f"{name}: observations of the kind {observation_space} are not supported; supported: {SUPPORTED_OBSERVATIONS}")
-    if not isinstance(action_space, gym.spaces.Discrete):
-        raise ValueError(f"{name}: actions of the kind {action_space} are not supported yet; supported: {SUPPORTED_ACTIONS}")
+    for what, space, is_supported, supported in (
+        ("observations", observation_space, lambda leaf: _stored_dtype(leaf) is not None, SUPPORTED_OBSERVATIONS),
+        ("actions", action_space, _can_act_in, SUPPORTED_ACTIONS),
+    ):
+        parts = leaves(space)
+        for path, leaf in parts:
+            if not is_supported(leaf):
+                hint = "; write a Box of integers as a MultiDiscrete" if what == "actions" and isinstance(leaf, gym.spaces.Box) else ""
+                raise ValueError(f"{name}: {what} of the kind {leaf}{_where(path)} are not supported; supported: {supported}{hint}")
+        if not sum(math.prod(leaf.shape or ()) for _, leaf in parts):
+            raise ValueError(f"{name}: the space of {what} {space} is empty; give it at least one number")
 
 
-def check_action(name: str, space: gym.Space[Any], action: np.ndarray, num_envs: int) -> None:
-    """Refuse a batch of actions `[B]` that the environments would misread.
+@dataclass(frozen=True, slots=True)
+class ObservationLeaf:
+    """One part of an observation as it is stored.
+
+    Attributes:
+        path: where it lies in the tree; empty if the observation is no tree.
+        space: the environment's space of it.
+        shape: of one value.
+        dtype: uint8, int64 or float32.
+        offset: its first byte in the row of a tree.
+        num_bytes: how many bytes it takes.
+    """
+
+    path: Path
+    space: gym.Space[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    num_bytes: int
+
+
+class ObservationLayout:
+    """How the observations of a space are stored: one array each, in a dtype that torch has.
+
+    - `Box`: its shape; uint8 stays uint8, all other numbers become float32 (integers above 2²⁴ lose their last digits).
+    - `Discrete`, `MultiDiscrete`: their shape, int64, counted from zero. `MultiBinary`: its shape, uint8.
+    - `Dict` and `Tuple` ("tree"): one row of bytes, in which the parts lie one after the other in the dtypes above.
+
+    Attributes:
+        space: the environment's.
+        shape: of one stored observation.
+        dtype: of stored observations.
+        is_tree: whether they are rows of bytes.
+        leaves: the parts, in order; one of them if the space is no tree.
 
     Raises:
-        ValueError: not integers, not one for each environment, or outside of the action space.
+        ValueError: a space that is not supported.
     """
-    if not isinstance(action, np.ndarray) or action.dtype.kind not in "iu" or action.shape != (num_envs,):
-        given = f"{action.dtype}, shape {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
-        raise ValueError(f"{name}: the actions are {given}; a NumPy array of integers, shape ({num_envs},), was expected")
-    num_actions = int(getattr(space, "n", 0))
-    outside = (action < 0) | (action >= num_actions)
-    if outside.any():
-        index = int(np.argmax(outside))
-        raise ValueError(f"{name}: action {action[index]} for environment {index} is outside of 0 … {num_actions - 1}")
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = space
+        self.is_tree = _is_tree(space)
+        placed: list[ObservationLeaf] = []
+        end = 0
+        for path, leaf in leaves(space):
+            dtype, shape = _stored_dtype(leaf), leaf.shape
+            if dtype is None or shape is None:
+                raise ValueError(f"observations of the kind {leaf} are not supported; supported: {SUPPORTED_OBSERVATIONS}")
+            placed.append(ObservationLeaf(path, leaf, tuple(shape), dtype, end, math.prod(shape) * dtype.itemsize))
+            end += placed[-1].num_bytes
+        self.leaves = tuple(placed)
+        self.shape: tuple[int, ...] = (end,) if self.is_tree else placed[0].shape
+        self.dtype: np.dtype[Any] = np.dtype(np.uint8) if self.is_tree else placed[0].dtype
+
+    def pack(self, obs: Any, num: int) -> np.ndarray:
+        """Store observations: from arrays `[num, …]` (in the structure of the space) to one array `[num, *shape]`.
+
+        What is in the right dtype already, and no tree, is returned as it is: no copy is made.
+
+        Raises:
+            ValueError: a part is missing, has another shape, or a dtype that does not fit.
+        """
+        if not self.is_tree:
+            return _stored(self.leaves[0], obs, num)
+        rows = np.empty((num, *self.shape), dtype=np.uint8)
+        for leaf in self.leaves:
+            values = np.ascontiguousarray(_stored(leaf, _at(obs, leaf.path), num))
+            rows[:, leaf.offset : leaf.offset + leaf.num_bytes] = values.reshape(num, math.prod(leaf.shape)).view(np.uint8)
+        return rows
+
+    def unpack(self, stored: Tensor) -> Any:
+        """Read observations: from one tensor `[N, *shape]` to tensors `[N, *leaf.shape]` in the structure of the space.
+
+        Without a tree that is the tensor itself.
+        """
+        if not self.is_tree:
+            return stored
+        import torch  # not above: the processes of environments pack, and would each wait for torch and hold it
+
+        values: dict[Path, Tensor] = {}
+        for leaf in self.leaves:
+            rows = stored[:, leaf.offset : leaf.offset + leaf.num_bytes]
+            if leaf.dtype != np.uint8:
+                # Not `contiguous()`: it returns a single row as it is, at an address that wider numbers must not have. Flat, since rows of
+                # no bytes have strides that cannot be viewed.
+                rows = rows.clone(memory_format=torch.contiguous_format).flatten().view(getattr(torch, leaf.dtype.name))
+            values[leaf.path] = rows.reshape(stored.shape[0], *leaf.shape)
+        return _assembled(self.space, values)
+
+    def find_fault(self, stored: np.ndarray) -> tuple[int, str] | None:
+        """Find the first of the observations `[N, *shape]` that holds no usable numbers, and say what is wrong with it.
+
+        That is: floats that are not finite, and numbers outside of a discrete space, which would index beyond a network's weights.
+        """
+        for leaf in self.leaves:
+            if leaf.dtype == np.uint8 and isinstance(leaf.space, gym.spaces.Box):
+                continue
+            values = stored
+            if self.is_tree:
+                values = stored[:, leaf.offset : leaf.offset + leaf.num_bytes].view(leaf.dtype).reshape(len(stored), *leaf.shape)
+            is_float = leaf.dtype == np.float32
+            good = np.isfinite(values) if is_float else (values >= 0) & (values < _num_options(leaf.space))
+            if not good.all():
+                index = int(np.argwhere(~good)[0, 0])
+                what = "is not finite" if is_float else f"is outside of {leaf.space}"
+                return index, f"an observation that {what}{_where(leaf.path)}: {values[index] + _first(leaf.space)}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _ActionLeaf:
+    """One part of an action: columns `begin` to `end` of the trainer's; a discrete part is counted from `start`."""
+
+    path: Path
+    space: gym.Space[Any]
+    begin: int
+    end: int
+    start: np.ndarray | None
+
+
+class ActionLayout:
+    """The trainer's flat action, and the environment's structure.
+
+    The trainer's action is `[B]` int64 for a plain `Discrete`, and otherwise `[B, K]`: K numbers, those of the leaves of the space in
+    order, each leaf flattened; int64 without any `Box`, float32 with one (the integers are then floats too). Discrete components are
+    counted from zero; a space that begins elsewhere has its `start` added here.
+
+    Attributes:
+        space: the environment's.
+        shape: of one of the trainer's actions, `()` or `(K,)`.
+        dtype: int64 or float32.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = space
+        self._leaves: list[_ActionLeaf] = []
+        options, names = [], []
+        for path, leaf in leaves(space):
+            size = math.prod(leaf.shape or ())
+            start = None if isinstance(leaf, gym.spaces.Box) else _first(leaf)
+            self._leaves.append(_ActionLeaf(path, leaf, len(names), len(names) + size, start))
+            options.append(
+                np.zeros(size, np.int64)
+                if isinstance(leaf, gym.spaces.Box)
+                else np.broadcast_to(_num_options(leaf), leaf.shape or ()).reshape(-1)
+            )
+            names += [path if size == 1 else (*path, index) for index in range(size)]
+        has_box = any(isinstance(leaf.space, gym.spaces.Box) for leaf in self._leaves)
+        self.shape: tuple[int, ...] = () if isinstance(space, gym.spaces.Discrete) else (len(names),)
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if has_box else np.int64)
+        self._num_options = np.concatenate(options)  # [K], zero for numbers of a Box
+        self._discrete = np.flatnonzero(self._num_options)
+        self._mask_offsets = np.cumsum([0, *choices(space)])[:-1]  # [C], where each discrete component begins in a mask
+        self._names = names
+
+    def unflatten(self, action: np.ndarray) -> Any:
+        """The environment's actions `[B, …]`, as copies, in the structure, dtypes and shapes of its space, from the trainer's `[B, *shape]`."""
+        num = len(action)
+        if not self.shape:  # no parts to be taken apart: much the most frequent case
+            return (action + self._leaves[0].start).astype(self.space.dtype)
+        rows = action.reshape(num, len(self._names))
+        values: dict[Path, np.ndarray] = {}
+        for leaf in self._leaves:
+            part = rows[:, leaf.begin : leaf.end].reshape(num, *(leaf.space.shape or ()))
+            if leaf.start is not None:
+                part = part.astype(np.int64, copy=False) + leaf.start
+            values[leaf.path] = part.astype(leaf.space.dtype)
+        return _assembled(self.space, values)
+
+    def check(self, name: str, action: Any, num_envs: int, *, action_mask: np.ndarray | None = None) -> None:
+        """Refuse a batch of the trainer's actions that the environments would misread.
+
+        Numbers of a `Box` may be beyond its bounds: the policy decides whether to clip them.
+
+        Raises:
+            ValueError: not an array of `[num_envs, *shape]` with the right kind of numbers, not finite, outside of a discrete
+                space, or not allowed by `action_mask` `[num_envs, sum(choices(space))]`.
+        """
+        shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
+        if not isinstance(action, np.ndarray) or action.dtype.kind not in wanted or action.shape != shape:
+            given = f"{action.dtype}, shape {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
+            kind = "integers" if self.dtype == np.int64 else "numbers"
+            raise ValueError(f"{name}: the actions are {given}; a NumPy array of {kind}, shape {shape}, was expected")
+        rows = action.reshape(num_envs, len(self._names))
+        if not np.isfinite(rows).all():
+            index, component = map(int, np.argwhere(~np.isfinite(rows))[0])
+            raise ValueError(f"{name}: {self._describe(rows, index, component)} is not finite; a network has diverged")
+        chosen = rows[:, self._discrete]
+        outside = (chosen < 0) | (chosen >= self._num_options[self._discrete]) | (chosen != np.floor(chosen))
+        if outside.any():
+            index, column = map(int, np.argwhere(outside)[0])
+            component = int(self._discrete[column])
+            raise ValueError(
+                f"{name}: {self._describe(rows, index, component)} is outside of 0 … {self._num_options[component] - 1} (integers, from zero)"
+            )
+        if action_mask is not None:
+            allowed = np.take_along_axis(action_mask, chosen.astype(np.int64) + self._mask_offsets, axis=1)
+            if not allowed.all():
+                index, column = map(int, np.argwhere(~allowed)[0])
+                taken = self._describe(rows, index, int(self._discrete[column]))
+                raise ValueError(f"{name}: {taken} is not allowed now; choose among those that `action_mask` allows")
+
+    def _describe(self, rows: np.ndarray, index: int, component: int) -> str:
+        """One number of one action, in words."""
+        which = f", component {component} ({place(self._names[component])})" if self.shape else ""
+        return f"action {rows[index, component]} for environment {index}{which}"
+
+
+def flatten_mask(space: gym.Space[Any], mask: Any) -> np.ndarray:
+    """One flat action mask `[sum(choices(space))]` bool, true where allowed, from what an environment gives.
+
+    Args:
+        space: of the actions.
+        mask: booleans, or zeros and ones: an array of that length, or one mask for each part of the space: a mapping for `Dict`, a
+            sequence for `Tuple`, `MultiDiscrete` and `MultiBinary`. None for a part allows everything in it.
+
+    Raises:
+        ValueError: another length, structure, or other values; the message has what was given and what is accepted.
+    """
+    return _flat_mask(space, mask, ())
+
+
+def find_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
+    """Find the first environment, and its first discrete component, in which masks `[B, sum(widths)]` allow nothing at all."""
+    if not widths:
+        return None
+    open_ = np.logical_or.reduceat(mask, np.cumsum([0, *widths])[:-1], axis=1)
+    if open_.all():
+        return None
+    index, component = np.argwhere(~open_)[0]
+    return int(index), int(component)
 
 
 def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
     """The same space, with float32 in place of other floats."""
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple([as_float32(part) for part in space.spaces])
     if not isinstance(space, gym.spaces.Box) or space.dtype == np.float32 or np.dtype(space.dtype).kind != "f":
         return space
     limit = np.finfo(np.float32).max
@@ -80,6 +313,155 @@ def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
     return gym.spaces.Box(low, high, dtype=np.float32)
 
 
+def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply `function` to every part of a value that has the structure of `space`.
+
+    Raises:
+        ValueError: a part is missing.
+    """
+    if not _is_tree(space):  # much the most frequent case, at every step of every environment
+        return function(tree)
+    return _assembled(space, {path: function(_at(tree, path)) for path, _ in leaves(space)})
+
+
+def place(path: Path) -> str:
+    """A path in words: `arm/0`."""
+    return "/".join(map(str, path))
+
+
 def env_seeds(seed: int, num_envs: int) -> list[int]:
     """One seed of 31 bits for each environment; pools with neighbouring seeds share none, unlike with `seed + index`."""
     return [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
+
+
+def _where(path: Path) -> str:
+    """A path as a part of a sentence; nothing for what is no part of a tree."""
+    return f" (at {place(path)!r})" if path else ""
+
+
+def _is_tree(space: gym.Space[Any]) -> bool:
+    return isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple))
+
+
+def _parts(space: gym.Space[Any]) -> list[tuple[str | int, gym.Space[Any]]]:
+    """What a `Dict` or `Tuple` consists of."""
+    if isinstance(space, gym.spaces.Dict):
+        return list(space.spaces.items())
+    assert isinstance(space, gym.spaces.Tuple), f"{space} has no parts"
+    return list(enumerate(space.spaces))
+
+
+def _assembled(space: gym.Space[Any], values: Mapping[Path, Any], path: Path = ()) -> Any:
+    """Put values of leaves into the structure of a space."""
+    if not _is_tree(space):
+        return values[path]
+    parts = [(key, _assembled(part, values, (*path, key))) for key, part in _parts(space)]
+    return dict(parts) if isinstance(space, gym.spaces.Dict) else tuple(value for _, value in parts)
+
+
+def _at(tree: Any, path: Path) -> Any:
+    """The part of a tree at a path."""
+    for depth, key in enumerate(path):
+        try:
+            tree = tree[key]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"an observation without {place(path[: depth + 1])!r}, which its observation_space has") from None
+    return tree
+
+
+def _stored_dtype(leaf: gym.Space[Any]) -> np.dtype[Any] | None:
+    """The dtype in which a part of an observation is stored; None if it is not supported."""
+    if isinstance(leaf, gym.spaces.Box):
+        return np.dtype(np.uint8 if leaf.dtype == np.uint8 else np.float32)
+    if isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+        return np.dtype(np.int64)
+    return np.dtype(np.uint8) if isinstance(leaf, gym.spaces.MultiBinary) else None
+
+
+def _stored(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
+    """Values `[num, …]` of one part as they are stored."""
+    array = np.asarray(values)
+    if not leaf.shape and array.size == num:
+        array = array.reshape(num)  # a single number may come in brackets
+    if array.shape != (num, *leaf.shape):
+        raise ValueError(f"an observation of shape {array.shape[1:]}{_where(leaf.path)}; its observation_space says {leaf.shape}")
+    if array.dtype != leaf.space.dtype and not np.can_cast(array.dtype, np.dtype(leaf.space.dtype), "same_kind"):
+        raise ValueError(f"an observation of dtype {array.dtype}{_where(leaf.path)}; its observation_space says {leaf.space.dtype}")
+    if leaf.dtype == np.int64:
+        return array.astype(np.int64, copy=False) - _first(leaf.space)
+    if array.dtype == leaf.dtype:
+        return array
+    with np.errstate(over="ignore"):  # infinity is told by `find_fault`, with the environment's number
+        return array.astype(leaf.dtype, copy=False)
+
+
+def _first(space: gym.Space[Any]) -> np.ndarray:
+    """From where a discrete space counts; zero for others."""
+    return np.asarray(getattr(space, "start", 0), dtype=np.int64)
+
+
+def _num_options(space: gym.Space[Any]) -> np.ndarray:
+    """How many options each component of a discrete space has, in its shape; one number where all have the same."""
+    options = space.nvec if isinstance(space, gym.spaces.MultiDiscrete) else space.n if isinstance(space, gym.spaces.Discrete) else 2
+    return np.asarray(options, dtype=np.int64)
+
+
+def _can_act_in(leaf: gym.Space[Any]) -> bool:
+    """Whether a part of an action is of a supported kind."""
+    if isinstance(leaf, gym.spaces.Box):
+        return np.dtype(leaf.dtype).kind == "f"
+    return isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary))
+
+
+def _flat_mask(space: gym.Space[Any], mask: Any, path: Path) -> np.ndarray:
+    """The mask of the part of a space at `path`, flat."""
+    size = sum(choices(space))
+    if mask is None and path:
+        return np.ones(size, dtype=bool)
+    given, flat = f"a {type(mask).__name__}", _numbers(mask)
+    if flat is not None:
+        given = f"shape {flat.shape}"
+        if not np.isin(flat, (0, 1)).all():
+            raise ValueError(f"an action mask with the values {np.unique(flat)}{_where(path)}; accepted: True and False, or 1 and 0")
+        if flat.shape == (size,):
+            return flat.astype(bool)
+    masks = None if flat is not None and flat.ndim == 1 else _masks_of_parts(space, mask)
+    if masks is None:
+        parts = "" if isinstance(space, gym.spaces.Discrete) or not size else ", or one mask for each part of the space"
+        raise ValueError(f"an action mask of {given}{_where(path)}; accepted for {space}: shape ({size},){parts}")
+    return np.concatenate([_flat_mask(part, of_part, (*path, key)) for key, part, of_part in masks])
+
+
+def _masks_of_parts(space: gym.Space[Any], mask: Any) -> list[tuple[str | int, gym.Space[Any], Any]] | None:
+    """The parts of a space, each with its mask; None if the mask does not have them."""
+    if isinstance(space, gym.spaces.Dict):
+        having = {key for key, part in space.spaces.items() if choices(part)}
+        if not isinstance(mask, Mapping) or not having <= set(mask) <= set(space.spaces):
+            return None
+        return [(key, part, mask.get(key)) for key, part in space.spaces.items()]
+    if isinstance(space, gym.spaces.Tuple):
+        parts = list(space.spaces)
+    elif isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
+        parts = [gym.spaces.Discrete(width) for width in choices(space)]
+        for size in space.shape[1:]:  # of several axes: sequences of sequences
+            if not _is_sequence(mask) or not all(_is_sequence(row) and len(row) == size for row in mask):
+                return None
+            mask = [component for row in mask for component in row]
+    else:
+        return None
+    return list(zip(range(len(parts)), parts, mask, strict=True)) if _is_sequence(mask) and len(mask) == len(parts) else None
+
+
+def _is_sequence(mask: Any) -> bool:
+    return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
+
+
+def _numbers(mask: Any) -> np.ndarray | None:
+    """A mask as an array of numbers, if it is one."""
+    if isinstance(mask, Mapping):
+        return None
+    try:
+        array = np.asarray(mask)
+    except ValueError:  # parts of different lengths
+        return None
+    return array if array.dtype.kind in "biuf" else None

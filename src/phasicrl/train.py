@@ -12,6 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 
 from phasicrl.config import Config
+from phasicrl.envs.heuristic_mask import MaskFunction
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import Record, auxiliary_phase, compute_targets, policy_phase
 from phasicrl.run import Run, resume_run, start_run
@@ -28,12 +29,15 @@ def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -
         run.collect(rollout)
 
         # Compute the value function target V̂ and the advantage Â for all states
-        samples, record = compute_targets(rollout, run.learning_reward(rollout), config.ppo)
+        reward = run.learning_reward(rollout)
+        samples, record = compute_targets(rollout, reward, config.ppo)
 
         # For E_π epochs: optimise the clipped surrogate; for E_V epochs: optimise the value function
         record |= policy_phase(
-            run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=run.generators["shuffle"], stage=run.stage
-        )
+            run.agent, run.optimizers, samples, config.ppo,
+            compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
+            kl_penalty=run.kl_penalty, renew=run.renewal(rollout, reward),
+        )  # fmt: skip
 
         # After N_π iterations, for E_aux epochs over all data in B: distil V̂ into the policy's network, keeping π where it is
         if run.buffer.is_full:
@@ -44,6 +48,8 @@ def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -
                 )  # fmt: skip
             run.buffer.clear()
 
+        # Statistics of observations and targets move only now: a rollout and the epochs over it saw the same ones
+        run.update_statistics(rollout)
         run.finish_iteration(record)
         if on_iteration is not None:
             on_iteration(run, record)
@@ -54,6 +60,7 @@ def train(
     *,
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
+    mask_actions: MaskFunction | None = None,
     on_iteration: Callable[[Run, Record], None] | None = None,
 ) -> Run:
     """Train an agent from scratch. Without `config.aux` this is PPO.
@@ -62,6 +69,8 @@ def train(
         config: every knob; `phasicrl.presets.get_preset(name)` has the named ones.
         make_env: makes one of your own Gymnasium environments, in place of `config.env.id`.
         make_encoder: makes your own network, in place of `config.model.encoder`.
+        mask_actions: from observations `[B, …]` and the environments' own masks to the masks that hold at the start of training, for
+            `config.env.heuristic_mask_steps` steps.
         on_iteration: called after each iteration with the run and its metrics.
 
     Returns:
@@ -71,7 +80,7 @@ def train(
         ValueError: a configuration that cannot work here; nothing was started.
         EnvError: an environment failed.
     """
-    with start_run(config, make_env=make_env, make_encoder=make_encoder) as run:
+    with start_run(config, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions) as run:
         learn(run, on_iteration)
         run.finish()
     return run
@@ -82,6 +91,7 @@ def resume(
     *,
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
+    mask_actions: MaskFunction | None = None,
     on_iteration: Callable[[Run, Record], None] | None = None,
 ) -> Run:
     """Continue the run in `run_dir` from its newest whole checkpoint to the end of its budget; arguments as for `train`.
@@ -89,7 +99,7 @@ def resume(
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
     """
-    with resume_run(Path(run_dir), make_env=make_env, make_encoder=make_encoder) as run:
+    with resume_run(Path(run_dir), make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions) as run:
         learn(run, on_iteration)
         run.finish()
     return run

@@ -1,4 +1,4 @@
-"""Small environments with known answers, for the tests of the adapters. Kind: state."""
+"""Small environments with known answers, and actions for any environment, for the tests of the adapters. Kind: state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.spaces import ActionLayout, choices, leaves
+
+
+def draw_action(envs: VectorEnv, rng: np.random.Generator) -> np.ndarray:
+    """A random action for each environment, in the trainer's form, among those that are allowed."""
+    layout, begin = ActionLayout(envs.action_space), 0
+    columns = []
+    for _, leaf in leaves(envs.action_space):
+        if isinstance(leaf, gym.spaces.Box):
+            low, high = np.maximum(leaf.low, -9), np.minimum(leaf.high, 9)
+            columns.append(rng.uniform(low, high, (envs.num_envs, *leaf.shape)).reshape(envs.num_envs, -1))
+        for width in choices(leaf):
+            draws = rng.random((envs.num_envs, width))
+            if envs.action_mask is not None:
+                draws = np.where(envs.action_mask[:, begin : begin + width], draws, -1)
+            columns.append(draws.argmax(axis=1)[:, None])
+            begin += width
+    return np.concatenate(columns, axis=1).astype(layout.dtype).reshape(envs.num_envs, *layout.shape)
 
 
 class Counting(gym.Env[np.ndarray, Any]):
@@ -34,10 +54,13 @@ class Counting(gym.Env[np.ndarray, Any]):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._time += 1
-        ended = self._time == 2 + (self._id + self._episode) % 3
+        ended = self._is_last()
         both = self._episode % 6 == 0
         even = self._episode % 2 == 0
         return self._observe(), float(self._time), ended and (even or both), ended and (not even or both), {"ignored": lambda: None}
+
+    def _is_last(self) -> bool:
+        return self._time == 2 + (self._id + self._episode) % 3
 
     def _observe(self) -> np.ndarray:
         self._buffer[:] = (self._id, self._episode, self._time)
@@ -58,6 +81,82 @@ class FromFive(Counting):
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, _, terminated, truncated, info = super().step(action)
         return obs, float(action), terminated, truncated, info
+
+
+class Structured(Counting):
+    """The same counts in all kinds of spaces; the reward is the action that arrived, each number at a decimal place of its own.
+
+    The picture has the step in every pixel, `flags` the step in binary digits; `stage` is the step, counted from two.
+    """
+
+    observation_space = gym.spaces.Dict(
+        picture=gym.spaces.Box(0, 255, (4, 5, 3), np.uint8),
+        counts=gym.spaces.Box(-1e9, 1e9, (3,), np.float64),
+        more=gym.spaces.Tuple([gym.spaces.Discrete(9, start=2), gym.spaces.MultiBinary(3)]),
+    )
+    action_space = gym.spaces.Tuple(
+        [gym.spaces.Discrete(3, start=1), gym.spaces.MultiDiscrete([2, 4], start=[0, 5]), gym.spaces.Box(-1, 1, (2,), np.float64)]
+    )
+
+    def __init__(self) -> None:
+        self._buffer, self._picture = np.zeros(3), np.zeros((4, 5, 3), np.uint8)
+        self._episode, self._time = -1, 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is no action"
+        one, pair, numbers = action
+        reward = one + 10 * pair[0] + 100 * pair[1] + 1000 * numbers[0] + 10000 * numbers[1]
+        for array in (pair, numbers):
+            array[:] = 0  # must not reach the trainer
+        obs, _, terminated, truncated, info = super().step(0)
+        return obs, float(reward), terminated, truncated, info
+
+    def _observe(self) -> Any:
+        self._picture[:] = self._time
+        digits = np.array([self._time >> place & 1 for place in range(3)], np.int8)
+        return {"picture": self._picture, "counts": super()._observe(), "more": (2 + self._time, digits)}
+
+
+class Masked(Counting):
+    """Forbids two actions, which depend on episode and step; at the last step of an episode it forbids everything, or has no answer.
+
+    It says so in its observation, by a method, or in `info`; actions are a pair of a `Discrete(4)` and a `Discrete(3)`.
+    """
+
+    action_space = gym.spaces.Tuple([gym.spaces.Discrete(4), gym.spaces.Discrete(3)])
+
+    def _mask(self) -> tuple[np.ndarray, ...]:
+        forbidden = self._id + 2 * self._episode + self._time
+        return tuple((np.zeros(n) if self._is_last() else np.arange(n) != forbidden % n).astype(np.int8) for n in (4, 3))
+
+
+class MaskedInObservation(Masked):
+    observation_space = gym.spaces.Dict(
+        counts=Counting.observation_space, action_mask=gym.spaces.Tuple([gym.spaces.MultiBinary(4), gym.spaces.MultiBinary(3)])
+    )
+
+    def __init__(self) -> None:
+        self._buffer = np.zeros(3)
+        self._episode, self._time = -1, 0
+
+    def _observe(self) -> Any:
+        return {"counts": super()._observe(), "action_mask": self._mask()}
+
+
+class MaskedByMethod(Masked):
+    def action_masks(self) -> np.ndarray:
+        assert not self._is_last(), "nobody should ask"
+        return np.concatenate(self._mask()).astype(bool)
+
+
+class MaskedInInfo(Masked):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs, {**info, "action_mask": self._mask()}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(0)
+        return obs, reward, terminated, truncated, info if self._is_last() else {**info, "action_mask": self._mask()}
 
 
 class Faulty(gym.Env[np.ndarray, Any]):
@@ -101,7 +200,46 @@ class Faulty(gym.Env[np.ndarray, Any]):
             "old step": (good, 0.0, False, {}),
             "none": None,
             "terminated": (good, 0.0, None, False, {}),
+            "huge": (np.full(2, 1e300), 0.0, False, False, {}),
+            "ragged": ([[1.0], [1.0, 2.0]], 0.0, False, False, {}),
         }[self._fault]
+
+
+class FaultyStructure(Structured):
+    """As `Structured`, with one part of its observation replaced, or without it, at the third step."""
+
+    def __init__(self, part: str, value: Any) -> None:
+        super().__init__()
+        self._part, self._value = part, value
+
+    def _observe(self) -> Any:
+        obs = super()._observe()
+        if self._time < 3:
+            return obs
+        return {
+            key: self._value if key == self._part else value for key, value in obs.items() if key != self._part or self._value is not None
+        }
+
+    def _is_last(self) -> bool:
+        return False
+
+
+class FaultyMask(gym.Env[np.ndarray, Any]):
+    """Gives a mask of its own choice at the third step; None for no mask."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.MultiDiscrete([2, 3])
+
+    def __init__(self, mask: Any) -> None:
+        self._mask, self._time = mask, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(2, np.float32), {"action_mask": np.ones(5, bool)}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        mask = np.ones(5, bool) if self._time < 3 else self._mask
+        return np.zeros(2, np.float32), 0.0, False, False, {} if mask is None else {"action_mask": mask}
 
 
 class Spaces(gym.Env[Any, Any]):

@@ -4,44 +4,91 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from phasicrl.config import EnvConfig
+from phasicrl.envs.heuristic_mask import HeuristicMask
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
-from tests.envs.counting import Counting
+from phasicrl.spaces import ActionLayout, ObservationLayout, choices, find_blocked
+from tests.envs.counting import Counting, MaskedByMethod, MaskedInInfo, MaskedInObservation, Structured, draw_action
 
 B = 3
 CASES: dict[str, tuple[EnvConfig, Callable[[], gym.Env[Any, Any]] | None]] = {
     "procgen": (EnvConfig(id="procgen:leaper", num_envs=B, num_threads=2), None),
     "envpool cartpole": (EnvConfig(id="envpool:CartPole-v1", num_envs=B), None),
     "envpool atari": (EnvConfig(id="envpool:Breakout-v5", num_envs=B), None),
+    "envpool pendulum": (EnvConfig(id="envpool:Pendulum-v1", num_envs=B), None),
+    "envpool mujoco": (EnvConfig(id="envpool:InvertedPendulum-v4", num_envs=B), None),
+    "envpool dm_control": (EnvConfig(id="envpool:CartpoleSwingup-v1", num_envs=B), None),
+    "envpool minigrid": (EnvConfig(id="envpool:MiniGrid-Empty-Random-5x5-v0", num_envs=B), None),
+    "envpool jumanji": (EnvConfig(id="envpool:Cleaner-v0", num_envs=B), None),
     "gymnasium": (EnvConfig(id="gymnasium:CartPole-v1", num_envs=B), None),
     "gymnasium processes": (EnvConfig(id="gymnasium:CartPole-v1", num_envs=B, parallel="processes"), None),
     "own class": (EnvConfig(id="counting", num_envs=B), Counting),
-    "own class processes": (EnvConfig(id="counting", num_envs=B, parallel="processes"), Counting),
+    "structured": (EnvConfig(id="structured", num_envs=B), Structured),
+    "masked in observation": (EnvConfig(id="masked", num_envs=B), MaskedInObservation),
+    "masked by method": (EnvConfig(id="masked", num_envs=B), MaskedByMethod),
+    "masked in info": (EnvConfig(id="masked", num_envs=B), MaskedInInfo),
+    "masked in observation processes": (EnvConfig(id="masked", num_envs=B, parallel="processes"), MaskedInObservation),
+    "heuristic mask": (EnvConfig(id="masked", num_envs=B), MaskedInInfo),
 }
-STEPS = 250
+STEPS = {"envpool dm_control": 1010}
+"""Long enough for two ends; 250 where nothing is said."""
+
+ALIKE_AT_FIRST = ("envpool atari",)
+"""All episodes begin with the same observation."""
 
 
 def make(case: str, seed: int = 1) -> VectorEnv:
     config, make_env = CASES[case]
     if (config.id.startswith(("procgen", "envpool"))) and importlib.util.find_spec("envpool") is None:
         pytest.skip("EnvPool is not installed")
-    return make_envs(config, seed=seed, make_env=make_env)
+    envs = make_envs(config, seed=seed, make_env=make_env)
+    if case == "heuristic mask":
+        return HeuristicMask(envs, lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4, num_steps=100)
+    return envs
 
 
-def actions(env: VectorEnv, steps: int) -> np.ndarray:
-    assert isinstance(env.action_space, gym.spaces.Discrete)
-    return np.random.default_rng(7).integers(0, env.action_space.n, (steps, env.num_envs))
+@dataclass
+class Played:
+    """A run with random actions. `masks[t]` is what was allowed in the observations before step t; None without masks."""
+
+    env: VectorEnv
+    first_obs: np.ndarray
+    masks: list[np.ndarray | None]
+    steps: list[TimeStep]
+
+    def arrays(self) -> list[np.ndarray]:
+        """Everything that came out of the environments."""
+        of_steps = [
+            [
+                step.obs,
+                step.reward,
+                step.terminated,
+                step.truncated,
+                *step.info.values(),
+                *([] if step.final_obs is None else [step.final_obs]),
+            ]
+            for step in self.steps
+        ]
+        return [self.first_obs, *(mask for mask in self.masks if mask is not None), *(array for arrays in of_steps for array in arrays)]
 
 
-def play(env: VectorEnv, steps: int = STEPS) -> tuple[np.ndarray, list[TimeStep]]:
-    return env.reset(), [env.step(action) for action in actions(env, steps)]
+def play(env: VectorEnv, num_steps: int) -> Played:
+    rng = np.random.default_rng(7)
+    assert env.action_mask is None
+    played = Played(env, env.reset(), [env.action_mask], [])
+    for _ in range(num_steps):
+        played.steps.append(env.step(draw_action(env, rng)))
+        played.masks.append(env.action_mask)
+    return played
 
 
 @pytest.fixture(params=list(CASES), scope="module")
@@ -50,33 +97,44 @@ def case(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def played(case: str) -> Iterator[tuple[VectorEnv, np.ndarray, list[TimeStep]]]:
-    """One run of `STEPS` steps with seed 1, for the tests that only look at it."""
+def played(case: str) -> Iterator[Played]:
+    """One long run with seed 1, for the tests that only look at it."""
     env = make(case)
-    yield env, *play(env)
+    yield play(env, STEPS.get(case, 250))
     env.close()
 
 
-def test_shapes_and_dtypes_are_those_of_the_contract(played: tuple[VectorEnv, np.ndarray, list[TimeStep]]) -> None:
-    env, first_obs, steps = played
-    space = env.observation_space
-    assert env.num_envs == B and isinstance(env.action_space, gym.spaces.Discrete)
-    assert first_obs.shape == (B, *space.shape) and first_obs.dtype == space.dtype  # type: ignore[misc]
-    assert space.dtype in (np.uint8, np.float32)
-    for step in steps:
-        assert step.obs.shape == first_obs.shape and step.obs.dtype == first_obs.dtype
+def test_shapes_and_dtypes_are_those_of_the_contract(played: Played) -> None:
+    layout = ObservationLayout(played.env.observation_space)
+    assert played.env.num_envs == B
+    assert played.first_obs.shape == (B, *layout.shape) and played.first_obs.dtype == layout.dtype
+    for step in played.steps:
+        assert step.obs.shape == played.first_obs.shape and step.obs.dtype == layout.dtype
         assert step.reward.shape == (B,) and step.reward.dtype == np.float32
         for flag in (step.terminated, step.truncated):
             assert flag.shape == (B,) and flag.dtype == np.bool_
         for extra in step.info.values():
             assert extra.shape == (B,)
-    assert all(space.contains(obs) for step in steps for obs in step.obs)
 
 
-def test_final_observations_come_with_ends_and_only_then(played: tuple[VectorEnv, np.ndarray, list[TimeStep]]) -> None:
-    env, _, steps = played
+def test_observations_are_those_of_the_space(played: Played) -> None:
+    layout = ObservationLayout(played.env.observation_space)
+    for step in played.steps[:100]:
+        read = layout.unpack(torch.from_numpy(step.obs))
+        for leaf in layout.leaves:
+            values = read
+            for key in leaf.path:
+                values = values[key]
+            assert values.shape == (B, *leaf.shape)
+            own = values.numpy() + getattr(leaf.space, "start", 0)
+            if values.dtype == torch.float32:  # EnvPool's dm_control has bounds that its numbers do not keep
+                continue
+            assert all(leaf.space.contains(np.asarray(value, leaf.space.dtype)) for value in own), f"{own} is not in {leaf.space}"
+
+
+def test_final_observations_come_with_ends_and_only_then(played: Played) -> None:
     ends = 0
-    for step in steps:
+    for step in played.steps:
         done = step.terminated | step.truncated
         ends += done.sum()
         assert not (step.terminated & step.truncated).any()
@@ -84,38 +142,48 @@ def test_final_observations_come_with_ends_and_only_then(played: tuple[VectorEnv
             assert step.final_obs is None
             continue
         assert step.final_obs is not None
-        assert step.final_obs.shape == (done.sum(), *env.observation_space.shape) and step.final_obs.dtype == step.obs.dtype  # type: ignore[misc]
+        assert step.final_obs.shape == (done.sum(), *step.obs.shape[1:]) and step.final_obs.dtype == step.obs.dtype
         assert not np.array_equal(step.final_obs, step.obs[done]), "the last observation of an episode is the first of the next"
     assert ends >= 2, "no episode ended: the test shows nothing"
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(case: str, played: tuple[VectorEnv, np.ndarray, list[TimeStep]]) -> None:
-    _, first_obs, steps = played
+def test_masks_allow_something_in_every_component(case: str, played: Played) -> None:
+    widths = choices(played.env.action_space)
+    assert played.env.mask_size == (sum(widths) if "mask" in case else 0)
+    for mask in played.masks:
+        if not played.env.mask_size:
+            assert mask is None
+            continue
+        assert mask is not None
+        assert mask.shape == (B, played.env.mask_size) and mask.dtype == np.bool_
+        assert find_blocked(widths, mask) is None
+    assert "mask" not in case or not all(mask.all() for mask in played.masks if mask is not None)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(case: str, played: Played) -> None:
+    expected = Played(played.env, played.first_obs, played.masks[:61], played.steps[:60]).arrays()
     for seed, same in ((1, True), (2, False)):
         env = make(case, seed)
-        again, steps_again = play(env, 60)
+        again = play(env, 60).arrays()
         env.close()
-        equal = np.array_equal(first_obs, again) and all(
-            np.array_equal(a.obs, b.obs) and np.array_equal(a.reward, b.reward) and np.array_equal(a.terminated, b.terminated)
-            for a, b in zip(steps[:60], steps_again, strict=True)
-        )
+        equal = len(expected) == len(again) and all(np.array_equal(a, b) for a, b in zip(expected, again, strict=True))
         assert equal is same
 
 
-def test_environments_of_one_pool_differ(case: str, played: tuple[VectorEnv, np.ndarray, list[TimeStep]]) -> None:
-    env, first_obs, steps = played
-    obs = first_obs if "atari" not in case else steps[-1].obs  # every game of Breakout begins with the same picture
-    assert len({obs[index].tobytes() for index in range(env.num_envs)}) == env.num_envs
+def test_environments_of_one_pool_differ(case: str, played: Played) -> None:
+    obs = played.steps[40].obs if case in ALIKE_AT_FIRST else played.first_obs
+    assert len({obs[index].tobytes() for index in range(B)}) == B
 
 
-def test_an_earlier_step_is_not_changed_by_a_later_one(case: str) -> None:
+def test_actions_and_earlier_steps_are_not_changed_by_later_ones(case: str) -> None:
     env = make(case)
-    kept, copies = [env.reset()], []
+    rng = np.random.default_rng(7)
+    kept = [env.reset()]
     copies = [kept[0].copy()]
-    for action in actions(env, 80):
+    for _ in range(80):
+        action = draw_action(env, rng)
         step = env.step(action)
-        arrays = [step.obs, step.reward, step.terminated, step.truncated, *step.info.values()]
-        arrays += [] if step.final_obs is None else [step.final_obs]
+        arrays = [action, *Played(env, step.obs, [env.action_mask], [step]).arrays()]
         kept += arrays
         copies += [array.copy() for array in arrays]
     env.close()
@@ -124,18 +192,19 @@ def test_an_earlier_step_is_not_changed_by_a_later_one(case: str) -> None:
 
 def test_a_second_reset_starts_other_episodes(case: str) -> None:
     env = make(case)
-    first, _ = play(env, 5)
-    second = env.reset()
-    third = env.step(np.zeros(B, np.int64)).obs
+    first = play(env, 5).first_obs
+    second, mask = env.reset(), env.action_mask
+    third = env.step(draw_action(env, np.random.default_rng(7))).obs
     env.close()
     assert first.shape == second.shape == third.shape
-    if "atari" not in case:
+    assert (mask is None) == (env.mask_size == 0)
+    if case not in ALIKE_AT_FIRST:
         assert not np.array_equal(first, second)
 
 
 def test_calls_at_the_wrong_time_are_refused(case: str) -> None:
     env = make(case)
-    action = np.zeros(B, np.int64)
+    action = np.zeros((B, *ActionLayout(env.action_space).shape), np.int64)
     with pytest.raises(EnvError, match=r"step\(\) before the first reset"):
         env.step(action)
     env.reset()
@@ -147,28 +216,31 @@ def test_calls_at_the_wrong_time_are_refused(case: str) -> None:
         env.reset()
 
 
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (np.zeros(B - 1, np.int64), r"shape \(2,\)"),
-        (np.zeros(B + 1, np.int64), r"shape \(4,\)"),
-        (np.zeros((B, 1), np.int64), r"shape \(3, 1\)"),
-        (np.zeros(B), "float64"),
-        (np.array([0, 99, 0]), "action 99 for environment 1 is outside of 0"),
-        (np.array([0, 0, -1]), "action -1 for environment 2"),
-        ([0, 0, 0], "a list"),
-    ],
-)
-def test_bad_actions_are_refused_before_the_environments_see_them(
-    played: tuple[VectorEnv, np.ndarray, list[TimeStep]], action: Any, message: str
-) -> None:  # fmt: skip
-    env, _, _ = played
-    with pytest.raises(ValueError, match=message) as caught:
-        env.step(action)
-    assert str(caught.value).startswith(env.name)
-    env.step(np.zeros(B, np.int32))  # still usable, and any integer dtype will do
+def test_bad_actions_are_refused_before_the_environments_see_them(played: Played) -> None:
+    env, rng = played.env, np.random.default_rng(7)
+    good = draw_action(env, rng)
+    bad: dict[str, Any] = {
+        r"shape \(2,": good[:-1],
+        r"shape \(4,": np.concatenate([good, good[:1]]),
+        r"shape \(3,.* 1\)": good[..., None],
+        "a list": good.tolist(),
+        "complex": good.astype(complex),
+    }
+    if good.dtype == np.int64:
+        bad["float64"] = good.astype(float)
+    else:
+        bad["not finite"] = np.where(np.arange(good.size).reshape(good.shape) == 1, np.nan, good)
+    if choices(env.action_space):
+        for outside in (99, -1):
+            bad[f"action {outside}.* for environment 1.* is outside of 0"] = good.copy()
+            bad[f"action {outside}.* for environment 1.* is outside of 0"].reshape(B, -1)[1, 0] = outside
+    for message, action in bad.items():
+        with pytest.raises(ValueError, match=message) as caught:
+            env.step(action)
+        assert str(caught.value).startswith(f"{env.name}: ")
+    env.step(good.astype(np.int32 if good.dtype == np.int64 else np.float64))  # still usable, and any dtype of the kind will do
 
 
-def test_the_adapter_says_what_it_can_restore(case: str, played: tuple[VectorEnv, np.ndarray, list[TimeStep]]) -> None:
-    expected = {"procgen": "replay", "envpool cartpole": "replay"}.get(case, "none")
-    assert played[0].exact_state == expected
+def test_the_adapter_says_what_it_can_restore(case: str, played: Played) -> None:
+    replayed = ("procgen", "envpool cartpole", "envpool pendulum", "envpool mujoco")
+    assert played.env.exact_state == ("replay" if case in replayed else "none")

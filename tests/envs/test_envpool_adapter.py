@@ -12,12 +12,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool
+from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool, task_spaces
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
-from phasicrl.spaces import env_seeds
+from phasicrl.spaces import ObservationLayout, env_seeds
+from tests.envs.counting import draw_action
 
 if importlib.util.find_spec("envpool") is None:
     pytest.skip("EnvPool is not installed", allow_module_level=True)
@@ -31,6 +33,9 @@ MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
     "MuJoCo": ("Hopper-v4", {}, 300),
     "Box2D": ("LunarLander-v3", {}, 300),
     "toy text": ("FrozenLake-v1", {}, 200),
+    "dm_control": ("CartpoleSwingup-v1", {"max_episode_steps": 30}, 100),
+    "MiniGrid": ("MiniGrid-Empty-Random-5x5-v0", {}, 250),
+    "Jumanji": ("Cleaner-v0", {}, 100),
 }
 
 
@@ -44,6 +49,9 @@ def random_actions(space: gym.Space[Any], num_envs: int, steps: int, seed: int =
     for _ in range(steps):
         if isinstance(space, gym.spaces.Discrete):
             yield rng.integers(0, space.n, num_envs).astype(np.int32)
+        elif np.dtype(space.dtype).kind == "i":
+            assert isinstance(space, gym.spaces.Box)
+            yield rng.integers(space.low, space.high, (num_envs, *space.shape), endpoint=True).astype(space.dtype)
         else:
             assert isinstance(space, gym.spaces.Box)
             yield rng.uniform(space.low, space.high, (num_envs, *space.shape)).astype(space.dtype)
@@ -157,6 +165,108 @@ def test_cartpole_is_the_cartpole_of_gymnasium() -> None:
     assert ends > 20
 
 
+def test_pendulum_is_the_pendulum_of_gymnasium() -> None:
+    """Torques arrive as they are, clipped or not by the task and not by us."""
+    envs = make_envs(EnvConfig(id="envpool:Pendulum-v1", num_envs=3), seed=1)
+    twins: list[Any] = [gym.make("Pendulum-v1").unwrapped for _ in range(3)]
+    for twin, (cosine, sine, speed) in zip(twins, envs.reset(), strict=True):
+        twin.reset()
+        twin.state = np.array([np.arctan2(sine, cosine), speed], float)
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        action = rng.uniform(-4, 4, (3, 1)).astype(np.float32)
+        step = envs.step(action)
+        for index, twin in enumerate(twins):
+            expected, reward, *_ = twin.step(action[index])
+            np.testing.assert_allclose(step.obs[index], expected, atol=1e-3)
+            np.testing.assert_allclose(step.reward[index], reward, atol=1e-3)
+    envs.close()
+
+
+STRUCTURED = {
+    "dm_control": ("WalkerWalk-v1", 1),
+    "Jumanji, nested": ("BinPack-v2", 0),
+    "MiniGrid": ("MiniGrid-Empty-Random-5x5-v0", 0),
+}
+
+
+@pytest.mark.parametrize("family", STRUCTURED)
+def test_structured_observations_are_those_of_the_native_pool(family: str) -> None:
+    task_id, one_number_parts = STRUCTURED[family]
+    pool, envs = raw_pool(task_id, {}, 3), EnvPoolEnv(task_id, num_envs=3, seed=3, num_threads=2)
+    layout = ObservationLayout(envs.observation_space)
+    assert isinstance(envs.observation_space, gym.spaces.Dict)
+    assert sum(leaf.shape == () and leaf.dtype == np.float32 for leaf in layout.leaves) == one_number_parts
+    native, obs, rng = pool.reset()[0], envs.reset(), np.random.default_rng(1)
+    for _ in range(5):
+        read = layout.unpack(torch.from_numpy(obs))
+        for leaf in layout.leaves:
+            expected, values = native, read
+            for key in leaf.path:
+                expected, values = expected[key], values[key]
+            np.testing.assert_array_equal(values, expected.astype(leaf.dtype))
+        action = draw_action(envs, rng)
+        native, obs = pool.step(action)[0], envs.step(action).obs
+    envs.close()
+
+
+def test_an_observation_of_one_number_is_counted_from_zero() -> None:
+    envs = EnvPoolEnv("FrozenLake-v1", num_envs=4, seed=1, num_threads=1)
+    obs, rng = envs.reset(), np.random.default_rng(1)
+    assert obs.shape == (4,) and obs.dtype == np.int64 and not obs.any()
+    ends = 0
+    for _ in range(60):
+        step = envs.step(draw_action(envs, rng))
+        done = step.terminated | step.truncated
+        ends += done.sum()
+        assert not step.obs[done].any() and step.obs.max() < 16
+        assert step.final_obs is None or step.final_obs.dtype == np.int64
+    assert ends
+
+
+def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -> None:
+    raw = import_envpool().make_spec("FlatPack-v0").gymnasium_action_space
+    assert isinstance(raw, gym.spaces.Box) and raw.dtype == np.int32
+    np.testing.assert_array_equal(raw.high, [24, 3, 8, 8])
+    assert task_spaces("FlatPack-v0")[1] == gym.spaces.MultiDiscrete([25, 4, 9, 9])
+    envs = EnvPoolEnv("Cleaner-v0", num_envs=2, seed=1, num_threads=1)  # three cleaners; four moves each, as its own mask says
+    assert envs.action_space == gym.spaces.MultiDiscrete([4, 4, 4])
+    layout = ObservationLayout(envs.observation_space)
+
+    def read(obs: np.ndarray) -> Any:
+        return layout.unpack(torch.from_numpy(obs))
+
+    first = read(envs.reset())
+    assert first["action_mask"].shape == (2, 3, 4)
+    after = read(envs.step(first["action_mask"].numpy().argmax(axis=2)).obs)
+    assert (first["agents_locations"] != after["agents_locations"]).any(dim=2).all(), "everybody made the first move that is allowed"
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+def test_fact_dm_control_does_not_keep_its_bounds() -> None:
+    pool = raw_pool("CartpoleSwingup-v1", {}, 2)
+    assert pool.observation_space["position"].low.min() > 0 > pool.reset()[0]["position"].min()
+
+
+def test_fact_several_players_are_several_rows() -> None:
+    pool = raw_pool("TicTacToe-v1", {}, 3)
+    obs, _ = pool.reset()
+    _, reward, terminated, *_ = pool.step(np.zeros(3, np.int32))
+    assert (len(obs), len(reward), len(terminated)) == (6, 6, 3)
+
+
+def test_a_part_that_is_not_finite_is_refused() -> None:
+    envs = EnvPoolEnv("CartpoleSwingup-v1", num_envs=2, seed=1, num_threads=1)
+    good = {"position": np.zeros((2, 3)), "velocity": np.zeros((2, 2))}
+    bad = {**good, "velocity": np.array([[0, 0], [np.nan, 1]])}
+    envs._pool = Broken(bad, np.zeros(2), first_obs=good)
+    envs.reset()
+    with pytest.raises(
+        EnvError, match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  1.\], from step"
+    ):
+        envs.step(np.zeros((2, 1), np.float32))
+
+
 def test_time_limits_are_truncations() -> None:
     envs = make_envs(EnvConfig(id="envpool:MountainCar-v0", num_envs=3), seed=1)
     envs.reset()
@@ -233,11 +343,11 @@ def test_fact_a_short_batch_aborts_the_process() -> None:
 class Broken:
     """A pool that returns what it is told to."""
 
-    def __init__(self, obs: np.ndarray, reward: np.ndarray) -> None:
-        self._answer = obs, reward, np.zeros(2, bool), np.zeros(2, bool), {}
+    def __init__(self, obs: Any, reward: np.ndarray, *, first_obs: Any) -> None:
+        self._first_obs, self._answer = first_obs, (obs, reward, np.zeros(2, bool), np.zeros(2, bool), {})
 
     def reset(self, **_: Any) -> Any:
-        return np.zeros((2, 4)), {}
+        return self._first_obs, {}
 
     def step(self, _: np.ndarray) -> Any:
         return self._answer
@@ -252,7 +362,7 @@ class Broken:
 )
 def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.ndarray, message: str) -> None:
     envs = EnvPoolEnv("CartPole-v1", num_envs=2, seed=1, num_threads=1)
-    envs._pool = Broken(obs, reward)
+    envs._pool = Broken(obs, reward, first_obs=np.zeros((2, 4)))
     assert envs.reset().dtype == np.float32
     with pytest.raises(EnvError, match=message) as caught:
         envs.step(np.zeros(2, np.int64))

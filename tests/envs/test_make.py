@@ -9,12 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig
 from phasicrl.envs import make as make_module
 from phasicrl.envs.make import PROCGEN_GAMES, list_envs, make_envs, procgen_options, procgen_task, resolve
 from phasicrl.envs.protocol import VectorEnv
-from tests.envs.counting import Counting
+from tests.envs.counting import Counting, Spaces
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 
@@ -134,15 +135,16 @@ def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, valu
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("envpool:Ant-v4", r"envpool:Ant-v4: actions of the kind Box.* not supported yet; supported: Discrete"),
-        ("gymnasium:Pendulum-v1", r"gymnasium:Pendulum-v1: actions of the kind Box.* not supported yet; supported: Discrete"),
-        ("envpool:MiniGrid-Empty-5x5-v0", r"observations of the kind Dict.* not supported; supported: pictures .* and vectors"),
-        ("envpool:FrozenLake-v1", "observations of the kind Discrete"),
+        ("envpool:TicTacToe-v1", "envpool:TicTacToe-v1 has 2 players; only tasks of one player are supported"),
+        ("envpool:intersection-multi-agent-v1", "has 2 players"),
+        ("gymnasium:texts", "gymnasium:texts: observations of the kind Text.* are not supported; supported: Box"),
     ],
 )
 def test_spaces_that_are_not_supported_are_refused(env_id: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import envpool
 
+    spaces = gym.spaces.Text(5), gym.spaces.Discrete(2)
+    monkeypatch.setitem(gym.registry, "texts", EnvSpec("texts", entry_point=lambda **_: Spaces(*spaces)))
     monkeypatch.setattr(envpool, "make_gymnasium", lambda *_, **__: pytest.fail("a pool was made"))
     refused(message, id=env_id)
 
@@ -190,7 +192,13 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
     cartpole = {listing.id: listing for listing in list_envs("*:cartpole-v1")}
     assert set(cartpole) == {"envpool:CartPole-v1", "gymnasium:CartPole-v1"}
     assert "Box 4 float32 → Discrete(2)" in cartpole["envpool:CartPole-v1"].description
-    assert "not supported yet" in list_envs("envpool:Ant-v4")[0].description
+    for name, expected in {
+        "Ant-v4": "EnvPool, mujoco, gym; Box 27 float32 → Box 8 float64",
+        "MiniGrid-Empty-5x5-v0": "EnvPool, minigrid; Dict(direction: Discrete(4), image: Box 7 × 7 × 3 uint8, mission: Box 96 uint8) → Discrete(7)",
+        "RubiksCube-v0": "EnvPool, jumanji; Dict(cube: Box 6 × 3 × 3 int8, step_count: Discrete(201)) → MultiDiscrete([6, 1, 3])",
+        "TicTacToe-v1": "EnvPool, pgx; cannot be trained here: envpool:TicTacToe-v1 has 2 players; only tasks of one player are supported",
+    }.items():
+        assert list_envs(f"envpool:{name}")[0].description == expected
     everything = list_envs()
     assert len(everything) > 1500 and len({listing.id for listing in everything}) == len(everything)
     assert [listing.id for listing in everything[:16]] == [f"procgen:{game}" for game in PROCGEN_GAMES]

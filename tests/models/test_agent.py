@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from phasicrl.config import ModelConfig, ValuePath
+from phasicrl.config import ModelConfig, ObsNormConfig, ValueNormConfig, ValuePath
 from phasicrl.models.agent import Agent, AgentOutput
 
 S, L, A = 3, 4, 5
@@ -56,7 +56,7 @@ def test_each_loss_reaches_the_networks_of_its_value_path(value_path: ValuePath,
     output = ask(agent, observations())
     assert output.aux_value is not None
     assert reached(agent, output.value) == by_value
-    assert reached(agent, output.policy.log_probs) == {"encoder", "policy_head"}
+    assert reached(agent, output.policy.parameters) == {"encoder", "policy_head"}
     assert reached(agent, output.aux_value) == {"encoder", "aux_value_head"}
 
 
@@ -97,7 +97,7 @@ def test_all_ways_to_ask_agree(value_path: ValuePath, pictures: bool) -> None:
     first, state = torch.zeros(S, L, dtype=torch.bool), agent.initial_state(S)
     output = ask(agent, obs)
     policy, next_state = agent.policy(obs, first, state)
-    assert torch.equal(policy.log_probs, output.policy.log_probs)
+    assert torch.equal(policy.parameters, output.policy.parameters)
     assert torch.equal(agent.value(obs, first, state), output.value)
     assert next_state.shape == output.state.shape == (S, 0)
 
@@ -108,13 +108,13 @@ def test_sequences_are_their_steps_one_by_one(value_path: ValuePath, pictures: b
     agent, obs = make_agent(value_path, pictures=pictures), observations(pictures=pictures)
     whole = ask(agent, obs)
     assert whole.value.shape == (S, L)
-    assert whole.policy.log_probs.shape == (S, L, A)
+    assert whole.policy.parameters.shape == (S, L, A)
     steps = [ask(agent, obs[:, t : t + 1]) for t in range(L)]
     assert whole.aux_value is not None
     aux_values = [step.aux_value for step in steps if step.aux_value is not None]
     torch.testing.assert_close(torch.cat([step.value for step in steps], dim=1), whole.value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(torch.cat(aux_values, dim=1), whole.aux_value, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(torch.cat([step.policy.log_probs for step in steps], dim=1), whole.policy.log_probs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat([step.policy.parameters for step in steps], dim=1), whole.policy.parameters, rtol=1e-5, atol=1e-6)
     assert whole.value.unique().numel() > S * L // 2
 
 
@@ -123,7 +123,7 @@ def test_the_mask_reaches_the_policy() -> None:
     mask = torch.rand(S, L, A, generator=Generator().manual_seed(2)) < 0.5
     mask[..., 0] = True
     policy, _ = agent.policy(obs, torch.zeros(S, L, dtype=torch.bool), agent.initial_state(S), mask)
-    for log_probs in (ask(agent, obs, mask).policy.log_probs, policy.log_probs):
+    for log_probs in (ask(agent, obs, mask).policy.parameters, policy.parameters):
         assert torch.equal(log_probs.exp() > 0, mask)
 
 
@@ -156,8 +156,8 @@ class OwnEncoder(nn.Module):
 def test_an_own_encoder_takes_the_place_of_the_configured_one(value_path: ValuePath) -> None:
     made: list[nn.Module] = []
 
-    def make_encoder(obs_shape: tuple[int, ...]) -> nn.Module:
-        made.append(OwnEncoder(obs_shape))
+    def make_encoder(space: gym.Space[Any]) -> nn.Module:
+        made.append(OwnEncoder(space.shape or ()))
         return made[-1]
 
     config = ModelConfig(value_path=value_path)  # its encoder is for pictures
@@ -171,19 +171,133 @@ def test_an_own_encoder_takes_the_place_of_the_configured_one(value_path: ValueP
 def test_an_own_encoder_without_its_width_is_refused(num_features: Any) -> None:
     with pytest.raises(ValueError, match="OwnEncoder needs an integer attribute num_features"):
         Agent(
-            VECTORS, ACTIONS, SMALL, generator=Generator(), auxiliary=False, make_encoder=lambda shape: OwnEncoder(shape, num_features)
+            VECTORS, ACTIONS, SMALL, generator=Generator(), auxiliary=False, make_encoder=lambda space: OwnEncoder(space.shape or (), num_features)
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.MultiBinary(3), gym.spaces.Dict({"a": VECTORS})])
-def test_observations_of_other_kinds_are_refused_with_what_is_supported(space: gym.Space[Any]) -> None:
-    with pytest.raises(ValueError, match=r"observations of the kind .* are not supported; supported: Box"):
-        Agent(space, ACTIONS, SMALL, generator=Generator(), auxiliary=False)
+@pytest.mark.parametrize("space", [gym.spaces.Text(4), gym.spaces.Sequence(VECTORS)])
+def test_actions_of_other_kinds_are_refused_with_what_is_supported(space: gym.Space[Any]) -> None:
+    with pytest.raises(ValueError, match="supported"):
+        Agent(VECTORS, space, SMALL, generator=Generator(), auxiliary=False)
 
 
-def test_actions_of_other_kinds_are_refused_with_what_is_supported() -> None:
-    with pytest.raises(ValueError, match=r"actions of the kind .* are not supported; supported: Discrete"):
-        Agent(VECTORS, gym.spaces.Box(-1, 1, (2,)), SMALL, generator=Generator(), auxiliary=False)
+TREE = gym.spaces.Dict({"eye": PICTURES, "legs": gym.spaces.Tuple((VECTORS, gym.spaces.Discrete(3))), "mode": gym.spaces.MultiBinary(2)})
+MIXED = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)))
+
+
+def recurrent(value_path: ValuePath = "separate", *, memory: Any = "lstm", **settings: Any) -> Agent:
+    config = ModelConfig(value_path=value_path, encoder="impala", channels=(4,), hidden_sizes=(8,), memory=memory, memory_size=6)
+    return Agent(TREE, MIXED, config, generator=Generator().manual_seed(0), auxiliary=True, **settings)
+
+
+def stored(agent: Agent) -> Tensor:
+    """Random observations of `TREE` as they lie in a rollout."""
+    TREE.seed(0)
+    samples = [TREE.sample() for _ in range(S * L)]
+    batch = gym.vector.utils.concatenate(TREE, samples, gym.vector.utils.create_empty_array(TREE, S * L))
+    return torch.from_numpy(agent.reader.layout.pack(batch, S * L)).unflatten(0, (S, L))
+
+
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+@pytest.mark.parametrize("value_path", VALUE_PATHS)
+def test_with_memory_sequences_are_their_steps_one_by_one_for_policy_and_values(value_path: ValuePath, memory: str) -> None:
+    agent = recurrent(value_path, memory=memory)
+    obs = stored(agent)
+    first = torch.rand(S, L, generator=Generator().manual_seed(3)) < 0.3
+    first[0] = False
+    state = torch.randn(S, agent.state_size, generator=Generator().manual_seed(4))
+    whole = agent(obs, first, state)
+    now = state
+    for t in range(L):
+        one = agent(obs[:, t : t + 1], first[:, t : t + 1], now)
+        alone, after = agent.policy(obs[:, t : t + 1], first[:, t : t + 1], now)
+        for got, expected in (
+            (one.value[:, 0], whole.value[:, t]),
+            (agent.value(obs[:, t : t + 1], first[:, t : t + 1], now)[:, 0], whole.value[:, t]),
+            (one.policy.parameters[:, 0], whole.policy.parameters[:, t]),
+            (alone.parameters[:, 0], whole.policy.parameters[:, t]),
+        ):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(after[:, : agent.memory.state_size], one.state[:, : agent.memory.state_size])
+        now = one.state
+    torch.testing.assert_close(now, whole.state, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(agent(obs, first, torch.zeros_like(state)).value[0], whole.value[0], atol=1e-4)  # the state matters
+
+
+def test_two_networks_have_memories_of_their_own() -> None:
+    agent = recurrent("separate")
+    assert agent.state_size == 4 * 6 and recurrent("detached").state_size == 2 * 6
+    obs, first = stored(agent), torch.zeros(S, L, dtype=torch.bool)
+    state = torch.randn(S, agent.state_size, generator=Generator().manual_seed(4))
+    of_value = torch.cat([state[:, :12], -state[:, 12:]], dim=-1)
+    before, after = agent(obs, first, state), agent(obs, first, of_value)
+    assert torch.equal(before.policy.parameters, after.policy.parameters)
+    assert not torch.allclose(before.value, after.value, atol=1e-4)
+
+
+@pytest.mark.parametrize(("value_path", "count"), [("separate", 2), ("detached", 1), ("shared", 1)])
+def test_every_parameter_belongs_to_one_network(value_path: ValuePath, count: int) -> None:
+    agent = recurrent(value_path)
+    networks = agent.networks()
+    assert len(networks) == count
+    assert sorted(id(p) for network in networks for p in network) == sorted(id(p) for p in agent.parameters())
+    if count == 2:
+        obs, first = stored(agent), torch.zeros(S, L, dtype=torch.bool)
+        agent(obs, first, agent.initial_state(S)).value.sum().backward()
+        assert all(p.grad is None for p in networks[0]) and all(p.grad is not None for p in networks[1])
+
+
+def test_the_value_network_may_have_another_non_linearity() -> None:
+    config = ModelConfig(encoder="mlp", hidden_sizes=(8,), activation="relu", value_activation="tanh")
+    agent = Agent(VECTORS, ACTIONS, config, generator=Generator(), auxiliary=False)
+    kinds = [[type(m) for m in e.modules() if isinstance(m, nn.ReLU | nn.Tanh)] for e in (agent.encoder, agent.value_encoder) if e]
+    assert kinds == [[nn.ReLU], [nn.Tanh]]
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_observed_numbers_are_normalised_and_nothing_else_is(tree: bool) -> None:
+    norm = ObsNormConfig(clip=1.5)
+    space = TREE if tree else VECTORS
+    config = ModelConfig(encoder="impala" if tree else "mlp", channels=(4,), hidden_sizes=(8,))
+    agent = Agent(space, ACTIONS, config, generator=Generator(), auxiliary=False, obs_norm=norm)
+    obs = stored(agent) if tree else 3 + 2 * observations()
+    flat = obs.flatten(0, 1)
+
+    def numbers() -> Tensor:
+        read = agent.reader(flat)
+        return read["legs"][0] if tree else read
+
+    raw = numbers().clone()
+    agent.reader.update(obs)
+    expected = ((raw - raw.mean(0)) / (raw.var(0, correction=0) + 1e-8).sqrt()).clamp(-1.5, 1.5)
+    torch.testing.assert_close(numbers(), expected, rtol=1e-4, atol=1e-5)
+    if tree:
+        now, before = agent.reader(flat), agent.reader.layout.unpack(flat)
+        assert torch.equal(now["eye"], before["eye"]) and torch.equal(now["mode"], before["mode"])
+        assert torch.equal(now["legs"][1], before["legs"][1])
+    assert any(name.startswith("reader.normalizer") for name in agent.state_dict())  # part of the weights
+
+
+def test_normalising_numbers_that_are_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="--obs-norm none"):
+        Agent(PICTURES, ACTIONS, ModelConfig(channels=(4,)), generator=Generator(), auxiliary=False, obs_norm=ObsNormConfig())
+
+
+def test_normalised_values_are_said_in_the_units_of_the_rewards() -> None:
+    config = ModelConfig(encoder="mlp", hidden_sizes=(8,))
+    agents = [
+        Agent(VECTORS, ACTIONS, config, generator=Generator().manual_seed(0), auxiliary=True, value_norm=norm)
+        for norm in (None, ValueNormConfig())
+    ]
+    plain, normalised = agents
+    assert normalised.value_normalizer is not None
+    normalised.value_normalizer.update(torch.tensor([[10.0, 30.0]]))  # mean 20, deviation 10
+    before, after = (ask(agent, observations()) for agent in agents)
+    assert before.aux_value is not None and after.aux_value is not None
+    torch.testing.assert_close(after.value, 20 + 10 * before.value)
+    torch.testing.assert_close(after.aux_value, 20 + 10 * before.aux_value)
+    torch.testing.assert_close(normalised.in_value_units(after.value), before.value + 2)
+    assert plain.in_value_units(before.value) is before.value
 
 
 def test_an_encoder_that_does_not_fit_the_observations_is_refused() -> None:

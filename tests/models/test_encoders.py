@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from phasicrl.config import ModelConfig
-from phasicrl.models.encoders import ENCODERS, MLP, ImpalaCNN, NatureCNN, image_shape
+from phasicrl.models.encoders import ENCODERS, MLP, ImpalaCNN, NatureCNN, TreeEncoder, as_numbers, encoder_for, image_shape, num_numbers
 
 SMALL = ModelConfig(channels=(4, 6), blocks=2, hidden_sizes=(10,))
 
@@ -218,3 +220,46 @@ def test_picture_encoders_refuse_vectors_and_say_what_to_use(encoder: type[Impal
 def test_dense_layers_alone_refuse_pictures_and_say_what_to_use() -> None:
     with pytest.raises(ValueError, match=r"are pictures; use --model\.encoder impala or nature"):
         MLP((64, 64, 3), SMALL, generator=Generator())
+
+
+PICTURE, OTHER = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8), gym.spaces.Box(0, 255, (8, 12, 1), np.uint8)
+NUMBERS = gym.spaces.Box(-1, 1, (2, 2), np.float32)
+
+
+def test_members_of_finite_sets_become_one_hot_vectors() -> None:
+    assert as_numbers(torch.tensor([2, 0]), gym.spaces.Discrete(3)).tolist() == [[0, 0, 1], [1, 0, 0]]
+    two = gym.spaces.MultiDiscrete([2, 3])
+    assert as_numbers(torch.tensor([[1, 0], [0, 2]]), two).tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
+    assert as_numbers(torch.tensor([[1, 0, 1]], dtype=torch.uint8), gym.spaces.MultiBinary(3)).tolist() == [[1, 0, 1]]
+    assert as_numbers(torch.arange(8.0).view(2, 2, 2), NUMBERS).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [num_numbers(space) for space in (gym.spaces.Discrete(3), two, gym.spaces.MultiBinary(3), NUMBERS)] == [3, 5, 3, 4]
+
+
+def test_a_tree_of_pictures_and_numbers_is_encoded_part_by_part() -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Tuple((PICTURE, gym.spaces.Discrete(3))), "b": OTHER, "c": NUMBERS})
+    config = ModelConfig(channels=(4,), blocks=1, hidden_sizes=(7,), activation="tanh")
+    encoder = encoder_for(space, config, generator=Generator().manual_seed(0))
+    assert isinstance(encoder, TreeEncoder)
+    generator = Generator().manual_seed(1)
+    pictures = [torch.randint(0, 256, (5, *part.shape), dtype=torch.uint8, generator=generator) for part in (PICTURE, OTHER)]
+    kind, numbers = torch.randint(0, 3, (5,), generator=generator), torch.randn(5, 2, 2, generator=generator)
+    features = encoder({"a": (pictures[0], kind), "b": pictures[1], "c": numbers})
+    assert features.shape == (5, encoder.num_features) and encoder.num_features == 3 * 7
+    for index in range(2):
+        torch.testing.assert_close(features[:, 7 * index : 7 * index + 7], encoder.pictures[index](pictures[index]))
+    linear = encoder.dense.layers[0]  # type: ignore[union-attr]
+    expected = torch.tanh(linear(torch.cat([functional.one_hot(kind, 3).float(), numbers.flatten(1)], dim=1)))  # type: ignore[operator]
+    torch.testing.assert_close(features[:, 14:], expected)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.MultiBinary(3), gym.spaces.MultiDiscrete([2, 3])])
+def test_finite_sets_alone_go_through_dense_layers(space: gym.Space[Any]) -> None:
+    encoder = encoder_for(space, ModelConfig(encoder="mlp", hidden_sizes=(5,)), generator=Generator().manual_seed(0))
+    obs = torch.from_numpy(np.stack([np.asarray(space.sample()) for _ in range(6)]))
+    assert encoder(obs).shape == (6, 5)
+
+
+@pytest.mark.parametrize(("part", "encoder"), [(PICTURE, "mlp"), (NUMBERS, "impala")])
+def test_a_tree_refuses_an_encoder_that_fits_none_of_it(part: gym.Space[Any], encoder: Any) -> None:
+    with pytest.raises(ValueError, match="use impala or nature if pictures are among them, else mlp"):
+        encoder_for(gym.spaces.Dict({"x": part}), ModelConfig(encoder=encoder), generator=Generator())

@@ -9,6 +9,11 @@ Facts about EnvPool 1.2.5 that this file rests on (those that results depend on 
 - `truncated` is "done at the step limit", so an episode that ends by its rules in exactly the last step counts as truncated.
 - A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a step after `close` are accepted
   silently; action -1 of Procgen forces a reset.
+- Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a `Discrete` part is int32 `[B]`, a
+  `MultiBinary` one is bool. The bounds of dm_control's are not kept: above zero, for numbers of both signs.
+- Actions of several integers (Jumanji) have a `Box` of integers as their space, with both bounds included; there is no
+  `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype, and cast. No family has a structured action.
+- Tasks of several players return one observation and reward for each player, and not one for each environment.
 - Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighbouring seeds
   share environments; we give one seed to each.
 """
@@ -21,14 +26,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.envs.qt import ensure_qt
-from phasicrl.spaces import as_float32, check_action, check_spaces, env_seeds
+from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""
@@ -52,6 +57,9 @@ class EnvPoolEnv:
         self.exact_state: ExactState = "replay" if family in REPLAYABLE else "none"
         self.observation_space, self.action_space = task_spaces(task_id, options)
         check_spaces(self.name, self.observation_space, self.action_space)
+        self.mask_size = 0
+        self.action_mask: np.ndarray | None = None
+        self._observations, self._actions = ObservationLayout(self.observation_space), ActionLayout(self.action_space)
         self._pool: Any = envpool.make_gymnasium(
             task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
         )
@@ -63,18 +71,19 @@ class EnvPoolEnv:
         """Start every environment anew and return the first observations `[B, …]`."""
         obs, _ = self._running_pool("reset").reset()
         self._num_steps = 0
-        return self._checked(obs, "an observation", "reset", np.arange(self.num_envs))
+        return self._stored(obs, "reset", np.arange(self.num_envs))
 
     def step(self, action: np.ndarray) -> TimeStep:
-        """Step every environment with its action `[B]`, and reset at once those whose episode ended."""
+        """Step every environment with its action `[B]` or `[B, K]`, and reset at once those whose episode ended."""
         pool = self._running_pool("step")
         if self._num_steps < 0:
             raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
-        check_action(self.name, self.action_space, action, self.num_envs)
-        obs, reward, terminated, truncated, info = pool.step(action.astype(np.int32, copy=False))
+        self._actions.check(self.name, action, self.num_envs)
+        obs, reward, terminated, truncated, info = pool.step(self._actions.unflatten(action))  # EnvPool casts to its own dtype
         self._num_steps += 1
-        obs = self._checked(obs, "an observation", "step", np.arange(self.num_envs))
-        reward = self._checked(reward, "a reward", "step", np.arange(self.num_envs))
+        obs = self._stored(obs, "step", np.arange(self.num_envs))
+        if not np.isfinite(reward).all():
+            self._refuse(f"a reward that is not finite: {reward}", "step", int(np.argmin(np.isfinite(reward))))
         done = terminated | truncated
         extras, final_obs = {}, None
         if self._is_procgen:
@@ -84,9 +93,15 @@ class EnvPoolEnv:
         if done.any():
             final_obs = obs[done]
             first_obs, _ = pool.reset(options={"reset_mask": done})
-            obs[done] = self._checked(first_obs, "an observation", "reset", np.flatnonzero(done))
-        truncated &= ~terminated
-        return TimeStep(obs=obs, reward=reward, terminated=terminated, truncated=truncated, final_obs=final_obs, info=extras)
+            obs[done] = self._stored(first_obs, "reset", np.flatnonzero(done))
+        return TimeStep(
+            obs=obs,
+            reward=reward.astype(np.float32, copy=False),
+            terminated=terminated,
+            truncated=truncated & ~terminated,
+            final_obs=final_obs,
+            info=extras,
+        )
 
     def close(self) -> None:
         """Stop the pool's threads; calling it twice is harmless."""
@@ -98,18 +113,19 @@ class EnvPoolEnv:
             raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
         return self._pool
 
-    def _checked(self, values: np.ndarray, what: str, call: str, env_ids: np.ndarray) -> np.ndarray:
-        """Values `[B, …]` with floats as float32, refusing those that are not finite."""
-        if values.dtype.kind != "f":
-            return values
-        bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        if bad.any():
-            index = env_ids[np.argmax(bad)]
-            raise EnvError(
-                f"{self.name}: environment {index} returned {what} that is not finite from {call}(), at step {self._num_steps}; "
-                "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
-            )
-        return values.astype(np.float32, copy=False)
+    def _stored(self, obs: Any, call: str, env_ids: np.ndarray) -> np.ndarray:
+        """Observations of the environments `env_ids` as they are stored, refusing unusable ones."""
+        stored = self._observations.pack(obs, len(env_ids))
+        fault = self._observations.find_fault(stored)
+        if fault is not None:
+            self._refuse(fault[1], call, int(env_ids[fault[0]]))
+        return stored
+
+    def _refuse(self, what: str, call: str, index: int) -> NoReturn:
+        raise EnvError(
+            f"{self.name}: environment {index} returned {what}, from {call}(), at step {self._num_steps}; "
+            "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
+        )
 
 
 def import_envpool(*, procgen: bool = False) -> ModuleType:
@@ -140,11 +156,25 @@ def task_families() -> dict[str, str]:
 
 
 def task_spaces(task_id: str, options: dict[str, Any] | None = None) -> tuple[gym.Space[Any], gym.Space[Any]]:
-    """Observation and action space of a task as the adapter hands them out, without making environments."""
+    """Observation and action space of a task as the adapter hands them out, without making environments.
+
+    Raises:
+        ValueError: a task of several players.
+    """
     envpool = import_envpool(procgen=task_families()[task_id] == PROCGEN)
     with _quiet():
         spec = envpool.make_spec(task_id, **(options or {}))
-        return as_float32(spec.gymnasium_observation_space), spec.gymnasium_action_space
+        if spec.config.max_num_players != 1:
+            raise ValueError(f"envpool:{task_id} has {spec.config.max_num_players} players; only tasks of one player are supported")
+        return as_float32(spec.gymnasium_observation_space), _counted(spec.gymnasium_action_space)
+
+
+def _counted(space: gym.Space[Any]) -> gym.Space[Any]:
+    """An action space with `MultiDiscrete` in place of a `Box` of integers, which is EnvPool's word for it."""
+    if not isinstance(space, gym.spaces.Box) or np.dtype(space.dtype).kind not in "iu":
+        return space
+    low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+    return gym.spaces.MultiDiscrete(high - low + 1, start=low)
 
 
 @contextmanager

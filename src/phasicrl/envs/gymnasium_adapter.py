@@ -6,6 +6,10 @@ Facts about Gymnasium 1.4.0 that this file rests on (held by tests in `tests/env
   `info["final_obs"]`, an object array `[B]` with None where no episode ended.
 - Nothing of what an environment returns is checked: NaN passes, dtypes are cast, and an environment that writes its observations
   into one buffer overwrites its own `final_obs` with the reset. `GuardedEnv` checks and copies, beside the environment.
+- What `info` says of a step that ended an episode goes to `info["final_info"]`; beside it stands what the reset said. So a mask that
+  is handed over in `info` is that of the first observation of the next episode, which is the one that is returned.
+- An array in `info` arrives stacked, `[B, …]`, in new memory, with `info["_key"]` saying which environments gave one; where one did
+  not there are zeros.
 - `AsyncVectorEnv` waits for ever, and tells the death of a process as an `EOFError` without words. `_Processes` puts that right.
 """
 
@@ -22,7 +26,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -30,17 +35,53 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
-from phasicrl.spaces import as_float32, check_action, check_spaces, env_seeds
+from phasicrl.spaces import (
+    ActionLayout,
+    ObservationLayout,
+    as_float32,
+    check_spaces,
+    choices,
+    env_seeds,
+    find_blocked,
+    flatten_mask,
+    map_leaves,
+)
 
 MakeEnv = Callable[[], "gym.Env[Any, Any]"]
-Spaces = tuple[gym.Space[Any], gym.Space[Any]]  # of observations and of actions
+MaskSource = Literal["observation", "method", "info"]
+
+MASK = "action_mask"
+"""The key of an environment's mask in its observation or in its `info`, and of the flat mask in what a guard returns."""
+
+MASK_METHOD = "action_masks"
+"""The method that says the mask, as sb3-contrib calls it."""
 
 STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
 """How long processes may take; the first reset includes their start and the making of the environment."""
 
 
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What is the same in all environments of one kind.
+
+    Attributes:
+        observation_space: the environment's without its mask, with float32 in place of other floats.
+        action_space: the environment's.
+        mask_source: where the environment says which actions are allowed: in the entry `action_mask` of its observation (a `Dict`),
+            by its method `action_masks()`, or in the entry `action_mask` of its `info`. None if it does not.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    mask_source: MaskSource | None
+
+
 class GymnasiumEnv:
-    """B Gymnasium environments of one kind; a `VectorEnv`."""
+    """B Gymnasium environments of one kind; a `VectorEnv`.
+
+    Observations are packed and actions unpacked beside each environment, by `GuardedEnv`: between them and the trainer there are plain
+    arrays only, whatever the spaces are.
+    """
 
     exact_state: ExactState = "none"
 
@@ -57,20 +98,24 @@ class GymnasiumEnv:
     ) -> None:
         """Prepare `num_envs` environments; each is made by a call of `make_env`, at the first reset.
 
+        One more is made at once, to learn the spaces, and reset once to see whether there is an action mask in `info`.
+
         Raises:
             ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium environment.
-            EnvError: the environment cannot be made.
+            EnvError: the environment cannot be made or reset.
             ImportError: it, or Gymnasium's vector environment, needs a package that is missing.
         """
         if not hasattr(gym.vector, "AutoresetMode"):
             raise ImportError(f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'")
         self.name, self.num_envs = name, num_envs
-        spaces = _probe_spaces(name, make_env)
-        self.observation_space, self.action_space = spaces
-        check_spaces(name, self.observation_space, self.action_space)
+        interface = _probe(name, make_env)
+        self.observation_space, self.action_space = interface.observation_space, interface.action_space
+        self._actions, self._obs_dtype = ActionLayout(self.action_space), ObservationLayout(self.observation_space).dtype
+        self.mask_size = sum(choices(self.action_space)) if interface.mask_source else 0
+        self.action_mask: np.ndarray | None = None
         if parallel == "processes":
             _refuse_unsendable(name, make_env)
-        makers = [functools.partial(_make_guard, make_env, name, index, spaces, os.getpid()) for index in range(num_envs)]
+        makers = [functools.partial(_make_guard, make_env, name, index, interface, os.getpid()) for index in range(num_envs)]
         mode = gym.vector.AutoresetMode.SAME_STEP
         self._vector: SyncVectorEnv | _Processes = (
             _Processes(makers, name, step_seconds, reset_seconds) if parallel == "processes" else SyncVectorEnv(makers, autoreset_mode=mode)  # type: ignore[arg-type]
@@ -88,28 +133,37 @@ class GymnasiumEnv:
             self.close()
             raise ValueError(f"{self.name}: make_env returned the same environment twice; make a new one in it at each call")
         self._seeds = None
+        self.action_mask = self._mask(info)
         return obs
 
     def step(self, action: np.ndarray) -> TimeStep:
-        """Step every environment with its action `[B]`; those whose episode ended have been reset already."""
+        """Step every environment with its action `[B]` or `[B, K]`; those whose episode ended have been reset already."""
         self._refuse_closed("step")
         if self._seeds is not None:
             raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
-        check_action(self.name, self.action_space, action, self.num_envs)
+        self._actions.check(self.name, action, self.num_envs, action_mask=self.action_mask)
         obs, reward, terminated, truncated, info = self._vector.step(action)
         self._raise_fault(info)
+        self.action_mask = self._mask(info)
         done = terminated | truncated
         return TimeStep(
             obs=obs,
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated & ~terminated,
-            final_obs=np.stack(info["final_obs"][done]) if done.any() else None,
+            final_obs=np.stack(info["final_obs"][done]).astype(self._obs_dtype, copy=False) if done.any() else None,
         )
 
     def close(self) -> None:
         """End the environments and their processes; calling it twice is harmless."""
         self._vector.close()
+
+    def _mask(self, info: dict[str, Any]) -> np.ndarray | None:
+        """The masks `[B, mask_size]` of the observations that are returned."""
+        if not self.mask_size:
+            return None
+        assert info[f"_{MASK}"].all(), f"{self.name}: guards {np.flatnonzero(~info[f'_{MASK}'])} gave no mask"
+        return info[MASK]
 
     def _refuse_closed(self, call: str) -> None:
         if self._vector.closed:
@@ -142,28 +196,30 @@ def made_by_id(name: str) -> MakeEnv:
 
 
 class GuardedEnv(gym.Env[Any, Any]):
-    """One environment with everything it returns checked and copied, and nothing raised: a fault is reported in `info`.
+    """One environment with everything it returns checked, copied and packed, and nothing raised: a fault is reported in `info`.
 
-    `info` is otherwise empty: the trainer reads nothing from it, and it would travel between processes. The environment is made at
-    the first reset, so that a failure of that is a fault like any other, under the same deadline.
+    Its own spaces are those of the trainer: a stored observation and a flat action. `info` holds the flat mask and is otherwise empty:
+    the trainer reads nothing from it, and it would travel between processes. The environment is made at the first reset, so that a
+    failure of that is a fault like any other, under the same deadline.
     """
 
-    def __init__(self, make_env: MakeEnv, name: str, index: int, spaces: Spaces) -> None:
-        """Guard environment `index`, whose spaces must be `spaces`."""
-        self._make_env, self._name, self._index = make_env, name, index
-        self.observation_space, self.action_space = spaces
+    def __init__(self, make_env: MakeEnv, name: str, index: int, interface: Interface) -> None:
+        """Guard environment `index`, which must have the given interface."""
+        self._make_env, self._name, self._index, self._interface = make_env, name, index, interface
+        self._layout, self._actions = ObservationLayout(interface.observation_space), ActionLayout(interface.action_space)
+        self._widths = choices(interface.action_space)
+        self.observation_space = _any_array(self._layout.shape, self._layout.dtype)
+        self.action_space = _any_array(self._actions.shape, self._actions.dtype)
         self._env: gym.Env[Any, Any] | None = None
-        self._first_action, self._num_steps = 0, 0
+        self._num_steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Reset, making the environment if that was not done."""
         try:
             if self._env is None:
                 self._env = self._made()
-            result = self._env.reset(seed=seed, options=options)
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise _Fault(f"returned {_describe(result)}; (obs, info) was expected")
-            return self._checked_obs(result[0]), {}
+            obs, info = _answer(self._env.reset(seed=seed, options=options), "(obs, info)")
+            return self._stored(obs), self._mask(obs, info)
         except (Exception, SystemExit) as error:
             return self._blank_obs(), self._report("reset", error)
 
@@ -173,15 +229,16 @@ class GuardedEnv(gym.Env[Any, Any]):
         try:
             if self._env is None:
                 raise _Fault("was called before reset()")
-            result = self._env.step(action + self._first_action)
-            if not isinstance(result, tuple) or len(result) != 5:
-                raise _Fault(f"returned {_describe(result)}; (obs, reward, terminated, truncated, info) was expected")
-            obs, reward, terminated, truncated, _ = result
+            own_action = map_leaves(self._interface.action_space, lambda batch: batch[0], self._actions.unflatten(np.asarray(action)[None]))
+            result = _answer(self._env.step(own_action), "(obs, reward, terminated, truncated, info)")
+            obs, reward, terminated, truncated, info = result
             if not math.isfinite(reward):
                 raise _Fault(f"returned the reward {reward}")
             if terminated not in (False, True) or truncated not in (False, True):
                 raise _Fault(f"returned terminated = {terminated!r} and truncated = {truncated!r}; True or False was expected")
-            return self._checked_obs(obs), float(reward), bool(terminated), bool(truncated), {}
+            # Nobody acts on the last observation of an episode, and often nothing is allowed there.
+            mask = {} if terminated or truncated else self._mask(obs, info)
+            return self._stored(obs), float(reward), bool(terminated), bool(truncated), mask
         except (Exception, SystemExit) as error:
             return self._blank_obs(), 0.0, False, False, self._report("step", error)
 
@@ -197,36 +254,56 @@ class GuardedEnv(gym.Env[Any, Any]):
                 self._env.close()
 
     def _made(self) -> gym.Env[Any, Any]:
-        """Make the environment, and compare its spaces with those of the first one."""
-        env = self._make_env()
-        spaces = _trainer_spaces(env)
-        if spaces != (self.observation_space, self.action_space):
-            raise _Fault(
-                f"made an environment with other spaces, {spaces}, than the first one's, {self.observation_space}, {self.action_space}"
-            )
-        self._first_action = int(getattr(env.action_space, "start", 0))
+        """Make the environment, and compare its interface with the first one's."""
+        env, expected = self._make_env(), self._interface
+        if expected.mask_source == "info":  # seen only by a reset
+            expected = replace(expected, mask_source=None)
+        made = _interface(self._name, env)
+        if made != expected:
+            raise _Fault(f"made an environment with other spaces, {made}, than the first one's, {expected}")
         return env
 
-    def _checked_obs(self, obs: Any) -> np.ndarray:
-        """A copy of an observation in the dtype of the space."""
-        space, array = self.observation_space, np.array(obs)
-        if array.shape != space.shape:
-            raise _Fault(f"returned an observation of shape {array.shape}; its observation_space says {space.shape}")
-        if not np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind"):
-            raise _Fault(f"returned an observation of dtype {array.dtype}; its observation_space says {space.dtype}")
-        array = array.astype(space.dtype, copy=False)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise _Fault(f"returned an observation that is not finite: {array}")
-        return array
+    def _stored(self, obs: Any) -> np.ndarray:
+        """A copy of an observation as it is stored."""
+        try:
+            stored = self._layout.pack(map_leaves(self._interface.observation_space, _batch_of_one, obs), 1)
+        except ValueError as error:
+            raise _Fault(f"returned {error}") from None
+        fault = self._layout.find_fault(stored)
+        if fault is not None:
+            raise _Fault(f"returned {fault[1]}")
+        return stored[0]
+
+    def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
+        """What is allowed in an observation, in the form of an `info`; empty without masks."""
+        source = self._interface.mask_source
+        if source is None or self._env is None:
+            return {}
+        remedy = f"give a mask of {sum(self._widths)} values, at least one of them true for each discrete component, at every step"
+        if source == "method":
+            given = self._env.get_wrapper_attr(MASK_METHOD)()
+        else:
+            holder = obs if source == "observation" else info
+            if not isinstance(holder, Mapping) or holder.get(MASK) is None:
+                raise _Fault(f"returned no {MASK!r} in its {source}, where it had one at first", remedy)
+            given = holder[MASK]
+        try:
+            mask = flatten_mask(self._interface.action_space, given)
+        except ValueError as error:
+            raise _Fault(f"gave {error}", remedy) from None
+        blocked = find_blocked(self._widths, mask[None])
+        if blocked is not None:
+            raise _Fault(f"gave an action mask that allows nothing in component {blocked[1]}: {mask}", remedy)
+        return {MASK: mask}
 
     def _blank_obs(self) -> np.ndarray:
-        return np.zeros(self.observation_space.shape or (), self.observation_space.dtype)
+        return np.zeros(self._layout.shape, self._layout.dtype)
 
     def _report(self, call: str, error: BaseException) -> dict[str, Any]:
         """What `info` says about a fault."""
         where = f"{self._name}: environment {self._index}, {call}() at step {self._num_steps}"
         if isinstance(error, _Fault):
-            return {"fault": f"{where}: {error}; gymnasium.utils.env_checker.check_env helps to find such faults", "traceback": ""}
+            return {"fault": f"{where}: {error}; {error.remedy}", "traceback": ""}
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}"
         text = f"{where}: {type(error).__name__}: {error} ({place}); repair the environment"
@@ -236,8 +313,12 @@ class GuardedEnv(gym.Env[Any, Any]):
 class _Fault(Exception):
     """An environment returned what it must not."""
 
+    def __init__(self, text: str, remedy: str = "gymnasium.utils.env_checker.check_env helps to find such faults") -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
-def _make_guard(make_env: MakeEnv, name: str, index: int, spaces: Spaces, parent: int) -> GuardedEnv:
+
+def _make_guard(make_env: MakeEnv, name: str, index: int, interface: Interface, parent: int) -> GuardedEnv:
     """Make the guard of one environment. Gymnasium calls this in the trainer's process `parent` too; any other is prepared."""
     if os.getpid() != parent:
         # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to save and then ends us.
@@ -245,7 +326,7 @@ def _make_guard(make_env: MakeEnv, name: str, index: int, spaces: Spaces, parent
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1)  # asked for by `_Processes` when an environment hangs
-    return GuardedEnv(make_env, name, index, spaces)
+    return GuardedEnv(make_env, name, index, interface)
 
 
 class _Processes(AsyncVectorEnv[Any, Any]):
@@ -352,8 +433,8 @@ def _kill(processes: list[Any]) -> None:
         process.join(CLOSE_SECONDS)
 
 
-def _probe_spaces(name: str, make_env: MakeEnv) -> Spaces:
-    """Make one environment to read its spaces, as the trainer is to see them."""
+def _probe(name: str, make_env: MakeEnv) -> Interface:
+    """Make one environment to learn its interface, and refuse spaces that are not supported."""
     if not callable(make_env):
         raise ValueError(f"{name}: make_env is {_describe(make_env)}; a function that makes an environment was expected, as there are many")
     try:
@@ -364,9 +445,39 @@ def _probe_spaces(name: str, make_env: MakeEnv) -> Spaces:
         raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(env, gym.Env):
         raise ValueError(f"{name}: make_env made {_describe(env)}; a gymnasium.Env was expected (the older `gym` is another package)")
-    spaces = _trainer_spaces(env)
-    env.close()
-    return spaces
+    with contextlib.closing(env):
+        interface = _interface(name, env)
+        check_spaces(name, interface.observation_space, interface.action_space)
+        if interface.mask_source is None and choices(interface.action_space) and _has_mask_in_info(name, env):
+            interface = replace(interface, mask_source="info")
+    return interface
+
+
+def _interface(name: str, env: gym.Env[Any, Any]) -> Interface:
+    """The interface of an environment as far as it is known without a reset."""
+    space, actions = (getattr(env, kind, None) for kind in ("observation_space", "action_space"))
+    if not isinstance(space, gym.Space) or not isinstance(actions, gym.Space):
+        raise ValueError(
+            f"{name}: observation_space is {_describe(space)} and action_space {_describe(actions)}; Gymnasium spaces were expected"
+        )
+    source: MaskSource | None = None
+    if choices(actions):  # there is nothing to mask in numbers
+        if isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
+            source = "observation"
+            space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
+        elif env.has_wrapper_attr(MASK_METHOD):
+            source = "method"
+    return Interface(as_float32(space), actions, source)
+
+
+def _has_mask_in_info(name: str, env: gym.Env[Any, Any]) -> bool:
+    """Reset an environment to look into its `info`."""
+    try:
+        _, info = _answer(env.reset(seed=0), "(obs, info)")
+    except Exception as error:
+        words = str(error) if isinstance(error, _Fault) else f"{type(error).__name__}: {error}"
+        raise EnvError(f"{name}: reset() of the environment that was made to learn the spaces: {words}; repair the environment") from error
+    return isinstance(info, Mapping) and MASK in info
 
 
 def _refuse_unsendable(name: str, make_env: MakeEnv) -> None:
@@ -381,10 +492,25 @@ def _refuse_unsendable(name: str, make_env: MakeEnv) -> None:
         ) from error
 
 
-def _trainer_spaces(env: gym.Env[Any, Any]) -> Spaces:
-    """The spaces as the trainer sees them: floats as float32, actions counted from zero."""
-    action = env.action_space
-    return as_float32(env.observation_space), gym.spaces.Discrete(int(action.n)) if isinstance(action, gym.spaces.Discrete) else action
+def _answer(result: Any, expected: str) -> tuple[Any, ...]:
+    """What a call returned, refusing anything but a tuple of as many as expected."""
+    if not isinstance(result, tuple) or len(result) != expected.count(",") + 1:
+        raise _Fault(f"returned {_describe(result)}; {expected} was expected")
+    return result
+
+
+def _batch_of_one(value: Any) -> np.ndarray:
+    """A copy of one value `[…]` as `[1, …]`."""
+    try:
+        return np.array(value)[None]
+    except ValueError as error:
+        raise ValueError(f"an observation that is no array ({error})") from None
+
+
+def _any_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> gym.spaces.Box:
+    """A space of all arrays of a shape and dtype."""
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return gym.spaces.Box(low, high, shape, dtype.type)
 
 
 def _describe(value: Any) -> str:

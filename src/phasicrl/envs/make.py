@@ -215,23 +215,23 @@ def _all_listings() -> Iterator[EnvListing]:
 
 
 def _with_spaces(listing: EnvListing) -> EnvListing:
-    """Add the spaces of an EnvPool task, and whether they are supported; those of Gymnasium are known only by making the environment."""
+    """Add the spaces of an EnvPool task, or why it cannot be trained; those of Gymnasium are known only by making the environment."""
     if listing.backend != "envpool":
         return listing
     try:
-        spaces = task_spaces(listing.id.removeprefix("envpool:"))
-    except Exception as error:  # whatever a family's C++ says when its files are missing
-        return replace(listing, description=f"{listing.description}; cannot be made here: {str(error).splitlines()[0]}")
-    try:
-        check_spaces(listing.id, *spaces)
-        verdict = ""
-    except ValueError:
-        verdict = "; not supported yet"
-    return replace(listing, description=f"{listing.description}; {_short(spaces[0])} → {_short(spaces[1])}{verdict}")
+        observation_space, action_space = task_spaces(listing.id.removeprefix("envpool:"))
+        check_spaces(listing.id, observation_space, action_space)
+    except Exception as error:  # not supported, or whatever a family's C++ says when its files are missing
+        return replace(listing, description=f"{listing.description}; cannot be trained here: {str(error).splitlines()[0]}")
+    return replace(listing, description=f"{listing.description}; {_short(observation_space)} → {_short(action_space)}")
 
 
 def _short(space: gym.Space[Any]) -> str:
     """A space in a few characters, without its bounds."""
+    if isinstance(space, gym.spaces.Dict):
+        return f"Dict({', '.join(f'{key}: {_short(part)}' for key, part in space.spaces.items())})"
+    if isinstance(space, gym.spaces.Tuple):
+        return f"Tuple({', '.join(map(_short, space.spaces))})"
     if isinstance(space, gym.spaces.Box):
         return f"Box {' × '.join(map(str, space.shape)) or 'scalar'} {space.dtype}"
-    return str(space) if isinstance(space, gym.spaces.Discrete) else type(space).__name__
+    return f"MultiDiscrete({space.nvec.tolist()})" if isinstance(space, gym.spaces.MultiDiscrete) else str(space)

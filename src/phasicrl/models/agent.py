@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -11,13 +11,15 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
 
-from phasicrl.config import ModelConfig
-from phasicrl.models.encoders import ENCODERS
-from phasicrl.models.heads import CategoricalHead, CategoricalPolicy, linear_head, make_policy_head
-from phasicrl.models.memory import NoMemory
+from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, ValueNormConfig
+from phasicrl.models.encoders import ObservationReader, encoder_for
+from phasicrl.models.heads import Policy, linear_head, make_policy_head
+from phasicrl.models.memory import Memory, make_memory
+from phasicrl.normalize import ValueNormalizer
 
-EncoderFactory = Callable[[tuple[int, ...]], nn.Module]
-"""A user's own encoder: from the shape of an observation to a module `[N, …] → [N, D]` with an attribute `num_features` (D)."""
+EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
+"""A user's own encoder: from the space of observations to a module with an attribute `num_features` (D), which maps `[N, …]` to `[N, D]`;
+for `Dict` and `Tuple` spaces it gets a dict or tuple of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class AgentOutput:
         state: the memory's state after the last step, `[S, H]`.
     """
 
-    policy: CategoricalPolicy
+    policy: Policy
     value: Float[Tensor, "S L"]
     aux_value: Float[Tensor, "S L"] | None
     state: Float[Tensor, "S H"]
@@ -40,18 +42,21 @@ class AgentOutput:
 class Agent(nn.Module):
     """Policy, value and auxiliary value over one or two networks (PPG paper, figure 1; OPPG ppg.py:66-155).
 
-    - `separate`: two encoders; the value head stands on the second.
-    - `detached`: one encoder; the value head sees its features but sends no gradient back, in either phase: the auxiliary head
-      is what trains the encoder on values.
-    - `shared`: one encoder for both, gradients and all.
+    - `separate`: two networks of encoder and memory; the value head stands on the second.
+    - `detached`: one network; the value head sees its features but sends no gradient back, in either phase: the auxiliary head
+      is what trains the network on values.
+    - `shared`: one network for both, gradients and all.
 
     Args:
         observation_space: of one environment.
         action_space: of one environment.
         config: the networks.
+        action: the distribution of continuous actions.
+        obs_norm: normalisation of observed numbers.
+        value_norm: normalisation of values.
         generator: source of the initial weights.
         auxiliary: whether there is an auxiliary value head. It is made last, so that the other weights do not depend on it.
-        make_encoder: a user's own encoder, in place of `config.encoder`.
+        make_encoder: makes a user's own encoder, in place of `config.encoder`.
 
     Raises:
         ValueError: spaces for which there is no encoder or head.
@@ -63,38 +68,59 @@ class Agent(nn.Module):
         action_space: gym.Space[Any],
         config: ModelConfig,
         *,
+        action: ActionConfig | None = None,
+        obs_norm: ObsNormConfig | None = None,
+        value_norm: ValueNormConfig | None = None,
         generator: Generator,
         auxiliary: bool,
         make_encoder: EncoderFactory | None = None,
     ) -> None:
         super().__init__()
-        shape = observation_space.shape
-        if not isinstance(observation_space, gym.spaces.Box) or shape is None:
-            raise ValueError(f"observations of the kind {observation_space} are not supported; supported: Box (vectors and pictures)")
         self.value_path = config.value_path
+        self.reader = ObservationReader(observation_space, obs_norm)
 
-        def encoder() -> nn.Module:
-            made = make_encoder(shape) if make_encoder else ENCODERS[config.encoder](shape, config, generator=generator)
+        def encoder(config: ModelConfig) -> nn.Module:
+            made = make_encoder(observation_space) if make_encoder else encoder_for(observation_space, config, generator=generator)
             if not isinstance(getattr(made, "num_features", None), int):
                 raise ValueError(f"the encoder {type(made).__name__} needs an integer attribute num_features: the width of what it returns")
             return made
 
+        def memory(encoder: nn.Module) -> Memory:
+            num_inputs = int(encoder.num_features)  # type: ignore[arg-type]  # nn.Module's attributes are untyped
+            return make_memory(config.memory, num_inputs, config.memory_size, init=config.init, generator=generator)
+
         def value_head(num_features: int) -> nn.Linear:
             return linear_head(num_features, 1, init=config.init, scale=config.value_head_scale, generator=generator)
 
-        self.encoder = encoder()
-        self.value_encoder = encoder() if config.value_path == "separate" else None
-        self.memory = NoMemory()
-        num_features = int(self.encoder.num_features)  # type: ignore[arg-type]  # nn.Module's attributes are untyped
-        self.policy_head: CategoricalHead = make_policy_head(
-            action_space, num_features, init=config.init, scale=config.policy_head_scale, generator=generator
-        )
-        self.value_head = value_head(num_features)
+        value_config = replace(config, activation=config.value_activation or config.activation)
+        self.encoder = encoder(config)
+        self.value_encoder = encoder(value_config) if config.value_path == "separate" else None
+        self.memory = memory(self.encoder)
+        self.value_memory = None if self.value_encoder is None else memory(self.value_encoder)
+        num_features = self.memory.num_features
+        self.policy_head = make_policy_head(action_space, num_features, config, action or ActionConfig(), generator=generator)
+        self.value_head = value_head(num_features if self.value_memory is None else self.value_memory.num_features)
         self.aux_value_head = value_head(num_features) if auxiliary else None
+        self.value_normalizer: ValueNormalizer | None = None
+        if value_norm is not None:
+            self.value_normalizer = ValueNormalizer(statistics=value_norm.statistics, decay=value_norm.decay)
+
+    @property
+    def state_size(self) -> int:
+        """Width H of the memory's state: the policy network's, then that of a value network of its own."""
+        return self.memory.state_size + (0 if self.value_memory is None else self.value_memory.state_size)
 
     def initial_state(self, num_sequences: int) -> Float[Tensor, "S H"]:
         """The memory's state before the first step."""
-        return torch.zeros(num_sequences, self.memory.state_size, device=self.value_head.weight.device)
+        return torch.zeros(num_sequences, self.state_size, device=self.value_head.weight.device)
+
+    def networks(self) -> list[list[nn.Parameter]]:
+        """The parameters by network: all of them, or the policy's and the value function's where these are two. Each has its learning rate."""
+        of_value = {name for name, _ in self.named_parameters() if name.split(".")[0] in ("value_encoder", "value_memory", "value_head")}
+        if self.value_path != "separate":
+            return [list(self.parameters())]
+        named = list(self.named_parameters())
+        return [[p for name, p in named if name not in of_value], [p for name, p in named if name in of_value]]
 
     def forward(
         self,
@@ -106,28 +132,28 @@ class Agent(nn.Module):
         """Evaluate S sequences of L steps; acting is the same call with L = 1.
 
         Args:
-            obs: observations in the environment's dtype.
+            obs: observations as they are stored.
             first: true where the step begins an episode; the memory is reset before it.
             state: the memory's state before the first step.
             action_mask: true where an action is allowed.
         """
-        steps = obs.shape[:2]
-        flat = obs.flatten(0, 1)
-        features, state = self.memory(self.encoder(flat).unflatten(0, steps), first, state)
+        inputs = self.reader(obs.flatten(0, 1))
+        policy_state, value_state = state.split([self.memory.state_size, state.shape[-1] - self.memory.state_size], dim=-1)
+        features, policy_state = self.memory(self.encoder(inputs).unflatten(0, first.shape), first, policy_state)
         policy = self.policy_head(features, action_mask)
-        if self.value_encoder is not None:
-            value_features = self.value_encoder(flat).unflatten(0, steps)
+        if self.value_encoder is not None and self.value_memory is not None:
+            value_features, value_state = self.value_memory(self.value_encoder(inputs).unflatten(0, first.shape), first, value_state)
         else:
             value_features = features.detach() if self.value_path == "detached" else features
-        value = self.value_head(value_features).squeeze(-1)
-        aux_value = None if self.aux_value_head is None else self.aux_value_head(features).squeeze(-1)
-        return AgentOutput(policy, value, aux_value, state)
+        aux_value = None if self.aux_value_head is None else self._value(self.aux_value_head, features)
+        return AgentOutput(policy, self._value(self.value_head, value_features), aux_value, torch.cat([policy_state, value_state], dim=-1))
 
     def value(self, obs: Shaped[Tensor, "S L *shape"], first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"]) -> Float[Tensor, "S L"]:
         """V alone, without the policy's network where it has one of its own."""
-        if self.value_encoder is None:
+        if self.value_encoder is None or self.value_memory is None:
             return self.forward(obs, first, state).value
-        return self.value_head(self.value_encoder(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])).squeeze(-1)
+        features = self.value_encoder(self.reader(obs.flatten(0, 1))).unflatten(0, first.shape)
+        return self._value(self.value_head, self.value_memory(features, first, state[:, self.memory.state_size :])[0])
 
     def policy(
         self,
@@ -135,7 +161,17 @@ class Agent(nn.Module):
         first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
         action_mask: Bool[Tensor, "S L A"] | None = None,
-    ) -> tuple[CategoricalPolicy, Float[Tensor, "S H"]]:
-        """The policy alone, without the value's network, and the memory's next state."""
-        features, state = self.memory(self.encoder(obs.flatten(0, 1)).unflatten(0, obs.shape[:2]), first, state)
-        return self.policy_head(features, action_mask), state
+    ) -> tuple[Policy, Float[Tensor, "S H"]]:
+        """The policy alone, without the value's network, and the memory's next state (a value network's part of it stays as it is)."""
+        features = self.encoder(self.reader(obs.flatten(0, 1))).unflatten(0, first.shape)
+        features, policy_state = self.memory(features, first, state[:, : self.memory.state_size])
+        return self.policy_head(features, action_mask), torch.cat([policy_state, state[:, self.memory.state_size :]], dim=-1)
+
+    def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalised."""
+        return value if self.value_normalizer is None else value / self.value_normalizer.std
+
+    def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
+        """What a value head says, in units of the rewards learnt from."""
+        value = head(features).squeeze(-1)
+        return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)

@@ -1,4 +1,4 @@
-"""Encoders: observations `[N, …]` in their own dtype to features `[N, D]`. Kind: state (modules).
+"""Encoders: observations `[N, …]` in their own dtype to features `[N, D]`, for every kind of space. Kind: state (modules).
 
 Pictures arrive as the environment gives them, `[N, H, W, C]` bytes, and stay so until inside the encoder: `permute` makes them
 channels_last without a copy, the layout in which the convolutions are fastest.
@@ -7,15 +7,18 @@ channels_last without a copy, the layout in which the convolutions are fastest.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+import gymnasium as gym
 import torch
 from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import Initialisation, ModelConfig
+from phasicrl.config import Initialisation, ModelConfig, ObsNormConfig
 from phasicrl.models.init import initialise
+from phasicrl.normalize import ObservationNormalizer
+from phasicrl.spaces import ObservationLayout, Path, choices, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -134,6 +137,123 @@ class Dense(nn.Module):
 
 
 ENCODERS = {"impala": ImpalaCNN, "nature": NatureCNN, "mlp": MLP}
+
+
+class TreeEncoder(nn.Module):
+    """For observations of several parts, or of other things than numbers.
+
+    Each picture goes through a network of its own, everything else side by side through dense layers; the features of all are
+    concatenated. Members of a finite set become one-hot vectors.
+
+    Raises:
+        ValueError: the configured encoder is one for pictures and there are none, or the other way round.
+    """
+
+    def __init__(self, space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> None:
+        super().__init__()
+        parts = leaves(space)
+        self.picture_paths = [path for path, part in parts if is_picture(part)]
+        self.numbers = [(path, part) for path, part in parts if not is_picture(part)]
+        if (config.encoder == "mlp") == bool(self.picture_paths):
+            raise ValueError(
+                f"model.encoder {config.encoder} does not fit the observations {space}; use impala or nature if pictures are among them, else mlp"
+            )
+        shapes = [tuple(part.shape or ()) for _, part in parts if is_picture(part)]
+        self.pictures = nn.ModuleList(ENCODERS[config.encoder](shape, config, generator=generator) for shape in shapes)
+        width = sum(num_numbers(part) for _, part in self.numbers)
+        self.dense = Dense(width, config, activation=config.activation, generator=generator) if width else None
+        widths = [int(cnn.num_features) for cnn in self.pictures]  # type: ignore[arg-type]  # nn.Module's attributes are untyped
+        self.num_features = sum(widths) + (self.dense.num_features if self.dense else 0)
+
+    def forward(self, obs: Any) -> Float[Tensor, "N D"]:
+        """Encode a tree of observations `[N, …]`."""
+        features = [cnn(at_path(obs, path)) for cnn, path in zip(self.pictures, self.picture_paths, strict=True)]
+        if self.dense is not None:
+            features.append(self.dense(torch.cat([as_numbers(at_path(obs, path), part) for path, part in self.numbers], dim=-1)))
+        return torch.cat(features, dim=-1)
+
+
+class ObservationReader(nn.Module):
+    """From stored observations to what encoders read: bytes of a tree become its tensors, observed numbers are normalised if so wished.
+
+    Raises:
+        ValueError: there is nothing to normalise.
+    """
+
+    def __init__(self, space: gym.Space[Any], norm: ObsNormConfig | None) -> None:
+        super().__init__()
+        self.layout = ObservationLayout(space)
+        self.parts = [(path, part) for path, part in leaves(space) if isinstance(part, gym.spaces.Box) and not is_picture(part)]
+        self.normalizer: ObservationNormalizer | None = None
+        if norm is not None:
+            size = sum(num_numbers(part) for _, part in self.parts)
+            if not size:
+                raise ValueError(f"obs_norm normalises observed numbers, and there are none in {space}; switch it off with --obs-norm none")
+            self.normalizer = ObservationNormalizer(size, statistics=norm.statistics, decay=norm.decay, clip=norm.clip)
+
+    def forward(self, stored: Shaped[Tensor, "N *shape"]) -> Any:
+        """A tensor, or for `Dict` and `Tuple` spaces a tree of tensors, `[N, …]`."""
+        obs = self.layout.unpack(stored)
+        if self.normalizer is None:
+            return obs
+        return self._with_numbers(obs, self.normalizer(self._numbers(obs)))
+
+    def update(self, stored: Shaped[Tensor, "B T *shape"]) -> None:
+        """Take a rollout's observations into the statistics, if there are any."""
+        if self.normalizer is not None:
+            self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))))
+
+    def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
+        """The numbers that are normalised, side by side."""
+        return torch.cat([at_path(obs, path).flatten(1).float() for path, _ in self.parts], dim=-1)
+
+    def _with_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
+        """The tree with these numbers in place of its own."""
+        widths = [num_numbers(part) for _, part in self.parts]
+        replaced = {path: x.unflatten(-1, part.shape) for (path, part), x in zip(self.parts, numbers.split(widths, -1), strict=True)}
+
+        def rebuilt(tree: Any, path: Path) -> Any:
+            if isinstance(tree, dict):
+                return {key: rebuilt(branch, (*path, key)) for key, branch in tree.items()}
+            if isinstance(tree, tuple):
+                return tuple(rebuilt(branch, (*path, index)) for index, branch in enumerate(tree))
+            return replaced.get(path, tree)
+
+        return rebuilt(obs, ())
+
+
+def encoder_for(space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> nn.Module:
+    """The encoder that `config` names, for a space of observations."""
+    if isinstance(space, gym.spaces.Box):
+        return ENCODERS[config.encoder](space.shape, config, generator=generator)
+    return TreeEncoder(space, config, generator=generator)
+
+
+def is_picture(space: gym.Space[Any]) -> bool:
+    """Whether a part of an observation goes through convolutions: bytes of rank 3."""
+    return isinstance(space, gym.spaces.Box) and space.dtype == "uint8" and len(space.shape) == 3
+
+
+def num_numbers(space: gym.Space[Any]) -> int:
+    """Width of `as_numbers`."""
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        return sum(choices(space))
+    return math.prod(space.shape or ())
+
+
+def as_numbers(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
+    """A part of an observation as a vector; members of finite sets one-hot."""
+    if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        return obs.flatten(1).float()
+    columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
+    return torch.cat([functional.one_hot(x.long(), width).float() for x, width in zip(columns, choices(space), strict=True)], dim=-1)
+
+
+def at_path(tree: Any, path: Path) -> Any:
+    """The part of a tree that lies at a path."""
+    for key in path:
+        tree = tree[key]
+    return tree
 
 
 def image_shape(obs_shape: tuple[int, ...]) -> tuple[int, int, int]:

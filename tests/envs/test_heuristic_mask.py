@@ -1,0 +1,103 @@
+"""A mask of your own over the first steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from phasicrl.envs.gymnasium_adapter import GymnasiumEnv
+from phasicrl.envs.heuristic_mask import HeuristicMask
+from phasicrl.envs.protocol import EnvError
+from tests.envs.counting import Counting, MaskedInInfo, Spaces, draw_action
+
+B = 3
+RNG = np.random.default_rng(1)
+
+
+def envs_of(kind: type[Any]) -> GymnasiumEnv:
+    return GymnasiumEnv(kind, num_envs=B, seed=1, name="mine")
+
+
+def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
+    """In even steps the first action is forbidden."""
+    assert action_mask is None
+    return (np.arange(4) > 0) | (obs[:, 2:] % 2 == 1)
+
+
+def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
+    envs = HeuristicMask(envs_of(Counting), even, num_steps=5 * B)
+    assert (envs.mask_size, envs.action_mask) == (4, None)
+    obs = envs.reset()
+    for number in range(8):
+        assert envs.env_steps == number * B
+        expected = even(obs, None) if number < 5 else np.ones((B, 4), bool)
+        np.testing.assert_array_equal(envs.action_mask, expected)
+        obs = envs.step(draw_action(envs, RNG)).obs
+    envs.close()
+
+
+def test_a_run_goes_on_where_it_was() -> None:
+    envs = HeuristicMask(envs_of(Counting), even, num_steps=5 * B, env_steps=4 * B)
+    obs = envs.reset()
+    np.testing.assert_array_equal(envs.action_mask, even(obs, None))
+    envs.step(draw_action(envs, RNG))
+    assert envs.action_mask is not None and envs.action_mask.all()
+    envs.close()
+
+
+def test_the_environments_own_mask_stays() -> None:
+    own = envs_of(MaskedInInfo)
+    seen: list[np.ndarray | None] = []
+
+    def last_option(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
+        seen.append(action_mask)
+        return np.broadcast_to(np.arange(7) != 3, (B, 7))
+
+    envs = HeuristicMask(own, last_option, num_steps=3 * B)
+    envs.reset()
+    for number in range(6):
+        assert own.action_mask is not None
+        np.testing.assert_array_equal(envs.action_mask, own.action_mask & (np.arange(7) != 3) if number < 3 else own.action_mask)
+        assert seen[-1] is own.action_mask or number >= 3
+        envs.step(draw_action(envs, RNG))
+    assert len(seen) == 3
+    envs.close()
+
+
+def test_something_must_be_left() -> None:
+    def not_for_the_second(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
+        allowed = np.ones((B, 7), bool)
+        if obs[0, 2] == 1:
+            assert action_mask is not None
+            allowed[1, 4:] = ~action_mask[1, 4:]  # each leaves something, both together nothing
+        return allowed
+
+    envs = HeuristicMask(envs_of(MaskedInInfo), not_for_the_second, num_steps=100)
+    envs.reset()
+    with pytest.raises(EnvError, match=r"mine: the heuristic mask leaves nothing for environment 1 in component 1, at env_steps 3; allow"):
+        envs.step(draw_action(envs, RNG))
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones(4, bool), r"is bool, shape \(4,\); a NumPy array of bool, shape \(3, 4\), was expected"),
+        (np.ones((B, 4)), "is float64, shape"),
+        ([[True] * 4] * B, "is a list;"),
+    ],
+)
+def test_what_the_function_must_return(mask: Any, message: str) -> None:
+    envs = HeuristicMask(envs_of(Counting), lambda *_: mask, num_steps=100)
+    with pytest.raises(ValueError, match=f"mine: the heuristic mask {message}"):
+        envs.reset()
+    envs.close()
+
+
+def test_there_must_be_something_to_mask() -> None:
+    numbers = gym.spaces.Box(-1, 1, (2,))
+    with pytest.raises(ValueError, match=r"mine: actions of the kind Box.* have nothing to mask; accepted: those with discrete components"):
+        HeuristicMask(GymnasiumEnv(lambda: Spaces(numbers, numbers), num_envs=1, seed=1, name="mine"), even, num_steps=1)

@@ -1,0 +1,104 @@
+"""Memories against single steps and against a loop written out; what a state may and may not know."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from phasicrl.models.memory import NoMemory, RecurrentMemory, make_memory
+
+S, L, D, SIZE = 4, 7, 3, 5
+
+
+def memory_of(kind: str, init: str = "orthogonal") -> RecurrentMemory:
+    memory = make_memory(kind, D, SIZE, init=init, generator=Generator().manual_seed(0))  # type: ignore[arg-type]
+    assert isinstance(memory, RecurrentMemory)
+    with torch.no_grad():  # biases that are not zero, or a wrong one would not show
+        for name, parameter in memory.named_parameters():
+            if "bias" in name:
+                parameter.uniform_(-1, 1, generator=Generator().manual_seed(1))
+    return memory.double()
+
+
+def inputs(memory: RecurrentMemory, starts: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
+    generator = Generator().manual_seed(2)
+    features = torch.randn(S, L, D, generator=generator, dtype=torch.float64)
+    first = torch.rand(S, L, generator=generator) < starts
+    first[0], first[1, 0], first[2, 0] = False, True, False
+    return features, first, torch.randn(S, memory.state_size, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("starts", [0.0, 0.3, 1.0])
+def test_a_sequence_is_its_steps_one_after_the_other_with_resets_before_episodes(kind: str, starts: float) -> None:
+    memory = memory_of(kind)
+    features, first, state = inputs(memory, starts)
+    cell = (nn.LSTMCell if kind == "lstm" else nn.GRUCell)(D, SIZE).double()
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in memory.layer.state_dict().items()})
+    expected = torch.zeros(S, L, SIZE, dtype=torch.float64)
+    ends = torch.zeros_like(state)
+    for s in range(S):
+        now = state[s : s + 1]
+        for t in range(L):
+            now = torch.zeros_like(now) if first[s, t] else now
+            if kind == "lstm":
+                now = torch.cat(cell(features[s : s + 1, t], (now[:, :SIZE], now[:, SIZE:])), dim=1)
+            else:
+                now = cell(features[s : s + 1, t], now)
+            expected[s, t] = now[0, :SIZE]
+        ends[s] = now[0]
+    output, end = memory(features, first, state)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(end, ends, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_many_steps_are_as_many_single_calls(kind: str) -> None:
+    memory = memory_of(kind)
+    features, first, state = inputs(memory)
+    whole, end = memory(features, first, state)
+    for t in range(L):
+        step, state = memory(features[:, t : t + 1], first[:, t : t + 1], state)
+        torch.testing.assert_close(step[:, 0], whole[:, t], rtol=0, atol=1e-12)
+    torch.testing.assert_close(state, end, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_gradients_stop_at_the_beginning_of_an_episode(kind: str) -> None:
+    memory = memory_of(kind)
+    features, first, state = inputs(memory)
+    first[:] = False
+    first[:, 3] = True
+    features.requires_grad_()
+    state.requires_grad_()
+    output, _ = memory(features, first, state)
+    before, start = torch.autograd.grad(output[:, 3:].sum(), [features, state], retain_graph=True)
+    assert (before[:, :3] == 0).all() and (before[:, 3:] != 0).any() and (start == 0).all()
+    earlier, start = torch.autograd.grad(output[:, 2].sum(), [features, state])
+    assert (earlier[:, 0] != 0).all() and (start != 0).any(dim=1).all()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_weights_come_from_the_generator_and_are_orthogonal_without_biases(kind: str) -> None:
+    def made(init: str, seed: int) -> dict[str, Tensor]:
+        torch.manual_seed(seed + 100)
+        return dict(make_memory(kind, D, SIZE, init=init, generator=Generator().manual_seed(seed)).state_dict())  # type: ignore[arg-type]
+
+    weights = made("orthogonal", 0)
+    for name, value in weights.items():
+        if "weight" in name:
+            torch.testing.assert_close(value.T @ value, torch.eye(value.shape[1]), rtol=0, atol=1e-5)
+        else:
+            assert (value == 0).all()
+    for init in ("orthogonal", "torch"):
+        torch.manual_seed(0)
+        assert all(torch.equal(value, made(init, 0)[name]) for name, value in made(init, 0).items())
+        assert any(not torch.equal(value, made(init, 1)[name]) for name, value in made(init, 0).items())
+    assert all(0 < value.abs().max() <= SIZE**-0.5 for value in made("torch", 0).values())
+
+
+def test_the_widths_are_those_of_the_kind() -> None:
+    assert (memory_of("lstm").state_size, memory_of("gru").state_size) == (2 * SIZE, SIZE)
+    nothing = make_memory("none", D, SIZE, init="torch", generator=Generator())
+    assert isinstance(nothing, NoMemory) and (nothing.state_size, nothing.num_features) == (0, D)
