@@ -1,6 +1,6 @@
 """Trains presets over seeds and writes what was reached: one row a run, with the training curve's end and a greedy evaluation.
 
-usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 5] [--runs FOLDER]
+usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 5] [--threshold 475] [--jobs 1] [--runs FOLDER]
 for example: python benchmarks/learning.py benchmarks/results/cartpole.csv classic-ppo classic-ppg "classic-ppg:--reward-norm none"
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from phasicrl import evaluate, train
@@ -17,7 +19,6 @@ from phasicrl.cli import parse_config
 from phasicrl.config import Config
 from phasicrl.metrics import read_metrics
 
-THRESHOLD = 475.0
 COLUMNS = (
     "preset",
     "seed",
@@ -25,7 +26,7 @@ COLUMNS = (
     "env_steps",
     "seconds",
     "return_100",
-    "steps_to_475",
+    "steps_to_threshold",
     "greedy_mean",
     "greedy_min",
     "sampled_mean",
@@ -33,11 +34,11 @@ COLUMNS = (
 )
 
 
-def result(label: str, config: Config) -> dict[str, object]:
-    """Train one run and say what it reached."""
+def result(label: str, config: Config, threshold: float) -> dict[str, object]:
+    """Train one run and say what it reached, and when the mean of 100 training episodes first reached the threshold."""
     run = train(config)
     rows = read_metrics(run.directory)
-    reached = (row["env_steps"] for row in rows if row.get("charts/episodic_return_100", 0) >= THRESHOLD)
+    reached = (row["env_steps"] for row in rows if row.get("charts/episodic_return_100", float("-inf")) >= threshold)
     greedy, sampled = evaluate(run.directory, episodes=20)
     return {
         "preset": label,
@@ -46,7 +47,7 @@ def result(label: str, config: Config) -> dict[str, object]:
         "env_steps": run.env_steps,
         "seconds": round(run.seconds, 1),
         "return_100": round(run.collector.episodes.recent_mean, 2),
-        "steps_to_475": int(next(reached, 0)) or "",
+        "steps_to_threshold": int(next(reached, 0)) or "",
         "greedy_mean": greedy.mean_return,
         "greedy_min": min(greedy.returns),
         "sampled_mean": sampled.mean_return,
@@ -55,21 +56,28 @@ def result(label: str, config: Config) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run everything that the command line names, one after the other."""
+    """Run everything that the command line names, some runs at a time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("presets", nargs="+")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--threshold", type=float, default=475.0)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--runs", default="runs/learning")
     options = parser.parse_args()
     with options.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for preset in options.presets:
-            name, _, fields = preset.partition(":")
-            config = parse_config([name, "--output-dir", options.runs, "--log.no-tensorboard", *fields.split()])
-            for seed in range(1, options.seeds + 1):
-                writer.writerow(result(f"{name} {fields}".strip(), replace(config, seed=seed)))
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+            pending = []
+            for preset in options.presets:
+                name, _, fields = preset.partition(":")
+                config = parse_config([name, "--output-dir", options.runs, "--log.no-tensorboard", "--log.console", "off", *fields.split()])
+                label = f"{name} {fields}".strip()
+                for seed in range(1, options.seeds + 1):
+                    pending.append(pool.submit(result, label, replace(config, seed=seed), options.threshold))
+            for run in pending:
+                writer.writerow(run.result())
                 file.flush()
 
 

@@ -343,8 +343,8 @@ def test_fact_a_short_batch_aborts_the_process() -> None:
 class Broken:
     """A pool that returns what it is told to."""
 
-    def __init__(self, obs: Any, reward: np.ndarray, *, first_obs: Any) -> None:
-        self._first_obs, self._answer = first_obs, (obs, reward, np.zeros(2, bool), np.zeros(2, bool), {})
+    def __init__(self, obs: Any, reward: np.ndarray, *, first_obs: Any, terminated: tuple[bool, bool] = (False, False)) -> None:
+        self._first_obs, self._answer = first_obs, (obs, reward, np.array(terminated), np.zeros(2, bool), {})
 
     def reset(self, **_: Any) -> Any:
         return self._first_obs, {}
@@ -367,6 +367,14 @@ def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.nda
     with pytest.raises(EnvError, match=message) as caught:
         envs.step(np.zeros(2, np.int64))
     assert "step 1" in str(caught.value)
+
+
+def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
+    envs = EnvPoolEnv("CartPole-v1", num_envs=2, seed=1, num_threads=1)
+    envs.reset()
+    envs._pool = Broken(np.zeros((2, 4)), np.zeros(2), first_obs=np.full((1, 4), np.inf), terminated=(False, True))
+    with pytest.raises(EnvError, match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), at step 1"):
+        envs.step(np.zeros(2, np.int64))
 
 
 def test_neighbouring_seeds_share_no_environment() -> None:

@@ -210,11 +210,12 @@ def test_masks_are_found_through_wrappers() -> None:
     envs.close()
 
 
+class Numbers(MaskedInObservation):
+    action_space = gym.spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
+
+
 def test_numbers_are_not_masked() -> None:
     """Without a discrete component `action_mask` is nothing special."""
-
-    class Numbers(MaskedInObservation):
-        action_space = gym.spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
 
     envs = make(Numbers)
     assert envs.mask_size == 0 and "action_mask" in envs.observation_space.spaces  # type: ignore[attr-defined]
@@ -245,6 +246,7 @@ def test_the_environment_that_is_only_looked_at_is_reset_where_that_is_needed() 
         (MaskedByMethod, [(0, -1)]),
         (MaskedInObservation, [(0, -1)]),
         (Structured, [(0, 0), (0, -1)]),
+        (Numbers, [(0, -1)]),
     ):
         resets.clear()
         made.clear()

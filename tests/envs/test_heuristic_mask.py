@@ -28,12 +28,12 @@ def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
 
 
 def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
-    envs = HeuristicMask(envs_of(Counting), even, num_steps=5 * B)
+    envs = HeuristicMask(envs_of(Counting), even, num_steps=15 * B)
     assert (envs.mask_size, envs.action_mask) == (4, None)
     obs = envs.reset()
-    for number in range(8):
+    for number in range(18):
         assert envs.env_steps == number * B
-        expected = even(obs, None) if number < 5 else np.ones((B, 4), bool)
+        expected = even(obs, None) if number < 15 else np.ones((B, 4), bool)
         np.testing.assert_array_equal(envs.action_mask, expected)
         obs = envs.step(draw_action(envs, RNG)).obs
     envs.close()

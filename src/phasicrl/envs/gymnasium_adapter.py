@@ -110,7 +110,7 @@ class GymnasiumEnv:
         self.name, self.num_envs = name, num_envs
         interface = _probe(name, make_env)
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
-        self._actions, self._obs_dtype = ActionLayout(self.action_space), ObservationLayout(self.observation_space).dtype
+        self._actions = ActionLayout(self.action_space)
         self.mask_size = sum(choices(self.action_space)) if interface.mask_source else 0
         self.action_mask: np.ndarray | None = None
         if parallel == "processes":
@@ -151,7 +151,7 @@ class GymnasiumEnv:
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated & ~terminated,
-            final_obs=np.stack(info["final_obs"][done]).astype(self._obs_dtype, copy=False) if done.any() else None,
+            final_obs=np.stack(info["final_obs"][done]) if done.any() else None,
         )
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             given = self._env.get_wrapper_attr(MASK_METHOD)()
         else:
             holder = obs if source == "observation" else info
-            if not isinstance(holder, Mapping) or holder.get(MASK) is None:
+            if not isinstance(holder, Mapping) or MASK not in holder:
                 raise _Fault(f"returned no {MASK!r} in its {source}, where it had one at first", remedy)
             given = holder[MASK]
         try:
