@@ -74,8 +74,8 @@ def main() -> None:
                 name, _, fields = preset.partition(":")
                 config = parse_config([name, "--output-dir", options.runs, "--log.no-tensorboard", "--log.console", "off", *fields.split()])
                 label = f"{name} {fields}".strip()
-                for seed in range(1, options.seeds + 1):
-                    pending.append(pool.submit(result, label, replace(config, seed=seed), options.threshold))
+                seeds = range(1, options.seeds + 1)
+                pending += [pool.submit(result, label, replace(config, seed=seed), options.threshold) for seed in seeds]
             for run in pending:
                 writer.writerow(run.result())
                 file.flush()

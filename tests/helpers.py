@@ -48,11 +48,11 @@ class Levers(gym.Env[np.ndarray, Any]):
     to be given too: it is rewarded for being near to the lever's.
     """
 
-    def __init__(self, *, discrete: bool = True, masked: bool = False) -> None:
+    def __init__(self, *, discrete: bool = True, masked: bool = False, strict: bool = True) -> None:
         self.observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
         pull = gym.spaces.Discrete(3)
         self.action_space = pull if discrete else gym.spaces.Tuple((pull, gym.spaces.Box(-2, 2, (1,), np.float32)))
-        self.discrete, self.masked = discrete, masked
+        self.discrete, self.masked, self.strict = discrete, masked, strict
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -61,7 +61,7 @@ class Levers(gym.Env[np.ndarray, Any]):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         pulled = action if self.discrete else action[0]
-        assert not (self.masked and pulled == 2), "a masked action was taken"
+        assert not (self.masked and self.strict and pulled == 2), "a masked action was taken"
         reward = float(pulled == self.lever)
         if not self.discrete:
             reward -= 0.5 * abs(float(action[1][0]) - self.lever)

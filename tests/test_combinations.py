@@ -92,3 +92,11 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         names = ("losses/aux/kl_loss", "losses/aux/aux_value_loss", "losses/aux/real_value_loss")
         assert [record[name] for name in names] == pytest.approx(expected, rel=1e-4)
         assert expected[0] > 1e-3
+
+
+def test_masks_can_be_left_unread(tmp_path: Path) -> None:
+    config = config_of(tmp_path, False, False)
+    config = replace(config, env=replace(config.env, action_masks=False))
+    run = train(config, make_env=lambda: Levers(masked=True, strict=False))
+    assert run.envs.mask_size == 0 and run.buffer.rollouts.action_mask is None
+    assert (run.buffer.rollouts.action == 2).any()

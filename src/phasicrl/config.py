@@ -56,6 +56,8 @@ class EnvConfig:
     """How Gymnasium environments are stepped: one after the other, or each in a process of its own."""
     action_masks: bool = True
     """Obey the environment's action masks, if it has any; off: every action is tried, and the environment sees to it."""
+    observe: tuple[int, ...] | None = None
+    """Components of an observation vector that are seen, `0 2` for example, so that a memory is needed; off: all of them."""
     heuristic_mask_steps: int = 100_000
     """Steps at the start of training in which a `mask_actions` function, given from Python, holds."""
     distribution: ProcgenDistribution = "easy"

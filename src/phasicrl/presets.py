@@ -230,8 +230,26 @@ _MVA = replace(
     total_env_steps=100_000,
 )  # fmt: skip
 
+_RECURRENT_PPO = replace(
+    _CLASSIC_PPO,
+    env=EnvConfig(id="envpool:CartPole-v1", num_envs=16),
+    model=replace(_CLASSIC_PPO.model, memory="lstm", memory_size=64),
+    ppo=replace(_CLASSIC_PPO.ppo, num_minibatches=4, minibatch_by="segments"),
+)
+_RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4, minibatch_by="segments")
+
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "cartpole": (_CLASSIC_PPO, _CLASSIC_AUX, {}),
+    # Without velocities: what a policy does not remember, it cannot know.
+    "cartpolenovel": (_RECURRENT_PPO, _RECURRENT_AUX, {"env.observe": (0, 2), "total_env_steps": 300_000}),
+    "pendulumnovel": (
+        _RECURRENT_PPO,
+        _RECURRENT_AUX,
+        {
+            "env.id": "envpool:Pendulum-v1", "env.observe": (0, 1), "ppo.gamma": 0.9, "action": ActionConfig(squash="clip", rescale=True),
+            "total_env_steps": 300_000,
+        },
+    ),
     "acrobot": (_CLASSIC_PPO, _CLASSIC_AUX, {"env.id": "envpool:Acrobot-v1", "total_env_steps": 300_000}),
     "mountaincar": (
         _CLASSIC_PPO, _CLASSIC_AUX, {"env.id": "envpool:MountainCar-v0", "env.num_envs": 16, "ppo.gae_lambda": 0.98, "total_env_steps": 1_000_000}

@@ -40,7 +40,7 @@ PARALLEL: tuple[Parallel, ...] = ("sync", "processes")
 NEVER = np.zeros(3, np.int64)
 
 
-def make(make_env: Any, parallel: Parallel = "sync", *, num_envs: int = 3, seed: int = 1, **seconds: float) -> GymnasiumEnv:
+def make(make_env: Any, parallel: Parallel = "sync", *, num_envs: int = 3, seed: int = 1, **seconds: Any) -> GymnasiumEnv:
     return GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, name="mine", parallel=parallel, **seconds)
 
 
@@ -216,7 +216,6 @@ class Numbers(MaskedInObservation):
 
 def test_numbers_are_not_masked() -> None:
     """Without a discrete component `action_mask` is nothing special."""
-
     envs = make(Numbers)
     assert envs.mask_size == 0 and "action_mask" in envs.observation_space.spaces  # type: ignore[attr-defined]
     envs.reset()

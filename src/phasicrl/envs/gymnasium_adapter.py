@@ -93,12 +93,14 @@ class GymnasiumEnv:
         seed: int,
         name: str,
         parallel: Literal["sync", "processes"] = "sync",
+        action_masks: bool = True,
         step_seconds: float = STEP_SECONDS,
         reset_seconds: float = RESET_SECONDS,
     ) -> None:
         """Prepare `num_envs` environments; each is made by a call of `make_env`, at the first reset.
 
-        One more is made at once, to learn the spaces, and reset once to see whether there is an action mask in `info`.
+        One more is made at once, to learn the spaces, and reset once to see whether there is an action mask in `info`. Without
+        `action_masks` their masks are left unread: every action is tried.
 
         Raises:
             ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium environment.
@@ -111,7 +113,7 @@ class GymnasiumEnv:
         interface = _probe(name, make_env)
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
         self._actions = ActionLayout(self.action_space)
-        self.mask_size = sum(choices(self.action_space)) if interface.mask_source else 0
+        self.mask_size = sum(choices(self.action_space)) if interface.mask_source and action_masks else 0
         self.action_mask: np.ndarray | None = None
         if parallel == "processes":
             _refuse_unsendable(name, make_env)

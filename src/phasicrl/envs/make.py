@@ -13,6 +13,7 @@ import gymnasium as gym
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig, ProcgenDistribution, nearest_name
 from phasicrl.envs.envpool_adapter import PROCGEN, EnvPoolEnv, import_envpool, task_families, task_spaces
 from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
+from phasicrl.envs.partial import PartialObservation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.machine import num_cores
 from phasicrl.spaces import check_spaces
@@ -55,10 +56,21 @@ def make_envs(
         ValueError: an unknown id, a field that the back end does not understand, or spaces that are not supported.
         ImportError: the back end is not installed; the message names the extra.
     """
-    num_envs = config.num_envs if num_envs is None else num_envs
+    envs = _make_whole(config, seed=seed, num_envs=config.num_envs if num_envs is None else num_envs, make_env=make_env)
+    if config.observe is None:
+        return envs
+    try:
+        return PartialObservation(envs, config.observe)
+    except ValueError:
+        envs.close()
+        raise
+
+
+def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: Callable[[], gym.Env[Any, Any]] | None) -> VectorEnv:
+    """The environments with everything there is to see."""
     if make_env is not None:
         _refuse_procgen_fields(config, "an environment of your own")
-        return GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, parallel=config.parallel, name=config.id)
+        return _gymnasium(make_env, config, num_envs=num_envs, seed=seed, name=config.id)
     backend, name = resolve(config.id)
     env_id, task_id, options = f"{backend}:{name}", name, None
     if backend == "procgen":
@@ -66,9 +78,14 @@ def make_envs(
     else:
         _refuse_procgen_fields(config, env_id)
     if backend == "gymnasium":
-        return GymnasiumEnv(made_by_id(name), num_envs=num_envs, seed=seed, parallel=config.parallel, name=env_id)
+        return _gymnasium(made_by_id(name), config, num_envs=num_envs, seed=seed, name=env_id)
     num_threads = min(config.num_threads or num_cores(), num_envs)
     return EnvPoolEnv(task_id, num_envs=num_envs, seed=seed, num_threads=num_threads, options=options, name=env_id)
+
+
+def _gymnasium(make_env: Callable[[], gym.Env[Any, Any]], config: EnvConfig, *, num_envs: int, seed: int, name: str) -> GymnasiumEnv:
+    """Environments of Gymnasium's, as `config` wants them."""
+    return GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, name=name, parallel=config.parallel, action_masks=config.action_masks)
 
 
 def resolve(env_id: str) -> tuple[Backend, str]:
