@@ -20,8 +20,8 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     last = done.stdout.strip().splitlines()[-1]
     number = float(next(word.strip(",;") for word in last.split() if word.strip(",;").replace(".", "").isdigit()))
-    assert number > {"first_run": 80, "own_environment_and_network": 14, "own_loop": 195}[path.stem], last
+    assert number > {"first_run": 80, "own_environment_and_network": 14, "own_loop": 195, "masked_with_memory": 7}[path.stem], last
 
 
 def test_the_expected_examples_are_there() -> None:
-    assert {path.stem for path in EXAMPLES} == {"first_run", "own_environment_and_network", "own_loop"}
+    assert {path.stem for path in EXAMPLES} == {"first_run", "own_environment_and_network", "own_loop", "masked_with_memory"}

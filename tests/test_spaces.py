@@ -38,7 +38,11 @@ def boxes(*dtypes: type[Any]) -> st.SearchStrategy[gym.Space[Any]]:
 
 DISCRETE = st.one_of(
     st.builds(lambda n, start: Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
-    st.builds(lambda shape, start: MultiDiscrete(np.full(shape, 3) + np.arange(shape[-1]), start=np.full(shape, start)), SHAPES.filter(len), st.integers(-3, 3)),
+    st.builds(
+        lambda shape, start: MultiDiscrete(np.full(shape, 3) + np.arange(shape[-1]), start=np.full(shape, start)),
+        SHAPES.filter(len),
+        st.integers(-3, 3),
+    ),
     st.builds(MultiBinary, SHAPES.filter(len)),
 )  # fmt: skip
 

@@ -223,7 +223,7 @@ class ActionLayout:
         self._names = names
 
     def unflatten(self, action: np.ndarray) -> Any:
-        """The environment's actions `[B, …]`, as copies, in the structure, dtypes and shapes of its space, from the trainer's `[B, *shape]`."""
+        """From the trainer's actions `[B, *shape]` to the environments' `[B, …]`, as copies in the structure and dtypes of the space."""
         num = len(action)
         if not self.shape:  # no parts to be taken apart: much the most frequent case
             return (action + self._leaves[0].start).astype(self.space.dtype)
@@ -259,9 +259,8 @@ class ActionLayout:
         if outside.any():
             index, column = map(int, np.argwhere(outside)[0])
             component = int(self._discrete[column])
-            raise ValueError(
-                f"{name}: {self._describe(rows, index, component)} is outside of 0 … {self._num_options[component] - 1} (integers, from zero)"
-            )
+            taken, last = self._describe(rows, index, component), self._num_options[component] - 1
+            raise ValueError(f"{name}: {taken} is outside of 0 … {last} (integers, from zero)")
         if action_mask is not None:
             allowed = np.take_along_axis(action_mask, chosen.astype(np.int64) + self._mask_offsets, axis=1)
             if not allowed.all():

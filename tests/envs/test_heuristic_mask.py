@@ -45,6 +45,7 @@ def test_a_run_goes_on_where_it_was() -> None:
     np.testing.assert_array_equal(envs.action_mask, even(obs, None))
     envs.step(draw_action(envs, RNG))
     assert envs.action_mask is not None and envs.action_mask.all()
+    assert not even(envs.reset(), None).all() and envs.action_mask.all(), "a reset does not begin anew"
     envs.close()
 
 

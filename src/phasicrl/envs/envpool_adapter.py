@@ -6,7 +6,8 @@ Facts about EnvPool 1.2.5 that this file rests on (those that results depend on 
   just the finished environments right after the step, with `reset_mask`, leaves no such row, and what the step returned is the
   true last observation. In sync mode the answers come in the order of the environments asked for.
 - Every call returns arrays in memory of their own, so they may be kept and written to.
-- `truncated` is "done at the step limit", and `terminated` is never true beside it, so an episode that ends by its rules in exactly the last step counts as truncated.
+- `truncated` is "done at the step limit", and `terminated` is never true beside it, so an episode that ends by its
+  rules in exactly the last step counts as truncated.
 - A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a step after `close` are accepted
   silently; action -1 of Procgen forces a reset.
 - Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a `Discrete` part is int32 `[B]`, a

@@ -80,7 +80,7 @@ class HeuristicMask:
         if blocked is not None:
             index, component = blocked
             raise EnvError(
-                f"{self.name}: the heuristic mask leaves nothing for environment {index} in component {component}, at env_steps {self.env_steps}; "
-                "allow at least one of the actions that its own mask allows"
+                f"{self.name}: the heuristic mask leaves nothing for environment {index} in component {component}, "
+                f"at env_steps {self.env_steps}; allow at least one of the actions that its own mask allows"
             )
         return mask
