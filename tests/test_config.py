@@ -159,6 +159,42 @@ def test_the_papers_settings_are_the_papers() -> None:
     assert not config.ppo.bootstrap_truncation
 
 
+@pytest.mark.parametrize(
+    ("name", "rates", "returns", "batch", "updates", "clips", "entropy", "on_mse", "grad", "eps"),
+    [
+        ("compat-cleanrl-ppo", (2.5e-4, "linear"), (0.99, 0.95), (128, 4), (4, 4), (0.2, 0.2), 0.01, 0.25, 0.5, 1e-5),
+        ("compat-cleanrl-ppo-continuous", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
+        ("compat-cleanrl-ppo-atari", (2.5e-4, "linear"), (0.99, 0.95), (128, 8), (4, 4), (0.1, 0.1), 0.01, 0.25, 0.5, 1e-5),
+        ("compat-baselines-ppo-mujoco", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
+        ("compat-sb3-ppo", (3e-4, "constant"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, None), 0.0, 0.5, 0.5, 1e-5),
+        ("compat-spinningup-ppo", (3e-4, "constant"), (0.99, 0.97), (4000, 1), (1, 80), (0.2, None), 0.0, 1.0, None, 1e-8),
+    ],
+)
+def test_compatible_presets_have_the_settings_of_their_sources(
+    name: str,
+    rates: tuple[float, str],
+    returns: tuple[float, float],
+    batch: tuple[int, int],
+    updates: tuple[int, int],
+    clips: tuple[float, float | None],
+    entropy: float,
+    on_mse: float,
+    grad: float | None,
+    eps: float,
+) -> None:
+    """The table of defaults in the sources' notes (2R), row by row; `on_mse` is the weight of the plain squared error."""
+    config = get_preset(name)
+    ppo = config.ppo
+    assert (ppo.learning_rate, ppo.schedule) == rates
+    assert (ppo.gamma, ppo.gae_lambda) == returns
+    assert (ppo.num_steps, config.env.num_envs) == batch
+    assert (ppo.num_minibatches, ppo.policy_epochs, ppo.value_epochs) == (*updates, updates[1])
+    assert (ppo.clip, ppo.value_clip) == clips
+    assert (ppo.entropy_coef, 0.5 * ppo.value_coef, ppo.max_grad_norm, ppo.adam_eps) == (entropy, on_mse, grad, eps)
+    assert grad is None or config.model.value_path == "shared" or ppo.grad_norm_of == "agent"
+    assert config.aux is None
+
+
 def test_a_group_that_is_switched_off_or_on_is_not_shown_as_a_row_of_nothings() -> None:
     off = differences(get_preset("procgen-ppo"), get_preset("procgen-ppg"))
     assert off["aux"] == ("on", None) and not [key for key in off if key.startswith("aux.")]
