@@ -19,6 +19,7 @@ from phasicrl import run as run_module
 from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.metrics import METRICS, read_metrics
+from phasicrl.normalize import RewardNormalizer
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.run import Run, derive_seed, start_run
 from phasicrl.train import learn, resume, train
@@ -431,3 +432,17 @@ def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path
         resume(run.directory, make_env=corridor)
     resume(run.directory, make_env=corridor, mask_actions=forward_only)
     assert len(seen) == 16 + 8
+
+
+def test_rewards_are_clipped_for_learning_and_reported_as_they_are(tmp_path: Path) -> None:
+    config = tiny(tmp_path, reward_norm=None)
+    with open_run(replace(config, ppo=replace(config.ppo, reward_clip=0.25))) as run:
+        rollout = run.buffer.next_rollout()
+        run.collect(rollout)
+        rollout.reward.copy_(torch.linspace(-1, 1, 32).reshape(4, 8))
+        kept = rollout.reward.clone()
+        assert run.learning_reward(rollout).tolist() == kept.clamp(-0.25, 0.25).tolist()
+        assert torch.equal(rollout.reward, kept)
+        run.reward_normalizer = RewardNormalizer(4, gamma=0.5, clip=10.0)
+        expected = RewardNormalizer(4, gamma=0.5, clip=10.0)(kept.clamp(-0.25, 0.25), rollout.first)
+        assert torch.equal(run.learning_reward(rollout), expected)

@@ -171,6 +171,8 @@ class PPOConfig:
     """Time steps of each environment in a rollout (T)."""
     gamma: float = 0.999
     """Discount factor γ."""
+    reward_clip: float | None = None
+    """Learn from rewards clipped to ± this (Atari: 1), before any normalisation; reported returns stay as they are."""
     estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
     """Returns: TD(λ) by generalised advantage estimation, `n_step` rewards and then the value, or rewards to the episode's end."""
     gae_lambda: float = 0.95
@@ -234,7 +236,7 @@ class PPOConfig:
             "ppo", num_steps=self.num_steps, num_minibatches=self.num_minibatches, clip=self.clip, value_clip=self.value_clip,
             learning_rate=self.learning_rate, adam_eps=self.adam_eps, max_grad_norm=self.max_grad_norm, n_step=self.n_step,
             value_learning_rate=self.value_learning_rate, kl_penalty_target=self.kl_penalty_target, target_kl=self.target_kl,
-            schedule_kl=self.schedule_kl,
+            schedule_kl=self.schedule_kl, reward_clip=self.reward_clip,
         )  # fmt: skip
         _require_not_negative(
             "ppo", policy_epochs=self.policy_epochs, value_epochs=self.value_epochs, kl_penalty=self.kl_penalty,

@@ -148,7 +148,7 @@ _ATARI_PPO = replace(
         value_path="shared", encoder="nature", hidden_sizes=(512,), init="orthogonal", policy_head_scale=0.01, value_head_scale=1.0
     ),
     ppo=PPOConfig(
-        num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4, num_minibatches=4,
+        num_steps=128, gamma=0.99, reward_clip=1.0, bootstrap_truncation=False, policy_epochs=4, value_epochs=4, num_minibatches=4,
         minibatch_by="transitions", clip=0.1, value_clip=0.1, value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4,
         schedule="linear", adam_eps=1e-5, max_grad_norm=0.5,
     ),

@@ -123,10 +123,12 @@ class Run:
         self._rollout_seconds = time.perf_counter() - start
 
     def learning_reward(self, rollout: Rollout) -> Tensor:
-        """The rewards to learn from: normalised by statistics that include this rollout, or as they came."""
+        """The rewards to learn from: clipped, normalised by statistics that include this rollout, or as they came."""
+        clip = self.config.ppo.reward_clip
+        reward = rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
         if self.reward_normalizer is None:
-            return rollout.reward
-        reward = self.reward_normalizer(rollout.reward, rollout.first)
+            return reward
+        reward = self.reward_normalizer(reward, rollout.first)
         self._reward_record = {
             "rewards/scale": float(self.reward_normalizer.scale),
             "rewards/clipped_fraction": float((reward.abs() >= self.reward_normalizer.clip).float().mean()),
