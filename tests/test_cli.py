@@ -65,6 +65,9 @@ def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> 
     assert parse_config(["procgen-ppg", "--reward-norm", "NONE"]).reward_norm is None
     assert parse_config(["procgen-ppg", "--reward_norm=none", "--ppo.num_steps=64"]).reward_norm is None
     assert parse_config(["procgen-ppg", "--ppo.advantage-norm", "none"]).ppo.advantage_norm == "none"
+    assert parse_config(["cartpolenovel-ppo", "--model.memory", "none"]).model.memory == "none"
+    assert parse_config(["pendulum-ppo", "--action.squash", "none"]).action.squash == "none"
+    assert parse_config(["pendulum-ppo", "--ppo.clip", "none"]).ppo.clip is None
     assert parse_config(["procgen-ppo", "--aux.every", "4"]).aux == AuxConfig(every=4)
     config = parse_config(["classic-ppo", "--aux.num-minibatches", "8", "--reward-norm.clip", "5"])
     assert config.aux == AuxConfig(num_minibatches=8) and config.reward_norm is not None and config.reward_norm.clip == 5

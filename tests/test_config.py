@@ -19,6 +19,7 @@ from phasicrl.config import (
     ObsNormConfig,
     PPOConfig,
     RewardNormConfig,
+    ValueNormConfig,
     field_paths,
 )
 from phasicrl.presets import PRESETS, differences, get_preset
@@ -217,6 +218,9 @@ def test_fields_are_changed_by_their_paths_all_at_once() -> None:
     assert {"seed", "ppo.gamma", "aux.every", "value_norm.decay"} <= set(field_paths()) and "ppo" not in field_paths()
 
 
+REINFORCE = {"ppo.baseline": False, "ppo.estimator": "monte_carlo"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -227,6 +231,15 @@ def test_fields_are_changed_by_their_paths_all_at_once() -> None:
         ({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux": AuxConfig()}, "the auxiliary phase distils values"),
         ({"ppo.kl_penalty_target": 0.1}, "adapts the weight ppo.kl_penalty, which is 0"),
         ({"action.std_value": 0.0}, "action.std_value is 0.0; it must be above zero"),
+        ({"action.std": "exp", "action.min_std": 0.0}, "action.min_std is 0.0; it must be above zero"),
+        ({"action.min_std": 0.1}, "action.min_std is 0.1, but action.std parameter has no use for it"),
+        ({"action.mean": "tanh", "action.squash": "tanh"}, "would squash twice"),
+        ({"ppo.objective": "log_prob"}, "set --ppo.clip none --ppo.policy-epochs 1"),
+        ({"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 2}, "ppo.policy_epochs 2; set"),
+        ({"ppo.target_kl": 0.1}, "ppo.policy_epochs is 1; take more epochs"),
+        ({**REINFORCE, "ppo.value_clip": 0.2}, "ppo.value_clip is 0.2, but without ppo.baseline"),
+        ({**REINFORCE, "ppo.recompute_advantages": True}, "ppo.recompute_advantages is True, but without ppo.baseline"),
+        ({**REINFORCE, "value_norm": ValueNormConfig()}, "value_norm is on, but without ppo.baseline"),
     ],
 )
 def test_knobs_that_do_not_go_together_are_refused(changes: dict[str, object], message: str) -> None:

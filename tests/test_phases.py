@@ -326,7 +326,9 @@ def test_targets_of_the_other_estimators_are_returns(tmp_path: Path) -> None:
 
 
 def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_alone(tmp_path: Path) -> None:
-    plain = dict(baseline=False, estimator="monte_carlo", objective="log_prob", advantage_norm="none", num_minibatches=1, entropy_coef=0.0)
+    plain = dict(
+        baseline=False, estimator="monte_carlo", objective="log_prob", clip=None, advantage_norm="none", num_minibatches=1, entropy_coef=0.0
+    )
     config = with_ppo(tiny(tmp_path), **plain)
     run = filled(config)
     rollout = run.buffer.rollout(0)
@@ -391,26 +393,45 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path, 
         torch.testing.assert_close(rows.sort(0).values, old.reshape(-1, old.shape[-1]).sort(0).values)
 
 
-def test_epochs_stop_when_the_mean_divergence_of_one_is_too_large(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value_path", ["separate", "shared"])
+def test_epochs_stop_when_the_divergence_after_one_is_too_large(tmp_path: Path, value_path: str) -> None:
     config = with_ppo(tiny(tmp_path), policy_epochs=5, value_epochs=5, learning_rate=0.05, target_kl=1e9)
-    seen: list[str] = []
+    config = replace(config, model=replace(config.model, value_path=value_path))
 
-    def epochs_run(target: float) -> tuple[int, float]:
-        run = filled(config)
-        samples, settings = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)), replace(config.ppo, target_kl=target)
-        seen.clear()
-        record = policy_phase(
-            run.agent, run.optimizers, samples, settings, compute=run.compute, generator=torch.Generator(), stage=seen.append
-        )
-        return len(seen), record["losses/epoch_kl"]
+    def after(target: float, epochs: int = 5) -> tuple[list[str], float, Run]:
+        torch.manual_seed(0)
+        run, seen = filled(config), []
+        samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
+        settings = replace(config.ppo, target_kl=target, policy_epochs=epochs, value_epochs=epochs)
+        generator = torch.Generator().manual_seed(0)
+        record = policy_phase(run.agent, run.optimizers, samples, settings, compute=run.compute, generator=generator, stage=seen.append)
+        with torch.no_grad():
+            log_prob = run.agent.policy(samples.obs, samples.first, samples.state)[0].log_prob(samples.action)
+        log_ratio = log_prob - samples.old_log_prob
+        assert record["losses/epoch_kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-3, abs=1e-7)
+        return seen, record["losses/epoch_kl"], run
 
-    torch.manual_seed(0)
-    number, last = epochs_run(1e9)
-    assert number == 5 and last > 1e-3
-    torch.manual_seed(0)
-    assert epochs_run(1e-7)[0] < 5
-    torch.manual_seed(0)
-    assert epochs_run(last / 1000)[0] < 5
+    seen, last, _ = after(1e9)
+    assert seen == ["policy"] * 5 and last > 1e-3
+    # The first epoch after which the divergence is above the target is the last one of the policy.
+    divergences = [after(1e-12)[1], *(after(1e9, epochs=n)[1] for n in range(2, 6))]
+    target = divergences[1] * 0.999
+    first = next(n for n, kl in enumerate(divergences, start=1) if kl > target)
+    seen, stopped_at, stopped = after(target)
+    assert seen == ["policy"] * first + (["value"] * (5 - first) if value_path == "separate" else [])
+    assert stopped_at == divergences[first - 1]
+    if value_path == "separate":
+        _, _, unfinished = after(1e9 if first > 1 else 1e-12, epochs=max(first, 2))
+        for name, tensor in weights(stopped).items():
+            assert torch.equal(tensor, weights(unfinished)[name]) != name.startswith("value_"), name
+
+
+def test_with_one_minibatch_the_divergence_is_that_after_the_step(tmp_path: Path) -> None:
+    config = with_ppo(tiny(tmp_path), num_minibatches=1, learning_rate=0.05, kl_penalty=1.0, kl_penalty_target=0.01)
+    run = filled(config)
+    samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
+    record = policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    assert record["losses/approx_kl"] == pytest.approx(0, abs=1e-6) and record["losses/epoch_kl"] > 1e-4
 
 
 def test_advantages_are_made_anew_before_each_further_epoch(tmp_path: Path) -> None:
@@ -436,6 +457,27 @@ def test_advantages_are_made_anew_before_each_further_epoch(tmp_path: Path) -> N
     policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator(), renew=spy)
     assert len(calls) == 2
     assert not torch.equal(calls[0].advantage, calls[1].advantage)
+
+
+def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_ppo(tiny(tmp_path), recompute_advantages=True, policy_epochs=3, value_epochs=3, value_clip=0.2)
+    run = filled(config)
+    rollout = run.buffer.rollout(0)
+    wanted, seen = rollout.value.flatten().sort().values.clone(), []
+    original = objectives.value_loss
+
+    def spy(value: Tensor, target: Tensor, old: Tensor, *, clip: float | None) -> Tensor:
+        seen.append(old.flatten())
+        return original(value, target, old, clip=clip)
+
+    monkeypatch.setattr(phases.objectives, "value_loss", spy)
+    samples, _ = compute_targets(rollout, rollout.reward, config.ppo)
+    policy_phase(
+        run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator(),
+        renew=run.renewal(rollout, rollout.reward),
+    )  # fmt: skip
+    for epoch in range(3):
+        assert torch.equal(torch.cat(seen[2 * epoch : 2 * epoch + 2]).sort().values, wanted)
 
 
 def test_the_value_loss_is_in_the_units_of_normalised_values(tmp_path: Path) -> None:

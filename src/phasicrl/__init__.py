@@ -12,24 +12,40 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phasicrl.config import AuxConfig, Config, EnvConfig, ModelConfig, PPOConfig, RewardNormConfig
+    from phasicrl.config import (
+        ActionConfig,
+        AuxConfig,
+        Config,
+        EnvConfig,
+        ModelConfig,
+        ObsNormConfig,
+        PPOConfig,
+        RewardNormConfig,
+        ValueNormConfig,
+    )
     from phasicrl.evaluate import evaluate
     from phasicrl.presets import get_preset
     from phasicrl.train import resume, train
 
 _HOME = {
+    "ActionConfig": "config",
     "AuxConfig": "config",
     "Config": "config",
     "EnvConfig": "config",
     "ModelConfig": "config",
+    "ObsNormConfig": "config",
     "PPOConfig": "config",
     "RewardNormConfig": "config",
+    "ValueNormConfig": "config",
     "evaluate": "evaluate",
     "get_preset": "presets",
     "resume": "train",
     "train": "train",
 }
-__all__ = ["AuxConfig", "Config", "EnvConfig", "ModelConfig", "PPOConfig", "RewardNormConfig", "evaluate", "get_preset", "resume", "train"]
+__all__ = [
+    "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig", "RewardNormConfig", "ValueNormConfig",
+    "evaluate", "get_preset", "resume", "train",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from phasicrl.config import AuxConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, nearest_name
+from phasicrl.config import AuxConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, fields_with_the_word, nearest_name
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _parse(kind: type[T], words: list[str], verb: str) -> T:
     return tyro.cli(kind, args=_plain(words), prog=f"phasicrl {verb}")
 
 
-_TEXT_FLAGS = ("--ppo.advantage-norm", "--name", "--output-dir", "--output", "--env.id", "--log.wandb-project", "--title")
+_TEXT_FLAGS = {"--output", "--title"} | {f"--{path.replace('_', '-')}" for path in fields_with_the_word("none")}
 """Flags for which "none" is a word like others."""
 
 

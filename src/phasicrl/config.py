@@ -119,6 +119,8 @@ class ModelConfig:
     """Normalise each dense layer's output before its non-linearity (works with `orthogonal` in place of `normalized`)."""
     init: Initialisation = "normalized"
     """`normalized` (OPPG), `orthogonal` (gain √2), `glorot` (Baselines' convolutions) or `torch` (PyTorch's default)."""
+    head_init: Initialisation | None = None
+    """The same for the heads; off: `normalized` if everything is, else `orthogonal`, as in Baselines and CleanRL."""
     policy_head_scale: float = 0.1
     """Scale of the policy head's initial weights: 0.1 in PPG, 0.01 in PPO."""
     value_head_scale: float = 0.1
@@ -127,6 +129,11 @@ class ModelConfig:
     """Memory between encoder and heads; a value network of its own has one of its own."""
     memory_size: int = 128
     """Width of the memory's output."""
+
+    @property
+    def heads(self) -> Initialisation:
+        """Initial weights of the heads."""
+        return self.head_init or ("normalized" if self.init == "normalized" else "orthogonal")
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
@@ -150,8 +157,8 @@ class ActionConfig:
     """Standard deviation: a trained number per component, a softplus or exponential of the features, a fixed number, or a fixed fraction of the action range."""
     std_value: float = 1.0
     """Where the trained deviations start, what `fixed` is, or which fraction of (high − low) `range` is."""
-    min_std: float = 0.0
-    """Added to a deviation by `softplus` or `exp` (Acme: 1e-6)."""
+    min_std: float = 1e-6
+    """Added to a deviation by `softplus` or `exp`, which could reach zero without (Acme: 1e-6)."""
     squash: Literal["none", "clip", "tanh"] = "none"
     """What the environment gets: the draw, the draw clipped to the action range, or its tanh (log-probabilities then have the determinant's correction)."""
     rescale: bool = False
@@ -160,7 +167,15 @@ class ActionConfig:
     def __post_init__(self) -> None:
         """Refuse impossible values."""
         _require_positive("action", std_value=self.std_value)
-        _require_not_negative("action", min_std=self.min_std)
+        _require_positive("action", min_std=self.min_std)
+        _require(
+            self.min_std == 1e-6 or self.std in ("softplus", "exp"),
+            f"action.min_std is {self.min_std}, but action.std {self.std} has no use for it; leave it, or choose softplus or exp",
+        )
+        _require(
+            self.mean == "raw" or self.squash != "tanh",
+            "action.mean tanh and action.squash tanh would squash twice, and the ends of the range could not be reached; choose one",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +197,7 @@ class PPOConfig:
     baseline: bool = True
     """Advantages are returns minus values; off: plain returns and no value function at all, as in REINFORCE (needs `monte_carlo`)."""
     recompute_advantages: bool = False
-    """Values, advantages and targets are computed anew before each epoch, not only once after the rollout."""
+    """Values, advantages and targets are computed anew before each further epoch. Values of what lies in no rollout stay: of what came last, and of final observations."""
     bootstrap_truncation: bool = True
     """Bootstrap from the value of the final observation where a time limit cut an episode; off: treat it as a termination, as OPPG, CleanRL and Baselines do."""
     policy_epochs: int = 1
@@ -204,7 +219,7 @@ class PPOConfig:
     kl_penalty_target: float | None = None
     """Adapt the penalty's weight: doubled after an iteration whose divergence was over 1.5 of this, halved under 1 / 1.5 (PPO paper, section 4)."""
     target_kl: float | None = None
-    """No further policy epochs in an iteration once an epoch's mean divergence (`approx_kl`) is above this."""
+    """No further policy epochs in an iteration once the mean divergence after one (`epoch_kl`) is above this; a value network of its own is trained on."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_coef: float = 1.0
@@ -248,6 +263,20 @@ class PPOConfig:
         _require(
             self.baseline or self.estimator == "monte_carlo",
             f"ppo.baseline is off, but ppo.estimator {self.estimator} needs values; use monte_carlo",
+        )
+        if not self.baseline:
+            idle = {"value_clip": self.value_clip, "value_learning_rate": self.value_learning_rate}
+            idle["recompute_advantages"] = self.recompute_advantages or None
+            for name, value in idle.items():
+                _require(value is None, f"ppo.{name} is {value}, but without ppo.baseline there are no values; leave it off")
+        _require(
+            self.objective == "surrogate" or (self.clip is None and self.policy_epochs == 1),
+            f"ppo.objective log_prob knows no ratio to clip and holds for one pass only, but ppo.clip is {self.clip} and ppo.policy_epochs "
+            f"{self.policy_epochs}; set --ppo.clip none --ppo.policy-epochs 1 --ppo.value-epochs 1",
+        )
+        _require(
+            self.target_kl is None or self.policy_epochs > 1,
+            "ppo.target_kl spares further epochs, but ppo.policy_epochs is 1; take more epochs, or leave it off",
         )
         _require(
             self.kl_penalty_target is None or self.kl_penalty > 0,
@@ -294,7 +323,7 @@ class AuxConfig:
     learning_rate: float = 5e-4
     """Step size of its own Adam; a shared one keeps the policy phase's."""
     max_grad_norm: float | None = None
-    """Clip the gradient's global norm at this value."""
+    """Clip the gradient's norm at this value; that of policy and value network each, if they are two."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -445,6 +474,9 @@ class Config:
             self.ppo.baseline or self.aux is None,
             "ppo.baseline is off, but the auxiliary phase distils values; switch it off with --aux none",
         )
+        _require(
+            self.ppo.baseline or self.value_norm is None, "value_norm is on, but without ppo.baseline there are no values; leave it off"
+        )
         for given, name in (
             (self.ppo.value_learning_rate, "ppo.value_learning_rate"),
             (self.model.value_activation, "model.value_activation"),
@@ -548,6 +580,16 @@ def field_paths() -> list[str]:
         kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
         paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [name]
     return paths
+
+
+def fields_with_the_word(word: str) -> list[str]:
+    """Paths of the fields for which `word` is a value like others: texts, and choices that it is one of."""
+    found: list[str] = []
+    for name, hint in typing.get_type_hints(Config).items():
+        kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+        parts = {name: hint} if not kinds else {f"{name}.{field}": part for field, part in typing.get_type_hints(kinds[0]).items()}
+        found += [path for path, part in parts.items() if part is str or word in typing.get_args(part)]
+    return found
 
 
 def _from_tree(kind: type, tree: Any, path: str) -> Any:

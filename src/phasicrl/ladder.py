@@ -1,7 +1,7 @@
 """The ladder: what each trick of PPO is worth, by adding them one by one, or by taking one away. Kind: effects (trains).
 
 The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a configuration that differs from the one
-below in the fields named here; nothing else about the runs differs. `docs/tricks.md` has what was measured.
+below in the fields named here; nothing else about the runs differs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TRICKS = (
     Trick(
         "baseline",
         {"ppo.baseline": True},
-        {"ppo.baseline": False, "ppo.estimator": "monte_carlo"},
+        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None},
     ),
     Trick(
         "clipping",
@@ -57,8 +57,8 @@ TRICKS = (
     Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}),
     Trick(
         "initialisation",
-        {"model.init": "orthogonal", "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0},
-        {"model.init": "torch", "model.policy_head_scale": 1.0, "model.value_head_scale": 1.0},
+        {"model.init": "orthogonal", "model.head_init": "orthogonal"},
+        {"model.init": "torch", "model.head_init": "torch"},
     ),
     Trick("advantage normalisation", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
     Trick("state normalisation", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),

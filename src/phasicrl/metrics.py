@@ -34,7 +34,7 @@ METRICS: dict[str, str] = {
     "losses/entropy": "Entropy of the policy (nats).",
     "losses/old_approx_kl": "KL divergence of the new from the rollout's policy, estimator k1: mean of −log ratio (nats).",
     "losses/approx_kl": "KL divergence of the new from the rollout's policy, estimator k3: mean of ratio − 1 − log ratio (nats).",
-    "losses/epoch_kl": "The same over the last policy epoch of the iteration alone, where something is steered by it (nats).",
+    "losses/epoch_kl": "The same (k3), measured after the last policy epoch of the iteration, where something is steered by it (nats).",
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
     "losses/action_std": "Mean standard deviation of the policy's continuous actions (units of the action).",
     "losses/clipfrac": "Fraction of samples whose probability ratio lies outside the clip range (0 to 1).",
@@ -79,12 +79,6 @@ class MeanAccumulator:
                 self._weights[names] = 0.0
             self._sums[names].add_(stacked, alpha=weight)
         self._weights[names] += weight
-
-    def merge(self, other: MeanAccumulator) -> None:
-        """Take in everything that another accumulator was given."""
-        for names, tensor in other._sums.items():
-            self._sums[names] = self._sums[names] + tensor if names in self._sums else tensor.clone()
-            self._weights[names] = self._weights.get(names, 0.0) + other._weights[names]
 
     def result(self) -> dict[str, float]:
         """The mean of every name that was added, in alphabetical order; NaN where all weights are zero."""

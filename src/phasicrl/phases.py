@@ -88,32 +88,34 @@ def policy_phase(
         stage: told what begins, for displays.
 
     Returns:
-        Means over all samples and epochs, and the seconds spent; `losses/epoch_kl` is the mean of the last policy epoch alone.
+        Means over all samples and epochs, and the seconds spent; `losses/epoch_kl` is measured after the last policy epoch.
     """
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     weight = ppo.kl_penalty if kl_penalty is None else kl_penalty
     old_policy = policy_parameters(agent, samples, compute=compute) if weight and ppo.kl_estimate == "exact" else None
-    samples = dataclasses.replace(samples, old_policy=old_policy)
+    samples = dataclasses.replace(samples, old_policy=old_policy, old_value=samples.old_value.clone())  # `renew` writes into the rollout
     networks = agent.networks() if ppo.grad_norm_of == "networks" else [list(agent.parameters())]
     record: Record = {}
+    too_far = False
     for number, (with_policy, with_value) in enumerate(ppo.passes):
+        with_policy = with_policy and not too_far
+        if not with_policy and (not with_value or (too_far and agent.value_path != "separate")):
+            break
         kind, start = "policy" if with_policy else "value", perf_counter()
         stage(kind)
         if number and renew is not None:
-            samples = dataclasses.replace(renew(), old_policy=old_policy)
-        epoch = MeanAccumulator()
-        loss_of = partial(_policy_phase_loss, agent, ppo, weight, epoch, with_policy=with_policy, with_value=with_value)
+            samples = dataclasses.replace(renew(), old_policy=old_policy, old_value=samples.old_value)
+        loss_of = partial(_policy_phase_loss, agent, ppo, weight, means, with_policy=with_policy, with_value=with_value)
         for minibatch in samples.minibatches(ppo.num_minibatches, by=ppo.minibatch_by, generator=generator):
             if ppo.advantage_norm == "minibatch":
                 minibatch = dataclasses.replace(minibatch, advantage=returns.normalize(minibatch.advantage))
-            norm = compute.gradient_step(loss_of, minibatch, networks=networks, optimizer=optimizers[kind], max_grad_norm=ppo.max_grad_norm)
-            epoch.add({f"gradients/{kind}_norm": norm}, weight=len(minibatch))
-        means.merge(epoch)
-        seconds[f"time/{kind}"] += perf_counter() - start
+            optimizer = optimizers.get(kind, optimizers["policy"])  # joint passes have one, of which half goes on after a stop
+            norm = compute.gradient_step(loss_of, minibatch, networks=networks, optimizer=optimizer, max_grad_norm=ppo.max_grad_norm)
+            means.add({f"gradients/{kind}_norm": norm}, weight=len(minibatch))
         if with_policy and ppo.follows_kl:
-            record["losses/epoch_kl"] = epoch.result()["losses/approx_kl"]
-            if ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl:
-                break
+            record["losses/epoch_kl"] = divergence(agent, samples, compute=compute)
+            too_far = ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl
+        seconds[f"time/{kind}"] += perf_counter() - start
     return means.result() | record | seconds
 
 
@@ -162,6 +164,17 @@ def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute) -> T
     return per_segment(
         segments, lambda piece: agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters, compute=compute
     )
+
+
+@torch.no_grad()
+def divergence(agent: Agent, samples: PolicySamples, *, compute: Compute) -> float:
+    """Mean KL divergence (k3) of the policy as it is now from the one that drew the actions."""
+
+    def log_prob(piece: Samples) -> Tensor:
+        assert isinstance(piece, PolicySamples)
+        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].log_prob(piece.action)
+
+    return float(objectives.approximate_kl(per_segment(samples, log_prob, compute=compute), samples.old_log_prob)[1].mean())
 
 
 def per_segment(segments: Samples, function: Callable[[Samples], Tensor], *, compute: Compute) -> Tensor:

@@ -205,8 +205,7 @@ _SPINNING_UP = replace(
     name="compat-spinningup-ppo",
     env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
     model=ModelConfig(
-        value_path="separate", encoder="mlp", hidden_sizes=(64, 64), activation="tanh", init="torch", policy_head_scale=1.0,
-        value_head_scale=1.0,
+        value_path="separate", encoder="mlp", hidden_sizes=(64, 64), activation="tanh", init="torch", head_init="torch",
     ),
     action=ActionConfig(std_value=0.6065306597126334),
     ppo=PPOConfig(

@@ -38,7 +38,7 @@ from phasicrl.normalize import RewardNormalizer
 from phasicrl.objectives import adapted_kl_coef, adapted_learning_rate
 from phasicrl.phases import Record, compute_targets, revalue
 from phasicrl.rollout import PhaseBuffer, PolicySamples, Rollout
-from phasicrl.spaces import ActionLayout, ObservationLayout
+from phasicrl.spaces import ActionLayout, ObservationLayout, is_picture, leaves
 
 PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
 """Uses of randomness, each with a stream of its own. Only ever append: a stream follows from its place."""
@@ -335,8 +335,8 @@ def resume_run(
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
     state, chunks, rejected = load_checkpoint(directory / "checkpoints")
     env_steps = state["env_steps"]
-    if "mask" in _own(directory) and mask_actions is None and env_steps < config.env.heuristic_mask_steps:
-        raise ValueError(f"{directory} is still being trained with a mask of its user's own; call this from Python with mask_actions=…")
+    if "mask" in _own(directory) and mask_actions is None:
+        raise ValueError(f"{directory} was trained with a mask of its user's own; call this from Python with mask_actions=…")
     run = _build_run(config, directory, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=env_steps)
     try:
         run.load_state_dict(state, chunks)
@@ -393,7 +393,7 @@ def _build_run(
     try:
         if mask_actions is not None:
             envs = HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
-        compute = Compute(config.compute, pictures=len(envs.observation_space.shape or ()) == 3)
+        compute = Compute(config.compute, pictures=any(is_picture(part) for _, part in leaves(envs.observation_space)))
         _check_memory(config, envs, compute.device)
         agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)
         resumed = directory is not None
@@ -420,17 +420,20 @@ def make_agent(config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory 
     init_seed = derive_seed(config.seed, "init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)  # a user's own encoder draws from the global generator; ours does not
-        return Agent(
-            envs.observation_space,
-            envs.action_space,
-            config.model,
-            action=config.action,
-            obs_norm=config.obs_norm,
-            value_norm=config.value_norm,
-            generator=Generator().manual_seed(init_seed),
-            auxiliary=config.has_auxiliary_phase,
-            make_encoder=make_encoder,
-        )
+        try:
+            return Agent(
+                envs.observation_space,
+                envs.action_space,
+                config.model,
+                action=config.action,
+                obs_norm=config.obs_norm,
+                value_norm=config.value_norm,
+                generator=Generator().manual_seed(init_seed),
+                auxiliary=config.has_auxiliary_phase,
+                make_encoder=make_encoder,
+            )
+        except ValueError as error:
+            raise ValueError(f"{envs.name}: {error}") from None
 
 
 def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:

@@ -48,6 +48,11 @@ def choices(space: gym.Space[Any]) -> tuple[int, ...]:
     return tuple(widths)
 
 
+def is_picture(space: gym.Space[Any]) -> bool:
+    """Whether a part of an observation goes through convolutions: bytes of rank 3."""
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
 def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
     """Refuse spaces that no network here can read or act in.
 
@@ -63,6 +68,12 @@ def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym
             if not is_supported(leaf):
                 hint = "; write a Box of integers as a MultiDiscrete" if what == "actions" and isinstance(leaf, gym.spaces.Box) else ""
                 raise ValueError(f"{name}: {what} of the kind {leaf}{_where(path)} are not supported; supported: {supported}{hint}")
+        for path, leaf in parts:
+            if what == "observations" and isinstance(leaf, gym.spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
+                raise ValueError(
+                    f"{name}: observations of the kind Box{leaf.shape} uint8{_where(path)} look like a stack of colour pictures; fold the stack into "
+                    "the channels (gymnasium.wrappers.ReshapeObservation), height × width × channels"
+                )
         if not sum(math.prod(leaf.shape or ()) for _, leaf in parts):
             raise ValueError(f"{name}: the space of {what} {space} is empty; give it at least one number")
 

@@ -27,7 +27,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -69,11 +69,13 @@ class Interface:
         action_space: the environment's.
         mask_source: where the environment says which actions are allowed: in the entry `action_mask` of its observation (a `Dict`),
             by its method `action_masks()`, or in the entry `action_mask` of its `info`. None if it does not.
+        reads_masks: whether anybody wants to know.
     """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     mask_source: MaskSource | None
+    reads_masks: bool = field(default=True, compare=False)
 
 
 class GymnasiumEnv:
@@ -110,7 +112,7 @@ class GymnasiumEnv:
         if not hasattr(gym.vector, "AutoresetMode"):
             raise ImportError(f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'")
         self.name, self.num_envs = name, num_envs
-        interface = _probe(name, make_env)
+        interface = replace(_probe(name, make_env), reads_masks=action_masks)
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
         self._actions = ActionLayout(self.action_space)
         self.mask_size = sum(choices(self.action_space)) if interface.mask_source and action_masks else 0
@@ -279,7 +281,7 @@ class GuardedEnv(gym.Env[Any, Any]):
     def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
         """What is allowed in an observation, in the form of an `info`; empty without masks."""
         source = self._interface.mask_source
-        if source is None or self._env is None:
+        if source is None or self._env is None or not self._interface.reads_masks:
             return {}
         remedy = f"give a mask of {sum(self._widths)} values, at least one of them true for each discrete component, at every step"
         if source == "method":

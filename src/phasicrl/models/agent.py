@@ -90,7 +90,7 @@ class Agent(nn.Module):
             return make_memory(config.memory, num_inputs, config.memory_size, init=config.init, generator=generator)
 
         def value_head(num_features: int) -> nn.Linear:
-            return linear_head(num_features, 1, init=config.init, scale=config.value_head_scale, generator=generator)
+            return linear_head(num_features, 1, init=config.heads, scale=config.value_head_scale, generator=generator)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
         self.encoder = encoder(config)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from phasicrl.config import Initialisation, ModelConfig, ObsNormConfig
 from phasicrl.models.init import initialise
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, Path, choices, leaves
+from phasicrl.spaces import ObservationLayout, Path, choices, is_picture, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -224,14 +224,9 @@ class ObservationReader(nn.Module):
 
 def encoder_for(space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> nn.Module:
     """The encoder that `config` names, for a space of observations."""
-    if isinstance(space, gym.spaces.Box):
+    if isinstance(space, gym.spaces.Box) and (config.encoder != "mlp" or is_picture(space) or len(space.shape) < 3):
         return ENCODERS[config.encoder](space.shape, config, generator=generator)
     return TreeEncoder(space, config, generator=generator)
-
-
-def is_picture(space: gym.Space[Any]) -> bool:
-    """Whether a part of an observation goes through convolutions: bytes of rank 3."""
-    return isinstance(space, gym.spaces.Box) and space.dtype == "uint8" and len(space.shape) == 3
 
 
 def num_numbers(space: gym.Space[Any]) -> int:

@@ -274,7 +274,7 @@ class PolicyHead(nn.Module):
         trained = action.std == "parameter" and n > 0
         self.log_std = nn.Parameter(torch.full((n,), math.log(action.std_value))) if trained else None
         num_outputs = self.mask_size + n * (2 if action.std in ("softplus", "exp") else 1)
-        self.linear = linear_head(num_features, num_outputs, init=model.init, scale=model.policy_head_scale, generator=generator)
+        self.linear = linear_head(num_features, num_outputs, init=model.heads, scale=model.policy_head_scale, generator=generator)
 
     def forward(self, features: Float[Tensor, "*shape D"], action_mask: Bool[Tensor, "*shape M"] | None = None) -> Policy:
         """Make the policy for each step; what the mask does not allow gets probability 0 and no gradient."""
@@ -375,7 +375,7 @@ def _bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
 
 
 def linear_head(num_features: int, num_outputs: int, *, init: Initialisation, scale: float, generator: Generator) -> nn.Linear:
-    """A linear output layer; schemes without a scale of their own give their heads orthogonal weights, as Baselines and CleanRL do."""
+    """A linear output layer with weights by a scheme."""
     linear = nn.Linear(num_features, num_outputs)
-    initialise(linear, "normalized" if init == "normalized" else "orthogonal", scale=scale, generator=generator)
+    initialise(linear, init, scale=scale, generator=generator)
     return linear
