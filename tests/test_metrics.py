@@ -46,57 +46,57 @@ def write_rows(log: MetricsLog, first: int, last: int, **record: float) -> None:
 
 
 def test_means_are_weighted_by_samples() -> None:
-    means = MeanAccumulator()
-    means.add({"losses/entropy": torch.tensor(1.0), "losses/value_loss": torch.tensor(4.0)}, weight=3)
-    means.add({"losses/entropy": torch.tensor(5.0), "losses/value_loss": torch.tensor(8.0)}, weight=1)
+    means, names = MeanAccumulator(), ("losses/entropy", "losses/value_loss")
+    means.add(names, torch.tensor([1.0, 4.0]), weight=3)
+    means.add(names, torch.tensor([5.0, 8.0]), weight=1)
     assert means.result() == {"losses/entropy": 2.0, "losses/value_loss": 5.0}
 
 
 def test_names_may_come_in_different_groups() -> None:
     means = MeanAccumulator()
-    means.add({"a": torch.tensor(1.0), "b": torch.tensor(10.0)}, weight=1)
-    means.add({"a": torch.tensor(4.0)}, weight=2)
-    means.add({"c": torch.tensor(3.0), "a": torch.tensor(7.0)}, weight=1)
+    means.add(("a", "b"), torch.tensor([1.0, 10.0]), weight=1)
+    means.add(("a",), torch.tensor([4.0]), weight=2)
+    means.add(("c", "a"), torch.tensor([3.0, 7.0]), weight=1)
     assert means.result() == {"a": (1 + 8 + 7) / 4, "b": 10.0, "c": 3.0}
 
 
 def test_a_tensor_may_be_overwritten_after_it_was_added() -> None:
-    means, loss = MeanAccumulator(), torch.tensor(2.0)
-    means.add({"a": loss}, weight=1)
+    means, loss = MeanAccumulator(), torch.tensor([2.0])
+    means.add(("a",), loss, weight=1)
     loss.fill_(1000.0)
     assert means.result() == {"a": 2.0}
 
 
 def test_tensors_with_gradients_keep_their_graph_and_do_not_enter_the_sum() -> None:
-    means, weight = MeanAccumulator(), torch.tensor(3.0, requires_grad=True)
+    means, weight = MeanAccumulator(), torch.tensor([3.0], requires_grad=True)
     loss = weight * weight
-    means.add({"a": loss}, weight=1)
-    loss.backward()
+    means.add(("a",), loss, weight=1)
+    loss.sum().backward()
     assert weight.grad is not None and weight.grad.item() == 6.0
     with torch.inference_mode():
-        means.add({"a": torch.tensor(1.0)}, weight=1)
-    means.add({"a": torch.tensor(2.0)}, weight=1)
+        means.add(("a",), torch.tensor([1.0]), weight=1)
+    means.add(("a",), torch.tensor([2.0]), weight=1)
     assert means.result() == {"a": 4.0}
 
 
 def test_sums_are_in_double_precision() -> None:
     means = MeanAccumulator()
-    means.add({"a": torch.tensor(1e8)}, weight=1)
+    means.add(("a",), torch.tensor([1e8]), weight=1)
     for _ in range(1000):
-        means.add({"a": torch.tensor(1.0)}, weight=1)
+        means.add(("a",), torch.tensor([1.0]), weight=1)
     assert means.result()["a"] * 1001 == pytest.approx(1e8 + 1000, abs=1e-3)
 
 
 def test_nothing_added_is_an_empty_record_and_no_weight_is_nan() -> None:
     means = MeanAccumulator()
     assert means.result() == {}
-    means.add({"a": torch.tensor(1.0)}, weight=0)
+    means.add(("a",), torch.tensor([1.0]), weight=0)
     assert math.isnan(means.result()["a"])
 
 
 def test_a_metric_is_one_number() -> None:
-    with pytest.raises(AssertionError, match=r"0-d tensors; \('a',\) have the shape \(2,\)"):
-        MeanAccumulator().add({"a": torch.ones(2)}, weight=1)
+    with pytest.raises(AssertionError, match=r"1 names, \('a',\), but values of shape \(2,\)"):
+        MeanAccumulator().add(("a",), torch.ones(2), weight=1)
 
 
 def test_every_metric_has_a_group_and_a_sentence() -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from phasicrl import objectives, phases, returns
+from phasicrl.compute import StepSettings
 from phasicrl.config import Config, ValueNormConfig
 from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters, policy_phase
-from phasicrl.rollout import AuxiliarySamples, PolicySamples
+from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
 from phasicrl.run import Run
 from phasicrl.train import learn, train
 from tests.helpers import corridor, open_run, tiny, tiny_aux
@@ -77,8 +78,7 @@ def test_value_epochs_come_first_with_their_own_optimiser_and_leave_the_policy_a
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     before = weights(run)
-    means = phases.MeanAccumulator()
-    loss = phases._policy_phase_loss(run.agent, config.ppo, 0.0, means, samples.as_transitions(), with_policy=False, with_value=True)
+    loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(samples.as_transitions(), torch.tensor(0.0))
     loss.backward()
     run.optimizers["value"].step()
     changed = {name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])}
@@ -139,7 +139,7 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
     run = filled(tiny(tmp_path, aux=aux))
     old = torch.randn(8, 8, 2).log_softmax(-1)
     samples = run.buffer.auxiliary_samples(old).as_transitions()
-    loss = phases._auxiliary_loss(run.agent, aux, phases.MeanAccumulator(), samples)
+    loss, _ = phases.AuxiliaryLoss(run.agent, aux)(samples)
     run.agent.zero_grad()
     loss.backward()
     ours = {name: parameter.grad.clone() for name, parameter in run.agent.named_parameters() if parameter.grad is not None}
@@ -160,13 +160,13 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
 
 def spy_on_auxiliary_batches(monkeypatch: pytest.MonkeyPatch) -> list[AuxiliarySamples]:
     seen: list[AuxiliarySamples] = []
-    original = phases._auxiliary_loss
+    original = phases.AuxiliaryLoss.prepare
 
-    def spy(agent: object, aux: object, means: object, samples: AuxiliarySamples) -> Tensor:
+    def spy(loss: phases.AuxiliaryLoss, samples: AuxiliarySamples) -> AuxiliarySamples:
         seen.append(samples)
-        return original(agent, aux, means, samples)  # type: ignore[arg-type]
+        return original(loss, samples)
 
-    monkeypatch.setattr(phases, "_auxiliary_loss", spy)
+    monkeypatch.setattr(phases.AuxiliaryLoss, "prepare", spy)
     return seen
 
 
@@ -272,17 +272,22 @@ def test_learning_rates_follow_progress_in_both_phases(tmp_path: Path) -> None:
     assert rates == [pytest.approx((1e-3 * part, 2e-3 * part)) for part in (1.0, 0.75, 0.5, 0.25)]
 
 
+def everything(samples: PolicySamples) -> Minibatch[PolicySamples]:
+    return Minibatch(samples, torch.arange(len(samples)), split=False)
+
+
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path))
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)).as_transitions()
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         run.compute.micro_batch = size
-        loss_of = lambda piece: phases._policy_phase_loss(  # noqa: E731
-            run.agent, run.config.ppo, 0.0, phases.MeanAccumulator(), piece, with_policy=True, with_value=True
-        )
+        loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
         frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
-        run.compute.gradient_step(loss_of, samples, networks=run.agent.networks(), optimizer=frozen, max_grad_norm=None)
+        run.compute.gradient_step(
+            loss, everything(samples), torch.tensor(0.0),
+            settings=StepSettings("policy", run.agent.networks(), frozen, None),
+        )  # fmt: skip
         gradients.append([parameter.grad.clone() for parameter in run.agent.parameters() if parameter.grad is not None])
     for whole, pieces in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-7)
@@ -293,13 +298,20 @@ def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(tmp_path: 
     run = filled(tiny(tmp_path))
     samples = run.buffer.rollout(0).policy_samples(100 * torch.randn(4, 8)).as_transitions()
 
-    def loss_of(piece: object) -> Tensor:
-        return sum((100 * parameter.square().sum() for parameter in run.agent.parameters()), torch.zeros(()))
+    class Large(phases.PolicyPhaseLoss):
+        def __call__(self, samples: PolicySamples, *weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            return sum((100 * parameter.square().sum() for parameter in run.agent.parameters()), torch.zeros(())), {
+                "seen": torch.tensor(7.0)
+            }
 
     frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
     networks = [list(run.agent.parameters())] if together else run.agent.networks()
     unclipped = [200 * parameter.norm() for network in networks for parameter in network]
-    norm = run.compute.gradient_step(loss_of, samples, networks=networks, optimizer=frozen, max_grad_norm=0.5)
+    names, (seen, norm), weight = run.compute.gradient_step(
+        Large(run.agent, run.config.ppo, with_policy=True, with_value=True), everything(samples),
+        settings=StepSettings("both", networks, frozen, 0.5),
+    )  # fmt: skip
+    assert (names, seen, weight) == (("seen", "gradients/both_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(unclipped).norm().item(), rel=1e-4)
     assert len(networks) == (1 if together else 2)
     for network in networks:
@@ -370,9 +382,7 @@ def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(t
 
     def loss(weight: float) -> Tensor:
         with_old = replace(samples, old_policy=old)
-        return phases._policy_phase_loss(
-            run.agent, config.ppo, weight, phases.MeanAccumulator(), with_old, with_policy=True, with_value=False
-        )
+        return phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)(with_old, torch.tensor(weight))[0]
 
     assert divergence > 1e-3
     torch.testing.assert_close(loss(2.0) - loss(0.0), 2 * divergence)
@@ -486,6 +496,6 @@ def test_the_value_loss_is_in_the_units_of_normalised_values(tmp_path: Path) -> 
     assert run.agent.value_normalizer is not None
     run.agent.value_normalizer.update(torch.tensor([[0.0, 8.0]]))  # mean 4, deviation 4
     samples = run.buffer.rollout(0).policy_samples(torch.zeros(4, 8))
-    loss = phases._policy_phase_loss(run.agent, config.ppo, 0.0, phases.MeanAccumulator(), samples, with_policy=False, with_value=True)
+    loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(samples, torch.tensor(0.0))
     value = run.agent.value(samples.obs, samples.first, samples.state)
     torch.testing.assert_close(loss, 0.5 * ((value - samples.value_target) / 4).square().mean())

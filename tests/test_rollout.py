@@ -50,7 +50,7 @@ def assert_fields_line_up(samples: PolicySamples) -> None:
 
 def deal(samples: PolicySamples, num_minibatches: int, by: MinibatchBy, generator: Generator | int = 0) -> list[PolicySamples]:
     generator = generator if isinstance(generator, Generator) else Generator().manual_seed(generator)
-    return list(samples.minibatches(num_minibatches, by=by, generator=generator))
+    return [minibatch.gather() for minibatch in samples.minibatches(num_minibatches, by=by, generator=generator)]
 
 
 def order(minibatches: list[PolicySamples]) -> list[int]:
@@ -204,8 +204,9 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy_beside_it() -> None
     assert samples.old_policy is old_policy
     assert samples.obs.data_ptr() == buffer.rollout(0).obs.data_ptr()
     for minibatch in samples.minibatches(3, by="segments", generator=Generator().manual_seed(0)):
-        assert isinstance(minibatch, AuxiliarySamples)
-        torch.testing.assert_close(minibatch.old_policy[..., 0] - 0.1, minibatch.value_target - 0.5)
+        gathered = minibatch.gather()
+        assert isinstance(gathered, AuxiliarySamples)
+        torch.testing.assert_close(gathered.old_policy[..., 0] - 0.1, gathered.value_target - 0.5)
 
 
 def test_policy_samples_take_each_field_from_its_place() -> None:

@@ -3,39 +3,95 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from time import perf_counter
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl.config import ComputeConfig
+from phasicrl.fused import Borrowed, adam_, can_fuse, fuse
 from phasicrl.machine import num_cores
-from phasicrl.rollout import Samples
+from phasicrl.rollout import Minibatch, Samples
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
+WORTH_COMPILING = 20_000
+"""Gradient steps from which compiling them pays: ten seconds, once per machine, for about 0.7 ms each."""
 S = TypeVar("S", bound=Samples)
+
+
+class Loss(Protocol[S]):
+    """What a gradient step minimises. Equal losses do the same: compiled steps are kept by them."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Whose parameters it depends on."""
+        ...
+
+    def prepare(self, samples: S) -> S:
+        """What must see the whole minibatch, before it is cut into pieces."""
+        ...
+
+    def __call__(self, samples: S, *weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean over samples, and what to note, 0-d."""
+        ...
+
+
+class StepSettings(NamedTuple):
+    """How gradients become a step.
+
+    Attributes:
+        name: of the gradient, in the metrics.
+        networks: parameters by network, each clipped by its own norm.
+        optimizer: makes the step.
+        max_grad_norm: what gradients are clipped to; None is off.
+    """
+
+    name: str
+    networks: Sequence[Sequence[nn.Parameter]]
+    optimizer: Optimizer
+    max_grad_norm: float | None
+
+    @property
+    def norm_name(self) -> str:
+        """What the gradient's norm is called in the metrics."""
+        return f"gradients/{self.name}_norm"
 
 
 class Compute:
     """The machine as the phases see it.
 
+    Attributes:
+        device: where tensors are.
+        steps_at_once: how many steps go through a network together where no gradient is needed.
+        say: told which way was chosen, for people.
+
     Args:
         config: the user's choices.
         pictures: whether observations are pictures: convolutions like all cores and small pieces, dense layers on vectors do not.
+        num_gradient_steps: of the whole run: compiling must pay.
 
     Raises:
         ValueError: the device does not exist here.
     """
 
-    def __init__(self, config: ComputeConfig, *, pictures: bool) -> None:
+    def __init__(self, config: ComputeConfig, *, pictures: bool, num_gradient_steps: int = 0) -> None:
         self.device = _device(config.device)
         on_cpu = self.device.type == "cpu"
         self.micro_batch = config.micro_batch if on_cpu and pictures else None
         self.num_threads = config.num_threads or (num_cores() if pictures else 1)
+        self.steps_at_once = 2048 if pictures else 65_536
+        pays = num_gradient_steps >= WORTH_COMPILING and not pictures and can_fuse()
+        self.fuses = on_cpu and (config.compile == "on" or (config.compile == "auto" and pays))
+        self._fused: dict[Hashable, FusedStep | None] = {}
+        self.say: Callable[[str], None] = lambda sentence: None
         if on_cpu:
             torch.set_num_threads(self.num_threads)
             _keep_memory()
@@ -52,31 +108,202 @@ class Compute:
 
     def gradient_step(
         self,
-        loss_of: Callable[[S], Tensor],
-        samples: S,
-        *,
-        networks: Sequence[Sequence[nn.Parameter]],
-        optimizer: Optimizer,
-        max_grad_norm: float | None,
-    ) -> Tensor:
-        """One step of gradient descent on the mean loss over `samples`; returns the gradient's norm before clipping.
+        loss: Loss[S],
+        minibatch: Minibatch[S],
+        *weights: Tensor,
+        settings: StepSettings,
+    ) -> tuple[tuple[str, ...], Tensor, float]:
+        """One step of gradient descent on the mean loss over a minibatch.
 
         The gradient of each network is clipped by its own norm, so that a large value loss does not shrink the policy's step.
         Parameters that the loss does not reach have no gradient, rather than a zero one, so that Adam leaves them alone.
+
+        Args:
+            loss: what is minimised.
+            minibatch: over what.
+            weights: what the loss takes besides, 0-d, and may change between steps.
+            settings: optimiser and clipping.
+
+        Returns:
+            The names of what the loss noted, and of the gradient's norm before clipping; their values `[n]`; the number of samples.
         """
-        optimizer.zero_grad(set_to_none=True)
+        if self.fuses and (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
+            return fused.names, fused(minibatch, weights), len(minibatch.index)
+        return *self._eager_step(loss, minibatch, weights, settings), len(minibatch.index)
+
+    def _eager_step(
+        self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings
+    ) -> tuple[tuple[str, ...], Tensor]:
+        """The step, kernel by kernel."""
+        settings.optimizer.zero_grad(set_to_none=True)
+        samples = loss.prepare(minibatch.gather())
+        rows, names = [], ()
         for piece, share in self.pieces(samples):
-            (loss_of(piece) * share).backward()
+            value, noted = loss(piece, *weights)
+            (value * share).backward()
+            names = tuple(noted)
+            rows.append(torch.stack([part.detach() for part in noted.values()]) * share)
         norms = []
-        for parameters in networks:
+        for parameters in settings.networks:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if not gradients:
                 continue
             norms.append(nn.utils.get_total_norm(gradients))
-            if max_grad_norm is not None:
-                torch._foreach_mul_(gradients, (max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
-        optimizer.step()
-        return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+            if settings.max_grad_norm is not None:
+                torch._foreach_mul_(gradients, (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
+        settings.optimizer.step()
+        norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+        return (*names, settings.norm_name), torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)])
+
+    def _fused_step(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> FusedStep | None:
+        """The compiled step for such minibatches, made when it is first needed; None where there cannot be one."""
+        layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in minibatch.source.tensors().values())
+        key = (loss, id(settings.optimizer), settings.max_grad_norm, len(minibatch.index), minibatch.split, len(minibatch.source), layout)
+        if key not in self._fused:
+            self._fused[key] = self._try_to_fuse(loss, minibatch, weights, settings)
+        return self._fused[key]
+
+    def _try_to_fuse(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> FusedStep | None:
+        """Compile the step and compare it with the eager one; what fails, or is wrong, is said and left to eager execution."""
+        start = perf_counter()
+        try:
+            fused = FusedStep(loss, minibatch, weights, settings)
+        except Exception as error:  # tracing and compiling fail in many ways, and none of them may end a run
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.say(f"{settings.name} steps run kernel by kernel: they cannot be compiled ({reason[:160]})")
+            return None
+        before = fused.snapshot()
+        _, expected = self._eager_step(loss, minibatch, weights, settings)
+        after = fused.snapshot()
+        fused.restore(before)
+        found = fused(minibatch, weights)
+        compiled = fused.snapshot()
+        fused.restore(before)
+        count = len(fused.parameters)
+        off = max(
+            _distance(compiled[part], after[part]) / _distance(before[part], after[part])
+            for part in (slice(count), slice(count, 2 * count))
+        )
+        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
+            self.say(f"{settings.name} steps run kernel by kernel: compiled, they give other numbers here (off by {off:.1%} of a step)")
+            return None
+        self.say(f"{settings.name} steps are compiled ({perf_counter() - start:.0f} s)")
+        return fused
+
+
+class FusedStep:
+    """A gradient step in one call: gathering, forward, loss, backward, clipping and Adam.
+
+    Args:
+        loss: what is minimised.
+        minibatch: one like those to come: as many samples, of a source of the same layout.
+        weights: like those to come.
+        settings: optimiser and clipping.
+
+    Attributes:
+        parameters: those that the loss reaches.
+        names: what the step notes.
+
+    Raises:
+        Exception: of many kinds, where that cannot be traced or compiled.
+    """
+
+    def __init__(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> None:
+        named = dict(loss.module.named_parameters())
+        reached = _reached(loss, minibatch, weights, list(named.values()))
+        names = [name for name, there in zip(named, reached, strict=True) if there]
+        self.parameters = [named[name] for name in names]
+        self._rest = {name: tensor for name, tensor in chain(named.items(), loss.module.named_buffers()) if name not in names}
+        self._groups = settings.optimizer.param_groups
+        group_of = {parameter: index for index, group in enumerate(self._groups) for parameter in group["params"]}
+        groups = [group_of[parameter] for parameter in self.parameters]
+        state = [_state_of(parameter, settings.optimizer) for parameter in self.parameters]
+        self._moments = [[of_one[name] for of_one in state] for name in ("exp_avg", "exp_avg_sq", "step")]
+        self._rates = [torch.tensor(float(group["lr"])) for group in self._groups]
+        place = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        members_of = ([place[id(p)] for p in network if id(p) in place] for network in settings.networks)
+        networks = [members for members in members_of if members]
+        borrowed, like, fields, split = Borrowed(loss.module), minibatch.source, tuple(minibatch.source.tensors()), minibatch.split
+        counts = [len(names)] * 4 + [len(self._rates), len(self._rest), len(weights), 1, len(fields)]
+        self.names: tuple[str, ...] = ()
+
+        def step(*inputs: Tensor) -> Tensor:
+            parts = iter(inputs)
+            parameters, first, second, steps, rates, rest, weights, (index,), source = (list(islice(parts, count)) for count in counts)
+            samples = dataclasses.replace(like, **dict(zip(fields, source, strict=True)))
+            with torch.enable_grad():
+                leaves = [parameter.detach().requires_grad_() for parameter in parameters]
+                tensors = dict(zip(names, leaves, strict=True)) | dict(zip(self._rest, rest, strict=True))
+                value, noted = borrowed.call(tensors, lambda: loss(loss.prepare(Minibatch(samples, index, split).gather()), *weights))
+                gradients = list(torch.autograd.grad(value, leaves))
+            norms = []
+            for members in networks:
+                norms.append(torch.stack([gradients[i].square().sum() for i in members]).sum().sqrt())
+                scale = 1.0 if settings.max_grad_norm is None else (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0)
+                for i in members:
+                    gradients[i] = gradients[i] * scale
+            for i, group in enumerate(groups):
+                options = self._groups[group]
+                adam_(
+                    parameters[i], gradients[i], first[i], second[i], steps[i],
+                    rate=rates[group], betas=options["betas"], eps=options["eps"],
+                )  # fmt: skip
+            self.names = (*noted, settings.norm_name)
+            return torch.stack([*(part.detach() for part in noted.values()), torch.stack(norms).square().sum().sqrt()])
+
+        # No two inputs may be one tensor here by chance, as they would stay one in the compiled code.
+        source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
+        before = self.snapshot()
+        self._call = fuse(step, [tensor.detach() for tensor in self._inputs(minibatch.index.clone(), source, weights)])
+        self.restore(before)
+
+    def __call__(self, minibatch: Minibatch[S], weights: tuple[Tensor, ...]) -> Tensor:
+        """Make the step; returns the values of `names`."""
+        for rate, group in zip(self._rates, self._groups, strict=True):
+            rate.fill_(group["lr"])
+        with torch.no_grad():
+            return self._call(*self._inputs(minibatch.index, minibatch.source.tensors().values(), weights))
+
+    def snapshot(self) -> list[Tensor]:
+        """Copies of all that a step changes."""
+        return [tensor.detach().clone() for tensor in chain(self.parameters, *self._moments)]
+
+    def restore(self, snapshot: list[Tensor]) -> None:
+        """Take back `snapshot`."""
+        with torch.no_grad():
+            for tensor, before in zip(chain(self.parameters, *self._moments), snapshot, strict=True):
+                tensor.copy_(before)
+
+    def _inputs(self, index: Tensor, source: Iterable[Tensor], weights: tuple[Tensor, ...]) -> list[Tensor]:
+        """Everything that the compiled code reads or writes, in the order in which it does."""
+        return [*self.parameters, *chain(*self._moments), *self._rates, *self._rest.values(), *weights, index, *source]
+
+
+def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The root of the sum of squared differences."""
+    return math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(a, b, strict=True)))
+
+
+def _state_of(parameter: nn.Parameter, optimizer: Optimizer) -> dict[str, Tensor]:
+    """What Adam remembers of a parameter, begun as it would (torch/optim/adam.py:166-181).
+
+    Raises:
+        ValueError: the optimiser is another, or does more than the compiled step would.
+    """
+    group = next(group for group in optimizer.param_groups if any(parameter is member for member in group["params"]))
+    more = [option for option in ("weight_decay", "amsgrad", "maximize") if group.get(option)]
+    if type(optimizer) is not torch.optim.Adam or optimizer._optimizer_step_pre_hooks or more:
+        raise ValueError(f"the optimiser is not PyTorch's Adam as it is{': it has ' + ', '.join(more) if more else ''}")
+    if parameter not in optimizer.state:
+        zeros = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | zeros
+    return optimizer.state[parameter]
+
+
+def _reached(loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], parameters: Sequence[Tensor]) -> list[bool]:
+    """Which parameters the loss depends on."""
+    value, _ = loss(loss.prepare(minibatch.gather()), *weights)
+    return [gradient is not None for gradient in torch.autograd.grad(value, parameters, allow_unused=True)]
 
 
 def _keep_memory() -> None:

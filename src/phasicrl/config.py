@@ -396,6 +396,8 @@ class ComputeConfig:
     """Threads of PyTorch on the CPU; off: all cores for pictures, one for vectors."""
     micro_batch: int | None = 64
     """On the CPU, pictures go through the network in pieces of this many, gradients added up: same result, and the caches hold them. Off: whole minibatches."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether a gradient step on the CPU is one compiled call, kernel by kernel otherwise; `auto`: for vectors, where the run is long enough to pay for compiling and there is a C++ compiler."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
 
@@ -527,6 +529,16 @@ class Config:
     def phase_length(self) -> int:
         """Rollouts that are stored together: N_π with an auxiliary phase, else one."""
         return self.aux.every if self.aux is not None and self.has_auxiliary_phase else 1
+
+    @property
+    def num_gradient_steps(self) -> int:
+        """Gradient steps of the whole run, at most."""
+        iterations = -(-self.total_env_steps // self.batch_size)
+        steps = iterations * len(self.ppo.passes) * self.ppo.num_minibatches
+        if self.aux is not None and self.has_auxiliary_phase:
+            per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
+            steps += iterations // (self.aux.every * self.aux.run_every) * self.aux.epochs * per_epoch
+        return steps
 
     @property
     def reward_gamma(self) -> float:

@@ -11,12 +11,12 @@ import math
 import os
 import sys
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from phasicrl.config import Config, nearest_name
@@ -68,16 +68,14 @@ class MeanAccumulator:
         self._sums: dict[tuple[str, ...], Tensor] = {}
         self._weights: dict[tuple[str, ...], float] = {}
 
-    def add(self, values: Mapping[str, Tensor], weight: float) -> None:
-        """Add means over `weight` samples: 0-d tensors, copied at once, as they may be overwritten afterwards (CUDA graphs)."""
-        names = tuple(values)
-        with torch.inference_mode():  # two kernels, however many names: one copies, one adds
-            stacked = torch.stack(list(values.values()))
-            assert stacked.ndim == 1, f"metrics are 0-d tensors; {names} have the shape {tuple(stacked.shape[1:])}"
+    def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
+        """Add means over `weight` samples, one for each name; copied at once, as they may be overwritten afterwards (CUDA graphs)."""
+        assert values.shape == (len(names),), f"{len(names)} names, {names}, but values of shape {tuple(values.shape)}"
+        with torch.inference_mode():  # one kernel, however many names
             if names not in self._sums:
-                self._sums[names] = torch.zeros_like(stacked, dtype=torch.float64)
+                self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
                 self._weights[names] = 0.0
-            self._sums[names].add_(stacked, alpha=weight)
+            self._sums[names].add_(values, alpha=weight)
         self._weights[names] += weight
 
     def result(self) -> dict[str, float]:

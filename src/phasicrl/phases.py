@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
 
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from phasicrl import objectives, returns
-from phasicrl.compute import Compute
+from phasicrl.compute import Compute, StepSettings
 from phasicrl.config import AuxConfig, PPOConfig
 from phasicrl.metrics import MeanAccumulator
 from phasicrl.models.agent import Agent
@@ -21,6 +21,98 @@ from phasicrl.models.heads import Policy
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, PolicySamples, Rollout, Samples
 
 Record = dict[str, float]
+Noted = dict[str, Tensor]
+"""Parts of a loss by name, 0-d, for the metrics."""
+
+
+@dataclass(frozen=True)
+class PolicyPhaseLoss:
+    """Mean loss of the policy, the value function or both, running only the networks that it needs.
+
+    Attributes:
+        module: the agent.
+        ppo: the knobs.
+        with_policy: whether the policy learns.
+        with_value: whether the value function learns.
+    """
+
+    module: Agent
+    ppo: PPOConfig
+    with_policy: bool
+    with_value: bool
+
+    def prepare(self, samples: PolicySamples) -> PolicySamples:
+        """Normalise the minibatch's advantages, if that is how they are normalised."""
+        if self.ppo.advantage_norm != "minibatch":
+            return samples
+        return dataclasses.replace(samples, advantage=returns.normalize(samples.advantage))
+
+    def __call__(self, samples: PolicySamples, *weights: Tensor) -> tuple[Tensor, Noted]:
+        """The loss and its parts; the one weight is that of the divergence."""
+        agent, conditions, (kl_penalty,) = self.module, (samples.obs, samples.first, samples.state), weights
+        if not self.with_policy:
+            return self._value_loss(agent.value(*conditions), samples)
+        if not self.with_value:
+            return self._policy_loss(agent.policy(*conditions, samples.action_mask)[0], samples, kl_penalty)
+        output = agent(*conditions, samples.action_mask)
+        policy_loss, noted = self._policy_loss(output.policy, samples, kl_penalty)
+        value_loss, noted_of_value = self._value_loss(output.value, samples)
+        return policy_loss + value_loss, noted | noted_of_value
+
+    def _policy_loss(self, policy: Policy, samples: PolicySamples, kl_penalty: Tensor) -> tuple[Tensor, Noted]:
+        """`E[surrogate] − c H(π) + k E[divergence]`."""
+        ppo, log_prob, old = self.ppo, policy.log_prob(samples.action), samples.old_log_prob
+        if ppo.objective == "surrogate":
+            loss = objectives.surrogate_loss(log_prob, old, samples.advantage, clip=ppo.clip).mean()
+        else:
+            loss = objectives.log_prob_loss(log_prob, samples.advantage).mean()
+        entropy = policy.entropy().mean()
+        if samples.old_policy is None:
+            penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
+        else:
+            penalty = policy.kl_from(self.module.policy_head.distribution(samples.old_policy)).mean()
+        with torch.no_grad():
+            k1, k3 = objectives.approximate_kl(log_prob, old)
+            clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
+        noted = {"policy_loss": loss, "entropy": entropy, "old_approx_kl": k1.mean(), "approx_kl": k3.mean(), "clipfrac": clipped.mean()}
+        if policy.mean_std is not None:
+            noted["action_std"] = policy.mean_std.mean()
+        return loss - ppo.entropy_coef * entropy + kl_penalty * penalty, {f"losses/{name}": value for name, value in noted.items()}
+
+    def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, Noted]:
+        """The weighted value loss; it is noted before the weight."""
+        value, target, old = (self.module.in_value_units(x) for x in (value, samples.value_target, samples.old_value))
+        loss = objectives.value_loss(value, target, old, clip=self.ppo.value_clip).mean()
+        return self.ppo.value_coef * loss, {"losses/value_loss": loss}
+
+
+@dataclass(frozen=True)
+class AuxiliaryLoss:
+    """Mean joint loss of the auxiliary phase.
+
+    Attributes:
+        module: the agent, with an auxiliary head.
+        aux: the knobs.
+    """
+
+    module: Agent
+    aux: AuxConfig
+
+    def prepare(self, samples: AuxiliarySamples) -> AuxiliarySamples:
+        """Nothing here depends on the minibatch as a whole."""
+        return samples
+
+    def __call__(self, samples: AuxiliarySamples, *weights: Tensor) -> tuple[Tensor, Noted]:
+        """The loss and its parts."""
+        agent, aux = self.module, self.aux
+        output = agent(samples.obs, samples.first, samples.state, samples.action_mask)
+        assert output.aux_value is not None, "the auxiliary phase needs an agent with an auxiliary head"
+        kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
+        aux_value, value, target = (agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target))
+        aux_loss = objectives.value_loss(aux_value, target).mean()
+        real_loss = objectives.value_loss(value, target).mean()
+        noted = {"losses/aux/kl_loss": kl, "losses/aux/aux_value_loss": aux_loss, "losses/aux/real_value_loss": real_loss}
+        return objectives.joint_auxiliary_loss(kl, aux_loss, real_loss, beta_clone=aux.beta_clone, value_coef=aux.value_coef), noted
 
 
 def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
@@ -92,6 +184,7 @@ def policy_phase(
     """
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     weight = ppo.kl_penalty if kl_penalty is None else kl_penalty
+    penalty = torch.tensor(weight, device=compute.device)
     old_policy = policy_parameters(agent, samples, compute=compute) if weight and ppo.kl_estimate == "exact" else None
     samples = dataclasses.replace(samples, old_policy=old_policy, old_value=samples.old_value.clone())  # `renew` writes into the rollout
     networks = agent.networks() if ppo.grad_norm_of == "networks" else [list(agent.parameters())]
@@ -105,13 +198,11 @@ def policy_phase(
         stage(kind)
         if number and renew is not None:
             samples = dataclasses.replace(renew(), old_policy=old_policy, old_value=samples.old_value)
-        loss_of = partial(_policy_phase_loss, agent, ppo, weight, means, with_policy=with_policy, with_value=with_value)
+        loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value)
+        # Joint passes have one optimiser, of which half goes on after a stop.
+        settings = StepSettings(kind, networks, optimizers.get(kind, optimizers["policy"]), ppo.max_grad_norm)
         for minibatch in samples.minibatches(ppo.num_minibatches, by=ppo.minibatch_by, generator=generator):
-            if ppo.advantage_norm == "minibatch":
-                minibatch = dataclasses.replace(minibatch, advantage=returns.normalize(minibatch.advantage))
-            optimizer = optimizers.get(kind, optimizers["policy"])  # joint passes have one, of which half goes on after a stop
-            norm = compute.gradient_step(loss_of, minibatch, networks=networks, optimizer=optimizer, max_grad_norm=ppo.max_grad_norm)
-            means.add({f"gradients/{kind}_norm": norm}, weight=len(minibatch))
+            means.add(*compute.gradient_step(loss, minibatch, penalty, settings=settings))
         if with_policy and ppo.follows_kl:
             record["losses/epoch_kl"] = divergence(agent, samples, compute=compute)
             too_far = ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl
@@ -145,16 +236,15 @@ def auxiliary_phase(
     """
     means, start = MeanAccumulator(), perf_counter()
     samples = buffer.auxiliary_samples(policy_parameters(agent, buffer.segments(), compute=compute))
-    loss_of = partial(_auxiliary_loss, agent, aux, means)
+    loss = AuxiliaryLoss(agent, aux)
     num_minibatches = aux.num_minibatches * aux.every
-    networks = agent.networks()
+    settings = StepSettings("aux", agent.networks(), optimizer, aux.max_grad_norm)
     num_used = aux.num_minibatches * (aux.iterations_per_epoch or aux.every)
     for epoch in range(1, aux.epochs + 1):
         stage(f"auxiliary {epoch}/{aux.epochs}")
         # N < N_π: fewer minibatches, each still drawn from everything, because the order is shuffled over the whole phase.
         for minibatch in islice(samples.minibatches(num_minibatches, by=aux.minibatch_by, generator=generator), num_used):
-            norm = compute.gradient_step(loss_of, minibatch, networks=networks, optimizer=optimizer, max_grad_norm=aux.max_grad_norm)
-            means.add({"gradients/aux_norm": norm}, weight=len(minibatch))
+            means.add(*compute.gradient_step(loss, minibatch, settings=settings))
     return means.result() | {"time/auxiliary": perf_counter() - start}
 
 
@@ -180,75 +270,10 @@ def divergence(agent: Agent, samples: PolicySamples, *, compute: Compute) -> flo
 def per_segment(segments: Samples, function: Callable[[Samples], Tensor], *, compute: Compute) -> Tensor:
     """`[S, L, …]`: a function of the agent's, asked segment by segment in pieces that fit the caches."""
     results = []
-    for segment in range(len(segments)):
-        one = segments.take(slice(segment, segment + 1))
-        one = one if one.state.shape[-1] else one.as_transitions()
-        results.append(torch.cat([function(piece) for piece, _ in compute.pieces(one)]).flatten(0, 1))
-    return torch.stack(results)
-
-
-def _policy_phase_loss(
-    agent: Agent,
-    ppo: PPOConfig,
-    kl_penalty: float,
-    means: MeanAccumulator,
-    samples: PolicySamples,
-    *,
-    with_policy: bool,
-    with_value: bool,
-) -> Tensor:
-    """Mean loss of the policy, the value function or both, running only the networks it needs."""
-    conditions = (samples.obs, samples.first, samples.state)
-    if not with_policy:
-        return _value_loss(agent, agent.value(*conditions), samples, ppo, means)
-    if not with_value:
-        return _policy_loss(agent, agent.policy(*conditions, samples.action_mask)[0], samples, ppo, kl_penalty, means)
-    output = agent(*conditions, samples.action_mask)
-    policy_loss = _policy_loss(agent, output.policy, samples, ppo, kl_penalty, means)
-    return policy_loss + _value_loss(agent, output.value, samples, ppo, means)
-
-
-def _policy_loss(
-    agent: Agent, policy: Policy, samples: PolicySamples, ppo: PPOConfig, kl_penalty: float, means: MeanAccumulator
-) -> Tensor:  # fmt: skip
-    """`E[surrogate] − c H(π) + k E[divergence]`; notes its parts in `means`."""
-    log_prob, old = policy.log_prob(samples.action), samples.old_log_prob
-    if ppo.objective == "surrogate":
-        loss = objectives.surrogate_loss(log_prob, old, samples.advantage, clip=ppo.clip).mean()
-    else:
-        loss = objectives.log_prob_loss(log_prob, samples.advantage).mean()
-    entropy = policy.entropy().mean()
-    if samples.old_policy is None:
-        penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
-    else:
-        penalty = policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
-    with torch.no_grad():
-        k1, k3 = objectives.approximate_kl(log_prob, old)
-        clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
-    noted = {"policy_loss": loss, "entropy": entropy, "old_approx_kl": k1.mean(), "approx_kl": k3.mean(), "clipfrac": clipped.mean()}
-    if policy.mean_std is not None:
-        noted["action_std"] = policy.mean_std.mean()
-    means.add({f"losses/{name}": value for name, value in noted.items()}, weight=len(samples))
-    return loss - ppo.entropy_coef * entropy + kl_penalty * penalty
-
-
-def _value_loss(agent: Agent, value: Tensor, samples: PolicySamples, ppo: PPOConfig, means: MeanAccumulator) -> Tensor:
-    """The weighted value loss; notes it in `means` before the weight."""
-    value, target, old = (agent.in_value_units(x) for x in (value, samples.value_target, samples.old_value))
-    loss = objectives.value_loss(value, target, old, clip=ppo.value_clip).mean()
-    means.add({"losses/value_loss": loss}, weight=len(samples))
-    return ppo.value_coef * loss
-
-
-def _auxiliary_loss(agent: Agent, aux: AuxConfig, means: MeanAccumulator, samples: AuxiliarySamples) -> Tensor:
-    """Mean joint loss; notes its parts in `means`."""
-    output = agent(samples.obs, samples.first, samples.state, samples.action_mask)
-    assert output.aux_value is not None, "the auxiliary phase needs an agent with an auxiliary head"
-    kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
-    aux_value, value, target = (agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target))
-    aux_loss = objectives.value_loss(aux_value, target).mean()
-    real_loss = objectives.value_loss(value, target).mean()
-    means.add(
-        {"losses/aux/kl_loss": kl, "losses/aux/aux_value_loss": aux_loss, "losses/aux/real_value_loss": real_loss}, weight=len(samples)
-    )
-    return objectives.joint_auxiliary_loss(kl, aux_loss, real_loss, beta_clone=aux.beta_clone, value_coef=aux.value_coef)
+    num_steps = segments.first.shape[1]
+    for start in range(0, len(segments), max(1, compute.steps_at_once // num_steps)):
+        some = segments.take(slice(start, start + max(1, compute.steps_at_once // num_steps)))
+        some = some if some.state.shape[-1] else some.as_transitions()
+        found = torch.cat([function(piece) for piece, _ in compute.pieces(some)])
+        results.append(found.reshape(-1, num_steps, *found.shape[2:]))
+    return torch.cat(results)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
 from phasicrl.config import MinibatchBy
@@ -44,8 +44,8 @@ class Samples:
         flat = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1) if tensor is not self.state else tensor)
         return dataclasses.replace(flat, state=self.state.new_zeros(num_steps, 0))
 
-    def minibatches(self, num_minibatches: int, *, by: MinibatchBy, generator: Generator) -> Iterator[Self]:
-        """Deal everything out once, in random order, to minibatches of one size.
+    def minibatches(self, num_minibatches: int, *, by: MinibatchBy, generator: Generator) -> Iterator[Minibatch[Self]]:
+        """Deal everything out once, in random order, to minibatches of one size, which are not gathered yet.
 
         Args:
             num_minibatches: how many; it divides the number of segments, or of transitions.
@@ -56,14 +56,40 @@ class Samples:
         size, rest = divmod(len(samples), num_minibatches)
         assert rest == 0, f"{len(samples)} {by} do not divide into {num_minibatches} minibatches"
         order = torch.randperm(len(samples), generator=generator).to(self.first.device)
+        split = by == "segments" and not self.state.shape[-1]
         for start in range(0, len(samples), size):
-            minibatch = samples.take(order[start : start + size])
-            yield minibatch if minibatch.state.shape[-1] or by == "transitions" else minibatch.as_transitions()
+            yield Minibatch(samples, order[start : start + size], split)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is there, by name."""
+        return {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor."""
-        values: dict[str, Tensor | None] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{name: function(value) for name, value in values.items() if value is not None})
+        return dataclasses.replace(self, **{name: function(value) for name, value in self.tensors().items()})
+
+
+S = TypeVar("S", bound=Samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch(Generic[S]):
+    """Some of the samples: which ones, so that gathering them can be part of a compiled step.
+
+    Attributes:
+        source: all samples.
+        index: the places of the chosen sequences in it, `[M]`.
+        split: whether each step is then a sequence of its own.
+    """
+
+    source: S
+    index: Int[Tensor, " M"]
+    split: bool
+
+    def gather(self) -> S:
+        """The chosen samples, copied."""
+        samples = self.source.take(self.index)
+        return samples.as_transitions() if self.split else samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Run:
         self.agent = agent
         self.compute = compute
         self.log = log
+        compute.say = log.message
         self.generators = {purpose: Generator().manual_seed(derive_seed(config.seed, purpose)) for purpose in ("action", "shuffle")}
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer = _make_reward_normalizer(config, compute.device)
@@ -393,7 +394,8 @@ def _build_run(
     try:
         if mask_actions is not None:
             envs = HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
-        compute = Compute(config.compute, pictures=any(is_picture(part) for _, part in leaves(envs.observation_space)))
+        pictures = any(is_picture(part) for _, part in leaves(envs.observation_space))
+        compute = Compute(config.compute, pictures=pictures, num_gradient_steps=config.num_gradient_steps)
         _check_memory(config, envs, compute.device)
         agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)
         resumed = directory is not None

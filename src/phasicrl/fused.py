@@ -1,0 +1,89 @@
+"""Many kernels as one call: functions of tensors, traced once and compiled. Kind: effects (runs a C++ compiler)."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+def can_fuse() -> bool:
+    """Whether there is a C++ compiler, which Inductor needs at run time."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def fuse(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Compile a function of tensors: what it does to tensors of these shapes, dtypes and strides becomes one call.
+
+    It may write into its inputs, and no other input may share memory with one that it writes into. The result checks nothing: other
+    shapes than those of `inputs` are read as if they were the same. Compiled code is kept on the machine, so that the same function
+    takes seconds instead of tens of seconds the next time.
+
+    Raises:
+        Exception: of many kinds, where the function looks at values (a packed sequence's lengths) or the compiler fails.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's about PyTorch
+        graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        inductor = importlib.import_module("torch._inductor")  # takes a second, which most programs can do without
+        return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
+
+
+class Borrowed(nn.Module):
+    """Calls functions that use a module while its parameters and buffers are other tensors.
+
+    Args:
+        module: whose tensors are replaced during a call.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        """What `functional_call` calls."""
+        return function()
+
+    def call(self, tensors: dict[str, Tensor], function: Callable[[], Any]) -> Any:
+        """`function()`, with the module's tensors of these names replaced."""
+        return functional_call(self, {f"module.{name}": tensor for name, tensor in tensors.items()}, (function,))
+
+
+def adam_(
+    parameter: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    step: Tensor,
+    *,
+    rate: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """One step of Adam in place, as PyTorch's fused one does it (Kingma & Ba 2015, algorithm 1; torch/optim/adam.py).
+
+    Args:
+        parameter: is moved.
+        gradient: of the loss.
+        first: running mean of gradients.
+        second: running mean of squared gradients.
+        step: number of steps before this one, 0-d.
+        rate: step size, 0-d.
+        betas: decays of the two means.
+        eps: is added to the root of the second mean.
+    """
+    beta1, beta2 = betas
+    step.add_(1)
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    count = step.double()  # 1 − 0.999 in single precision has three digits
+    size = (rate / (1 - beta1**count)).to(parameter.dtype)
+    root = (1 - beta2**count).sqrt().to(parameter.dtype)
+    parameter.sub_(size * first / (second.sqrt() / root + eps))

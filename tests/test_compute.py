@@ -1,0 +1,142 @@
+"""Gradient steps as one call against the same steps kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from torch import Tensor
+
+from phasicrl import compute as compute_module
+from phasicrl.config import ActionConfig, Config, ObsNormConfig, ValueNormConfig
+from phasicrl.fused import adam_, can_fuse
+from phasicrl.run import Run
+from phasicrl.train import train
+from tests.helpers import Corridor, Levers, tiny, tiny_aux
+
+
+def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+    """In place of `fuse`: the function that would be compiled, after a call such as tracing makes."""
+    return function
+
+
+def both(
+    config: Config,
+    make_env: Callable[[], gym.Env[Any, Any]],
+) -> None:
+    """Train with and without compiled steps and compare weights, moments and metrics."""
+
+    def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
+        records: list[dict[str, float]] = []
+        config_now = replace(config, compute=replace(config.compute, compile=choice))
+        return train(config_now, make_env=make_env, on_iteration=lambda _, record: records.append(record)), records
+
+    (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
+    assert not eager_run.compute._fused
+    assert fused_run.compute._fused and all(step is not None for step in fused_run.compute._fused.values())
+    (agent, optimizers), (fused_agent, fused_optimizers) = (
+        (s["agent"], s["optimizers"]) for s in (eager_run.state_dict(), fused_run.state_dict())
+    )
+    for name, tensor in agent.items():
+        torch.testing.assert_close(fused_agent[name], tensor, rtol=2e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+    for name, optimizer in optimizers.items():
+        fused_state = fused_optimizers[name]["state"]
+        assert optimizer["state"].keys() == fused_state.keys()
+        assert [int(value["step"]) for value in optimizer["state"].values()] == [int(value["step"]) for value in fused_state.values()]
+    for eager, fused in zip(records, fused_records, strict=True):
+        assert eager.keys() == fused.keys()
+        for name in (name for name in eager if name.startswith(("losses/", "gradients/"))):
+            assert fused[name] == pytest.approx(eager[name], rel=5e-3, abs=5e-5), name
+
+
+def setting(tmp_path: Path, **changes: Any) -> Config:
+    return tiny(tmp_path, aux=tiny_aux()).changed({"total_env_steps": 160, "ppo.max_grad_norm": 0.5, **changes})
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
+    "separate": ({}, Corridor),
+    "detached": ({"model.value_path": "detached"}, Corridor),
+    "shared": ({"model.value_path": "shared"}, Corridor),
+    "epochs-apart": ({"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"}, Corridor),
+    "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch", "ppo.schedule": "linear"}, Corridor),
+    "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
+    "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
+    "normalised": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
+    "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"}, Corridor),
+    "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
+    "masks-discrete": ({}, lambda: Levers(masked=True)),
+    "masks-mixed": ({"action": ActionConfig(std="softplus", squash="clip")}, lambda: Levers(discrete=False, masked=True)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_written_for_the_compiler_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_module, "fuse", as_it_is)
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes), make_env)
+
+
+@pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler")
+def test_compiled_steps_equal_eager_ones(tmp_path: Path) -> None:
+    both(setting(tmp_path, **{"obs_norm": ObsNormConfig(), "log.console": "plain"}), Corridor)
+
+
+def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = setting(tmp_path, **{"model.memory": "lstm", "compute.compile": "on", "log.console": "plain"})
+    run = train(config, make_env=Corridor)
+    assert set(run.compute._fused.values()) == {None}
+    assert "policy steps run kernel by kernel: they cannot be compiled" in capsys.readouterr().out
+
+
+def test_an_optimiser_that_does_more_is_left_alone(tmp_path: Path) -> None:
+    config = setting(tmp_path, **{"ppo.adam_eps_hat": True, "compute.compile": "on"})
+    assert set(train(config, make_env=Corridor).compute._fused.values()) == {None}
+
+
+def test_compiled_code_that_computes_something_else_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+        def call(*inputs: Tensor) -> Tensor:
+            noted = function(*inputs)
+            inputs[0].add_(0.01)
+            return noted
+
+        return call
+
+    config = setting(tmp_path, **{"log.console": "plain"})
+    reference = train(replace(config, compute=replace(config.compute, compile="off")), make_env=Corridor)
+    monkeypatch.setattr(compute_module, "fuse", wrong)
+    run = train(replace(config, compute=replace(config.compute, compile="on")), make_env=Corridor)
+    assert set(run.compute._fused.values()) == {None}
+    assert "compiled, they give other numbers here" in capsys.readouterr().out
+    for name, tensor in reference.agent.state_dict().items():
+        assert torch.equal(run.agent.state_dict()[name], tensor), name
+
+
+def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    assert config.compute.compile == "auto" and config.num_gradient_steps < compute_module.WORTH_COMPILING
+    assert not train(config, make_env=Corridor).compute.fuses
+    long = compute_module.Compute(config.compute, pictures=False, num_gradient_steps=compute_module.WORTH_COMPILING)
+    assert long.fuses == can_fuse()
+    assert not compute_module.Compute(config.compute, pictures=True, num_gradient_steps=10**6).fuses
+
+
+def test_adam_is_pytorchs() -> None:
+    torch.manual_seed(0)
+    ours = torch.randn(5, 3)
+    theirs = torch.nn.Parameter(ours.clone())
+    optimizer = torch.optim.Adam([theirs], lr=0.1, eps=1e-5)
+    first, second, step = torch.zeros_like(ours), torch.zeros_like(ours), torch.zeros(())
+    for number in range(20):
+        optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + number)
+        theirs.grad = gradient = torch.randn(5, 3) * 10.0 ** (number % 5 - 3)
+        optimizer.step()
+        adam_(ours, gradient, first, second, step, rate=torch.tensor(rate), betas=(0.9, 0.999), eps=1e-5)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
