@@ -13,7 +13,8 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector, EpisodeStatistics
-from phasicrl.config import ModelConfig
+from phasicrl.compute import Compute
+from phasicrl.config import ComputeConfig, ModelConfig
 from phasicrl.envs.protocol import ExactState, TimeStep
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
@@ -133,7 +134,7 @@ def make_collector(
         envs or Scripted(),
         make_agent(memory=memory),
         generator=Generator().manual_seed(seed),
-        device=torch.device("cpu"),
+        compute=Compute(ComputeConfig(device="cpu"), pictures=False),
         bootstrap_truncation=bootstrap_truncation,
     )
 

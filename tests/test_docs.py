@@ -20,7 +20,7 @@ TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "READ
 
 @pytest.mark.parametrize("name", pages())
 def test_a_generated_page_is_up_to_date(name: str) -> None:
-    assert (DOCS / name).read_text() == pages()[name], "run: .venv/bin/python tools/reference_pages.py"
+    assert (DOCS / name).read_text() == pages()[name], "run: .venv/bin/python -m tools.reference_pages"
 
 
 def test_every_name_of_the_source_documents_is_a_metric() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 import typing
 from itertools import pairwise
@@ -14,6 +15,7 @@ from phasicrl import config as config_module
 from phasicrl.config import Config
 from phasicrl.metrics import METRICS
 from phasicrl.presets import PRESETS, differences
+from tools.result_tables import blocks
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
@@ -26,7 +28,15 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration_page(),
         "presets.md": presets_page(),
         "tricks.md": tricks_page(),
+        "learning.md": with_tables((DOCS / "learning.md").read_text()),
     }
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables of results made anew, each between `<!-- table NAME -->` and `<!-- end -->`."""
+    for name, table in blocks().items():
+        text = re.sub(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", lambda match: match[1] + table + match[2], text, flags=re.DOTALL)  # noqa: B023
+    return text
 
 
 def metrics_page() -> str:
@@ -168,7 +178,7 @@ def main() -> int:
     """Write the pages, or say which of them are not what the code would write."""
     stale = [name for name, text in pages().items() if not (DOCS / name).is_file() or (DOCS / name).read_text() != text]
     if "--check" in sys.argv:
-        print("\n".join(f"docs/{name} is out of date: run tools/reference_pages.py" for name in stale) or "docs are up to date")
+        print("\n".join(f"docs/{name} is out of date: run python -m tools.reference_pages" for name in stale) or "docs are up to date")
         return bool(stale)
     for name, text in pages().items():
         (DOCS / name).write_text(text)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from phasicrl.compute import Compute
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import Rollout
@@ -84,13 +85,15 @@ class Collector:
         envs: B environments.
         agent: acts, and values what it sees.
         generator: source of the actions; on the CPU, whatever the device, so that runs are alike.
-        device: where the agent is.
+        compute: how the agent is executed.
         bootstrap_truncation: truncated episodes go on in the value of their final observation; else they count as terminated.
     """
 
-    def __init__(self, envs: VectorEnv, agent: Agent, *, generator: Generator, device: torch.device, bootstrap_truncation: bool) -> None:
+    def __init__(self, envs: VectorEnv, agent: Agent, *, generator: Generator, compute: Compute, bootstrap_truncation: bool) -> None:
         self.envs = envs
         self.agent = agent
+        self.compute = compute
+        device = compute.device
         self.generator = generator
         self.device = device
         self.bootstrap_truncation = bootstrap_truncation
@@ -98,6 +101,8 @@ class Collector:
         self._obs = self._to_device(envs.reset())
         self._first = torch.ones(envs.num_envs, dtype=torch.bool, device=device)
         self._state = agent.initial_state(envs.num_envs)
+        # Only the shapes of its noise are of interest.
+        self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_parameters))
 
     @torch.inference_mode()
     def collect(self, rollout: Rollout) -> None:
@@ -136,13 +141,18 @@ class Collector:
         if rollout.action_mask is not None:
             assert self.envs.action_mask is not None, f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
             rollout.action_mask[:, t] = mask = self._to_device(self.envs.action_mask)
-        output = self.agent(self._obs.unsqueeze(1), self._first.unsqueeze(1), self._state, None if mask is None else mask.unsqueeze(1))
-        action = output.policy.sample(self.generator)
-        self._state = output.state
-        rollout.action[:, t] = action[:, 0]
-        rollout.log_prob[:, t] = output.policy.log_prob(action)[:, 0]
-        rollout.value[:, t] = output.value[:, 0]
-        return self.agent.policy_head.env_action(action[:, 0])
+        noise = self._blank_policy.noise(self.generator)
+        inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
+        action, env_action, log_prob, value, self._state = self.compute.evaluate(self._answer, self.agent, inputs)
+        rollout.action[:, t], rollout.log_prob[:, t], rollout.value[:, t] = action, log_prob, value
+        return env_action
+
+    def _answer(self, obs: Tensor, first: Tensor, state: Tensor, noise: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Action, the environments' form of it, its log-probability, the value `[B, …]`, and the memory's next state `[B, H]`."""
+        output = self.agent(obs.unsqueeze(1), first.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
+        action = output.policy.draw(noise)
+        log_prob = output.policy.log_prob(action)
+        return action[:, 0], self.agent.policy_head.env_action(action[:, 0]), log_prob[:, 0], output.value[:, 0], output.state
 
     def _fill_next_values(self, rollout: Rollout, truncations: list[tuple[int, np.ndarray, Tensor, Tensor]]) -> None:
         """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones.

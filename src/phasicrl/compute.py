@@ -91,6 +91,7 @@ class Compute:
         pays = num_gradient_steps >= WORTH_COMPILING and not pictures and can_fuse()
         self.fuses = on_cpu and (config.compile == "on" or (config.compile == "auto" and pays))
         self._fused: dict[Hashable, FusedStep | None] = {}
+        self._fused_calls: dict[Hashable, FusedCall | None] = {}
         self.say: Callable[[str], None] = lambda sentence: None
         if on_cpu:
             torch.set_num_threads(self.num_threads)
@@ -131,6 +132,22 @@ class Compute:
             return fused.names, fused(minibatch, weights), len(minibatch.index)
         return *self._eager_step(loss, minibatch, weights, settings), len(minibatch.index)
 
+    def evaluate(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`function(*inputs)`, which uses a module and needs no gradient; one compiled call, if steps are.
+
+        Args:
+            function: the same every time; a bound method will do.
+            module: whose parameters and buffers it reads.
+            inputs: of the same shapes every time.
+        """
+        if not self.fuses:
+            return function(*inputs)
+        key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
+        if key not in self._fused_calls:
+            self._fused_calls[key] = self._try_to_fuse_call(function, module, inputs)
+        call = self._fused_calls[key]
+        return function(*inputs) if call is None else call(inputs)
+
     def _eager_step(
         self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings
     ) -> tuple[tuple[str, ...], Tensor]:
@@ -163,14 +180,30 @@ class Compute:
             self._fused[key] = self._try_to_fuse(loss, minibatch, weights, settings)
         return self._fused[key]
 
+    def _try_to_fuse_call(
+        self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]
+    ) -> FusedCall | None:
+        """Compile an evaluation and compare it with the eager one; see `_try_to_fuse`."""
+        start = perf_counter()
+        try:
+            call = FusedCall(function, module, inputs)
+        except Exception as error:  # see below
+            self.say(f"acting runs kernel by kernel: it cannot be compiled ({_reason(error)})")
+            return None
+        for found, expected in zip(call(inputs), function(*inputs), strict=True):
+            if not torch.allclose(found.double(), expected.double(), rtol=1e-3, atol=1e-4):
+                self.say("acting runs kernel by kernel: compiled, it gives other numbers here")
+                return None
+        self.say(f"acting is compiled ({perf_counter() - start:.0f} s)")
+        return call
+
     def _try_to_fuse(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> FusedStep | None:
         """Compile the step and compare it with the eager one; what fails, or is wrong, is said and left to eager execution."""
         start = perf_counter()
         try:
             fused = FusedStep(loss, minibatch, weights, settings)
         except Exception as error:  # tracing and compiling fail in many ways, and none of them may end a run
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.say(f"{settings.name} steps run kernel by kernel: they cannot be compiled ({reason[:160]})")
+            self.say(f"{settings.name} steps run kernel by kernel: they cannot be compiled ({_reason(error)})")
             return None
         before = fused.snapshot()
         _, expected = self._eager_step(loss, minibatch, weights, settings)
@@ -279,9 +312,43 @@ class FusedStep:
         return [*self.parameters, *chain(*self._moments), *self._rates, *self._rest.values(), *weights, index, *source]
 
 
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
 def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """The root of the sum of squared differences."""
     return math.sqrt(sum(float((x - y).square().sum()) for x, y in zip(a, b, strict=True)))
+
+
+class FusedCall:
+    """An evaluation in one call.
+
+    Args:
+        function: of tensors; uses a module and needs no gradient.
+        module: whose tensors it reads.
+        inputs: like those to come.
+
+    Raises:
+        Exception: of many kinds, where that cannot be traced or compiled.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        tensors = dict(chain(module.named_parameters(), module.named_buffers()))
+        names, borrowed = list(tensors), Borrowed(module)
+
+        def call(*everything: Tensor) -> tuple[Tensor, ...]:
+            own, given = everything[: len(names)], everything[len(names) :]
+            return borrowed.call(dict(zip(names, own, strict=True)), lambda: function(*given))
+
+        self._own = [tensor.detach() for tensor in tensors.values()]
+        with torch.inference_mode(False):
+            self._call = fuse(call, [*self._own, *(tensor.clone() for tensor in inputs)])
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Evaluate."""
+        return self._call(*self._own, *inputs)
 
 
 def _state_of(parameter: nn.Parameter, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -84,7 +84,7 @@ class Run:
             envs,
             agent,
             generator=self.generators["action"],
-            device=compute.device,
+            compute=compute,
             bootstrap_truncation=config.ppo.bootstrap_truncation,
         )
         self.kl_penalty = config.ppo.kl_penalty

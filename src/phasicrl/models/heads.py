@@ -31,8 +31,17 @@ WEIGHTS = (-0.5 * POINTS**2).softmax(0)
 class Distribution(Protocol):
     """A distribution for every entry of `[…]`."""
 
-    def sample(self, generator: Generator) -> Tensor:
-        """Draw an action for every entry; no gradient goes through it."""
+    @property
+    def noise_shape(self) -> torch.Size:
+        """Shape of the noise of one draw."""
+        ...
+
+    def noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
+        """The randomness of one draw for every entry, from where the generator is: the same numbers whatever the device."""
+        ...
+
+    def draw(self, noise: Float[Tensor, "*shape N"]) -> Tensor:
+        """The action that this noise makes, for every entry; no gradient goes through it."""
         ...
 
     def mode(self) -> Tensor:
@@ -66,6 +75,10 @@ class Policy(Distribution, Protocol):
         """Standard deviation, averaged over the continuous components; None if there are none."""
         ...
 
+    def sample(self, generator: Generator) -> Tensor:
+        """Draw an action for every entry: `draw(noise(generator))`."""
+        ...
+
 
 class CategoricalPolicy:
     """One of A actions, given their normalised log-probabilities."""
@@ -81,10 +94,21 @@ class CategoricalPolicy:
         return self.log_probs
 
     def sample(self, generator: Generator) -> Int[Tensor, "*shape"]:
-        """Draw actions: the arg-max of `log p − log e` with e ~ Exp(1) is distributed as p (Gumbel-max)."""
-        # Drawn where the generator is, on the CPU, so that a seed gives the same noise on every device.
-        noise = torch.empty(self.log_probs.shape, device=generator.device).exponential_(generator=generator)
-        return (self.log_probs - noise.log().to(self.log_probs.device)).argmax(-1)
+        """Draw actions."""
+        return self.draw(self.noise(generator))
+
+    @property
+    def noise_shape(self) -> torch.Size:
+        """That of the log-probabilities."""
+        return self.log_probs.shape
+
+    def noise(self, generator: Generator) -> Float[Tensor, "*shape A"]:
+        """`log e` with e ~ Exp(1), for each option."""
+        return torch.empty(self.log_probs.shape, device=generator.device).exponential_(generator=generator).log()
+
+    def draw(self, noise: Float[Tensor, "*shape A"]) -> Int[Tensor, "*shape"]:
+        """The arg-max of `log p − log e`, which is distributed as p (Gumbel-max)."""
+        return (self.log_probs - noise.to(self.log_probs.device)).argmax(-1)
 
     def mode(self) -> Int[Tensor, "*shape"]:
         """Return the most likely actions."""
@@ -115,8 +139,20 @@ class Normal:
         self.mean, self.std = mean, std
 
     def sample(self, generator: Generator) -> Float[Tensor, "*shape"]:
-        """Draw `mean + std·ε`, with the noise from where the generator is, as in `CategoricalPolicy.sample`."""
-        noise = torch.randn(self.mean.shape, generator=generator, device=generator.device, dtype=self.mean.dtype)
+        """Draw numbers."""
+        return self.draw(self.noise(generator))
+
+    @property
+    def noise_shape(self) -> torch.Size:
+        """That of the means."""
+        return self.mean.shape
+
+    def noise(self, generator: Generator) -> Float[Tensor, "*shape"]:
+        """ε ~ N(0, 1)."""
+        return torch.randn(self.mean.shape, generator=generator, device=generator.device, dtype=self.mean.dtype)
+
+    def draw(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """`mean + std·ε`."""
         return (self.mean + self.std * noise.to(self.mean.device)).detach()
 
     def mode(self) -> Float[Tensor, "*shape"]:
@@ -185,8 +221,24 @@ class JointPolicy:
         return next((part.std.mean(-1) for part in self.parts if isinstance(part, Normal)), None)
 
     def sample(self, generator: Generator) -> Num[Tensor, "*shape K"]:
-        """Draw the parts in turn."""
-        return self._action([part.sample(generator) for part in self.parts])
+        """Draw actions."""
+        return self.draw(self.noise(generator))
+
+    @property
+    def noise_shape(self) -> torch.Size:
+        """Width: a number for each option and each continuous component."""
+        width = sum(part.noise_shape[self.parameters.dim() - 1 :].numel() for part in self.parts)
+        return torch.Size((*self.parameters.shape[:-1], width))
+
+    def noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
+        """The parts' noise, drawn in turn, side by side: a number for each option and each continuous component."""
+        return torch.cat([part.noise(generator).flatten(self.parameters.dim() - 1) for part in self.parts], -1)
+
+    def draw(self, noise: Float[Tensor, "*shape N"]) -> Num[Tensor, "*shape K"]:
+        """The parts' draws, each where it belongs."""
+        shapes = [part.noise_shape[self.parameters.dim() - 1 :] for part in self.parts]
+        pieces = noise.split([shape.numel() for shape in shapes], -1)
+        return self._action([part.draw(piece.unflatten(-1, shape)) for part, piece, shape in zip(self.parts, pieces, shapes, strict=True)])
 
     def mode(self) -> Num[Tensor, "*shape K"]:
         """Return each component's mode."""

@@ -1,0 +1,104 @@
+"""Tables of measured results, made from the files in benchmarks/results: pieces of pages that are otherwise written by hand."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from phasicrl.statistics import bootstrap_interval
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+TASKS = (
+    # environment, file, preset without its ending, fields, what others reached
+    ("CartPole-v1", "cartpole", "cartpole", "", "Zoo 500 at 100k (one run)"),
+    ("Acrobot-v1", "acrobot", "acrobot", "", "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
+    ("Pendulum-v1", "pendulum", "pendulum", "", "Zoo −172 at 100k (one run, gSDE)"),
+    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "", "source 004: 1000 reached; CleanRL 963 at 1M"),
+    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000", "source 004: −8.6 at 100k"),
+    ("Reacher-v5", "reacher", "reacher", "", "Tianshou −4.1 at 1M"),
+    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "", "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M"),
+    ("Hopper-v5", "hopper", "hopper", "", "Tianshou 2,609 at 1M"),
+    ("Walker2d-v5", "walker2d", "walker2d", "", "Tianshou 3,589 at 1M"),
+    ("CartPole-v1 without velocities", "cartpolenovel", "cartpolenovel", "", "contrib's PPO with LSTM 500"),
+    ("Pendulum-v1 without velocity", "pendulumnovel", "pendulumnovel", "", "contrib's PPO with LSTM −218"),
+)
+
+
+def blocks() -> dict[str, str]:
+    """Every table by the name that its place in a page has."""
+    return {"tasks": tasks_table(), "ladder": ladder_table("ladder"), "leave-one-out": ladder_table("leave-one-out")}
+
+
+def tasks_table() -> str:
+    """What the presets reach: PPO, PPG and the difference."""
+    text = "| environment | steps | PPO | PPG | PPG − PPO | others |\n|---|---|---|---|---|---|\n"
+    for env, file, preset, fields, others in TASKS:
+        rows = read(file)
+        found = {ending: greedy_means(rows, f"{preset}-{ending}{fields}") for ending in ("ppo", "ppg")}
+        if not any(found.values()):
+            continue
+        steps = next(int(row["env_steps"]) for row in rows)
+        cells = [reached(values) for values in found.values()]
+        text += f"| {env} | {steps // 100_000 * 100}k | {cells[0]} | {cells[1]} | {difference(found['ppg'], found['ppo'])} | {others} |\n"
+    return text.replace("1000k", "1M")
+
+
+def ladder_table(mode: str) -> str:
+    """What each rung reached."""
+    text = "| rung | greedy, mean [95 %] | least of the seeds | last 100 training episodes |\n|---|---|---|---|\n"
+    for row in read(f"cartpole_{mode}"):
+        values = {name: float(row[name]) for name in ("greedy_mean", "interval_low", "interval_high", "greedy_min", "last_100_mean")}
+        text += (
+            f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, {values['interval_high']:.0f}] "
+            f"| {values['greedy_min']:.0f} | {values['last_100_mean']:.0f} |\n"
+        )
+    return text
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """The rows of a result file; none if it is not there."""
+    path = RESULTS / f"{name}.csv"
+    return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
+
+
+def greedy_means(rows: list[dict[str, str]], label: str) -> list[float]:
+    """The greedy return of each seed of one setting."""
+    return [float(row["greedy_mean"]) for row in rows if row["preset"] == label]
+
+
+def reached(values: list[float]) -> str:
+    """Mean, interval and worst seed in a cell."""
+    if not values:
+        return "–"
+    low, high = bootstrap_interval(values)
+    mean, low, high, least = (_number(value, values) for value in (float(np.mean(values)), low, high, min(values)))
+    return f"{mean} [{low}, {high}], least {least}" if len(set(values)) > 1 else f"{mean}, all {len(values)}"
+
+
+def difference(ours: list[float], theirs: list[float]) -> str:
+    """The difference of two means with the 95 % interval of Welch's t, seeds being independent."""
+    if len(ours) < 2 or len(theirs) < 2:
+        return "–"
+    mean = float(np.mean(ours) - np.mean(theirs))
+    variances = [float(np.var(values, ddof=1)) / len(values) for values in (ours, theirs)]
+    if not sum(variances):
+        return f"{mean:.0f}"
+    freedom = sum(variances) ** 2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, (ours, theirs), strict=True))
+    half = _student(freedom) * math.sqrt(sum(variances))
+    return " ".join((_number(mean, ours), f"[{_number(mean - half, ours)}, {_number(mean + half, ours)}]"))
+
+
+def _student(freedom: float) -> float:
+    """97.5 % quantile of Student's t."""
+    return float(stats.t.ppf(0.975, freedom))
+
+
+def _number(value: float, scale: list[float]) -> str:
+    """With as many digits as the size of the values deserves."""
+    digits = 2 if max(map(abs, scale)) < 20 else 1 if max(map(abs, scale)) < 200 else 0
+    return f"{value:,.{digits}f}".replace("-", "−")
