@@ -220,6 +220,32 @@ def _ladder(words: list[str]) -> None:
     console.print(f"runs, table and figure: {output_dir}", highlight=False, soft_wrap=True)
 
 
+@dataclass(frozen=True)
+class _BenchOptions:
+    """Measure how fast this machine trains a preset, and where the time goes."""
+
+    seconds: float = 30.0
+    """How long the whole loop is measured, after it has warmed up."""
+    output: Path = Path("bench.json")
+    """Gets everything, as JSON."""
+
+
+def _bench(words: list[str]) -> None:
+    """Measure how fast this machine trains: `phasicrl bench PRESET [FIELDS] [--seconds 30 --output bench.json]`."""
+    if words[:1] in (["-h"], ["--help"]):
+        words = ["PRESET", *words]
+    if not words or words[0].startswith("-"):
+        raise ValueError("name a preset first: `phasicrl bench PRESET`; `phasicrl presets` lists them")
+    options, rest = tyro.cli(_BenchOptions, args=words[1:], prog="phasicrl bench PRESET", return_unknown_args=True)
+    config = parse_config([words[0], *rest])
+    from phasicrl.bench import measure, print_report
+
+    report = measure(config, seconds=options.seconds)
+    options.output.write_text(report.to_json() + "\n")
+    print_report(report)
+    print(f"everything: {options.output}")
+
+
 # --- after training
 
 
@@ -397,6 +423,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "video": _video,
     "plot": _plot,
     "ladder": _ladder,
+    "bench": _bench,
     "presets": _presets,
     "envs": _envs,
     "doctor": _doctor,

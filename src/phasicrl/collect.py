@@ -115,7 +115,7 @@ class Collector:
         for t in range(num_steps):
             rollout.obs[:, t] = self._obs
             rollout.first[:, t] = self._first
-            step = self.envs.step(self._act(rollout, t).cpu().numpy())
+            step = self.envs.step(self.act(rollout, t).cpu().numpy())
             self.episodes.update(step)
             rewards[t] = step.reward
             truncated = np.flatnonzero(step.truncated)
@@ -135,7 +135,7 @@ class Collector:
         rollout.truncated.copy_(self._to_device(truncated))
         self._fill_next_values(rollout, truncations)
 
-    def _act(self, rollout: Rollout, t: int) -> Tensor:
+    def act(self, rollout: Rollout, t: int) -> Tensor:
         """Draw the actions of step t, noting them with their log-probabilities and values; returns them as the environments want them."""
         mask = None
         if rollout.action_mask is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 from pathlib import Path
 
 
@@ -25,6 +26,15 @@ def free_memory() -> int | None:
         return free if limit == "max" else min(free, int(limit) - used)
     except (OSError, ValueError):
         return free
+
+
+def processor() -> str:
+    """Name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def package_version(package: str) -> str | None:

@@ -31,7 +31,7 @@ from phasicrl.config import Config
 from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.machine import free_memory, package_version
+from phasicrl.machine import free_memory, package_version, processor
 from phasicrl.metrics import MetricsLog, read_metrics
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.normalize import RewardNormalizer
@@ -550,21 +550,12 @@ def _write_card(run: Run) -> None:
         "exact_state": run.envs.exact_state,
         "device": str(run.compute.device),
         "num_threads": run.compute.num_threads,
-        "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
+        "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version()} | {name: package_version(name) for name in packages},
         "commit": _commit(),
         "command": sys.argv,
     }
     (run.directory / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-
-
-def _processor() -> str:
-    """Name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _commit() -> str | None:

@@ -1,0 +1,308 @@
+"""How fast this machine trains a configuration, and where the time goes. Kind: effects (trains, in a folder that is deleted)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import platform
+import resource
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from phasicrl.compute import WORTH_COMPILING
+from phasicrl.config import Config
+from phasicrl.envs.make import make_envs
+from phasicrl.fused import can_fuse
+from phasicrl.machine import num_cores, package_version, processor
+from phasicrl.phases import Record
+from phasicrl.run import EnvFactory, Run, derive_seed, start_run
+from phasicrl.train import learn
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How often something was done in a second.
+
+    Attributes:
+        name: what.
+        per_second: median.
+        low: slowest repetition.
+        high: fastest repetition.
+        unit: of what there are so many in a second.
+    """
+
+    name: str
+    per_second: float
+    low: float
+    high: float
+    unit: str = "environment steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `measure` found.
+
+    Attributes:
+        config: what was trained.
+        machine: processor, versions, threads.
+        rates: what was timed.
+        split: share of a whole loop's time, by part.
+        passes: how often each step goes through the network: forward, and forward and backward.
+        gflops_per_step: floating-point operations of the networks for one environment step, in 10⁹.
+        peak_memory: most memory that the process has held, in bytes.
+        buffer: memory of the phase buffer, in bytes.
+        notes: what was chosen or scaled.
+    """
+
+    config: Config
+    machine: dict[str, Any]
+    rates: tuple[Rate, ...]
+    split: dict[str, float]
+    passes: dict[str, int]
+    gflops_per_step: float
+    peak_memory: int
+    buffer: int
+    notes: tuple[str, ...]
+
+    def rate(self, name: str) -> float:
+        """Median of the rate of that name."""
+        return next(rate.per_second for rate in self.rates if rate.name == name)
+
+    @property
+    def share_of_limit(self) -> float:
+        """The whole loop's rate as a part of what the networks alone would allow."""
+        return self.rate("whole loop") / self.rate("networks alone")
+
+    def to_json(self) -> str:
+        """All of it."""
+        values = dataclasses.asdict(self) | {"config": json.loads(self.config.to_json()), "share_of_limit": self.share_of_limit}
+        return json.dumps(values, indent=2)
+
+
+def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None) -> Report:
+    """Train for a while and time the parts.
+
+    PPG's phases are cut to two iterations, which is the same work per step: each pass of the auxiliary phase goes over its phase's data.
+
+    Args:
+        config: what to train; budget, logs and checkpoints are ignored.
+        seconds: how long the whole loop is measured, after an iteration (with PPG a phase) that warms up; at least three of them.
+        make_env: makes one of your own Gymnasium environments, as for `train`.
+    """
+    notes: list[str] = []
+    changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
+    if config.aux is not None and config.aux.every > 2:
+        changes["aux.every"] = 2
+        notes.append(f"phases of 2 iterations instead of {config.aux.every}: the same work per step")
+    if config.compute.compile == "auto":  # the real budget decides, not that of the measurement
+        pays = config.num_gradient_steps >= WORTH_COMPILING and config.model.encoder == "mlp" and can_fuse()
+        changes["compute.compile"] = "on" if pays else "off"
+    with tempfile.TemporaryDirectory() as folder:
+        config = config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
+        with start_run(config, make_env=make_env) as run:
+            run.compute.say = notes.append
+            records = _whole_loops(run, seconds)
+            rates = [_rate("whole loop", [_steps(run) / sum(record["time/total"] for record in loop) for loop in records])]
+            rates += [
+                _rate("rollout", [_steps(run) / sum(record["time/rollout"] for record in loop) for loop in records]),
+                _environments(run, make_env),
+                _acting(run),
+            ]
+            limit, passes, flops = _networks(run)
+            return Report(
+                config=config,
+                machine=_machine(run),
+                rates=(*rates, limit),
+                split=_split(records),
+                passes=passes,
+                gflops_per_step=flops / 1e9,
+                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+                buffer=sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values()),
+                notes=tuple(notes),
+            )
+
+
+class _Enough(Exception):
+    """Ends a training that would go on for ever."""
+
+
+def _whole_loops(run: Run, seconds: float) -> list[list[Record]]:
+    """Records of whole phases after the first one."""
+    records: list[Record] = []
+    length = run.config.phase_length
+    start = 0.0
+
+    def note(_: Run, record: Record) -> None:
+        nonlocal start
+        records.append(record)
+        if len(records) == length:
+            start = perf_counter()
+        if len(records) % length == 0 and len(records) >= 4 * length and perf_counter() - start >= seconds:
+            raise _Enough
+
+    with contextlib.suppress(_Enough):
+        learn(run, note)
+    return [records[first : first + length] for first in range(length, len(records), length)]
+
+
+def _steps(run: Run) -> int:
+    """Environment steps of a phase."""
+    return run.config.batch_size * run.config.phase_length
+
+
+def _split(loops: list[list[Record]]) -> dict[str, float]:
+    """Share of each part in the time of all loops."""
+    records = [record for loop in loops for record in loop]
+    total = sum(record["time/total"] for record in records)
+    parts = ("rollout", "policy", "value", "auxiliary")
+    split = {part: sum(record.get(f"time/{part}", 0.0) for record in records) / total for part in parts}
+    return {part: share for part, share in split.items() if share} | {"everything else": 1 - sum(split.values())}
+
+
+def _environments(run: Run, make_env: EnvFactory | None) -> Rate:
+    """The environments alone, with random actions."""
+    envs = make_envs(run.config.env, seed=derive_seed(run.config.seed, "env", 1), make_env=make_env)
+    generator = np.random.default_rng(0)
+    try:
+        envs.reset()
+        shape = tuple(run.buffer.rollouts.action.shape[3:])
+        if envs.mask_size or not isinstance(envs.action_space, gym.spaces.Discrete):
+            actions = [
+                run.agent.policy_head.env_action(torch.zeros(envs.num_envs, *shape, dtype=run.agent.policy_head.action_dtype)).numpy()
+            ]
+        else:
+            actions = [generator.integers(envs.action_space.n, size=envs.num_envs) for _ in range(16)]
+
+        def hundred() -> None:
+            for number in range(100):
+                envs.step(actions[number % len(actions)])
+
+        return _timed("environments alone", hundred, 100 * envs.num_envs)
+    finally:
+        envs.close()
+
+
+def _acting(run: Run) -> Rate:
+    """The agent alone, answering to one vector of observations again and again."""
+    rollout = run.buffer.rollout(0)
+
+    @torch.inference_mode()
+    def ten() -> None:
+        for _ in range(10):
+            run.collector.act(rollout, 0)
+
+    return _timed("acting alone", ten, 10 * run.config.env.num_envs)
+
+
+def _networks(run: Run) -> tuple[Rate, dict[str, int], float]:
+    """Bare forward and backward passes, as many as a step needs, kernel by kernel: rate, passes, and FLOP per step."""
+    config, agent = run.config, run.agent
+    rollout = run.buffer.rollout(0)
+    segments = rollout.policy_samples(rollout.value_target)
+    samples = segments if segments.state.shape[-1] else segments.as_transitions()
+    piece = next(run.compute.pieces(samples.take(slice(0, len(samples) // config.ppo.num_minibatches))))[0]
+    number = piece.first.numel()
+    conditions = (piece.obs, piece.first, piece.state)
+
+    def all_outputs() -> Tensor:
+        output = agent(*conditions, piece.action_mask)
+        aux = 0.0 if output.aux_value is None else output.aux_value.sum()
+        return output.policy.parameters.sum() + output.value.sum() + aux
+
+    ways: dict[str, Callable[[], Tensor]] = {
+        "policy and value": all_outputs,
+        "policy": lambda: agent.policy(*conditions, piece.action_mask)[0].parameters.sum(),
+        "value": lambda: agent.value(*conditions).sum(),
+    }
+    names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
+    trained = [names[kind] for kind in config.ppo.passes]
+    forward = ["policy and value"]  # acting
+    if config.aux is not None and config.has_auxiliary_phase:
+        trained += ["policy and value"] * config.aux.epochs
+        forward.append("policy")
+    seconds, flops = 0.0, 0.0
+    spread = []
+    for kind, backward in ((kind, backward) for backward, kinds in ((True, trained), (False, forward)) for kind in kinds):
+
+        def once(kind: str = kind, backward: bool = backward) -> None:
+            with torch.set_grad_enabled(backward):
+                result = ways[kind]()
+                if backward:
+                    result.backward()
+                    agent.zero_grad(set_to_none=True)
+
+        with FlopCounterMode(display=False) as counter:
+            once()
+        flops += counter.get_total_flops() / number
+        timed = _timed(kind, once, number, repetitions=3, least_seconds=0.3)
+        seconds += 1 / timed.per_second
+        spread.append(timed.high / timed.low)
+    rate, width = 1 / seconds, statistics.median(spread) ** 0.5
+    passes = {"forward and backward": len(trained), "forward": len(forward)}
+    return Rate("networks alone", rate, rate / width, rate * width), passes, flops
+
+
+def _timed(name: str, function: Callable[[], None], number: int, *, repetitions: int = 5, least_seconds: float = 0.5) -> Rate:
+    """How many a second, if a call does so many: repetitions of at least so long each, after one call that warms up."""
+    function()
+    found = []
+    for _ in range(repetitions):
+        start, calls = perf_counter(), 0
+        while perf_counter() - start < least_seconds or not calls:
+            function()
+            calls += 1
+        found.append(number * calls / (perf_counter() - start))
+    return _rate(name, found)
+
+
+def _rate(name: str, found: list[float]) -> Rate:
+    return Rate(name, statistics.median(found), min(found), max(found))
+
+
+def _machine(run: Run) -> dict[str, Any]:
+    """What decides about speed."""
+    device = torch.cuda.get_device_name(run.compute.device) if run.compute.device.type == "cuda" else "cpu"
+    return {
+        "processor": processor(),
+        "cores": num_cores(),
+        "device": device,
+        "threads of PyTorch": run.compute.num_threads,
+        "threads of the environments": run.config.env.num_threads,
+        **{package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")},
+        "python": platform.python_version(),
+    }
+
+
+def print_report(report: Report) -> None:
+    """The report as a table, for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{report.config.name} on {report.config.env.id}, {report.config.env.num_envs} environments", title_justify="left")
+    for column in ("", "steps per second", "slowest to fastest"):
+        table.add_column(column, justify="left" if not column else "right")
+    for rate in report.rates:
+        table.add_row(rate.name, f"{rate.per_second:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in report.split.items()))
+    passes = " and ".join(f"{number} × {kind}" for kind, number in report.passes.items())
+    console.print(
+        f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {report.gflops_per_step * report.rate('whole loop'):,.1f} GFLOP/s; "
+        f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, kernel by kernel"
+    )
+    console.print(f"memory: {report.peak_memory / 1e9:.2f} GB at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")
+    for note in report.notes:
+        console.print(note)

@@ -1,0 +1,53 @@
+"""What `bench` reports: relations that hold on every machine. No test looks at a clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phasicrl import cli
+from phasicrl.bench import measure
+from phasicrl.config import ModelConfig
+from tests.helpers import corridor, tiny, tiny_aux
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
+    model = ModelConfig(encoder="mlp", hidden_sizes=(16, 8), value_path="separate")
+    report = measure(config.changed({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}), seconds=0.01, make_env=corridor)
+    assert sum(report.split.values()) == pytest.approx(1)
+    assert ("auxiliary" in report.split) == phases and all(0 <= share < 1 for share in report.split.values())
+    assert report.passes == {"forward and backward": 2 + (3 if phases else 0), "forward": 1 + phases}
+    # Multiply-adds of a step: the layers of both networks, whose heads have two actions and one value, and an auxiliary head.
+    num_inputs, trunk = 2, 16 * 8
+    forward = {"policy": num_inputs * 16 + trunk + 8 * (2 + phases), "value": num_inputs * 16 + trunk + 8}
+    policy_alone = num_inputs * 16 + trunk + 8 * 2
+    # Backward: each layer twice, for its weights and its input, of which the first needs only the former.
+    backward = {name: 2 * count - num_inputs * 16 for name, count in forward.items()}
+    both = sum(forward.values())
+    expected = 2 * (report.passes["forward and backward"] * (both + sum(backward.values())) + both + phases * policy_alone)
+    assert report.gflops_per_step * 1e9 == pytest.approx(expected)
+    rates = {rate.name: rate for rate in report.rates}
+    assert set(rates) == {"whole loop", "rollout", "environments alone", "acting alone", "networks alone"}
+    assert all(0 < rate.low <= rate.per_second <= rate.high for rate in rates.values())
+    assert report.rate("whole loop") < report.rate("rollout") and report.rate("rollout") < report.rate("environments alone")
+    assert any("phases of 2 iterations instead of 4" in note for note in report.notes) == phases
+    assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"
+
+
+def test_the_command_prints_a_table_and_saves_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "bench.json"
+    words = ["bench", "cartpole-ppo", "--env.num-envs", "2", "--ppo.num-steps", "16", "--ppo.num-minibatches", "2"]
+    assert cli.main([*words, "--seconds", "0.01", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "whole loop" in printed and "of the networks alone" in printed
+    saved = json.loads(output.read_text())
+    assert saved["config"]["env"]["num_envs"] == 2 and saved["machine"]["torch"] and saved["share_of_limit"] > 0
+
+
+def test_a_preset_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench"]) == cli.USER_ERROR
+    assert "phasicrl bench PRESET" in capsys.readouterr().err
