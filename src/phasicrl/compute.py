@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,7 @@ class Compute:
         pays = num_gradient_steps >= WORTH_COMPILING and not pictures and can_fuse()
         self.fuses = on_cpu and (config.compile == "on" or (config.compile == "auto" and pays))
         self._fused: dict[Hashable, FusedStep | None] = {}
+        self._last_fused: tuple[Loss[Any], Samples, FusedStep | None] | None = None
         self._fused_calls: dict[Hashable, FusedCall | None] = {}
         self.say: Callable[[str], None] = lambda sentence: None
         if on_cpu:
@@ -174,10 +175,13 @@ class Compute:
 
     def _fused_step(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> FusedStep | None:
         """The compiled step for such minibatches, made when it is first needed; None where there cannot be one."""
+        if self._last_fused is not None and self._last_fused[0] is loss and self._last_fused[1] is minibatch.source:
+            return self._last_fused[2]
         layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in minibatch.source.tensors().values())
         key = (loss, id(settings.optimizer), settings.max_grad_norm, len(minibatch.index), minibatch.split, len(minibatch.source), layout)
         if key not in self._fused:
             self._fused[key] = self._try_to_fuse(loss, minibatch, weights, settings)
+        self._last_fused = (loss, minibatch.source, self._fused[key])  # an epoch's minibatches are cut from one source for one loss
         return self._fused[key]
 
     def _try_to_fuse_call(
@@ -259,6 +263,8 @@ class FusedStep:
         borrowed, like, fields, split = Borrowed(loss.module), minibatch.source, tuple(minibatch.source.tensors()), minibatch.split
         counts = [len(names)] * 4 + [len(self._rates), len(self._rest), len(weights), 1, len(fields)]
         self.names: tuple[str, ...] = ()
+        self._source: tuple[Samples, list[Tensor]] | None = None
+        self._everything = [*self.parameters, *chain(*self._moments), *self._rates, *self._rest.values()]
 
         def step(*inputs: Tensor) -> Tensor:
             parts = iter(inputs)
@@ -295,7 +301,9 @@ class FusedStep:
         for rate, group in zip(self._rates, self._groups, strict=True):
             rate.fill_(group["lr"])
         with torch.no_grad():
-            return self._call(*self._inputs(minibatch.index, minibatch.source.tensors().values(), weights))
+            if self._source is None or self._source[0] is not minibatch.source:
+                self._source = (minibatch.source, list(minibatch.source.tensors().values()))
+            return self._call(*self._inputs(minibatch.index, self._source[1], weights))
 
     def snapshot(self) -> list[Tensor]:
         """Copies of all that a step changes."""
@@ -309,7 +317,7 @@ class FusedStep:
 
     def _inputs(self, index: Tensor, source: Iterable[Tensor], weights: tuple[Tensor, ...]) -> list[Tensor]:
         """Everything that the compiled code reads or writes, in the order in which it does."""
-        return [*self.parameters, *chain(*self._moments), *self._rates, *self._rest.values(), *weights, index, *source]
+        return [*self._everything, *weights, index, *source]
 
 
 def _reason(error: Exception) -> str:

@@ -51,7 +51,7 @@ class EnvConfig:
     num_envs: int = 64
     """Environments that are stepped together, over all processes (B)."""
     num_threads: int | None = None
-    """Threads of EnvPool's pool; off: one per core, never more than environments."""
+    """Threads of EnvPool's pool; off: one per core, never more than environments, and one alone for classic control, whose steps are too short to share."""
     parallel: Literal["sync", "processes"] = "sync"
     """How Gymnasium environments are stepped: one after the other, or each in a process of its own."""
     action_masks: bool = True

@@ -256,6 +256,8 @@ class ActionLayout:
             ValueError: not an array of `[num_envs, *shape]` with the right kind of numbers, not finite, outside of a discrete
                 space, or not allowed by `action_mask` `[num_envs, sum(choices(space))]`.
         """
+        if self._is_plainly_good(action, num_envs) and action_mask is None:
+            return
         shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
         if not isinstance(action, np.ndarray) or action.dtype.kind not in wanted or action.shape != shape:
             given = f"{action.dtype}, shape {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
@@ -278,6 +280,12 @@ class ActionLayout:
                 index, column = map(int, np.argwhere(~allowed)[0])
                 taken = self._describe(rows, index, int(self._discrete[column]))
                 raise ValueError(f"{name}: {taken} is not allowed now; choose among those that `action_mask` allows")
+
+    def _is_plainly_good(self, action: Any, num_envs: int) -> bool:
+        """Whether these are options of a plain `Discrete` space: asked at every step, so that the usual case is quick."""
+        if self.shape or not isinstance(action, np.ndarray) or action.dtype.kind != "i" or action.shape != (num_envs,):
+            return False
+        return bool(action.min() >= 0 and action.max() < self._num_options[0])
 
     def _describe(self, rows: np.ndarray, index: int, component: int) -> str:
         """One number of one action, in words."""

@@ -181,8 +181,12 @@ def test_threads_are_never_more_than_environments_or_cores(monkeypatch: pytest.M
     monkeypatch.setattr(envpool, "make_gymnasium", lambda *args, **options: taken.append(options["num_threads"]) or real(*args, **options))
     monkeypatch.setattr(make_module, "num_cores", lambda: 4)
     for num_envs, num_threads in ((2, None), (8, None), (8, 3), (2, 3)):
-        make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=num_envs, num_threads=num_threads), seed=1)
+        make_envs(EnvConfig(id="envpool:InvertedPendulum-v5", num_envs=num_envs, num_threads=num_threads), seed=1)
     assert taken == [2, 4, 3, 2]
+    taken.clear()
+    for num_threads in (None, 3):  # a second thread costs more than CartPole's step
+        make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=8, num_threads=num_threads), seed=1)
+    assert taken == [1, 3]
 
 
 @needs_envpool
