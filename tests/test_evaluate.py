@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ from phasicrl.presets import get_preset
 from phasicrl.run import start_run
 from phasicrl.spaces import env_seeds
 from phasicrl.train import train
-from tests.helpers import Corridor, corridor, tiny
+from tests.helpers import Corridor, Levers, corridor, tiny
 
 evaluate_module = import_module("phasicrl.evaluate")  # `phasicrl.evaluate` itself is the function
 
@@ -70,6 +71,36 @@ def test_greedy_takes_the_most_likely_action_and_sampled_draws(tmp_path: Path) -
     greedy, sampled = evaluate(run.directory, episodes=20, make_env=lambda: Corridor(limit=30))
     assert set(greedy.lengths) <= {3, 4} and set(greedy.returns) == {1.0}  # straight to the end
     assert max(sampled.lengths) > 4
+
+
+def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor)
+    path = tmp_path / "steps.csv"
+    results = evaluate(run.directory, episodes=20, make_env=lambda: Corridor(limit=30), steps_file=path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    for result in results:
+        ends = {}
+        for row in (row for row in rows if row["policy"] == result.policy):
+            key, step, so_far = (row["env"], int(row["episode"])), int(row["step"]), float(row["return"])
+            before = ends.get(key, (0, 0.0))
+            assert step == before[0] + 1 and so_far == before[1] + float(row["reward"])  # none is missing, none is there twice
+            ends[key] = (step, so_far)
+            assert result.policy == "sampled" or row["action_0"] == row["mean_0"]
+            assert 0 <= float(row["entropy"]) <= np.log(2) + 1e-6 and row["std"] == ""
+        played = [ends[str(env), episode] for env in range(16) for episode in range(2 if env < 4 else 1)]
+        assert sorted(played) == sorted(zip(result.lengths, result.returns, strict=True))
+    assert {row["policy"] for row in rows} == {"greedy", "sampled"}
+
+
+def test_the_file_of_steps_has_mean_and_deviation_of_continuous_actions(tmp_path: Path) -> None:
+    config = tiny(tmp_path).changed({"action.std": "fixed", "action.std_value": 0.25})
+    run = train(config, make_env=lambda: Levers(discrete=False))
+    path = tmp_path / "steps.csv"
+    evaluate(run.directory, episodes=16, policies=("sampled",), make_env=lambda: Levers(discrete=False), steps_file=path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert {float(row["std"]) for row in rows} == {0.25}
+    noise = np.array([float(row["action_1"]) - float(row["mean_1"]) for row in rows])  # component 0 is the lever to pull
+    assert {row["mean_0"] for row in rows} <= {"0.0", "1.0", "2.0"} and 0.15 < noise.std() < 0.35 and abs(noise.mean()) < 0.2
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_one_others(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_training_leaves_the_global_generators_alone(tmp_path: Path) -> None:
 
 def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
-    apart = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2))
+    apart = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2, value_learning_rate=1e-3))
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
     rows = [row for c in (config, apart, steered) for row in read_metrics(train(c, make_env=corridor).directory)]
     rows += read_metrics(train(config, make_env=lambda: Levers(discrete=False)).directory)
@@ -363,6 +363,9 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
         assert rates == {"policy": pytest.approx([0.005, 0.05]), "aux": pytest.approx([5e-4 / 2] * 2)}
         of_value = {id(p) for p in run.optimizers["policy"].param_groups[1]["params"]}
         assert of_value == {id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")}
+        run.finish_iteration({})
+    (row,) = read_metrics(run.directory)
+    assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (pytest.approx(0.0075), pytest.approx(0.075))  # where the iteration began
 
 
 @pytest.mark.parametrize(("target", "factor"), [(1e-9, 1 / 1.5), (1e9, 1.5)])

@@ -265,6 +265,8 @@ class _EvaluateOptions:
     """Another seed, other episodes."""
     json: bool = False
     """Print one JSON object; its `mean_return` is the greedy policy's, unless only the other was asked for."""
+    steps: Path | None = None
+    """A CSV file that gets every step: reward, return so far, the policy's mean, deviation and entropy, the action."""
 
 
 def _evaluate(words: list[str]) -> None:
@@ -273,7 +275,9 @@ def _evaluate(words: list[str]) -> None:
     from phasicrl.evaluate import evaluate
 
     policies = ("greedy", "sampled") if options.policy == "both" else (options.policy,)
-    results = evaluate(options.run, episodes=options.episodes, policies=policies, levels=options.levels, seed=options.seed)
+    results = evaluate(
+        options.run, episodes=options.episodes, policies=policies, levels=options.levels, seed=options.seed, steps_file=options.steps
+    )
     rows = [result.to_dict() for result in results]
     if options.json:
         tree = (

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Generator
+from torch import Generator, Tensor
 
 from phasicrl.config import Config, EnvConfig
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.models.heads import Policy
 from phasicrl.run import derive_seed, load_config, make_agent
 from phasicrl.statistics import bootstrap_interval
 
@@ -59,6 +62,50 @@ class Evaluation:
         }
 
 
+class StepTable:
+    """Every step of an evaluation as a row of CSV.
+
+    Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`, `return` (of the episode so far), `entropy`
+    (nats), `std` (mean over continuous components, before a squash; empty without them), and for each component k of an action `mean_k`, the
+    policy's mean (of a discrete component the likeliest option), and `action_k`, what was taken, before it was clipped, squashed or rescaled.
+
+    Args:
+        file: open for writing, with `newline=""`.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._rows = csv.writer(file)
+        self._has_head = False
+        self._kind = ""
+        self._episode = np.zeros(0, dtype=int)
+
+    def begin(self, kind: PolicyKind, num_envs: int) -> None:
+        """Episodes of freshly reset environments follow."""
+        self._kind, self._episode = kind, np.zeros(num_envs, dtype=int)
+
+    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: np.ndarray, lengths: np.ndarray) -> None:
+        """One step of B environments.
+
+        Args:
+            policy: what actions were chosen from, `[B, 1]`.
+            action: the actions, `[B, 1, …]`.
+            step: what came of them.
+            returns: of the episodes so far, this step included, `[B]`.
+            lengths: the same of their steps.
+        """
+        num_envs = len(returns)
+        means, actions = (values.reshape(num_envs, -1).tolist() for values in (policy.mode(), action))
+        stds = [""] * num_envs if policy.mean_std is None else policy.mean_std.reshape(num_envs).tolist()
+        if not self._has_head:
+            parts = [f"{what}_{k}" for what in ("mean", "action") for k in range(len(actions[0]))]
+            self._rows.writerow(["policy", "env", "episode", "step", "reward", "return", "entropy", "std", *parts])
+            self._has_head = True
+        for env, entropy in enumerate(policy.entropy().reshape(num_envs).tolist()):
+            place = (self._kind, env, self._episode[env], lengths[env], step.reward[env], returns[env], entropy, stds[env])
+            self._rows.writerow([*place, *means[env], *actions[env]])
+        self._episode[step.terminated | step.truncated] += 1
+
+
 def evaluate(
     run_dir: Path | str,
     *,
@@ -68,6 +115,7 @@ def evaluate(
     seed: int = 0,
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
+    steps_file: Path | None = None,
 ) -> list[Evaluation]:
     """Play `episodes` episodes with the agent of a run, for each way of choosing actions.
 
@@ -82,6 +130,7 @@ def evaluate(
         seed: another seed, other episodes.
         make_env: what training was given, for runs on an environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
+        steps_file: gets every step as a row of CSV (`StepTable`).
 
     Raises:
         ValueError: not a run directory, or one without weights yet.
@@ -90,13 +139,15 @@ def evaluate(
         raise ValueError(f"episodes is {episodes}; give at least 1")
     config = load_config(Path(run_dir), own_env=make_env is not None, own_encoder=make_encoder is not None)
     results: list[Evaluation] = []
-    for policy in policies:
-        envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env)
-        try:
-            agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
-            results.append(play(agent, envs, episodes=episodes, policy=policy, generator=Generator().manual_seed(seed)))
-        finally:
-            envs.close()
+    with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
+        table = None if file is None else StepTable(file)
+        for policy in policies:
+            envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env)
+            try:
+                agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
+                results.append(play(agent, envs, episodes=episodes, policy=policy, generator=Generator().manual_seed(seed), table=table))
+            finally:
+                envs.close()
     return results
 
 
@@ -137,6 +188,7 @@ def play(
     policy: PolicyKind,
     generator: Generator,
     on_obs: Callable[[np.ndarray], None] = lambda obs: None,
+    table: StepTable | None = None,
 ) -> Evaluation:
     """Play until every environment has had its share of `episodes`.
 
@@ -147,6 +199,7 @@ def play(
         policy: how actions are chosen.
         generator: source of sampled actions.
         on_obs: shown every batch of observations, the last ones of episodes included.
+        table: gets every step.
     """
     share = np.full(envs.num_envs, episodes // envs.num_envs)
     share[: episodes % envs.num_envs] += 1
@@ -156,6 +209,8 @@ def play(
     returns: list[float] = []
     lengths: list[int] = []
     on_obs(obs)
+    if table is not None:
+        table.begin(policy, envs.num_envs)
     while (share > 0).any():
         mask = None if envs.action_mask is None else torch.from_numpy(envs.action_mask).unsqueeze(1)
         distribution, state = agent.policy(torch.from_numpy(obs).unsqueeze(1), torch.from_numpy(first).unsqueeze(1), state, mask)
@@ -163,6 +218,8 @@ def play(
         step = envs.step(agent.policy_head.env_action(action[:, 0]).numpy())
         running += step.reward
         length += 1
+        if table is not None:
+            table.add(distribution, action, step, running, length)
         first = step.terminated | step.truncated
         for env in np.flatnonzero(first & (share > 0)):
             returns.append(float(running[env]))

@@ -29,6 +29,7 @@ METRICS: dict[str, str] = {
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
+    "charts/value_learning_rate": "Step size of the value network in the policy phase, where it has one of its own (no unit).",
     "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalised advantage).",
     "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalised).",
     "losses/entropy": "Entropy of the policy (nats).",

@@ -165,15 +165,17 @@ class Run:
     def finish_iteration(self, record: Record) -> None:
         """Log the iteration's metrics, and save if it is time."""
         total = time.perf_counter() - self._iteration_started
-        learning_rate = self._learning_rate("policy", env_steps=self.env_steps - self.config.batch_size)
+        rates = [self._learning_rate("policy", network, env_steps=self.env_steps - self.config.batch_size) for network in (0, 1)]
         if "losses/epoch_kl" in record:
             record |= self._follow_kl(record["losses/epoch_kl"])
         record |= self.collector.episodes.report() | {
             "charts/SPS": self.config.batch_size / total,
-            "charts/learning_rate": learning_rate,
+            "charts/learning_rate": rates[0],
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
+        if self.config.ppo.value_learning_rate is not None:
+            record["charts/value_learning_rate"] = rates[1]
         record |= self._reward_record
         self.log.write(record, env_steps=self.env_steps, iteration=self.iteration, phase=self.phase)
         every = self.config.checkpoint.every_minutes
