@@ -365,7 +365,10 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
         assert of_value == {id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")}
         run.finish_iteration({})
     (row,) = read_metrics(run.directory)
-    assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (pytest.approx(0.0075), pytest.approx(0.075))  # where the iteration began
+    assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (
+        pytest.approx(0.0075),
+        pytest.approx(0.075),
+    )  # where the iteration began
 
 
 @pytest.mark.parametrize(("target", "factor"), [(1e-9, 1 / 1.5), (1e9, 1.5)])
