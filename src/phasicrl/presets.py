@@ -140,7 +140,17 @@ _WALK_PPO = replace(
     model=replace(_MUJOCO_PPO.model, hidden_sizes=(256, 256), activation="relu"),
     ppo=replace(_MUJOCO_PPO.ppo, learning_rate=1e-4),
 )
-_MUJOCO_AUX = AuxConfig(every=8, epochs=3, num_minibatches=16, minibatch_by="transitions", learning_rate=3e-4, max_grad_norm=0.5)
+# The value network has had ten epochs on fresh targets when the phase comes; those of eight rollouts ago would set it back.
+_MUJOCO_AUX = AuxConfig(
+    every=8,
+    epochs=3,
+    num_minibatches=16,
+    minibatch_by="transitions",
+    beta_clone=10.0,
+    value_coef=0.0,
+    learning_rate=3e-4,
+    max_grad_norm=0.5,
+)
 _WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
 _PENDULUM_PPO = replace(
     _MUJOCO_PPO,
