@@ -27,6 +27,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.fused import can_fuse
 from phasicrl.machine import num_cores, package_version, processor
 from phasicrl.phases import Record
+from phasicrl.probe import autocast
 from phasicrl.run import EnvFactory, Run, derive_seed, start_run
 from phasicrl.train import learn
 
@@ -113,6 +114,8 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
         config = config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
         with start_run(config, make_env=make_env) as run:
             run.compute.say = notes.append
+            if run.compute.findings is not None:
+                notes.append(str(run.compute.findings))
             records = _whole_loops(run, seconds)
             rates = [_rate("whole loop", [_steps(run) / sum(record["time/total"] for record in loop) for loop in records])]
             rates += [
@@ -227,21 +230,19 @@ def _networks(run: Run) -> tuple[Rate, dict[str, int], float]:
         "value": lambda: agent.value(*conditions).sum(),
     }
     names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
-    trained = [names[kind] for kind in config.ppo.passes]
-    forward = ["policy and value"]  # acting
+    passes = [(names[kind], True, "policy") for kind in config.ppo.passes] + [("policy and value", False, "policy")]  # the last is acting
     if config.aux is not None and config.has_auxiliary_phase:
-        trained += ["policy and value"] * config.aux.epochs
-        forward.append("policy")
+        passes += [("policy and value", True, "aux")] * config.aux.epochs + [("policy", False, "policy")]
     seconds, flops = 0.0, 0.0
     spread = []
-    for kind, backward in ((kind, backward) for backward, kinds in ((True, trained), (False, forward)) for kind in kinds):
+    for kind, backward, phase in passes:
 
-        def once(kind: str = kind, backward: bool = backward) -> None:
-            with torch.set_grad_enabled(backward):
+        def once(kind: str = kind, backward: bool = backward, phase: str = phase) -> None:
+            with torch.set_grad_enabled(backward), autocast(run.compute.device, run.compute.precision[phase]):
                 result = ways[kind]()
-                if backward:
-                    result.backward()
-                    agent.zero_grad(set_to_none=True)
+            if backward:
+                result.backward()
+                agent.zero_grad(set_to_none=True)
 
         with FlopCounterMode(display=False) as counter:
             once()
@@ -250,8 +251,9 @@ def _networks(run: Run) -> tuple[Rate, dict[str, int], float]:
         seconds += 1 / timed.per_second
         spread.append(timed.high / timed.low)
     rate, width = 1 / seconds, statistics.median(spread) ** 0.5
-    passes = {"forward and backward": len(trained), "forward": len(forward)}
-    return Rate("networks alone", rate, rate / width, rate * width), passes, flops
+    trained = sum(backward for _, backward, _ in passes)
+    counts = {"forward and backward": trained, "forward": len(passes) - trained}
+    return Rate("networks alone", rate, rate / width, rate * width), counts, flops
 
 
 def _timed(name: str, function: Callable[[], None], number: int, *, repetitions: int = 5, least_seconds: float = 0.5) -> Rate:
@@ -279,6 +281,8 @@ def _machine(run: Run) -> dict[str, Any]:
         "cores": num_cores(),
         "device": device,
         "threads of PyTorch": run.compute.num_threads,
+        "precision": dict(run.compute.precision),
+        "micro-batch": run.compute.micro_batch,
         "threads of the environments": run.config.env.num_threads,
         **{package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")},
         "python": platform.python_version(),

@@ -143,7 +143,8 @@ class Collector:
             rollout.action_mask[:, t] = mask = self._to_device(self.envs.action_mask)
         noise = self._blank_policy.noise(self.generator)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        action, env_action, log_prob, value, self._state = self.compute.evaluate(self._answer, self.agent, inputs)
+        with self.compute.acting():
+            action, env_action, log_prob, value, self._state = self.compute.evaluate(self._answer, self.agent, inputs)
         rollout.action[:, t], rollout.log_prob[:, t], rollout.value[:, t] = action, log_prob, value
         return env_action
 
@@ -163,7 +164,8 @@ class Collector:
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
         first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.device)
         first[: len(self._obs), 0] = self._first
-        value = self.agent.value(obs.unsqueeze(1), first, state)[:, 0]
+        with self.compute.acting():
+            value = self.agent.value(obs.unsqueeze(1), first, state)[:, 0]
         rollout.next_value[:, :-1] = rollout.value[:, 1:]
         rollout.next_value[:, -1] = value[: len(self._obs)]
         start = len(self._obs)

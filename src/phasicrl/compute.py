@@ -8,22 +8,30 @@ import math
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl.config import ComputeConfig
 from phasicrl.fused import Borrowed, adam_, can_fuse, fuse
 from phasicrl.machine import num_cores
+from phasicrl.probe import MICRO_BATCHES, Findings, Precision, autocast, probe_once
 from phasicrl.rollout import Minibatch, Samples
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
 WORTH_COMPILING = 20_000
 """Gradient steps from which compiling them pays: ten seconds, once per machine, for about 0.7 ms each."""
+WORTH_SHARING = 1024
+"""Samples of a minibatch of vectors from which a second core pays."""
+WORTH_PROBING = 200_000
+"""Observations through the network from which a probe of three seconds pays, once per machine."""
+USUAL_MICRO_BATCH = 64
+"""Pictures in a piece where nothing was measured: what a second-level cache holds."""
 S = TypeVar("S", bound=Samples)
 
 
@@ -77,16 +85,22 @@ class Compute:
         config: the user's choices.
         pictures: whether observations are pictures: convolutions like all cores and small pieces, dense layers on vectors do not.
         num_gradient_steps: of the whole run: compiling must pay.
+        minibatch_size: samples of a gradient step: many of them pay for a second core even with small networks.
 
     Raises:
         ValueError: the device does not exist here.
     """
 
-    def __init__(self, config: ComputeConfig, *, pictures: bool, num_gradient_steps: int = 0) -> None:
+    def __init__(self, config: ComputeConfig, *, pictures: bool, num_gradient_steps: int = 0, minibatch_size: int = 0) -> None:
         self.device = _device(config.device)
         on_cpu = self.device.type == "cpu"
-        self.micro_batch = config.micro_batch if on_cpu and pictures else None
-        self.num_threads = config.num_threads or (num_cores() if pictures else 1)
+        self.config, self.pictures = config, pictures
+        micro_batch = USUAL_MICRO_BATCH if config.micro_batch == "auto" else config.micro_batch
+        self.micro_batch = micro_batch if on_cpu and pictures else None
+        aux: Precision = "bf16" if config.aux_precision == "bf16" else "fp32"
+        self.precision: dict[str, Precision] = {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
+        self.findings: Findings | None = None
+        self.num_threads = config.num_threads or (num_cores() if pictures or minibatch_size >= WORTH_SHARING else 1)
         self.steps_at_once = 2048 if pictures else 65_536
         pays = num_gradient_steps >= WORTH_COMPILING and not pictures and can_fuse()
         self.fuses = on_cpu and (config.compile == "on" or (config.compile == "auto" and pays))
@@ -100,6 +114,43 @@ class Compute:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses to be deterministic without
             torch.use_deterministic_algorithms(True)
+
+    def settle(
+        self,
+        network: Callable[[Tensor], Tensor],
+        parameters: Sequence[nn.Parameter],
+        shape: tuple[int, ...],
+        *,
+        has_aux: bool,
+        num_passes: int,
+    ) -> ComputeConfig:
+        """Choose what was left to be chosen, by a probe of the network if it pays; returns the configuration without `auto`, to be kept with the run.
+
+        Args:
+            network: an encoder: features of observations.
+            parameters: the encoder's.
+            shape: of a picture.
+            has_aux: whether there is an auxiliary phase, whose precision matters.
+            num_passes: observations that will go through the network.
+        """
+        config = self.config
+        free = config.micro_batch == "auto" and self.device.type == "cpu", config.aux_precision == "auto" and has_aux
+        if self.pictures and any(free) and num_passes >= WORTH_PROBING:
+            noise = torch.randint(256, (max(MICRO_BATCHES), *shape), dtype=torch.uint8, generator=Generator().manual_seed(0))
+            self.findings = found = probe_once(network, parameters, noise.to(self.device), num_threads=self.num_threads)
+            if free[1]:
+                self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
+            if free[0]:  # most passes are in the auxiliary phase, if there is one
+                self.micro_batch = found.micro_batch[self.precision["aux" if has_aux else "policy"]]
+        return dataclasses.replace(
+            config,
+            micro_batch=(self.micro_batch or USUAL_MICRO_BATCH) if config.micro_batch == "auto" else config.micro_batch,
+            aux_precision=self.precision["aux"],
+        )
+
+    def acting(self) -> AbstractContextManager[object]:
+        """The precision of the rollout, which is the policy phase's; for everything that is not a gradient step."""
+        return autocast(self.device, self.precision["policy"])
 
     def pieces(self, samples: S) -> Iterator[tuple[S, float]]:
         """Cut samples into micro-batches, with the share of the whole that each is: their weighted losses add up to the mean loss."""
@@ -129,9 +180,10 @@ class Compute:
         Returns:
             The names of what the loss noted, and of the gradient's norm before clipping; their values `[n]`; the number of samples.
         """
-        if self.fuses and (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
-            return fused.names, fused(minibatch, weights), len(minibatch.index)
-        return *self._eager_step(loss, minibatch, weights, settings), len(minibatch.index)
+        with autocast(self.device, self.precision.get(settings.name, self.config.policy_precision)):
+            if self.fuses and (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
+                return fused.names, fused(minibatch, weights), len(minibatch.index)
+            return *self._eager_step(loss, minibatch, weights, settings), len(minibatch.index)
 
     def evaluate(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """`function(*inputs)`, which uses a module and needs no gradient; one compiled call, if steps are.

@@ -388,14 +388,18 @@ class ValueNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig:
-    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding."""
+    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. A run directory's configuration has what `auto` became."""
 
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
     num_threads: int | None = None
-    """Threads of PyTorch on the CPU; off: all cores for pictures, one for vectors."""
-    micro_batch: int | None = 64
-    """On the CPU, pictures go through the network in pieces of this many, gradients added up: same result, and the caches hold them. Off: whole minibatches."""
+    """Threads of PyTorch on the CPU; off: all cores for pictures, and for vectors with minibatches of 1,024 or more, else one."""
+    micro_batch: int | Literal["auto"] | None = "auto"
+    """On the CPU, pictures go through the network in pieces of this many, gradients added up: same result, and the caches hold them. `auto`: what is fastest here (64 in short runs); off: whole minibatches."""
+    policy_precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimiser stay fp32."""
+    aux_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """The same in the auxiliary phase. `auto`: bf16 for pictures, where it is right and faster on this machine (fp32 in short runs)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether a gradient step on the CPU is one compiled call, kernel by kernel otherwise; `auto`: for vectors, where the run is long enough to pay for compiling and there is a C++ compiler."""
     deterministic: bool = False
@@ -403,7 +407,7 @@ class ComputeConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require_positive("compute", num_threads=self.num_threads, micro_batch=self.micro_batch)
+        _require_positive("compute", num_threads=self.num_threads, micro_batch=None if self.micro_batch == "auto" else self.micro_batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -541,6 +545,12 @@ class Config:
         return steps
 
     @property
+    def num_network_passes(self) -> int:
+        """Observations that go forward and backward through the networks in the whole run, about."""
+        aux = self.aux.epochs if self.aux is not None and self.has_auxiliary_phase else 0
+        return self.total_env_steps * (len(self.ppo.passes) + aux)
+
+    @property
     def reward_gamma(self) -> float:
         """Discount of the reward normaliser's running return."""
         return self.ppo.gamma if self.reward_norm is None or self.reward_norm.gamma is None else self.reward_norm.gamma
@@ -621,8 +631,9 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        hint = next(option for option in typing.get_args(hint) if option is not type(None))
-        return _from_value(hint, value, path)
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        words = [option for option in options if typing.get_origin(option) is Literal and value in typing.get_args(option)]
+        return _from_value((words or options)[0], value, path)
     if dataclasses.is_dataclass(hint):
         return _from_tree(typing.cast(type, hint), value, f"{path}.")
     if origin is Literal:

@@ -274,6 +274,7 @@ def per_segment(segments: Samples, function: Callable[[Samples], Tensor], *, com
     for start in range(0, len(segments), max(1, compute.steps_at_once // num_steps)):
         some = segments.take(slice(start, start + max(1, compute.steps_at_once // num_steps)))
         some = some if some.state.shape[-1] else some.as_transitions()
-        found = torch.cat([function(piece) for piece, _ in compute.pieces(some)])
+        with compute.acting():
+            found = torch.cat([function(piece) for piece, _ in compute.pieces(some)])
         results.append(found.reshape(-1, num_steps, *found.shape[2:]))
     return torch.cat(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -76,6 +77,9 @@ class Run:
         self.compute = compute
         self.log = log
         compute.say = log.message
+        if compute.findings is not None:
+            choice = f"micro-batches of {compute.micro_batch}, auxiliary phase in {compute.precision['aux']}"
+            log.message(f"{compute.findings}: {choice}")
         self.generators = {purpose: Generator().manual_seed(derive_seed(config.seed, purpose)) for purpose in ("action", "shuffle")}
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer = _make_reward_normalizer(config, compute.device)
@@ -397,9 +401,18 @@ def _build_run(
         if mask_actions is not None:
             envs = HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
         pictures = any(is_picture(part) for _, part in leaves(envs.observation_space))
-        compute = Compute(config.compute, pictures=pictures, num_gradient_steps=config.num_gradient_steps)
+        compute = Compute(
+            config.compute, pictures=pictures, num_gradient_steps=config.num_gradient_steps,
+            minibatch_size=config.batch_size // config.ppo.num_minibatches,
+        )  # fmt: skip
         _check_memory(config, envs, compute.device)
         agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)
+        if is_picture(envs.observation_space) and make_encoder is None:
+            settled = compute.settle(
+                lambda obs: agent.encoder(agent.reader(obs)), list(agent.encoder.parameters()), envs.observation_space.shape or (),
+                has_aux=config.has_auxiliary_phase, num_passes=config.num_network_passes,
+            )  # fmt: skip
+            config = dataclasses.replace(config, compute=settled)
         resumed = directory is not None
         if directory is None:
             directory = made = _make_directory(config)

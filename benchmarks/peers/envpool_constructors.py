@@ -1,0 +1,74 @@
+"""EnvPool behind the constructors of environments that CleanRL's scripts call, so that both trainers step the same ones.
+
+`procgen.ProcgenEnv` (gym 0.23's vector interface) and `gymnasium.vector.SyncVectorEnv` of environments without wrappers that change them.
+Finished environments are reset at once, by mask, as the originals do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+
+
+def install() -> None:
+    """Replace the constructors."""
+    module: Any = types.ModuleType("procgen")
+    module.ProcgenEnv = procgen_env
+    sys.modules["procgen"] = module
+
+
+def _qt() -> Any:
+    """The one file of phasicrl that makes EnvPool's Procgen find Qt; it depends on nothing."""
+    path = Path(__file__).parents[2] / "src" / "phasicrl" / "envs" / "qt.py"
+    spec = importlib.util.spec_from_file_location("phasicrl_qt", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _reset_ended(pool: Any, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
+    """The first observations of new episodes where one ended."""
+    if done.any():
+        first, _ = pool.reset(options={"reset_mask": done})
+        obs[done] = first
+    return obs
+
+
+def procgen_env(*, num_envs: int, env_name: str, num_levels: int, start_level: int, distribution_mode: str) -> Any:
+    """What `procgen.ProcgenEnv` makes: observations `{"rgb": [B, 64, 64, 3]}`, four answers to a step, a list of infos."""
+    import gym
+
+    _qt().ensure_qt()  # before EnvPool is imported
+    import envpool
+
+    pool = envpool.make_gymnasium(
+        f"{env_name.capitalize()}{distribution_mode.capitalize()}-v0", num_envs=num_envs, num_threads=THREADS, seed=0, num_levels=num_levels,
+        start_level=start_level, channel_first=False,
+    )  # fmt: skip
+
+    class ProcgenEnv(gym.Env):
+        observation_space = gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)})
+        action_space = gym.spaces.Discrete(15)
+        metadata: ClassVar[dict[str, Any]] = {"render.modes": []}
+        num_envs: int
+
+        def reset(self) -> dict[str, np.ndarray]:
+            return {"rgb": pool.reset()[0]}
+
+        def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict[str, Any]]]:
+            obs, reward, terminated, truncated, _ = pool.step(action.astype(np.int32))
+            done = terminated | truncated
+            return {"rgb": _reset_ended(pool, obs, done)}, reward, done, [{} for _ in range(len(done))]
+
+    env = ProcgenEnv()
+    env.num_envs = num_envs
+    return env

@@ -1,0 +1,215 @@
+"""Whole training loops of phasicrl and of other trainers on this machine, side by side, interleaved.
+
+usage: python benchmarks/versus.py WORK … [--pairs 5] [--output FOLDER] [--only NAME …] [--cleanrl FOLDER] [--purejaxrl FOLDER]
+for example: python benchmarks/versus.py cartpole --pairs 3
+
+Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it (`FOLDER/sb3/bin/python`; they are made with
+`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this. A round runs every contestant once, in random order. The rate of a run
+is its slope after the second iteration: environment steps over seconds, training included; start-up, compiling and capturing count in
+`wall_to_end`. The ratio is the median over rounds of ours over theirs, with the 95 % bootstrap interval over rounds.
+Contestants whose Python or folder is not there are left out, and that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phasicrl.machine import num_cores, package_version, processor
+
+PEERS = Path(__file__).parent / "peers"
+THRESHOLD = 475.0
+"""CartPole's: mean return of 100 training episodes."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One trainer with one setting.
+
+    Attributes:
+        name: for the table.
+        trainer: whose Python and which runner: `phasicrl`, `sb3`, `cleanrl`, `purejaxrl`.
+        words: the runner's command line; `{cleanrl}` and `{purejaxrl}` are the folders that the user gave.
+    """
+
+    name: str
+    trainer: str
+    words: tuple[str, ...]
+
+
+def _ours(name: str, preset: str, fields: str) -> Contestant:
+    return Contestant(name, "phasicrl", (preset, *fields.split()))
+
+
+def _cartpole(num_envs: int, steps: dict[str, int]) -> tuple[Contestant, ...]:
+    """PPO on CartPole with the settings of CleanRL's ppo.py, with so many environments."""
+    common = f"--env.num-envs {num_envs} --total-env-steps {steps['ours']} --log.no-tensorboard --compute.compile on"
+    sb3 = (str(num_envs), "128", "4", "4", str(steps["sb3"]))
+    cleanrl = ("{cleanrl}/cleanrl/ppo.py", "--num-envs", str(num_envs), "--num-steps", "128", "--total-timesteps", str(steps["cleanrl"]))
+    return (
+        _ours("phasicrl", "compat-cleanrl-ppo", f"--env.id envpool:CartPole-v1 {common}"),
+        _ours("phasicrl, Gymnasium", "compat-cleanrl-ppo", common),
+        Contestant("CleanRL ppo.py", "cleanrl", cleanrl),
+        Contestant("SB3, Gymnasium", "sb3", ("gymnasium", "CartPole-v1", *sb3)),
+        Contestant("SB3, EnvPool", "sb3", ("envpool", "CartPole-v1", *sb3)),
+        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", str(num_envs), "128", "4", "4", str(steps["purejaxrl"]))),
+    )
+
+
+def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str) -> tuple[Contestant, ...]:
+    """Procgen: ours against a script of CleanRL, on the same pool of environments."""
+    words = ("--envpool", f"{{cleanrl}}/cleanrl/{script}", "--num-envs", "64", "--num-steps", "256", *flags)
+    theirs = Contestant(f"CleanRL {script}", "cleanrl", words)
+    return (*ours, theirs, Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words)))
+
+
+_PPO = "--env.id starpilot --log.no-tensorboard --total-env-steps 65536"
+_PPG = "--env.id starpilot --log.no-tensorboard --aux.every 1 --total-env-steps 49152"
+_CHEETAH = "--total-env-steps 131072 --log.no-tensorboard --env.id"
+WORKS: dict[str, tuple[Contestant, ...]] = {
+    "cartpole": _cartpole(4, {"ours": 200_000, "sb3": 100_000, "cleanrl": 60_000, "purejaxrl": 2_000_000}),
+    "cartpole64": _cartpole(64, {"ours": 1_500_000, "sb3": 400_000, "cleanrl": 200_000, "purejaxrl": 4_000_000}),
+    "procgen-ppo": _procgen((_ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO),), "ppo_procgen.py", "--total-timesteps", "65536"),
+    "procgen-ppg": _procgen(
+        (_ours("phasicrl, one network, fp32", "compat-cleanrl-ppg", _PPG), _ours("phasicrl, two networks, fp32", "procgen-ppg", _PPG)),
+        "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "49152",
+    ),
+    "halfcheetah": (
+        _ours("phasicrl, EnvPool", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} envpool:HalfCheetah-v4 --compute.compile on"),
+        _ours("phasicrl, EnvPool, 16 environments", "compat-cleanrl-ppo-continuous",
+              f"{_CHEETAH} envpool:HalfCheetah-v4 --compute.compile on --env.num-envs 16 --ppo.num-steps 128"),
+        Contestant("SB3, EnvPool", "sb3", ("envpool", "HalfCheetah-v4", "1", "2048", "10", "32", "32768")),
+        Contestant("SB3, EnvPool, 16 environments", "sb3", ("envpool", "HalfCheetah-v4", "16", "128", "10", "32", "32768")),
+        Contestant("CleanRL ppo_continuous_action.py", "cleanrl", (
+            "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048", "--total-timesteps", "20480"
+        )),
+    ),
+}  # fmt: skip
+
+
+def command(contestant: Contestant, options: argparse.Namespace) -> list[str] | None:
+    """The command line of a contestant; None if something that it needs is not there."""
+    folders = {"cleanrl": options.cleanrl, "purejaxrl": options.purejaxrl}
+    python = sys.executable if contestant.trainer == "phasicrl" else str(options.venvs / contestant.trainer / "bin" / "python")
+    if not Path(python).exists() or (contestant.trainer in folders and folders[contestant.trainer] is None):
+        return None
+    words = [word.format(**folders) for word in contestant.words]
+    return [python, str(PEERS / f"run_{contestant.trainer}.py"), *words]
+
+
+def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train once; returns the rate and what else was seen.
+
+    Raises:
+        RuntimeError: the contestant failed, with the end of what it said.
+    """
+    threads = str(options.threads)
+    # TensorFlow's messages of TensorBoard's import, JAX's threads, and the number of threads of everybody
+    surroundings = os.environ | {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONWARNINGS": "ignore",
+    }
+    surroundings.pop("PYTHONPATH", None)
+    if contestant.trainer == "phasicrl":
+        words = [*words, "--output-dir", str(folder), "--compute.num-threads", threads, "--env.num-threads", threads]
+    load = os.getloadavg()[0]
+    start = time.time()
+    with subprocess.Popen(words, cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        out, error = process.communicate()
+    usage = {"load_before": load}
+    marks = [line.split()[1:] for line in out.splitlines() if line.startswith("@ ")]
+    points = [(int(steps), float(at), float(mean)) for steps, at, mean in marks]
+    if process.returncode or len(points) < 4:
+        raise RuntimeError(f"{contestant.name} failed ({process.returncode}): {' '.join(words)}\n{error[-2000:]}")
+    (first, since, _), (last, until, _) = points[2], points[-1]
+    reached = next((at - start for _, at, mean in points if mean >= THRESHOLD), math.nan)
+    return usage | {
+        "rate": (last - first) / (until - since), "steps": last, "wall_to_end": until - start, "seconds_to_threshold": reached, "started": start,
+    }  # fmt: skip
+
+
+def summary(runs: list[dict[str, Any]], contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+    """Median rate of each contestant, and the ratios of ours to the others' over rounds."""
+    rates = {c.name: np.array([row["rate"] for row in runs if row["contestant"] == c.name]) for c in contestants}
+    seconds = {c.name: [row["seconds_to_threshold"] for row in runs if row["contestant"] == c.name] for c in contestants}
+    generator = np.random.default_rng(0)
+    rows = []
+    for contestant in contestants:
+        theirs = rates[contestant.name]
+        if not len(theirs):
+            continue
+        row: dict[str, Any] = {
+            "contestant": contestant.name, "rate": float(np.median(theirs)), "least": float(theirs.min()), "most": float(theirs.max()),
+            "seconds_to_threshold": float(np.median(seconds[contestant.name])), "ratios": {},
+        }  # fmt: skip
+        for ours in (c.name for c in contestants if c.trainer == "phasicrl"):
+            count = min(len(rates[ours]), len(theirs))
+            if contestant.trainer != "phasicrl" and count:
+                ratio = rates[ours][:count] / theirs[:count]
+                drawn = np.median(generator.choice(ratio, (2000, count)), axis=1)
+                low, high = np.quantile(drawn, (0.025, 0.975))
+                row["ratios"][ours] = {"ratio": float(np.median(ratio)), "interval": [float(low), float(high)]}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Run the works that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("works", nargs="+", choices=list(WORKS))
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=None, help="names of contestants")
+    parser.add_argument("--threads", type=int, default=num_cores())
+    parser.add_argument("--output", type=Path, default=Path("runs/versus"))
+    parser.add_argument("--venvs", type=Path, default=Path(".peers"))
+    for name in ("cleanrl", "purejaxrl"):
+        parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve(), default=None)
+    options = parser.parse_args()
+    options.output, options.venvs = options.output.resolve(), options.venvs.resolve()
+    options.output.mkdir(parents=True, exist_ok=True)
+    for work in options.works:
+        contestants = [c for c in WORKS[work] if options.only is None or c.name in options.only]
+        commands = {c.name: command(c, options) for c in contestants}
+        absent = [name for name, words in commands.items() if words is None]
+        if absent:
+            print(f"left out, because their Python or folder is not given: {', '.join(absent)}", flush=True)
+        present = [c for c in contestants if commands[c.name] is not None]
+        runs: list[dict[str, Any]] = []
+        for number in range(options.pairs):
+            for contestant in random.sample(present, len(present)):
+                folder = options.output / "work"
+                folder.mkdir(exist_ok=True)
+                words = commands[contestant.name]
+                assert words is not None
+                row = {"contestant": contestant.name, "round": number} | run(contestant, words, options, folder)
+                runs.append(row)
+                print(f"{work}, round {number + 1}: {contestant.name} {row['rate']:,.0f} steps/s", flush=True)
+                result = {
+                    "work": work, "machine": machine(options), "commands": commands, "summary": summary(runs, present), "runs": runs,
+                }  # fmt: skip
+                (options.output / f"{work}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def machine(options: argparse.Namespace) -> dict[str, Any]:
+    """What decides about speed."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PEERS, capture_output=True, text=True, check=False).stdout.strip()
+    packages = {package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")}
+    return {"processor": processor(), "cores": num_cores(), "threads": options.threads, "commit": commit, **packages}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The probe of precision and micro-batches, and what is done with its findings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from phasicrl import compute as compute_module
+from phasicrl.compute import Compute
+from phasicrl.config import ComputeConfig, Config, ModelConfig
+from phasicrl.models.encoders import ImpalaCNN
+from phasicrl.probe import Findings, probe, probe_once
+from phasicrl.run import Run, resume_run, start_run
+from phasicrl.train import learn, train
+from tests.golden import Picture
+from tests.helpers import tiny, tiny_aux
+
+OBS = torch.randint(256, (64, 16, 16, 3), dtype=torch.uint8, generator=Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def small_network() -> ImpalaCNN:
+    config = ModelConfig(channels=(4, 8), blocks=1, hidden_sizes=(16,))
+    return ImpalaCNN((16, 16, 3), config, generator=Generator().manual_seed(1))
+
+
+class Brittle(nn.Module):
+    """A network whose bf16 goes wrong, or does not exist."""
+
+    def __init__(self, *, wrong: float = 0.0, missing: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16 * 16 * 3, 4))
+        self.wrong, self.missing, self.calls = wrong, missing, 0
+
+    def forward(self, obs: Tensor) -> Tensor:
+        self.calls += 1
+        low = torch.is_autocast_enabled("cpu")
+        if low and self.missing:
+            raise RuntimeError("no such kernel")
+        features = obs.flatten(1).float() @ self.weight.float()
+        return features * (1 + self.wrong if low else 1.0)
+
+
+def test_bf16_of_a_sound_network_is_right_and_every_rate_is_measured() -> None:
+    network = small_network()
+    found = probe(network, list(network.parameters()), OBS, seconds=0.02)
+    assert found.bf16_is_right and 0 < found.error < 0.03  # bf16 rounds: an error of zero would mean that it was not used
+    assert set(found.micro_batch.values()) <= {32, 64} and min(found.rate.values()) > 0
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(("network", "error"), [(Brittle(wrong=0.05), 0.05), (Brittle(missing=True), float("nan"))])
+def test_bf16_that_is_wrong_or_missing_is_left_out(network: Brittle, error: float) -> None:
+    found = probe(network, list(network.parameters()), OBS, seconds=0.01)
+    assert found.error == pytest.approx(error, abs=0.005, nan_ok=True)
+    assert not found.bf16_is_right and not found.bf16_pays
+    assert "wrong here" in str(found)
+
+
+@pytest.mark.parametrize(("bf16", "pays"), [(100.0, False), (109.0, False), (111.0, True)])
+def test_bf16_must_be_faster_by_a_tenth(bf16: float, pays: bool) -> None:
+    assert Findings({"fp32": 64, "bf16": 64}, {"fp32": 100.0, "bf16": bf16}, 0.01).bf16_pays is pays
+
+
+def test_what_was_found_is_kept_for_the_same_network_and_threads_only(tmp_path: Path) -> None:
+    network, path = Brittle(), tmp_path / "kept" / "probe.json"
+
+    def ask(num_threads: int = 1) -> Findings:
+        return probe_once(network, list(network.parameters()), OBS, num_threads=num_threads, cache=path)
+
+    first = ask()
+    calls = network.calls
+    assert ask() == first and network.calls == calls
+    ask(num_threads=2)
+    assert network.calls > calls and len(json.loads(path.read_text())) == 2
+    path.write_text("{ not JSON")
+    calls = network.calls
+    ask()
+    assert network.calls > calls
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    network = Brittle()
+    assert probe_once(network, list(network.parameters()), OBS, num_threads=1, cache=tmp_path / "file" / "probe.json").rate["fp32"] > 0
+
+
+FOUND = Findings({"fp32": 128, "bf16": 256}, {"fp32": 100.0, "bf16": 200.0}, 0.01)
+WRONG = replace(FOUND, error=0.2)
+
+
+@pytest.mark.parametrize(
+    ("found", "given", "has_aux", "expected"),
+    [
+        (FOUND, {}, True, (256, "bf16")),
+        (FOUND, {}, False, (128, "fp32")),
+        (WRONG, {}, True, (128, "fp32")),
+        (FOUND, {"micro_batch": 32}, True, (32, "bf16")),
+        (FOUND, {"micro_batch": None}, True, (None, "bf16")),
+        (FOUND, {"aux_precision": "fp32"}, True, (128, "fp32")),
+        (FOUND, {"policy_precision": "bf16"}, False, (256, "fp32")),
+    ],
+)
+def test_what_is_chosen_from_the_findings(
+    monkeypatch: pytest.MonkeyPatch, found: Findings, given: dict[str, object], has_aux: bool, expected: tuple[int | None, str]
+) -> None:
+    monkeypatch.setattr(compute_module, "probe_once", lambda *args, **options: found)
+    compute = Compute(ComputeConfig(device="cpu", **given), pictures=True)  # type: ignore[arg-type]
+    network = small_network()
+    settled = compute.settle(network, list(network.parameters()), (16, 16, 3), has_aux=has_aux, num_passes=10**6)
+    assert (settled.micro_batch, settled.aux_precision) == expected == (compute.micro_batch, compute.precision["aux"])
+
+
+def test_short_runs_are_not_probed_and_a_run_keeps_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(compute_module, "probe_once", lambda *args, **options: asked.append(1) or FOUND)
+    config = pictures(tmp_path)
+    with start_run(config, make_env=Picture) as run:
+        assert not asked and (run.config.compute.micro_batch, run.config.compute.aux_precision) == (64, "fp32")
+    monkeypatch.setattr(compute_module, "WORTH_PROBING", 1)
+    with start_run(config, make_env=Picture) as run:
+        run.save()
+    kept = Config.from_json((run.directory / "config.json").read_text())
+    assert len(asked) == 1 and (kept.compute.micro_batch, kept.compute.aux_precision) == (256, "bf16")
+    with resume_run(run.directory, make_env=Picture) as again:  # what this machine finds now does not matter
+        assert len(asked) == 1 and (again.compute.micro_batch, again.compute.precision["aux"]) == (256, "bf16")
+
+
+def pictures(tmp_path: Path, **compute: str) -> Config:
+    """PPG with two networks of pictures."""
+    model = ModelConfig(channels=(4, 8), blocks=1, hidden_sizes=(16,))
+    return replace(tiny(tmp_path, aux=tiny_aux()), model=model, compute=ComputeConfig(device="cpu", **compute))  # type: ignore[arg-type]
+
+
+def seen_precisions(run: Run) -> dict[str, set[bool]]:
+    """Train, and note for each stage whether the encoders ran under autocast; heads never may."""
+    seen: dict[str, set[bool]] = {}
+    stage = [""]
+
+    def encoder(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        seen.setdefault(stage[0].split()[0], set()).add(output.dtype == torch.bfloat16)
+
+    def head(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        assert inputs[0].dtype == output.dtype == torch.float32
+
+    assert run.agent.value_encoder is not None
+    for module in (run.agent.encoder, run.agent.value_encoder):
+        module.register_forward_hook(encoder)
+    for module in (run.agent.value_head, run.agent.aux_value_head, run.agent.policy_head.linear):
+        assert module is not None
+        module.register_forward_hook(head)
+    run.stage = lambda name: stage.__setitem__(0, name)  # type: ignore[method-assign]
+    learn(run)
+    return seen
+
+
+@pytest.mark.parametrize(("policy", "aux"), [("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
+def test_each_phase_runs_in_its_precision_and_the_rollout_in_that_of_the_policy_phase(tmp_path: Path, policy: str, aux: str) -> None:
+    with start_run(pictures(tmp_path, policy_precision=policy, aux_precision=aux), make_env=Picture) as run:
+        seen = seen_precisions(run)
+    assert seen["rollout"] == seen["policy"] == {policy == "bf16"}
+    # The old policy is asked for before the first epoch, in the precision in which it acts.
+    assert seen["auxiliary"] == {aux == "bf16"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_policy_that_is_updated_is_the_one_that_acted(tmp_path: Path, precision: str) -> None:
+    """In another precision the ratios of the first minibatch would not be one, and the surrogate would see a policy that never acted."""
+    config = pictures(tmp_path, policy_precision=precision)
+    with start_run(config, make_env=Picture) as run:
+        run.start_iteration()
+        rollout = run.buffer.next_rollout()
+        run.collect(rollout)
+        with torch.no_grad(), run.compute.acting():
+            policy, _ = run.agent.policy(rollout.obs, rollout.first, rollout.state)
+        torch.testing.assert_close(policy.log_prob(rollout.action), rollout.log_prob, rtol=0, atol=2e-5 if precision == "fp32" else 5e-3)
+
+
+def test_bf16_in_the_auxiliary_phase_stays_near_fp32(tmp_path: Path) -> None:
+    low, exact = (train(pictures(tmp_path, aux_precision=name), make_env=Picture) for name in ("bf16", "fp32"))
+    distance = (
+        sum(float((a - b).detach().square().sum()) for a, b in zip(low.agent.parameters(), exact.agent.parameters(), strict=True)) ** 0.5
+    )
+    size = sum(float(b.detach().square().sum()) for b in exact.agent.parameters()) ** 0.5
+    assert 0 < distance < 0.02 * size
