@@ -1,6 +1,6 @@
 """Trains presets over seeds and writes what was reached: one row a run, with the training curve's end and a greedy evaluation.
 
-usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 5] [--threshold 475] [--jobs 1] [--runs FOLDER]
+usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 5] [--first-seed 1] [--threshold 475] [--jobs 1] [--runs FOLDER]
 for example: python benchmarks/learning.py benchmarks/results/cartpole.csv classic-ppo classic-ppg "classic-ppg:--reward-norm none"
 """
 
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("presets", nargs="+")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1, help="to add seeds to what is there")
     parser.add_argument("--threshold", type=float, default=475.0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--runs", default="runs/learning")
@@ -74,7 +75,7 @@ def main() -> None:
                 name, _, fields = preset.partition(":")
                 config = parse_config([name, "--output-dir", options.runs, "--log.no-tensorboard", "--log.console", "off", *fields.split()])
                 label = f"{name} {fields}".strip()
-                seeds = range(1, options.seeds + 1)
+                seeds = range(options.first_seed, options.first_seed + options.seeds)
                 pending += [pool.submit(result, label, replace(config, seed=seed), options.threshold) for seed in seeds]
             for run in pending:
                 writer.writerow(run.result())
