@@ -60,6 +60,12 @@ def ladder_table(mode: str) -> str:
     return text
 
 
+def without(trick: str) -> str:
+    """What was reached without a trick of the ladder, and with all of them; nothing for a trick that is not in it."""
+    means = {row["rung"]: float(row["greedy_mean"]) for row in read("cartpole_leave-one-out")}
+    return f"{means[f'without {trick}']:.0f} ({means['everything']:.0f})" if f"without {trick}" in means else "–"
+
+
 def read(name: str) -> list[dict[str, str]]:
     """The rows of a result file; none if it is not there."""
     path = RESULTS / f"{name}.csv"
