@@ -98,4 +98,4 @@ def test_no_seeds_are_refused(tmp_path: Path) -> None:
 def test_the_figure_shows_every_rung(tmp_path: Path) -> None:
     draw_ladder([Rung("a", (1.0, 3.0), (1.0, 2.0)), Rung("b", (2.0,), (2.0,))], tmp_path / "x" / "f.svg", title="T")
     text = (tmp_path / "x" / "f.svg").read_text()
-    assert "<!-- a -->" in text and "<!-- b -->" in text and "<!-- T -->" in text
+    assert "<!-- a -->" in text and "<!-- b -->" in text and "<!-- T (grey: seeds; blue: mean and its 95 % interval) -->" in text
