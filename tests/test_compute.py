@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from phasicrl import compute as compute_module
 from phasicrl.config import ActionConfig, Config, ObsNormConfig, ValueNormConfig
-from phasicrl.fused import adam_, can_fuse
+from phasicrl.fused import adam_, can_fuse, capture
 from phasicrl.run import Run
 from phasicrl.train import train
 from tests.helpers import Corridor, Levers, tiny, tiny_aux
@@ -79,6 +80,52 @@ def test_steps_written_for_the_compiler_equal_eager_ones(name: str, tmp_path: Pa
     monkeypatch.setattr(compute_module, "fuse", as_it_is)
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
+
+
+def again_in_place(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """In place of a CUDA graph, which needs a GPU: what was recorded runs again, on the same inputs and into the same outputs."""
+    for _ in range(3):
+        function()
+    outputs = function()
+
+    def replay() -> None:
+        anew = function()
+        for old, new in zip(*((x,) if isinstance(x, Tensor) else x for x in (outputs, anew)), strict=True):
+            old.copy_(new)
+
+    return outputs, replay
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_that_are_recorded_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the CUDA graph itself: what is copied in, what is read where it lies, what a recording leaves behind."""
+    monkeypatch.setattr(compute_module, "_as_one_call", partial(capture, record=again_in_place))
+    plain = compute_module.Compute.__init__
+
+    def recording(self: compute_module.Compute, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        self._records = True
+
+    monkeypatch.setattr(compute_module.Compute, "__init__", recording)
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes), make_env)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_cuda_graphs_equal_eager_steps(name: str, tmp_path: Path) -> None:
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes).changed({"compute.device": "cuda"}), make_env)
+
+
+def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
+    kept, given = torch.zeros(2), torch.ones(2)
+    call = capture(lambda total, x: (total.add_(x).clone(),), [kept, given], num_kept=1, record=again_in_place)
+    kept.zero_()
+    (out,) = call(kept, torch.tensor([1.0, 2.0]))
+    assert kept.tolist() == out.tolist() == [1.0, 2.0] and given.tolist() == [1.0, 1.0]
+    call(kept, torch.tensor([1.0, 2.0]))
+    assert kept.tolist() == out.tolist() == [2.0, 4.0]  # the same outputs, written again
 
 
 @pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler")

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl.config import ComputeConfig
-from phasicrl.fused import Borrowed, adam_, can_fuse, fuse
+from phasicrl.fused import Borrowed, adam_, can_fuse, capture, fuse
 from phasicrl.machine import num_cores
 from phasicrl.probe import MICRO_BATCHES, Findings, Precision, autocast, probe_once
 from phasicrl.rollout import Minibatch, Samples
@@ -103,7 +103,10 @@ class Compute:
         self.num_threads = config.num_threads or (num_cores() if pictures or minibatch_size >= WORTH_SHARING else 1)
         self.steps_at_once = 2048 if pictures else 65_536
         pays = num_gradient_steps >= WORTH_COMPILING and not pictures and can_fuse()
-        self.fuses = on_cpu and (config.compile == "on" or (config.compile == "auto" and pays))
+        # Recording on a GPU takes no time; compiling for a CPU does.
+        self.fuses = config.compile == "on" or (config.compile == "auto" and (pays or not on_cpu))
+        self._records = not on_cpu
+        self._one_call = "compiled" if on_cpu else "recorded as a CUDA graph"
         self._fused: dict[Hashable, FusedStep | None] = {}
         self._last_fused: tuple[Loss[Any], Samples, FusedStep | None] | None = None
         self._fused_calls: dict[Hashable, FusedCall | None] = {}
@@ -181,9 +184,13 @@ class Compute:
             The names of what the loss noted, and of the gradient's norm before clipping; their values `[n]`; the number of samples.
         """
         with autocast(self.device, self.precision.get(settings.name, self.config.policy_precision)):
-            if self.fuses and (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
-                return fused.names, fused(minibatch, weights), len(minibatch.index)
-            return *self._eager_step(loss, minibatch, weights, settings), len(minibatch.index)
+            number = len(minibatch.index)
+            if self.fuses:
+                if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
+                    minibatch = minibatch.gathered()
+                if (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
+                    return fused.names, fused(minibatch, weights), number
+            return *self._eager_step(loss, minibatch, weights, settings), number
 
     def evaluate(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """`function(*inputs)`, which uses a module and needs no gradient; one compiled call, if steps are.
@@ -228,12 +235,12 @@ class Compute:
     def _fused_step(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> FusedStep | None:
         """The compiled step for such minibatches, made when it is first needed; None where there cannot be one."""
         if self._last_fused is not None and self._last_fused[0] is loss and self._last_fused[1] is minibatch.source:
-            return self._last_fused[2]
+            return self._last_fused[2]  # an epoch's minibatches are cut from one source for one loss
         layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in minibatch.source.tensors().values())
         key = (loss, id(settings.optimizer), settings.max_grad_norm, len(minibatch.index), minibatch.split, len(minibatch.source), layout)
         if key not in self._fused:
             self._fused[key] = self._try_to_fuse(loss, minibatch, weights, settings)
-        self._last_fused = (loss, minibatch.source, self._fused[key])  # an epoch's minibatches are cut from one source for one loss
+        self._last_fused = (loss, minibatch.source, self._fused[key])
         return self._fused[key]
 
     def _try_to_fuse_call(
@@ -244,13 +251,13 @@ class Compute:
         try:
             call = FusedCall(function, module, inputs)
         except Exception as error:  # see below
-            self.say(f"acting runs kernel by kernel: it cannot be compiled ({_reason(error)})")
+            self.say(f"acting runs kernel by kernel: it cannot be {self._one_call} ({_reason(error)})")
             return None
         for found, expected in zip(call(inputs), function(*inputs), strict=True):
             if not torch.allclose(found.double(), expected.double(), rtol=1e-3, atol=1e-4):
-                self.say("acting runs kernel by kernel: compiled, it gives other numbers here")
+                self.say(f"acting runs kernel by kernel: {self._one_call}, it gives other numbers here")
                 return None
-        self.say(f"acting is compiled ({perf_counter() - start:.0f} s)")
+        self.say(f"acting is {self._one_call} ({perf_counter() - start:.0f} s)")
         return call
 
     def _try_to_fuse(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> FusedStep | None:
@@ -259,7 +266,7 @@ class Compute:
         try:
             fused = FusedStep(loss, minibatch, weights, settings)
         except Exception as error:  # tracing and compiling fail in many ways, and none of them may end a run
-            self.say(f"{settings.name} steps run kernel by kernel: they cannot be compiled ({_reason(error)})")
+            self.say(f"{settings.name} steps run kernel by kernel: they cannot be {self._one_call} ({_reason(error)})")
             return None
         before = fused.snapshot()
         _, expected = self._eager_step(loss, minibatch, weights, settings)
@@ -274,9 +281,11 @@ class Compute:
             for part in (slice(count), slice(count, 2 * count))
         )
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
-            self.say(f"{settings.name} steps run kernel by kernel: compiled, they give other numbers here (off by {off:.1%} of a step)")
+            self.say(
+                f"{settings.name} steps run kernel by kernel: {self._one_call}, they give other numbers here (off by {off:.1%} of a step)"
+            )
             return None
-        self.say(f"{settings.name} steps are compiled ({perf_counter() - start:.0f} s)")
+        self.say(f"{settings.name} steps are {self._one_call} ({perf_counter() - start:.0f} s)")
         return fused
 
 
@@ -308,7 +317,7 @@ class FusedStep:
         groups = [group_of[parameter] for parameter in self.parameters]
         state = [_state_of(parameter, settings.optimizer) for parameter in self.parameters]
         self._moments = [[of_one[name] for of_one in state] for name in ("exp_avg", "exp_avg_sq", "step")]
-        self._rates = [torch.tensor(float(group["lr"])) for group in self._groups]
+        self._rates = [torch.tensor(float(group["lr"]), device=self.parameters[0].device) for group in self._groups]
         place = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         members_of = ([place[id(p)] for p in network if id(p) in place] for network in settings.networks)
         networks = [members for members in members_of if members]
@@ -345,7 +354,8 @@ class FusedStep:
         # No two inputs may be one tensor here by chance, as they would stay one in the compiled code.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
         before = self.snapshot()
-        self._call = fuse(step, [tensor.detach() for tensor in self._inputs(minibatch.index.clone(), source, weights)])
+        inputs = [tensor.detach() for tensor in self._inputs(minibatch.index.clone(), source, weights)]
+        self._call = _as_one_call(step, inputs, num_kept=len(self._everything))
         self.restore(before)
 
     def __call__(self, minibatch: Minibatch[S], weights: tuple[Tensor, ...]) -> Tensor:
@@ -404,11 +414,16 @@ class FusedCall:
 
         self._own = [tensor.detach() for tensor in tensors.values()]
         with torch.inference_mode(False):
-            self._call = fuse(call, [*self._own, *(tensor.clone() for tensor in inputs)])
+            self._call = _as_one_call(call, [*self._own, *(tensor.clone() for tensor in inputs)], num_kept=len(self._own))
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Evaluate."""
         return self._call(*self._own, *inputs)
+
+
+def _as_one_call(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int) -> Callable[..., Any]:
+    """Compile for a CPU, record on a GPU; the first `num_kept` inputs are the same tensors in every call."""
+    return fuse(function, inputs) if inputs[0].device.type == "cpu" else capture(function, inputs, num_kept=num_kept)
 
 
 def _state_of(parameter: nn.Parameter, optimizer: Optimizer) -> dict[str, Tensor]:

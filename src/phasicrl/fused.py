@@ -1,4 +1,4 @@
-"""Many kernels as one call: functions of tensors, traced once and compiled. Kind: effects (runs a C++ compiler)."""
+"""Many kernels as one call: functions of tensors, compiled for a CPU or recorded on a GPU. Kind: effects (runs a C++ compiler)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,51 @@ def fuse(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[...
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         inductor = importlib.import_module("torch._inductor")  # takes a second, which most programs can do without
         return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
+
+
+Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
+"""Runs a function of no arguments for its outputs, and returns them with what computes them anew, in place."""
+
+
+def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int, record: Recorder | None = None) -> Callable[..., Any]:
+    """Record a function of tensors on a GPU, so that all its kernels are launched as one (a CUDA graph).
+
+    As with `fuse` nothing is checked. What is returned is overwritten by the next call.
+
+    Args:
+        function: may write into its inputs; must not look at values.
+        inputs: like those to come; some on the CPU, perhaps.
+        num_kept: so many of the first inputs are the same tensors in every call, and are used where they lie; others are copied in.
+        record: records the kernels; a CUDA graph unless given.
+
+    Raises:
+        RuntimeError: the function does something that cannot be recorded.
+    """
+    device = inputs[0].device
+    own = [*inputs[:num_kept], *(torch.empty_like(tensor, device=device).copy_(tensor) for tensor in inputs[num_kept:])]
+    with torch.no_grad():
+        outputs, replay = (record or _record)(lambda: function(*own))
+
+    def call(*given: Tensor) -> Any:
+        torch._foreach_copy_(own[num_kept:], list(given[num_kept:]))
+        replay()
+        return outputs
+
+    return call
+
+
+def _record(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """Record a CUDA graph, after calls on a stream of their own in which kernels are chosen and workspaces made."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = function()
+    return outputs, graph.replay
 
 
 class Borrowed(nn.Module):

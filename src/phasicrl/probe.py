@@ -58,8 +58,8 @@ class Findings:
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """The context in which encoders run in that precision."""
-    return nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16)
+    """The context in which encoders run in that precision. Nothing is kept between calls: a recorded step would go on with old weights."""
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, *, seconds: float = 0.25) -> Findings:

@@ -91,6 +91,11 @@ class Minibatch(Generic[S]):
         samples = self.source.take(self.index)
         return samples.as_transitions() if self.split else samples
 
+    def gathered(self) -> Minibatch[S]:
+        """The same samples as a source of their own, whose tensors have the same shapes for every such minibatch."""
+        samples = self.gather()
+        return Minibatch(samples, torch.arange(len(samples), device=self.index.device), split=False)
+
 
 @dataclass(frozen=True, slots=True)
 class PolicySamples(Samples):
