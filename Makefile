@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-slow lint format setup clean help
+.PHONY: train test test-slow bench lint format setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -26,6 +26,9 @@ test: $(READY)  ## Run the tests
 
 test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pytest -m slow --timeout 3600 $(ARGS)
+
+bench: $(READY) .peers/sb3/.ready  ## Whole training loops beside Stable-Baselines3's, interleaved; ten minutes (benchmarks/versus.py has more)
+	$(BIN)/python benchmarks/versus.py cartpole64 halfcheetah --pairs 3 $(ARGS)
 
 lint: $(READY)  ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .
@@ -45,6 +48,11 @@ clean:  ## Remove .venv, build products and caches; runs/ stays
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 18
+
+.peers/sb3/.ready: benchmarks/peers/requirements-sb3.txt
+	@PYTHON="$(PYTHON)" tools/venv.sh .peers/sb3
+	.peers/sb3/bin/python -m pip install --quiet -r $<
+	@touch $@
 
 # Rebuilt when what is to be installed has changed; an attempt that was cut off leaves no stamp and is repeated.
 $(READY): pyproject.toml constraints.txt tools/install.py | $(BIN)/python

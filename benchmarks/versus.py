@@ -81,6 +81,16 @@ _CHEETAH = "--total-env-steps 131072 --log.no-tensorboard --env.id"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, {"ours": 200_000, "sb3": 100_000, "cleanrl": 60_000, "purejaxrl": 2_000_000}),
     "cartpole64": _cartpole(64, {"ours": 1_500_000, "sb3": 400_000, "cleanrl": 200_000, "purejaxrl": 4_000_000}),
+    # Each with settings of its own: how soon after the start of the process 100 training episodes have a mean of 475.
+    "cartpole-475": (
+        _ours("phasicrl", "cartpole-ppo", "--env.num-envs 64 --ppo.num-steps 32 --ppo.policy-epochs 8 --ppo.value-epochs 8 "
+              "--ppo.num-minibatches 2 --ppo.learning-rate 4e-3 --total-env-steps 150_000 --log.no-tensorboard"),
+        Contestant("CleanRL ppo.py", "cleanrl", (
+            "{cleanrl}/cleanrl/ppo.py", "--num-envs", "4", "--num-steps", "128", "--total-timesteps", "500000"
+        )),
+        Contestant("SB3", "sb3", ("gymnasium", "CartPole-v1", "4", "128", "4", "4", "500000")),
+        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000")),
+    ),
     "procgen-ppo": _procgen((_ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO),), "ppo_procgen.py", "--total-timesteps", "65536"),
     "procgen-ppg": _procgen(
         (_ours("phasicrl, one network, fp32", "compat-cleanrl-ppg", _PPG), _ours("phasicrl, two networks, fp32", "procgen-ppg", _PPG)),
@@ -189,6 +199,7 @@ def main() -> None:
             print(f"left out, because their Python or folder is not given: {', '.join(absent)}", flush=True)
         present = [c for c in contestants if commands[c.name] is not None]
         runs: list[dict[str, Any]] = []
+        result: dict[str, Any] = {"summary": []}
         for number in range(options.pairs):
             for contestant in random.sample(present, len(present)):
                 folder = options.output / "work"
@@ -202,6 +213,27 @@ def main() -> None:
                     "work": work, "machine": machine(options), "commands": commands, "summary": summary(runs, present), "runs": runs,
                 }  # fmt: skip
                 (options.output / f"{work}.json").write_text(json.dumps(result, indent=1) + "\n")
+        draw(result["summary"], options.output / f"{work}.png", title=f"{work}: {processor()}, {options.threads} threads")
+        print(f"{options.output / work}.json and .png", flush=True)
+
+
+def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
+    """The rates as bars, fastest first, with the slowest and fastest of the rounds."""
+    from matplotlib.figure import Figure
+
+    rows = sorted(rows, key=lambda row: -row["rate"])
+    figure = Figure(figsize=(8, 0.4 * len(rows) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    rates = [row["rate"] for row in rows]
+    spread = [[row["rate"] - row["least"] for row in rows], [row["most"] - row["rate"] for row in rows]]
+    colours = ["tab:blue" if row["contestant"].startswith("phasicrl") else "0.7" for row in rows]
+    bars = axes.barh([row["contestant"] for row in rows], rates, xerr=spread, color=colours, error_kw={"linewidth": 1})
+    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=4)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.set_xlabel("environment steps per second, training included")
+    axes.set_title(title, fontsize="medium", loc="right")
+    figure.savefig(path, dpi=150)
 
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration_page(),
         "presets.md": presets_page(),
         "tricks.md": tricks_page(),
-        "learning.md": with_tables((DOCS / "learning.md").read_text()),
+        **{name: with_tables((DOCS / name).read_text()) for name in ("learning.md", "performance.md")},
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 
@@ -31,7 +32,13 @@ TASKS = (
 
 def blocks() -> dict[str, str]:
     """Every table by the name that its place in a page has."""
-    return {"tasks": tasks_table(), "ladder": ladder_table("ladder"), "leave-one-out": ladder_table("leave-one-out")}
+    return {
+        "tasks": tasks_table(),
+        "ladder": ladder_table("ladder"),
+        "leave-one-out": ladder_table("leave-one-out"),
+        "reacher-tricks": reacher_tricks_table(),
+        "speed": speed_table(),
+    }
 
 
 def tasks_table() -> str:
@@ -57,6 +64,36 @@ def ladder_table(mode: str) -> str:
             f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, {values['interval_high']:.0f}] "
             f"| {values['greedy_min']:.0f} | {values['last_100_mean']:.0f} |\n"
         )
+    return text
+
+
+def reacher_tricks_table() -> str:
+    """What Reacher reaches with one thing changed, worst first."""
+    label = "reacher-ppo --total-env-steps 100_000"
+    base = greedy_means(read("reacher_100k"), label)
+    rows = read("reacher_tricks")
+    changed = {name: greedy_means(rows, name) for name in dict.fromkeys(row["preset"] for row in rows)}
+    text = "| changed | greedy, mean [95 %] | difference |\n|---|---|---|\n"
+    text += f"| nothing | {reached(base)} | |\n" if base else ""
+    for name, values in sorted(changed.items(), key=lambda item: float(np.mean(item[1]))):
+        text += f"| `{name.removeprefix(label).strip()}` | {reached(values)} | {difference(values, base)} |\n"
+    return text
+
+
+def speed_table() -> str:
+    """Whole training loops side by side: every result file of benchmarks/versus.py."""
+    text = "| work | | steps per second, median (slowest to fastest) | phasicrl's ratio [95 %] | seconds to 475 |\n|---|---|---|---|---|\n"
+    for path in sorted((RESULTS / "versus").glob("*.json")):
+        result = json.loads(path.read_text())
+        for row in result["summary"]:
+            ratios = ", ".join(
+                f"{ratio['ratio']:.1f} [{ratio['interval'][0]:.1f}, {ratio['interval'][1]:.1f}]"
+                + (f" ({name.removeprefix('phasicrl, ')})" if name != "phasicrl" else "")
+                for name, ratio in row["ratios"].items()
+            )
+            seconds = f"{row['seconds_to_threshold']:.1f}" if row["seconds_to_threshold"] == row["seconds_to_threshold"] else "–"
+            rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
+            text += f"| {result['work']} | {row['contestant']} | {rate} | {ratios or '–'} | {seconds} |\n"
     return text
 
 
