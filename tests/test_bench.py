@@ -41,8 +41,10 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
 def test_the_command_prints_a_table_and_saves_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "bench.json"
     words = ["bench", "cartpole-ppo", "--env.num-envs", "2", "--ppo.num-steps", "16", "--ppo.num-minibatches", "2"]
-    assert cli.main([*words, "--seconds", "0.01", "--output", str(output)]) == 0
+    assert cli.main([*words, "--seconds", "0.01", "--output", str(output), "--trace", str(tmp_path / "trace.json")]) == 0
     printed = capsys.readouterr().out
+    kernels = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"aten::addmm", "aten::tanh"} <= kernels and "kernels of one phase" in printed
     assert "whole loop" in printed and "of the networks alone" in printed
     saved = json.loads(output.read_text())
     assert saved["config"]["env"]["num_envs"] == 2 and saved["machine"]["torch"] and saved["share_of_limit"] > 0

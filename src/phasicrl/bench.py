@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -92,7 +93,7 @@ class Report:
         return json.dumps(values, indent=2)
 
 
-def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None) -> Report:
+def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
     """Train for a while and time the parts.
 
     PPG's phases are cut to two iterations, which is the same work per step: each pass of the auxiliary phase goes over its phase's data.
@@ -101,13 +102,15 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
         config: what to train; budget, logs and checkpoints are ignored.
         seconds: how long the whole loop is measured, after an iteration (with PPG a phase) that warms up; at least three of them.
         make_env: makes one of your own Gymnasium environments, as for `train`.
+        trace: gets every kernel of one more phase, in the format of Chrome's tracing and of Perfetto.
     """
     notes: list[str] = []
     changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
     if config.aux is not None and config.aux.every > 2:
         changes["aux.every"] = 2
         notes.append(f"phases of 2 iterations instead of {config.aux.every}: the same work per step")
-    if config.compute.compile == "auto":  # the real budget decides, not that of the measurement
+    on_gpu = config.compute.device != "cpu" and torch.cuda.is_available()
+    if config.compute.compile == "auto" and not on_gpu:  # the real budget decides, not that of the measurement
         pays = config.num_gradient_steps >= WORTH_COMPILING and config.model.encoder == "mlp" and can_fuse()
         changes["compute.compile"] = "on" if pays else "off"
     with tempfile.TemporaryDirectory() as folder:
@@ -124,6 +127,8 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
                 _acting(run),
             ]
             limit, passes, flops = _networks(run)
+            if trace is not None:
+                notes.extend(_write_trace(run, trace))
             return Report(
                 config=config,
                 machine=_machine(run),
@@ -158,6 +163,25 @@ def _whole_loops(run: Run, seconds: float) -> list[list[Record]]:
     with contextlib.suppress(_Enough):
         learn(run, note)
     return [records[first : first + length] for first in range(length, len(records), length)]
+
+
+def _write_trace(run: Run, path: Path) -> list[str]:
+    """Record the kernels of one phase; returns what took most of the time, as lines."""
+    with torch.profiler.profile() as profile, contextlib.suppress(_Enough):
+        count = iter(range(run.config.phase_length - 1))
+
+        def note(run: Run, record: Record) -> None:
+            if next(count, None) is None:
+                raise _Enough
+
+        learn(run, note)
+    profile.export_chrome_trace(str(path))
+    table = profile.key_averages()
+    on_gpu = run.compute.device.type == "cuda"
+    spent = {event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in table}
+    total = sum(spent.values())
+    most = sorted(spent, key=lambda key: -spent[key])[:8]
+    return [f"kernels of one phase, all: {path}", *(f"{spent[key] / total:6.1%}  {key}" for key in most)]
 
 
 def _steps(run: Run) -> int:

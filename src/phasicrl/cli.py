@@ -228,10 +228,12 @@ class _BenchOptions:
     """How long the whole loop is measured, after it has warmed up."""
     output: Path = Path("bench.json")
     """Gets everything, as JSON."""
+    trace: Path | None = None
+    """Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it."""
 
 
 def _bench(words: list[str]) -> None:
-    """Measure how fast this machine trains: `phasicrl bench PRESET [FIELDS] [--seconds 30 --output bench.json]`."""
+    """Measure how fast this machine trains: `phasicrl bench PRESET [FIELDS] [--seconds 30 --output bench.json --trace trace.json]`."""
     if words[:1] in (["-h"], ["--help"]):
         words = ["PRESET", *words]
     if not words or words[0].startswith("-"):
@@ -240,7 +242,7 @@ def _bench(words: list[str]) -> None:
     config = parse_config([words[0], *rest])
     from phasicrl.bench import measure, print_report
 
-    report = measure(config, seconds=options.seconds)
+    report = measure(config, seconds=options.seconds, trace=options.trace)
     options.output.write_text(report.to_json() + "\n")
     print_report(report)
     print(f"everything: {options.output}")
