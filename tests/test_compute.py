@@ -191,3 +191,30 @@ def test_adam_is_pytorchs() -> None:
         optimizer.step()
         adam_(ours, gradient, first, second, step, rate=torch.tensor(rate), betas=(0.9, 0.999), eps=1e-5)
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "knob"),
+    [
+        (
+            "policy",
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            "ppo.num_minibatches",
+        ),
+        ("aux", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "aux.num_minibatches"),
+        ("policy", RuntimeError("something else"), None),
+    ],
+)
+def test_a_step_that_does_not_fit_names_the_knob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, knob: str | None
+) -> None:
+    plain = compute_module.Compute._eager_step
+
+    def full(self: compute_module.Compute, *args: Any) -> Any:
+        if args[3].name == name:
+            raise error
+        return plain(self, *args)
+
+    monkeypatch.setattr(compute_module.Compute, "_eager_step", full)
+    with pytest.raises(MemoryError if knob else RuntimeError, match=knob or "something else"):
+        train(setting(tmp_path), make_env=Corridor)

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         from phasicrl.envs.protocol import EnvError
 
         expected = isinstance(error, ValueError | OSError | ImportError | EnvError)

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -182,8 +182,11 @@ class Compute:
 
         Returns:
             The names of what the loss noted, and of the gradient's norm before clipping; their values `[n]`; the number of samples.
+
+        Raises:
+            MemoryError: it does not fit; the message names the knob that makes it smaller.
         """
-        with autocast(self.device, self.precision.get(settings.name, self.config.policy_precision)):
+        with self._memory_is_short(settings.name), autocast(self.device, self.precision.get(settings.name, self.config.policy_precision)):
             number = len(minibatch.index)
             if self.fuses:
                 if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
@@ -207,6 +210,24 @@ class Compute:
             self._fused_calls[key] = self._try_to_fuse_call(function, module, inputs)
         call = self._fused_calls[key]
         return function(*inputs) if call is None else call(inputs)
+
+    @contextmanager
+    def _memory_is_short(self, name: str) -> Iterator[None]:
+        """Name the knob, if a gradient step does not fit into memory.
+
+        Raises:
+            MemoryError: in place of PyTorch's error.
+        """
+        try:
+            yield
+        except RuntimeError as error:  # on the CPU it is a plain one
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            knob = f"{'aux' if name == 'aux' else 'ppo'}.num_minibatches"
+            piece = f", or smaller micro-batches (compute.micro_batch is {self.micro_batch})" if self.micro_batch else ""
+            raise MemoryError(
+                f"a gradient step does not fit into the memory of {self.device}; try a larger {knob}{piece}: {_reason(error)}"
+            ) from error
 
     def _eager_step(
         self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings
