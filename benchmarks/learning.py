@@ -66,9 +66,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--runs", default="runs/learning")
     options = parser.parse_args()
-    with options.output.open("w", newline="") as file:
+    more = options.first_seed > 1 and options.output.is_file()
+    with options.output.open("a" if more else "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
+        if not more:
+            writer.writeheader()
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
             pending = []
             for preset in options.presets:

@@ -6,7 +6,8 @@ for example: python benchmarks/versus.py cartpole --pairs 3
 Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it (`FOLDER/sb3/bin/python`; they are made with
 `benchmarks/peers/requirements-*.txt`); ours in the Python that runs this. A round runs every contestant once, in random order. The rate of a run
 is its slope after the second iteration: environment steps over seconds, training included; start-up, compiling and capturing count in
-`wall_to_end`. The ratio is the median over rounds of ours over theirs, with the 95 % bootstrap interval over rounds.
+`wall_to_end`. The ratio is the median over rounds of ours over theirs, in the same group of settings, with the 95 % bootstrap interval over rounds from
+five rounds on, else their range. The number of the round is everybody's seed. All run on the same cores.
 Contestants whose Python or folder is not there are left out, and that is said.
 """
 
@@ -41,30 +42,62 @@ class Contestant:
     Attributes:
         name: for the table.
         trainer: whose Python and which runner: `phasicrl`, `sb3`, `cleanrl`, `purejaxrl`.
-        words: the runner's command line; `{cleanrl}` and `{purejaxrl}` are the folders that the user gave.
+        words: the runner's command line; `{cleanrl}` and `{purejaxrl}` are the folders that the user gave, `{seed}` is the round.
+        group: ratios are taken between contestants of one group.
+        ends: the mark at which its measured time ends; the last, unless given.
     """
 
     name: str
     trainer: str
     words: tuple[str, ...]
+    group: str = ""
+    ends: int = -1
 
 
-def _ours(name: str, preset: str, fields: str) -> Contestant:
-    return Contestant(name, "phasicrl", (preset, *fields.split()))
+def _ours(name: str, preset: str, fields: str, *, group: str = "", ends: int = -1) -> Contestant:
+    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", "--log.no-tensorboard", *fields.split()), group, ends)
+
+
+def _sb3(name: str, backend: str, task: str, num_envs: int, steps: int, settings: dict[str, Any], *, group: str = "") -> Contestant:
+    return Contestant(name, "sb3", (backend, task, str(num_envs), str(steps), "{seed}", json.dumps(settings)), group)
+
+
+CLEANRL_CARTPOLE = {
+    "n_steps": 128, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0.01, "vf_coef": 0.5,
+    "max_grad_norm": 0.5, "learning_rate": 2.5e-4, "linear": ["learning_rate"],
+}  # fmt: skip
+"""The settings of CleanRL's ppo.py in SB3's words (their default network is the same: two tanh layers of 64 for each of policy and value)."""
+CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {"n_epochs": 10, "ent_coef": 0.0, "learning_rate": 3e-4, "normalise": True}
+"""The same of its ppo_continuous_action.py."""
+ZOO_CARTPOLE = {
+    "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0, "clip_range": 0.2, "learning_rate": 1e-3,
+    "linear": ["learning_rate", "clip_range"],
+}  # fmt: skip
+"""RL-Zoo's settings for CartPole, with 8 environments."""
 
 
 def _cartpole(num_envs: int, steps: dict[str, int]) -> tuple[Contestant, ...]:
     """PPO on CartPole with the settings of CleanRL's ppo.py, with so many environments."""
-    common = f"--env.num-envs {num_envs} --total-env-steps {steps['ours']} --log.no-tensorboard --compute.compile on"
-    sb3 = (str(num_envs), "128", "4", "4", str(steps["sb3"]))
-    cleanrl = ("{cleanrl}/cleanrl/ppo.py", "--num-envs", str(num_envs), "--num-steps", "128", "--total-timesteps", str(steps["cleanrl"]))
+    common = f"--env.num-envs {num_envs} --total-env-steps {steps['ours']} --compute.compile on"
+    sb3 = CLEANRL_CARTPOLE | {"batch_size": num_envs * 32}
+    cleanrl = (
+        "{cleanrl}/cleanrl/ppo.py",
+        "--num-envs",
+        str(num_envs),
+        "--num-steps",
+        "128",
+        "--total-timesteps",
+        str(steps["cleanrl"]),
+        "--seed",
+        "{seed}",
+    )
     return (
         _ours("phasicrl", "compat-cleanrl-ppo", f"--env.id envpool:CartPole-v1 {common}"),
         _ours("phasicrl, Gymnasium", "compat-cleanrl-ppo", common),
         Contestant("CleanRL ppo.py", "cleanrl", cleanrl),
-        Contestant("SB3, Gymnasium", "sb3", ("gymnasium", "CartPole-v1", *sb3)),
-        Contestant("SB3, EnvPool", "sb3", ("envpool", "CartPole-v1", *sb3)),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", str(num_envs), "128", "4", "4", str(steps["purejaxrl"]))),
+        _sb3("SB3, Gymnasium", "gymnasium", "CartPole-v1", num_envs, steps["sb3"], sb3),
+        _sb3("SB3, EnvPool", "envpool", "CartPole-v1", num_envs, steps["sb3"], sb3),
+        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", str(num_envs), "128", "4", "4", str(steps["purejaxrl"]), "{seed}")),
     )
 
 
@@ -75,36 +108,41 @@ def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str) -> tuple[Co
     return (*ours, theirs, Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words)))
 
 
-_PPO = "--env.id starpilot --log.no-tensorboard --total-env-steps 65536"
-_PPG = "--env.id starpilot --log.no-tensorboard --aux.every 1 --total-env-steps 49152"
-_CHEETAH = "--total-env-steps 131072 --log.no-tensorboard --env.id"
+_PPO = "--env.id starpilot --total-env-steps 65536"
+# Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
+# distils, so that the time between two such lines has one auxiliary phase too.
+_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 65536"
+_CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 131072"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, {"ours": 200_000, "sb3": 100_000, "cleanrl": 60_000, "purejaxrl": 2_000_000}),
     "cartpole64": _cartpole(64, {"ours": 1_500_000, "sb3": 400_000, "cleanrl": 200_000, "purejaxrl": 4_000_000}),
     # Each with settings of its own: how soon after the start of the process 100 training episodes have a mean of 475.
     "cartpole-475": (
         _ours("phasicrl", "cartpole-ppo", "--env.num-envs 64 --ppo.num-steps 32 --ppo.policy-epochs 8 --ppo.value-epochs 8 "
-              "--ppo.num-minibatches 2 --ppo.learning-rate 4e-3 --total-env-steps 150_000 --log.no-tensorboard"),
+              "--ppo.num-minibatches 2 --ppo.learning-rate 4e-3 --total-env-steps 150_000", group="ours"),
         Contestant("CleanRL ppo.py", "cleanrl", (
-            "{cleanrl}/cleanrl/ppo.py", "--num-envs", "4", "--num-steps", "128", "--total-timesteps", "500000"
-        )),
-        Contestant("SB3", "sb3", ("gymnasium", "CartPole-v1", "4", "128", "4", "4", "500000")),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000")),
+            "{cleanrl}/cleanrl/ppo.py", "--num-envs", "4", "--num-steps", "128", "--total-timesteps", "500000", "--seed", "{seed}"
+        ), "cleanrl"),
+        _sb3("SB3, RL-Zoo's settings", "gymnasium", "CartPole-v1", 8, 100_000, ZOO_CARTPOLE, group="sb3"),
+        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
     ),
-    "procgen-ppo": _procgen((_ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO),), "ppo_procgen.py", "--total-timesteps", "65536"),
-    "procgen-ppg": _procgen(
-        (_ours("phasicrl, one network, fp32", "compat-cleanrl-ppg", _PPG), _ours("phasicrl, two networks, fp32", "procgen-ppg", _PPG)),
-        "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "49152",
-    ),
+    "procgen-ppo": _procgen((
+        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO),
+        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 256"),
+    ), "ppo_procgen.py", "--total-timesteps", "65536"),
+    "procgen-ppg": _procgen((
+        _ours("phasicrl, one network, fp32", "compat-cleanrl-ppg", f"{_PPG} --compute.aux-precision fp32 --compute.micro-batch 64", ends=3),
+        _ours("phasicrl, one network, bf16 in the phase", "compat-cleanrl-ppg", f"{_PPG} --compute.aux-precision bf16 --compute.micro-batch 256", ends=3),
+        _ours("phasicrl, two networks, bf16 in the phase", "procgen-ppg", f"{_PPG} --compute.aux-precision bf16 --compute.micro-batch 256", ends=3),
+    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "49152"),
     "halfcheetah": (
-        _ours("phasicrl, EnvPool", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} envpool:HalfCheetah-v4 --compute.compile on"),
-        _ours("phasicrl, EnvPool, 16 environments", "compat-cleanrl-ppo-continuous",
-              f"{_CHEETAH} envpool:HalfCheetah-v4 --compute.compile on --env.num-envs 16 --ppo.num-steps 128"),
-        Contestant("SB3, EnvPool", "sb3", ("envpool", "HalfCheetah-v4", "1", "2048", "10", "32", "32768")),
-        Contestant("SB3, EnvPool, 16 environments", "sb3", ("envpool", "HalfCheetah-v4", "16", "128", "10", "32", "32768")),
+        _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
+        _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
+        _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 32768, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
+        _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 32768, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
         Contestant("CleanRL ppo_continuous_action.py", "cleanrl", (
-            "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048", "--total-timesteps", "20480"
-        )),
+            "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048", "--total-timesteps", "20480", "--seed", "{seed}"
+        ), "1"),
     ),
 }  # fmt: skip
 
@@ -115,18 +153,18 @@ def command(contestant: Contestant, options: argparse.Namespace) -> list[str] | 
     python = sys.executable if contestant.trainer == "phasicrl" else str(options.venvs / contestant.trainer / "bin" / "python")
     if not Path(python).exists() or (contestant.trainer in folders and folders[contestant.trainer] is None):
         return None
-    words = [word.format(**folders) for word in contestant.words]
+    words = [word.replace("{cleanrl}", str(options.cleanrl)).replace("{purejaxrl}", str(options.purejaxrl)) for word in contestant.words]
     return [python, str(PEERS / f"run_{contestant.trainer}.py"), *words]
 
 
-def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespace, folder: Path, *, seed: int) -> dict[str, Any]:
     """Train once; returns the rate and what else was seen.
 
     Raises:
         RuntimeError: the contestant failed, with the end of what it said.
     """
-    threads = str(options.threads)
-    # TensorFlow's messages of TensorBoard's import, JAX's threads, and the number of threads of everybody
+    threads, words = str(options.threads), [word.replace("{seed}", str(seed)) for word in words]
+    cores = sorted(os.sched_getaffinity(0))[: options.threads]
     surroundings = os.environ | {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
@@ -138,17 +176,20 @@ def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespac
         words = [*words, "--output-dir", str(folder), "--compute.num-threads", threads, "--env.num-threads", threads]
     load = os.getloadavg()[0]
     start = time.time()
-    with subprocess.Popen(words, cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    ) as process:  # fmt: skip
         out, error = process.communicate()
-    usage = {"load_before": load}
     marks = [line.split()[1:] for line in out.splitlines() if line.startswith("@ ")]
     points = [(int(steps), float(at), float(mean)) for steps, at, mean in marks]
     if process.returncode or len(points) < 4:
         raise RuntimeError(f"{contestant.name} failed ({process.returncode}): {' '.join(words)}\n{error[-2000:]}")
-    (first, since, _), (last, until, _) = points[2], points[-1]
+    (first, since, _), (last, until, _) = points[2], points[contestant.ends]
     reached = next((at - start for _, at, mean in points if mean >= THRESHOLD), math.nan)
-    return usage | {
-        "rate": (last - first) / (until - since), "steps": last, "wall_to_end": until - start, "seconds_to_threshold": reached, "started": start,
+    return {
+        "rate": (last - first) / (until - since), "steps": points[-1][0], "wall_to_end": points[-1][1] - start, "seconds_to_threshold": reached,
+        "started": start, "load_before": load,
     }  # fmt: skip
 
 
@@ -166,13 +207,13 @@ def summary(runs: list[dict[str, Any]], contestants: Sequence[Contestant]) -> li
             "contestant": contestant.name, "rate": float(np.median(theirs)), "least": float(theirs.min()), "most": float(theirs.max()),
             "seconds_to_threshold": float(np.median(seconds[contestant.name])), "ratios": {},
         }  # fmt: skip
-        for ours in (c.name for c in contestants if c.trainer == "phasicrl"):
+        for ours in (c.name for c in contestants if c.trainer == "phasicrl" and c.group == contestant.group):
             count = min(len(rates[ours]), len(theirs))
             if contestant.trainer != "phasicrl" and count:
                 ratio = rates[ours][:count] / theirs[:count]
-                drawn = np.median(generator.choice(ratio, (2000, count)), axis=1)
-                low, high = np.quantile(drawn, (0.025, 0.975))
-                row["ratios"][ours] = {"ratio": float(np.median(ratio)), "interval": [float(low), float(high)]}
+                drawn = np.median(generator.choice(ratio, (2000, count)), axis=1) if count >= 5 else ratio
+                low, high = np.quantile(drawn, (0.025, 0.975) if count >= 5 else (0.0, 1.0))
+                row["ratios"][ours] = {"ratio": float(np.median(ratio)), "interval": [float(low), float(high)], "rounds": count}
         rows.append(row)
     return rows
 
@@ -206,7 +247,7 @@ def main() -> None:
                 folder.mkdir(exist_ok=True)
                 words = commands[contestant.name]
                 assert words is not None
-                row = {"contestant": contestant.name, "round": number} | run(contestant, words, options, folder)
+                row = {"contestant": contestant.name, "round": number} | run(contestant, words, options, folder, seed=number + 1)
                 runs.append(row)
                 print(f"{work}, round {number + 1}: {contestant.name} {row['rate']:,.0f} steps/s", flush=True)
                 result = {

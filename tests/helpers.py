@@ -9,7 +9,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.config import AuxConfig, CheckpointConfig, Config, EnvConfig, LogConfig, ModelConfig, PPOConfig, RewardNormConfig
+from phasicrl.config import (
+    AuxConfig,
+    CheckpointConfig,
+    ComputeConfig,
+    Config,
+    EnvConfig,
+    LogConfig,
+    ModelConfig,
+    PPOConfig,
+    RewardNormConfig,
+)
 from phasicrl.run import Run, start_run
 
 
@@ -88,6 +98,7 @@ def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Con
         ppo=PPOConfig(num_steps=8, gamma=0.9, num_minibatches=2),
         aux=aux,
         reward_norm=RewardNormConfig(),
+        compute=ComputeConfig(device="cpu"),
         log=LogConfig(console="off", tensorboard=False),
         checkpoint=CheckpointConfig(every_minutes=None),
     )

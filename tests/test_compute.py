@@ -39,7 +39,8 @@ def both(
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
     assert not eager_run.compute._fused
-    assert fused_run.compute._fused and all(step is not None for step in fused_run.compute._fused.values())
+    for kept in (fused_run.compute._fused, fused_run.compute._fused_calls):
+        assert kept and all(one is not None for one in kept.values())
     (agent, optimizers), (fused_agent, fused_optimizers) = (
         (s["agent"], s["optimizers"]) for s in (eager_run.state_dict(), fused_run.state_dict())
     )
@@ -99,7 +100,34 @@ def again_in_place(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]
 @pytest.mark.parametrize("name", CASES)
 def test_steps_that_are_recorded_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the CUDA graph itself: what is copied in, what is read where it lies, what a recording leaves behind."""
-    monkeypatch.setattr(compute_module, "_as_one_call", partial(capture, record=again_in_place))
+    record_with(again_in_place, monkeypatch)
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes), make_env)
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_recording_that_fails_or_does_nothing_leaves_the_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    config = setting(tmp_path)
+    reference = train(config, make_env=Corridor)
+
+    def bad(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        outputs = again_in_place(function)[0]  # the warm-up makes steps
+        if works:
+            return outputs, lambda: None
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    record_with(bad, monkeypatch)
+    run = train(config.changed({"compute.compile": "on"}), make_env=Corridor)
+    assert set(run.compute._fused.values()) == set(run.compute._fused_calls.values()) == {None}
+    for name, tensor in reference.agent.state_dict().items():
+        assert torch.equal(run.agent.state_dict()[name], tensor), name
+
+
+def record_with(record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs on the CPU record their steps, by something in place of a CUDA graph."""
+    monkeypatch.setattr(compute_module, "_as_one_call", partial(capture, record=record))
     plain = compute_module.Compute.__init__
 
     def recording(self: compute_module.Compute, *args: Any, **options: Any) -> None:
@@ -107,8 +135,25 @@ def test_steps_that_are_recorded_equal_eager_ones(name: str, tmp_path: Path, mon
         self._records = True
 
     monkeypatch.setattr(compute_module.Compute, "__init__", recording)
-    changes, make_env = CASES[name]
-    both(setting(tmp_path, **changes), make_env)
+
+
+def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_module, "fuse", as_it_is)
+
+    class Nothing(Corridor):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, 0.0, *rest
+
+    changes = {
+        "ppo.baseline": False,
+        "ppo.estimator": "monte_carlo",
+        "ppo.entropy_coef": 0.0,
+        "aux": None,
+        "compute.compile": "on",
+        "ppo.objective": "log_prob",
+    }
+    train(setting(tmp_path).changed({**changes, "ppo.clip": None}), make_env=Nothing)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

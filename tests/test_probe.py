@@ -11,10 +11,13 @@ import torch
 from torch import Generator, Tensor, nn
 
 from phasicrl import compute as compute_module
-from phasicrl.compute import Compute
+from phasicrl import phases
+from phasicrl.compute import Compute, StepSettings
 from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.models.encoders import ImpalaCNN
+from phasicrl.phases import policy_phase
 from phasicrl.probe import Findings, probe, probe_once
+from phasicrl.rollout import AuxiliarySamples, Minibatch
 from phasicrl.run import Run, resume_run, start_run
 from phasicrl.train import learn, train
 from tests.golden import Picture
@@ -82,16 +85,40 @@ def test_what_was_found_is_kept_for_the_same_network_and_threads_only(tmp_path: 
     assert ask() == first and network.calls == calls
     ask(num_threads=2)
     assert network.calls > calls and len(json.loads(path.read_text())) == 2
-    path.write_text("{ not JSON")
-    calls = network.calls
-    ask()
-    assert network.calls > calls
+    for damage in ("{ not JSON", "[1, 2]", json.dumps({key: {"rate": 3} for key in json.loads(path.read_text())})):
+        path.write_text(damage)
+        calls = network.calls
+        ask()
+        assert network.calls > calls
+        calls = network.calls
+        ask()
+        assert network.calls == calls, "the file was not mended"
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     network = Brittle()
     assert probe_once(network, list(network.parameters()), OBS, num_threads=1, cache=tmp_path / "file" / "probe.json").rate["fp32"] > 0
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    assert probe_once(network, list(network.parameters()), OBS, num_threads=1).rate["fp32"] > 0
+
+
+def test_large_pictures_are_not_tried_in_large_pieces() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, obs: Tensor) -> Tensor:
+            sizes.add(len(obs))
+            return obs.flatten(1).float().mean(1, keepdim=True) * self.scale
+
+    network = Mean()
+    for side, expected in ((64, {32, 64, 128, 256}), (128, {32, 64}), (512, {32})):
+        sizes: set[int] = set()
+        probe(network, list(network.parameters()), torch.zeros(256, 1, 1, 1, dtype=torch.uint8).expand(256, side, side, 3), seconds=0.0)
+        assert sizes == expected
 
 
 FOUND = Findings({"fp32": 128, "bf16": 256}, {"fp32": 100.0, "bf16": 200.0}, 0.01)
@@ -175,14 +202,43 @@ def test_each_phase_runs_in_its_precision_and_the_rollout_in_that_of_the_policy_
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_policy_that_is_updated_is_the_one_that_acted(tmp_path: Path, precision: str) -> None:
     """In another precision the ratios of the first minibatch would not be one, and the surrogate would see a policy that never acted."""
-    config = pictures(tmp_path, policy_precision=precision)
+    config = pictures(tmp_path, policy_precision=precision).changed({"ppo.num_minibatches": 1})
+    config = config.changed({"model.policy_head_scale": 3.0})  # so that rounding is seen in the probabilities
     with start_run(config, make_env=Picture) as run:
-        run.start_iteration()
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
-        with torch.no_grad(), run.compute.acting():
-            policy, _ = run.agent.policy(rollout.obs, rollout.first, rollout.state)
-        torch.testing.assert_close(policy.log_prob(rollout.action), rollout.log_prob, rtol=0, atol=2e-5 if precision == "fp32" else 5e-3)
+
+        def divergence() -> float:
+            samples = rollout.policy_samples(torch.zeros_like(rollout.value))
+            frozen = {"policy": torch.optim.SGD(run.agent.parameters(), lr=0.0)}
+            return policy_phase(run.agent, frozen, samples, config.ppo, compute=run.compute, generator=Generator())["losses/approx_kl"]
+
+        same = divergence()
+        run.compute.precision["policy"] = "bf16" if precision == "fp32" else "fp32"
+        other = divergence()
+    assert abs(same) < 1e-7 and abs(other) > 20 * abs(same)
+
+
+def test_heads_and_their_gradients_are_computed_in_fp32(tmp_path: Path) -> None:
+    with start_run(pictures(tmp_path), make_env=Picture) as run:
+        rollout = run.buffer.next_rollout()
+        run.collect(rollout)
+        features: list[Tensor] = []
+        head = run.agent.value_head
+        head.register_forward_hook(lambda module, inputs, output: features.append(inputs[0]))
+        loss = phases.AuxiliaryLoss(run.agent, tiny_aux())
+        samples = AuxiliarySamples(
+            rollout.obs, rollout.first, rollout.state, None, torch.ones_like(rollout.value), torch.zeros(4, 8, 3).log_softmax(-1)
+        )
+        frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
+        run.compute.precision["aux"] = "bf16"
+        settings = StepSettings("aux", run.agent.networks(), frozen, None)
+        run.compute.gradient_step(loss, Minibatch(samples, torch.arange(4), split=True), settings=settings)
+        (seen,) = features
+        error = (seen.double() @ head.weight.double().T + head.bias.double()).squeeze(-1) - 1
+        expected = (error.flatten() @ seen.flatten(0, 1).double()) / error.numel()
+        assert head.weight.grad is not None
+        torch.testing.assert_close(head.weight.grad[0].double(), expected.detach(), rtol=1e-5, atol=1e-7)
 
 
 def test_bf16_in_the_auxiliary_phase_stays_near_fp32(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def reacher_tricks_table() -> str:
 
 def speed_table() -> str:
     """Whole training loops side by side: every result file of benchmarks/versus.py."""
-    text = "| work | | steps per second, median (slowest to fastest) | phasicrl's ratio [95 %] | seconds to 475 |\n|---|---|---|---|---|\n"
+    text = "| work | | steps per second, median (slowest to fastest) | ratio of phasicrl's [95 %, or range if fewer than 5 rounds] | seconds to 475 |\n|---|---|---|---|---|\n"
     for path in sorted((RESULTS / "versus").glob("*.json")):
         result = json.loads(path.read_text())
         for row in result["summary"]:

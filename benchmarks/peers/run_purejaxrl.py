@@ -1,4 +1,4 @@
-"""Trains with PureJaxRL's ppo.py as it is. usage: run_purejaxrl.py FOLDER NUM_ENVS NUM_STEPS EPOCHS MINIBATCHES STEPS
+"""Trains with PureJaxRL's ppo.py as it is. usage: run_purejaxrl.py FOLDER NUM_ENVS NUM_STEPS EPOCHS MINIBATCHES STEPS SEED
 
 The whole training is one compiled program, so that there are two marks: after compiling, and at the end. What it had reached when is read from
 its metrics afterwards, on the assumption that every update takes the same time.
@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 folder = Path(sys.argv[1])
-num_envs, num_steps, epochs, minibatches, total = map(int, sys.argv[2:])
+num_envs, num_steps, epochs, minibatches, total, seed = map(int, sys.argv[2:])
 sys.path.insert(0, str(folder / "purejaxrl"))
 unused = (
     "brax",
@@ -31,7 +31,7 @@ config = {
     "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh",
     "ENV_NAME": "CartPole-v1", "ANNEAL_LR": True, "DEBUG": False,
 }  # fmt: skip
-key = jax.random.PRNGKey(int(time.time()))
+key = jax.random.PRNGKey(seed)
 program = jax.jit(make_train(config)).lower(key).compile()
 start = time.time()
 print(f"@ 0 {start} nan", flush=True)

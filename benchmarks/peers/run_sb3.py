@@ -1,10 +1,15 @@
-"""Trains Stable-Baselines3's PPO and says when each iteration was done. usage: run_sb3.py BACKEND TASK NUM_ENVS NUM_STEPS EPOCHS MINIBATCHES STEPS
+"""Trains Stable-Baselines3's PPO and says when each iteration was done.
 
-BACKEND is `gymnasium` (their `make_vec_env`, as their documentation has it) or `envpool` (the same pool of environments that we step).
+usage: run_sb3.py BACKEND TASK NUM_ENVS STEPS SEED SETTINGS
+
+BACKEND is `gymnasium` (their `make_vec_env`, as their documentation has it) or `envpool` (the same pool of environments that we step). SETTINGS is
+JSON: arguments of their PPO; `normalise` asks for their `VecNormalize`, and `linear` lets the learning rate, and the clip range if it is in the list,
+fall to zero. Time limits are bootstrapped, as they always do.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -18,7 +23,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
 backend, task = sys.argv[1:3]
-num_envs, num_steps, epochs, minibatches, total = map(int, sys.argv[3:])
+num_envs, total, seed = map(int, sys.argv[3:6])
+settings = json.loads(sys.argv[6])
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 torch.set_num_threads(THREADS)
 
@@ -29,7 +35,7 @@ class Pool(VecEnv):
     def __init__(self) -> None:
         import envpool
 
-        self.pool: Any = envpool.make_gymnasium(task, num_envs=num_envs, num_threads=min(THREADS, num_envs), seed=0)
+        self.pool: Any = envpool.make_gymnasium(task, num_envs=num_envs, num_threads=min(THREADS, num_envs), seed=seed)
         space = self.pool.observation_space
         space = type(space)(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
         super().__init__(num_envs, space, self.pool.action_space)
@@ -75,13 +81,11 @@ class Mark(BaseCallback):
         return True
 
 
-env: VecEnv = VecMonitor(Pool()) if backend == "envpool" else make_vec_env(task, n_envs=num_envs)
-is_control = task.startswith("HalfCheetah")
-if is_control:
+env: VecEnv = VecMonitor(Pool()) if backend == "envpool" else make_vec_env(task, n_envs=num_envs, seed=seed)
+if settings.pop("normalise", False):
     env = VecNormalize(env)
-model = PPO(
-    "MlpPolicy", env, n_steps=num_steps, batch_size=num_envs * num_steps // minibatches, n_epochs=epochs, gamma=0.99, gae_lambda=0.95,
-    clip_range=0.2, ent_coef=0.0 if is_control else 0.01, vf_coef=0.5, max_grad_norm=0.5, learning_rate=3e-4 if is_control else 2.5e-4, device="cpu",
-)  # fmt: skip
+for name in settings.pop("linear", []):
+    settings[name] = lambda left, start=settings[name]: left * start
+model = PPO("MlpPolicy", env, seed=seed, device="cpu", **settings)
 model.learn(total, callback=Mark())
 print(f"@ {model.num_timesteps} {time.time()} nan", flush=True)

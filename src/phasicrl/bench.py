@@ -28,7 +28,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.fused import can_fuse
 from phasicrl.machine import num_cores, package_version, processor
 from phasicrl.phases import Record
-from phasicrl.probe import autocast
+from phasicrl.precision import encoders_in
 from phasicrl.run import EnvFactory, Run, derive_seed, start_run
 from phasicrl.train import learn
 
@@ -262,7 +262,7 @@ def _networks(run: Run) -> tuple[Rate, dict[str, int], float]:
     for kind, backward, phase in passes:
 
         def once(kind: str = kind, backward: bool = backward, phase: str = phase) -> None:
-            with torch.set_grad_enabled(backward), autocast(run.compute.device, run.compute.precision[phase]):
+            with torch.set_grad_enabled(backward), encoders_in(run.compute.precision[phase]):
                 result = ways[kind]()
             if backward:
                 result.backward()
@@ -289,6 +289,8 @@ def _timed(name: str, function: Callable[[], None], number: int, *, repetitions:
         while perf_counter() - start < least_seconds or not calls:
             function()
             calls += 1
+        if torch.cuda.is_initialized():  # launching is not doing
+            torch.cuda.synchronize()
         found.append(number * calls / (perf_counter() - start))
     return _rate(name, found)
 

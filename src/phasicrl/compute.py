@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from phasicrl.config import ComputeConfig
 from phasicrl.fused import Borrowed, adam_, can_fuse, capture, fuse
 from phasicrl.machine import num_cores
-from phasicrl.probe import MICRO_BATCHES, Findings, Precision, autocast, probe_once
+from phasicrl.precision import Precision, encoders_in
+from phasicrl.probe import MICRO_BATCHES, Findings, probe_once
 from phasicrl.rollout import Minibatch, Samples
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
@@ -86,15 +87,18 @@ class Compute:
         pictures: whether observations are pictures: convolutions like all cores and small pieces, dense layers on vectors do not.
         num_gradient_steps: of the whole run: compiling must pay.
         minibatch_size: samples of a gradient step: many of them pay for a second core even with small networks.
+        has_memory: whether the networks are recurrent.
 
     Raises:
         ValueError: the device does not exist here.
     """
 
-    def __init__(self, config: ComputeConfig, *, pictures: bool, num_gradient_steps: int = 0, minibatch_size: int = 0) -> None:
+    def __init__(
+        self, config: ComputeConfig, *, pictures: bool, num_gradient_steps: int = 0, minibatch_size: int = 0, has_memory: bool = False
+    ) -> None:
         self.device = _device(config.device)
         on_cpu = self.device.type == "cpu"
-        self.config, self.pictures = config, pictures
+        self.config, self.pictures, self._minibatch_size = config, pictures, minibatch_size
         micro_batch = USUAL_MICRO_BATCH if config.micro_batch == "auto" else config.micro_batch
         self.micro_batch = micro_batch if on_cpu and pictures else None
         aux: Precision = "bf16" if config.aux_precision == "bf16" else "fp32"
@@ -105,6 +109,8 @@ class Compute:
         pays = num_gradient_steps >= WORTH_COMPILING and not pictures and can_fuse()
         # Recording on a GPU takes no time; compiling for a CPU does.
         self.fuses = config.compile == "on" or (config.compile == "auto" and (pays or not on_cpu))
+        if has_memory and not on_cpu:  # the lengths of its sequences are looked at, which cannot be recorded
+            self.fuses = False
         self._records = not on_cpu
         self._one_call = "compiled" if on_cpu else "recorded as a CUDA graph"
         self._fused: dict[Hashable, FusedStep | None] = {}
@@ -139,7 +145,12 @@ class Compute:
         config = self.config
         free = config.micro_batch == "auto" and self.device.type == "cpu", config.aux_precision == "auto" and has_aux
         if self.pictures and any(free) and num_passes >= WORTH_PROBING:
-            noise = torch.randint(256, (max(MICRO_BATCHES), *shape), dtype=torch.uint8, generator=Generator().manual_seed(0))
+            noise = torch.randint(
+                256,
+                (min(max(MICRO_BATCHES), self._minibatch_size or 10**9), *shape),
+                dtype=torch.uint8,
+                generator=Generator().manual_seed(0),
+            )
             self.findings = found = probe_once(network, parameters, noise.to(self.device), num_threads=self.num_threads)
             if free[1]:
                 self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
@@ -153,7 +164,7 @@ class Compute:
 
     def acting(self) -> AbstractContextManager[object]:
         """The precision of the rollout, which is the policy phase's; for everything that is not a gradient step."""
-        return autocast(self.device, self.precision["policy"])
+        return encoders_in(self.precision["policy"])
 
     def pieces(self, samples: S) -> Iterator[tuple[S, float]]:
         """Cut samples into micro-batches, with the share of the whole that each is: their weighted losses add up to the mean loss."""
@@ -186,7 +197,7 @@ class Compute:
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
         """
-        with self._memory_is_short(settings.name), autocast(self.device, self.precision.get(settings.name, self.config.policy_precision)):
+        with self._memory_is_short(settings.name), encoders_in(self.precision.get(settings.name, self.config.policy_precision)):
             number = len(minibatch.index)
             if self.fuses:
                 if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
@@ -298,7 +309,7 @@ class Compute:
         fused.restore(before)
         count = len(fused.parameters)
         off = max(
-            _distance(compiled[part], after[part]) / _distance(before[part], after[part])
+            _distance(compiled[part], after[part]) / max(_distance(before[part], after[part]), 1e-12)
             for part in (slice(count), slice(count, 2 * count))
         )
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
@@ -376,8 +387,10 @@ class FusedStep:
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
         before = self.snapshot()
         inputs = [tensor.detach() for tensor in self._inputs(minibatch.index.clone(), source, weights)]
-        self._call = _as_one_call(step, inputs, num_kept=len(self._everything))
-        self.restore(before)
+        try:
+            self._call = _as_one_call(step, inputs, num_kept=len(self._everything))
+        finally:  # recording makes steps before it fails or not
+            self.restore(before)
 
     def __call__(self, minibatch: Minibatch[S], weights: tuple[Tensor, ...]) -> Tensor:
         """Make the step; returns the values of `names`."""
@@ -389,7 +402,7 @@ class FusedStep:
             return self._call(*self._inputs(minibatch.index, self._source[1], weights))
 
     def snapshot(self) -> list[Tensor]:
-        """Copies of all that a step changes."""
+        """Copies of all that a step changes: parameters and moments."""
         return [tensor.detach().clone() for tensor in chain(self.parameters, *self._moments)]
 
     def restore(self, snapshot: list[Tensor]) -> None:

@@ -388,7 +388,7 @@ class ValueNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig:
-    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. A run directory's configuration has what `auto` became."""
+    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. What a probe chose for pictures is in the run directory's configuration."""
 
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""

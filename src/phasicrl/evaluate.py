@@ -63,7 +63,7 @@ class Evaluation:
 
 
 class StepTable:
-    """Every step of an evaluation as a row of CSV.
+    """Every step of the episodes that an evaluation counts, as a row of CSV.
 
     Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`, `return` (of the episode so far), `entropy`
     (nats), `std` (mean over continuous components, before a squash; empty without them), and for each component k of an action `mean_k`, the
@@ -83,7 +83,7 @@ class StepTable:
         """Episodes of freshly reset environments follow."""
         self._kind, self._episode = kind, np.zeros(num_envs, dtype=int)
 
-    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: np.ndarray, lengths: np.ndarray) -> None:
+    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: np.ndarray, lengths: np.ndarray, *, counted: np.ndarray) -> None:
         """One step of B environments.
 
         Args:
@@ -92,6 +92,7 @@ class StepTable:
             step: what came of them.
             returns: of the episodes so far, this step included, `[B]`.
             lengths: the same of their steps.
+            counted: which environments' episodes count; the others have had their share, `[B]`.
         """
         num_envs = len(returns)
         means, actions = (values.reshape(num_envs, -1).tolist() for values in (policy.mode(), action))
@@ -101,6 +102,8 @@ class StepTable:
             self._rows.writerow(["policy", "env", "episode", "step", "reward", "return", "entropy", "std", *parts])
             self._has_head = True
         for env, entropy in enumerate(policy.entropy().reshape(num_envs).tolist()):
+            if not counted[env]:
+                continue
             place = (self._kind, env, self._episode[env], lengths[env], step.reward[env], returns[env], entropy, stds[env])
             self._rows.writerow([*place, *means[env], *actions[env]])
         self._episode[step.terminated | step.truncated] += 1
@@ -219,7 +222,7 @@ def play(
         running += step.reward
         length += 1
         if table is not None:
-            table.add(distribution, action, step, running, length)
+            table.add(distribution, action, step, running, length, counted=share > 0)
         first = step.terminated | step.truncated
         for env in np.flatnonzero(first & (share > 0)):
             returns.append(float(running[env]))

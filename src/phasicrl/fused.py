@@ -6,6 +6,7 @@ import importlib
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,9 +56,13 @@ def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept:
         RuntimeError: the function does something that cannot be recorded.
     """
     device = inputs[0].device
+    if record is None:
+        record = partial(_record, device=device)
     own = [*inputs[:num_kept], *(torch.empty_like(tensor, device=device).copy_(tensor) for tensor in inputs[num_kept:])]
     with torch.no_grad():
-        outputs, replay = (record or _record)(lambda: function(*own))
+        outputs, replay = record(lambda: function(*own))
+        for tensor in (outputs,) if isinstance(outputs, Tensor) else outputs:
+            tensor.zero_()  # so that a replay that does nothing cannot look right
 
     def call(*given: Tensor) -> Any:
         torch._foreach_copy_(own[num_kept:], list(given[num_kept:]))
@@ -67,17 +72,22 @@ def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept:
     return call
 
 
-def _record(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+def _record(function: Callable[[], Any], *, device: torch.device) -> tuple[Any, Callable[[], None]]:
     """Record a CUDA graph, after calls on a stream of their own in which kernels are chosen and workspaces made."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = function()
+    with torch.cuda.device(device):
+        before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        try:
+            stream.wait_stream(before)
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    function()
+            before.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outputs = function()
+        except BaseException:
+            torch.cuda.set_stream(before)  # a failed recording leaves its own behind
+            raise
     return outputs, graph.replay
 
 

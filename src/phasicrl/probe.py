@@ -7,20 +7,20 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from phasicrl.machine import package_version, processor
-
-Precision = Literal["fp32", "bf16"]
+from phasicrl.precision import Precision, autocast
 
 MICRO_BATCHES = (32, 64, 128, 256)
+PROCGEN_PICTURE = 64 * 64 * 3
+"""Numbers in a picture: larger ones take more memory, of which the largest pieces would need too much."""
 TOLERANCE = 0.03
 """Largest relative error of bf16's features and gradients against fp32's, by their norms: rounding to 8 bits leaves about 0.01."""
 WORTH = 1.1
@@ -57,21 +57,17 @@ class Findings:
         return f"networks on this machine: {speeds}; bf16 is {'right' if self.bf16_is_right else f'wrong here (off by {self.error:.1%}) and left out'}"
 
 
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """The context in which encoders run in that precision. Nothing is kept between calls: a recorded step would go on with old weights."""
-    return nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
-
-
 def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, *, seconds: float = 0.25) -> Findings:
     """Time forward and backward passes in each precision and size of piece, and check bf16 against fp32.
 
     Args:
         network: features `[N, D]` of observations.
         parameters: the network's.
-        obs: at least as many observations as the largest piece, `[N, …]`.
+        obs: pictures to try it with, `[N, …]`; no piece is larger than this, or has more pixels than 256 of Procgen's.
         seconds: for each combination.
     """
-    sizes = [size for size in MICRO_BATCHES if size <= len(obs)] or [len(obs)]
+    most = min(len(obs), MICRO_BATCHES[-1] * PROCGEN_PICTURE // obs[0].numel())
+    sizes = [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
     best: dict[Precision, tuple[float, int]] = {}
     exact, error = _pass(network, parameters, obs[: sizes[0]], "fp32"), float("nan")
     for precision in ("fp32", "bf16"):
@@ -98,25 +94,37 @@ def probe_once(
         num_threads: of PyTorch.
         cache: the file that keeps findings; `~/.cache/phasicrl/probe.json` unless given.
     """
-    path = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasicrl" / "probe.json"
     device = torch.cuda.get_device_name(obs.device) if obs.device.type == "cuda" else f"{processor()}, {num_threads} threads"
-    shapes = [tuple(parameter.shape) for parameter in parameters]
-    key = f"{platform.node()}; {device}; torch {package_version('torch')}; {tuple(obs.shape[1:])} {obs.dtype}; {shapes}"
+    versions = f"torch {package_version('torch')}; phasicrl {package_version('phasicrl')}"
+    key = (
+        f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}"
+    )
     try:
-        kept = json.loads(path.read_text())
+        path = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasicrl" / "probe.json"
+    except RuntimeError:  # there is no home
+        return probe(network, parameters, obs)
+    kept = _read(path)
+    if key in kept:
         return Findings(**kept[key])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     findings = probe(network, parameters, obs)
     try:
-        kept = json.loads(path.read_text()) if path.is_file() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(kept | {key: dataclasses.asdict(findings)}, indent=1))
+        temporary.write_text(json.dumps(_read(path) | {key: dataclasses.asdict(findings)}, indent=1))
         os.replace(temporary, path)
-    except (OSError, ValueError):
+    except OSError:
         pass  # measured anew next time
     return findings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What is kept; nothing, if the file is not there or is damaged."""
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    fields = {field.name for field in dataclasses.fields(Findings)}
+    return {key: value for key, value in kept.items() if isinstance(value, dict) and set(value) == fields} if isinstance(kept, dict) else {}
 
 
 def _pass(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision) -> list[Tensor]:

@@ -78,8 +78,9 @@ class Run:
         self.log = log
         compute.say = log.message
         if compute.findings is not None:
-            choice = f"micro-batches of {compute.micro_batch}, auxiliary phase in {compute.precision['aux']}"
-            log.message(f"{compute.findings}: {choice}")
+            pieces = [f"micro-batches of {compute.micro_batch}"] if compute.micro_batch else []
+            phase = [f"auxiliary phase in {compute.precision['aux']}"] if config.has_auxiliary_phase else []
+            log.message(f"{compute.findings}: {', '.join(pieces + phase) or 'nothing to choose'}")
         self.generators = {purpose: Generator().manual_seed(derive_seed(config.seed, purpose)) for purpose in ("action", "shuffle")}
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer = _make_reward_normalizer(config, compute.device)
@@ -403,7 +404,7 @@ def _build_run(
         pictures = any(is_picture(part) for _, part in leaves(envs.observation_space))
         compute = Compute(
             config.compute, pictures=pictures, num_gradient_steps=config.num_gradient_steps,
-            minibatch_size=config.batch_size // config.ppo.num_minibatches,
+            minibatch_size=config.batch_size // config.ppo.num_minibatches, has_memory=config.model.memory != "none",
         )  # fmt: skip
         _check_memory(config, envs, compute.device)
         agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)

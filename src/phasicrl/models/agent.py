@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from phasicrl.models.encoders import ObservationReader, encoder_for
 from phasicrl.models.heads import Policy, linear_head, make_policy_head
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
+from phasicrl.precision import encode
 
 EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
 """A user's own encoder: from the space of observations to a module with an attribute `num_features` (D), which maps `[N, …]` to `[N, D]`;
@@ -43,7 +43,7 @@ class AgentOutput:
 class Agent(nn.Module):
     """Policy, value and auxiliary value over one or two networks (PPG paper, figure 1; OPPG ppg.py:66-155).
 
-    Under `torch.autocast` the encoders run in the lower precision, memory and heads do not.
+    The encoders run in the precision of the moment (`precision.py`), memory and heads in fp32.
 
     - `separate`: two networks of encoder and memory; the value head stands on the second.
     - `detached`: one network; the value head sees its features but sends no gradient back, in either phase: the auxiliary head
@@ -141,27 +141,24 @@ class Agent(nn.Module):
             action_mask: true where an action is allowed.
         """
         inputs = self.reader(obs.flatten(0, 1))
-        encoded = self.encoder(inputs).float().unflatten(0, first.shape)
-        encoded_for_value = None if self.value_encoder is None else self.value_encoder(inputs).float().unflatten(0, first.shape)
-        with _single_precision():
-            policy_state, value_state = state.split([self.memory.state_size, state.shape[-1] - self.memory.state_size], dim=-1)
-            features, policy_state = self.memory(encoded, first, policy_state)
-            policy = self.policy_head(features, action_mask)
-            if encoded_for_value is not None and self.value_memory is not None:
-                value_features, value_state = self.value_memory(encoded_for_value, first, value_state)
-            else:
-                value_features = features.detach() if self.value_path == "detached" else features
-            aux_value = None if self.aux_value_head is None else self._value(self.aux_value_head, features)
-            value = self._value(self.value_head, value_features)
-            return AgentOutput(policy, value, aux_value, torch.cat([policy_state, value_state], dim=-1))
+        policy_state, value_state = state.split([self.memory.state_size, state.shape[-1] - self.memory.state_size], dim=-1)
+        features, policy_state = self.memory(self._encode(self.encoder, inputs).unflatten(0, first.shape), first, policy_state)
+        policy = self.policy_head(features, action_mask)
+        if self.value_encoder is not None and self.value_memory is not None:
+            value_features, value_state = self.value_memory(
+                self._encode(self.value_encoder, inputs).unflatten(0, first.shape), first, value_state
+            )
+        else:
+            value_features = features.detach() if self.value_path == "detached" else features
+        aux_value = None if self.aux_value_head is None else self._value(self.aux_value_head, features)
+        return AgentOutput(policy, self._value(self.value_head, value_features), aux_value, torch.cat([policy_state, value_state], dim=-1))
 
     def value(self, obs: Shaped[Tensor, "S L *shape"], first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"]) -> Float[Tensor, "S L"]:
         """V alone, without the policy's network where it has one of its own."""
         if self.value_encoder is None or self.value_memory is None:
             return self.forward(obs, first, state).value
-        encoded = self.value_encoder(self.reader(obs.flatten(0, 1))).float().unflatten(0, first.shape)
-        with _single_precision():
-            return self._value(self.value_head, self.value_memory(encoded, first, state[:, self.memory.state_size :])[0])
+        features = self._encode(self.value_encoder, self.reader(obs.flatten(0, 1))).unflatten(0, first.shape)
+        return self._value(self.value_head, self.value_memory(features, first, state[:, self.memory.state_size :])[0])
 
     def policy(
         self,
@@ -171,25 +168,19 @@ class Agent(nn.Module):
         action_mask: Bool[Tensor, "S L A"] | None = None,
     ) -> tuple[Policy, Float[Tensor, "S H"]]:
         """The policy alone, without the value's network, and the memory's next state (a value network's part of it stays as it is)."""
-        encoded = self.encoder(self.reader(obs.flatten(0, 1))).float().unflatten(0, first.shape)
-        with _single_precision():
-            features, policy_state = self.memory(encoded, first, state[:, : self.memory.state_size])
-            return self.policy_head(features, action_mask), torch.cat([policy_state, state[:, self.memory.state_size :]], dim=-1)
+        features = self._encode(self.encoder, self.reader(obs.flatten(0, 1))).unflatten(0, first.shape)
+        features, policy_state = self.memory(features, first, state[:, : self.memory.state_size])
+        return self.policy_head(features, action_mask), torch.cat([policy_state, state[:, self.memory.state_size :]], dim=-1)
 
     def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalised."""
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
+    def _encode(self, encoder: nn.Module, inputs: Any) -> Float[Tensor, "N D"]:
+        """What an encoder says of observations."""
+        return encode(encoder, inputs, device=self.value_head.weight.device)
+
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
         """What a value head says, in units of the rewards learnt from."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
-
-
-def _single_precision() -> AbstractContextManager[object]:
-    """Switches autocast off where it is on; costs nothing where it is not."""
-    return torch.autocast("cuda" if torch.is_autocast_enabled("cuda") else "cpu", enabled=False) if _is_autocast() else nullcontext()
-
-
-def _is_autocast() -> bool:
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
