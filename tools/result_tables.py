@@ -38,6 +38,7 @@ def blocks() -> dict[str, str]:
         "leave-one-out": ladder_table("leave-one-out"),
         "reacher-tricks": reacher_tricks_table(),
         "speed": speed_table(),
+        **{f"findings-{name}": findings_table(f"findings_{name}") for name in ("reacher", "rewards", "inverted", "pendulum", "mva")},
     }
 
 
@@ -64,6 +65,17 @@ def ladder_table(mode: str) -> str:
             f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, {values['interval_high']:.0f}] "
             f"| {values['greedy_min']:.0f} | {values['last_100_mean']:.0f} |\n"
         )
+    return text
+
+
+def findings_table(file: str) -> str:
+    """What each named setting of a file reached: greedy, and in training."""
+    rows = read(file)
+    text = "| setting | greedy, mean [95 %] | last 100 training episodes |\n|---|---|---|\n"
+    for label in dict.fromkeys(row["preset"] for row in rows):
+        name = label.partition("--name ")[2].split()[0]
+        training = [float(row["return_100"]) for row in rows if row["preset"] == label]
+        text += f"| {name} | {reached(greedy_means(rows, label))} | {_number(float(np.mean(training)), training)} |\n"
     return text
 
 
