@@ -278,7 +278,7 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
             "total_env_steps": 1_000_000,
         },
     ),
-    "pendulum": (_PENDULUM_PPO, _MUJOCO_AUX, {}),
+    "pendulum": (_PENDULUM_PPO, replace(_MUJOCO_AUX, beta_clone=1.0, value_coef=1.0), {}),
     "invertedpendulum": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:InvertedPendulum-v5", "total_env_steps": 100_000}),
     "inverteddoublependulum": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:InvertedDoublePendulum-v5"}),
     "reacher": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Reacher-v5"}),
