@@ -156,4 +156,5 @@ def _student(freedom: float) -> float:
 def _number(value: float, scale: list[float]) -> str:
     """With as many digits as the size of the values deserves."""
     digits = 2 if max(map(abs, scale)) < 20 else 1 if max(map(abs, scale)) < 200 else 0
-    return f"{value:,.{digits}f}".replace("-", "−")
+    text = f"{round(value, digits) + 0.0:,.{digits}f}"  # no −0
+    return text.replace("-", "−")
