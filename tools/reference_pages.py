@@ -15,7 +15,7 @@ from phasicrl import config as config_module
 from phasicrl.config import Config
 from phasicrl.metrics import METRICS
 from phasicrl.presets import PRESETS, differences
-from tools.result_tables import blocks, without
+from tools.result_tables import blocks, on_reacher, without
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
@@ -118,6 +118,14 @@ RUNG_OF = {
     "ppo.max_grad_norm": "gradient clipping", "ppo.entropy_coef": "entropy bonus",
 }  # fmt: skip
 """What the ladder calls the trick behind a knob."""
+CHANGED_ON_REACHER = {
+    "ppo.policy_epochs": "--ppo.policy-epochs 1 --ppo.value-epochs 1", "ppo.num_minibatches": "--ppo.num-minibatches 1",
+    "ppo.bootstrap_truncation": "--ppo.no-bootstrap-truncation", "obs_norm": "--obs-norm none", "ppo.gae_lambda": "--ppo.gae-lambda 1.0",
+    "ppo.clip": "--ppo.clip none", "model.policy_head_scale": "--model.policy-head-scale 1.0", "ppo.advantage_norm": "--ppo.advantage-norm none",
+    "reward_norm": "--reward-norm none", "model.init": "--model.init torch --model.head-init torch", "ppo.max_grad_norm": "--ppo.max-grad-norm none",
+    "ppo.recompute_advantages": "--ppo.no-recompute-advantages", "ppo.adam_eps": "--ppo.adam-eps 1e-8", "ppo.schedule": "--ppo.schedule constant",
+}  # fmt: skip
+"""How a knob was turned back on Reacher."""
 SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari-ppo")
 
 
@@ -128,13 +136,13 @@ def tricks_page() -> str:
         "and how the presets set it. What each is worth is measured by the ladder ([learning results](learning.md)):\n\n"
         "```sh\nphasicrl ladder --env CartPole-v1 --seeds 5                  # one trick after the other\n"
         "phasicrl ladder --env CartPole-v1 --seeds 5 --leave-one-out  # all of them, then all but one\n```\n\n"
-        "*Measured* is the greedy return on CartPole-v1 after 100,000 steps without the trick, all others on, and with everything: mean of five "
-        "seeds. CartPole is easy; what counts elsewhere is in [learning results](learning.md).\n\n"
-        f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured |\n|---|---|---|---|{'---|' * len(SHOWN)}---|\n"
+        "*Measured* is the greedy return after 100,000 steps without the trick, all others on (and with it), mean of five seeds; intervals are in "
+        "[learning results](learning.md#what-each-trick-is-worth).\n\n"
+        f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: CartPole | Reacher |\n|---|---|---|---|{'---|' * len(SHOWN)}---|---|\n"
     )
     for trick, source, function, knob in TRICKS:
         values = [_show(_value(PRESETS[name].config, knob)) for name in SHOWN]
-        text += f"| {trick} | {source} | `{function}` | `{knob}` | {' | '.join(values)} | {without(RUNG_OF.get(knob, ''))} |\n"
+        text += f"| {trick} | {source} | `{function}` | `{knob}` | {' | '.join(values)} | {without(RUNG_OF.get(knob, ''))} | {on_reacher(CHANGED_ON_REACHER.get(knob, ''))} |\n"
     return NOTE + text
 
 

@@ -115,6 +115,13 @@ def without(trick: str) -> str:
     return f"{means[f'without {trick}']:.0f} ({means['everything']:.0f})" if f"without {trick}" in means else "–"
 
 
+def on_reacher(change: str) -> str:
+    """What Reacher reaches with a change, and without it; nothing for one that was not measured."""
+    label = "reacher-ppo --total-env-steps 100_000"
+    values, base = greedy_means(read("reacher_tricks"), f"{label} {change}"), greedy_means(read("reacher_100k"), label)
+    return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values and base else "–"
+
+
 def read(name: str) -> list[dict[str, str]]:
     """The rows of a result file; none if it is not there."""
     path = RESULTS / f"{name}.csv"
