@@ -30,6 +30,10 @@ TASKS = (
 )
 
 
+REACHER = "reacher-ppo --total-env-steps 100_000"
+"""What the changes to Reacher's settings start from."""
+
+
 def blocks() -> dict[str, str]:
     """Every table by the name that its place in a page has."""
     return {
@@ -81,14 +85,13 @@ def findings_table(file: str) -> str:
 
 def reacher_tricks_table() -> str:
     """What Reacher reaches with one thing changed, worst first."""
-    label = "reacher-ppo --total-env-steps 100_000"
-    base = greedy_means(read("reacher_100k"), label)
+    base = greedy_means(read("reacher_100k"), REACHER)
     rows = read("reacher_tricks")
     changed = {name: greedy_means(rows, name) for name in dict.fromkeys(row["preset"] for row in rows)}
     text = "| changed | greedy, mean [95 %] | difference |\n|---|---|---|\n"
     text += f"| nothing | {reached(base)} | |\n" if base else ""
     for name, values in sorted(changed.items(), key=lambda item: float(np.mean(item[1]))):
-        text += f"| `{name.removeprefix(label).strip()}` | {reached(values)} | {difference(values, base)} |\n"
+        text += f"| `{name.removeprefix(REACHER).strip()}` | {reached(values)} | {difference(values, base)} |\n"
     return text
 
 
@@ -117,8 +120,7 @@ def without(trick: str) -> str:
 
 def on_reacher(change: str) -> str:
     """What Reacher reaches with a change, and without it; nothing for one that was not measured."""
-    label = "reacher-ppo --total-env-steps 100_000"
-    values, base = greedy_means(read("reacher_tricks"), f"{label} {change}"), greedy_means(read("reacher_100k"), label)
+    values, base = greedy_means(read("reacher_tricks"), f"{REACHER} {change}"), greedy_means(read("reacher_100k"), REACHER)
     return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values and base else "–"
 
 

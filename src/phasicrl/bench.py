@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from phasicrl.compute import WORTH_COMPILING
+from phasicrl.compute import is_worth_compiling
 from phasicrl.config import Config
 from phasicrl.envs.make import make_envs
-from phasicrl.fused import can_fuse
 from phasicrl.machine import num_cores, package_version, processor
 from phasicrl.phases import Record
 from phasicrl.precision import encoders_in
@@ -111,8 +110,7 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
         notes.append(f"phases of 2 iterations instead of {config.aux.every}: the same work per step")
     on_gpu = config.compute.device != "cpu" and torch.cuda.is_available()
     if config.compute.compile == "auto" and not on_gpu:  # the real budget decides, not that of the measurement
-        pays = config.num_gradient_steps >= WORTH_COMPILING and config.model.encoder == "mlp" and can_fuse()
-        changes["compute.compile"] = "on" if pays else "off"
+        changes["compute.compile"] = "auto" if is_worth_compiling(config.num_gradient_steps) else "off"
     with tempfile.TemporaryDirectory() as folder:
         config = config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
         with start_run(config, make_env=make_env) as run:

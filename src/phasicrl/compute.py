@@ -36,6 +36,11 @@ USUAL_MICRO_BATCH = 64
 S = TypeVar("S", bound=Samples)
 
 
+def is_worth_compiling(num_gradient_steps: int) -> bool:
+    """Whether so many gradient steps on vectors are worth compiling, on a machine that can."""
+    return num_gradient_steps >= WORTH_COMPILING and can_fuse()
+
+
 class Loss(Protocol[S]):
     """What a gradient step minimises. Equal losses do the same: compiled steps are kept by them."""
 
@@ -106,7 +111,7 @@ class Compute:
         self.findings: Findings | None = None
         self.num_threads = config.num_threads or (num_cores() if pictures or minibatch_size >= WORTH_SHARING else 1)
         self.steps_at_once = 2048 if pictures else 65_536
-        pays = num_gradient_steps >= WORTH_COMPILING and not pictures and can_fuse()
+        pays = is_worth_compiling(num_gradient_steps) and not pictures
         # Recording on a GPU takes no time; compiling for a CPU does.
         self.fuses = config.compile == "on" or (config.compile == "auto" and (pays or not on_cpu))
         if has_memory and not on_cpu:  # the lengths of its sequences are looked at, which cannot be recorded

@@ -58,14 +58,14 @@ def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept:
     device = inputs[0].device
     if record is None:
         record = partial(_record, device=device)
-    own = [*inputs[:num_kept], *(torch.empty_like(tensor, device=device).copy_(tensor) for tensor in inputs[num_kept:])]
+    copies = [torch.empty_like(tensor, device=device).copy_(tensor) for tensor in inputs[num_kept:]]
     with torch.no_grad():
-        outputs, replay = record(lambda: function(*own))
+        outputs, replay = record(lambda: function(*inputs[:num_kept], *copies))
         for tensor in (outputs,) if isinstance(outputs, Tensor) else outputs:
             tensor.zero_()  # so that a replay that does nothing cannot look right
 
     def call(*given: Tensor) -> Any:
-        torch._foreach_copy_(own[num_kept:], list(given[num_kept:]))
+        torch._foreach_copy_(copies, list(given[num_kept:]))
         replay()
         return outputs
 

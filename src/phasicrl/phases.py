@@ -271,8 +271,9 @@ def per_segment(segments: Samples, function: Callable[[Samples], Tensor], *, com
     """`[S, L, …]`: a function of the agent's, asked segment by segment in pieces that fit the caches."""
     results = []
     num_steps = segments.first.shape[1]
-    for start in range(0, len(segments), max(1, compute.steps_at_once // num_steps)):
-        some = segments.take(slice(start, start + max(1, compute.steps_at_once // num_steps)))
+    at_once = max(1, compute.steps_at_once // num_steps)
+    for start in range(0, len(segments), at_once):
+        some = segments.take(slice(start, start + at_once))
         some = some if some.state.shape[-1] else some.as_transitions()
         with compute.acting():
             found = torch.cat([function(piece) for piece, _ in compute.pieces(some)])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 Precision = Literal["fp32", "bf16"]
 
@@ -26,12 +26,12 @@ def encoders_in(precision: Precision) -> Iterator[None]:
         _now.reset(token)
 
 
-def encode(encoder: nn.Module, inputs: Any, *, device: torch.device) -> Float[Tensor, "N D"]:
+def encode(encoder: Callable[[Any], Tensor], inputs: Any, *, device: torch.device) -> Float[Tensor, "N D"]:
     """An encoder's features, in fp32, computed in the precision of the moment."""
-    with autocast(device, _now.get()):
+    with _autocast(device, _now.get()):
         return encoder(inputs).float()
 
 
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """The context for forward passes in that precision. Nothing is kept between calls: a recorded step would go on with old weights."""
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

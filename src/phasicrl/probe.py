@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.machine import package_version, processor
-from phasicrl.precision import Precision, autocast
+from phasicrl.precision import Precision, encode, encoders_in
 
 MICRO_BATCHES = (32, 64, 128, 256)
 PROCGEN_PICTURE = 64 * 64 * 3
@@ -129,9 +129,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _pass(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision) -> list[Tensor]:
     """Features, and the gradient of their weighted sum."""
-    with autocast(obs.device, precision):
-        features = network(obs)
-    features = features.float()
+    with encoders_in(precision):
+        features = encode(network, obs, device=obs.device)
     weights = torch.linspace(-1, 1, features.shape[-1], device=obs.device)
     gradients = torch.autograd.grad((features @ weights).mean(), list(parameters), allow_unused=True)
     return [features.detach(), torch.cat([gradient.float().flatten() for gradient in gradients if gradient is not None])]

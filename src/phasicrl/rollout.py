@@ -62,7 +62,7 @@ class Samples:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is there, by name."""
-        return {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
+        return _tensors_of(self)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor."""
@@ -156,13 +156,17 @@ class Rollout:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, by name."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return _tensors_of(self)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take back `tensors`."""
         for name, value in self.tensors().items():
             value.copy_(tensors[name])
+
+
+def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
+    """The fields that are there, by name."""
+    return {field.name: value for field in dataclasses.fields(holder) if (value := getattr(holder, field.name)) is not None}
 
 
 class PhaseBuffer:
