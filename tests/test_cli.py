@@ -131,6 +131,15 @@ def test_a_wrong_field_or_value_is_refused_with_help(capsys: pytest.CaptureFixtu
     assert message in text and "Traceback" not in text
 
 
+def test_memory_that_is_short_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(words: list[str]) -> None:
+        raise MemoryError("a gradient step does not fit; try a larger ppo.num_minibatches")
+
+    monkeypatch.setitem(cli.VERBS, "train", full)
+    assert cli.main(["train"]) == cli.USER_ERROR
+    assert capsys.readouterr().err == "error: a gradient step does not fit; try a larger ppo.num_minibatches\n"
+
+
 def test_debug_shows_where_an_error_arose(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--debug", "train", "procgen-pgp"]) == 2
     assert "Traceback" in capsys.readouterr().err

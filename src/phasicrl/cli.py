@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         from phasicrl.envs.protocol import EnvError
 
-        expected = isinstance(error, ValueError | OSError | ImportError | EnvError)
+        expected = isinstance(error, ValueError | OSError | ImportError | MemoryError | EnvError)
         if debug or not expected:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)

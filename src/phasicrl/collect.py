@@ -143,8 +143,7 @@ class Collector:
             rollout.action_mask[:, t] = mask = self._to_device(self.envs.action_mask)
         noise = self._blank_policy.noise(self.generator)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        with self.compute.acting():
-            action, env_action, log_prob, value, self._state = self.compute.evaluate(self._answer, self.agent, inputs)
+        action, env_action, log_prob, value, self._state = self.compute.evaluate(self._answer, self.agent, inputs)
         rollout.action[:, t], rollout.log_prob[:, t], rollout.value[:, t] = action, log_prob, value
         return env_action
 

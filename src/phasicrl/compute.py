@@ -212,20 +212,23 @@ class Compute:
             return *self._eager_step(loss, minibatch, weights, settings), number
 
     def evaluate(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """`function(*inputs)`, which uses a module and needs no gradient; one compiled call, if steps are.
+        """`function(*inputs)`, which uses a module and needs no gradient, in the precision of acting; one compiled call, if steps are.
 
         Args:
             function: the same every time; a bound method will do.
             module: whose parameters and buffers it reads.
             inputs: of the same shapes every time.
         """
-        if not self.fuses:
-            return function(*inputs)
+        with self.acting():
+            call = self._fused_call(function, module, inputs) if self.fuses else None
+            return function(*inputs) if call is None else call(inputs)
+
+    def _fused_call(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> FusedCall | None:
+        """The compiled evaluation for such inputs, made when it is first needed; None where there cannot be one."""
         key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
         if key not in self._fused_calls:
             self._fused_calls[key] = self._try_to_fuse_call(function, module, inputs)
-        call = self._fused_calls[key]
-        return function(*inputs) if call is None else call(inputs)
+        return self._fused_calls[key]
 
     @contextmanager
     def _memory_is_short(self, name: str) -> Iterator[None]:
