@@ -5,7 +5,7 @@ for example: python benchmarks/versus.py cartpole --pairs 3
 
 Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it (`FOLDER/sb3/bin/python`; they are made with
 `benchmarks/peers/requirements-*.txt`); ours in the Python that runs this. A round runs every contestant once, in random order. The rate of a run
-is its slope after the second iteration: environment steps over seconds, training included; start-up, compiling and capturing count in
+is its slope after the second iteration (after the first where an iteration takes minutes): environment steps over seconds, training included; start-up, compiling and capturing count in
 `wall_to_end`. The ratio is the median over rounds of ours over theirs, in the same group of settings, with the 95 % bootstrap interval over rounds from
 five rounds on, else their range. The number of the round is everybody's seed. All run on the same cores.
 Contestants whose Python or folder is not there are left out, and that is said.
@@ -44,18 +44,20 @@ class Contestant:
         trainer: whose Python and which runner: `phasicrl`, `sb3`, `cleanrl`, `purejaxrl`.
         words: the runner's command line; `{cleanrl}` and `{purejaxrl}` are the folders that the user gave, `{seed}` is the round.
         group: ratios are taken between contestants of one group.
-        ends: the mark at which its measured time ends; the last, unless given.
+        begins: the mark from which it is measured: what comes before is start-up and warming up.
+        ends: the mark at which that ends; the last, unless given.
     """
 
     name: str
     trainer: str
     words: tuple[str, ...]
     group: str = ""
+    begins: int = 2
     ends: int = -1
 
 
-def _ours(name: str, preset: str, fields: str, *, group: str = "", ends: int = -1) -> Contestant:
-    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", "--log.no-tensorboard", *fields.split()), group, ends)
+def _ours(name: str, preset: str, fields: str, *, group: str = "", begins: int = 2, ends: int = -1) -> Contestant:
+    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", "--log.no-tensorboard", *fields.split()), group, begins, ends)
 
 
 def _sb3(name: str, backend: str, task: str, num_envs: int, steps: int, settings: dict[str, Any], *, group: str = "") -> Contestant:
@@ -104,14 +106,15 @@ def _cartpole(num_envs: int, steps: dict[str, int]) -> tuple[Contestant, ...]:
 def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str) -> tuple[Contestant, ...]:
     """Procgen: ours against a script of CleanRL, on the same pool of environments."""
     words = ("--envpool", f"{{cleanrl}}/cleanrl/{script}", "--num-envs", "64", "--num-steps", "256", *flags)
-    theirs = Contestant(f"CleanRL {script}", "cleanrl", words)
-    return (*ours, theirs, Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words)))
+    theirs = (Contestant(f"CleanRL {script}", "cleanrl", words, begins=1),
+              Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words), begins=1))  # fmt: skip
+    return *ours, *theirs
 
 
-_PPO = "--env.id starpilot --total-env-steps 65536"
+_PPO = "--env.id starpilot --total-env-steps 49152"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
-_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 65536"
+_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152"
 _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 131072"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, {"ours": 200_000, "sb3": 100_000, "cleanrl": 60_000, "purejaxrl": 2_000_000}),
@@ -127,14 +130,14 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
     ),
     "procgen-ppo": _procgen((
-        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO),
-        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 256"),
-    ), "ppo_procgen.py", "--total-timesteps", "65536"),
+        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO, begins=1),
+        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 256", begins=1),
+    ), "ppo_procgen.py", "--total-timesteps", "49152"),
     "procgen-ppg": _procgen((
-        _ours("phasicrl, one network, fp32", "compat-cleanrl-ppg", f"{_PPG} --compute.aux-precision fp32 --compute.micro-batch 64", ends=3),
-        _ours("phasicrl, one network, bf16 in the phase", "compat-cleanrl-ppg", f"{_PPG} --compute.aux-precision bf16 --compute.micro-batch 256", ends=3),
-        _ours("phasicrl, two networks, bf16 in the phase", "procgen-ppg", f"{_PPG} --compute.aux-precision bf16 --compute.micro-batch 256", ends=3),
-    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "49152"),
+        _ours("phasicrl, one network, fp32", "compat-cleanrl-ppg", f"{_PPG} --compute.aux-precision fp32 --compute.micro-batch 64", begins=1, ends=2),
+        _ours("phasicrl, one network, bf16 in the phase", "compat-cleanrl-ppg", f"{_PPG} --compute.aux-precision bf16 --compute.micro-batch 256", begins=1, ends=2),
+        _ours("phasicrl, two networks, bf16 in the phase", "procgen-ppg", f"{_PPG} --compute.aux-precision bf16 --compute.micro-batch 256", begins=1, ends=2),
+    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768"),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
@@ -173,7 +176,7 @@ def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespac
     }
     surroundings.pop("PYTHONPATH", None)
     if contestant.trainer == "phasicrl":
-        words = [*words, "--output-dir", str(folder), "--compute.num-threads", threads, "--env.num-threads", threads]
+        words = [*words, "--output-dir", str(folder)]  # it takes the cores that it may use
     load = os.getloadavg()[0]
     start = time.time()
     with subprocess.Popen(
@@ -183,9 +186,9 @@ def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespac
         out, error = process.communicate()
     marks = [line.split()[1:] for line in out.splitlines() if line.startswith("@ ")]
     points = [(int(steps), float(at), float(mean)) for steps, at, mean in marks]
-    if process.returncode or len(points) < 4:
+    if process.returncode or len(points) < 3:
         raise RuntimeError(f"{contestant.name} failed ({process.returncode}): {' '.join(words)}\n{error[-2000:]}")
-    (first, since, _), (last, until, _) = points[2], points[contestant.ends]
+    (first, since, _), (last, until, _) = points[contestant.begins], points[contestant.ends]
     reached = next((at - start for _, at, mean in points if mean >= THRESHOLD), math.nan)
     return {
         "rate": (last - first) / (until - since), "steps": points[-1][0], "wall_to_end": points[-1][1] - start, "seconds_to_threshold": reached,

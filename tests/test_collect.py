@@ -53,8 +53,7 @@ class Scripted:
     mask_size = 0
     action_mask: np.ndarray | None = None
 
-    def __init__(self, *, with_final_obs: bool = True, info: bool = False) -> None:
-        self.with_final_obs = with_final_obs
+    def __init__(self, *, info: bool = False) -> None:
         self.info = info
 
     def reset(self) -> np.ndarray:
@@ -78,7 +77,7 @@ class Scripted:
             reward=reward,
             terminated=ends == "terminated",
             truncated=ends == "truncated",
-            final_obs=np.array(final_obs, np.float32) if final_obs and self.with_final_obs else None,
+            final_obs=np.array(final_obs, np.float32) if final_obs else None,
             info={"level_seed": level, "level_complete": (ends == "terminated").astype(np.int32)} if self.info else {},
         )
 
@@ -203,17 +202,12 @@ def test_next_values_are_of_the_final_observation_where_cut_and_of_the_next_one_
     assert (value_of(collector.agent, after_reset)[cut] - collected["next_value"][cut]).abs().min() > 1e-3
 
 
-def test_without_bootstrap_truncations_are_terminations_and_final_observations_are_not_needed() -> None:
-    collected = collect(make_collector(Scripted(with_final_obs=False), bootstrap_truncation=False))
+def test_without_bootstrap_truncations_are_terminations() -> None:
+    collected = collect(make_collector(bootstrap_truncation=False))
     assert collected["terminated"].tolist() == [[cell.end != "" for cell in row] for row in timeline(K * T)]
     assert not collected["truncated"].any()
     assert collected["next_value"].isfinite().all()
     assert collected["first"].tolist() == [[cell.obs[2] == 0 for cell in row] for row in timeline(K * T)]
-
-
-def test_a_truncation_without_its_final_observation_names_the_environment() -> None:
-    with pytest.raises(AssertionError, match="test:scripted truncated an episode without its final observation"):
-        collect(make_collector(Scripted(with_final_obs=False)))
 
 
 @torch.no_grad()
@@ -338,6 +332,7 @@ def steps(*rows: tuple[float, bool]) -> Iterator[TimeStep]:
             reward=np.array([reward], np.float32),
             terminated=np.array([ended]),
             truncated=np.array([False]),
+            final_obs=np.zeros((1, 1), np.float32) if ended else None,
         )
 
 

@@ -35,7 +35,9 @@ class Pool(VecEnv):
     def __init__(self) -> None:
         import envpool
 
-        self.pool: Any = envpool.make_gymnasium(task, num_envs=num_envs, num_threads=min(THREADS, num_envs), seed=seed)
+        self.pool: Any = envpool.make_gymnasium(
+            task, num_envs=num_envs, num_threads=1 if "CartPole" in task else min(THREADS, num_envs), seed=seed
+        )
         space = self.pool.observation_space
         space = type(space)(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
         super().__init__(num_envs, space, self.pool.action_space)

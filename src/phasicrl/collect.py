@@ -36,9 +36,9 @@ class EpisodeStatistics:
         self._length += 1
         if "level_seed" in step.info:
             self._levels.update(step.info["level_seed"].tolist())
-        ended = np.flatnonzero(step.terminated | step.truncated)
-        if not len(ended):
+        if step.final_obs is None:
             return
+        ended = np.flatnonzero(step.terminated | step.truncated)
         self._finished += zip(self._return[ended].tolist(), self._length[ended].tolist(), strict=True)
         self._recent.extend(self._return[ended].tolist())
         if "level_complete" in step.info:
@@ -118,15 +118,13 @@ class Collector:
             step = self.envs.step(self.act(rollout, t).cpu().numpy())
             self.episodes.update(step)
             rewards[t] = step.reward
-            truncated = np.flatnonzero(step.truncated)
-            if len(truncated) and self.bootstrap_truncation:
-                assert step.final_obs is not None, f"{self.envs.name} truncated an episode without its final observation"
-                ended = np.flatnonzero(step.terminated | step.truncated)
-                final_obs = self._to_device(step.final_obs[np.isin(ended, truncated)])
+            ended = step.terminated | step.truncated
+            if self.bootstrap_truncation and step.final_obs is not None and step.truncated.any():
+                truncated = np.flatnonzero(step.truncated)
+                final_obs = self._to_device(step.final_obs[step.truncated[ended]])
                 truncations.append((t, truncated, final_obs, self._state[self._to_device(truncated)]))
             ends.append((step.terminated, step.truncated))
-            self._obs = self._to_device(step.obs)
-            self._first = self._to_device(step.terminated | step.truncated)
+            self._obs, self._first = self._to_device(step.obs), self._to_device(ended)
         terminated, truncated = (np.stack(kind, axis=1) for kind in zip(*ends, strict=True))
         if not self.bootstrap_truncation:
             terminated, truncated = terminated | truncated, np.zeros_like(truncated)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -15,9 +17,11 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
+from phasicrl.envs import envpool_adapter
 from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool, task_spaces
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
+from phasicrl.machine import thread_ids
 from phasicrl.spaces import ObservationLayout, env_seeds
 from tests.envs.counting import draw_action
 
@@ -116,6 +120,54 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
             assert reward[0] == 0
             np.testing.assert_array_equal(step.obs[index], obs[0])
     assert ends.sum() >= 3 or game != "leaper"
+
+
+@pytest.mark.parametrize("task_id", ["CartPole-v1", "Pendulum-v1", "Hopper-v4", "StarpilotEasy-v0", "FrozenLake-v1"])
+def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are made here; that neither is skipped is held by what they are."""
+    direct = EnvPoolEnv(task_id, num_envs=3, seed=4, num_threads=1)
+    monkeypatch.setattr(envpool_adapter, "_direct_step", lambda pool, info: None)
+    public = EnvPoolEnv(task_id, num_envs=3, seed=4, num_threads=1)
+    assert direct._step.__module__ == envpool_adapter.__name__ and public._step == public._pool.step
+    np.testing.assert_array_equal(direct.reset(), public.reset())
+    ended = 0
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        action = draw_action(direct, rng)
+        a, b = direct.step(action), public.step(action)
+        for name in ("obs", "reward", "terminated", "truncated", "final_obs"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        assert a.info.keys() == b.info.keys() == ({"level_seed", "level_complete"} if "Starpilot" in task_id else set())
+        for name in a.info:
+            np.testing.assert_array_equal(a.info[name], b.info[name])
+        ended += 0 if a.final_obs is None else len(a.final_obs)
+    assert ended or task_id not in ("CartPole-v1", "Hopper-v4", "FrozenLake-v1")
+
+
+@pytest.mark.parametrize("change", ["_state_keys", "_action_keys", "none"])
+def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call(change: str) -> None:
+    keys = {"_state_keys": ["info:env_id", "done", "reward", "trunc", "obs"], "_action_keys": ["env_id", "players.env_id", "action"]}
+    keys[change] = ["obs:first", "done", "reward", "trunc"] if change == "_state_keys" else ["players.env_id", "env_id", "action"]
+    spec = SimpleNamespace(_action_keys=keys["_action_keys"], _action_spec=[(np.dtype("int32"),)] * 3)
+    pool = SimpleNamespace(spec=spec, _state_keys=keys["_state_keys"], config={"num_envs": 2})
+    assert (envpool_adapter._direct_step(pool, ()) is None) == (change != "none")
+    assert envpool_adapter._direct_step(SimpleNamespace(spec=SimpleNamespace()), ()) is None
+
+
+def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
+    alone = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, num_threads=1)
+    several = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, num_threads=2)
+    assert alone._worker is not None and several._worker is None
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = os.sched_getaffinity(0)
+    before = {thread: os.sched_getaffinity(thread) for thread in thread_ids()}
+    for envs in (alone, several):
+        envs.reset()
+        envs.step(np.zeros(4, np.int64))
+    moved = {thread for thread, allowed in before.items() if os.sched_getaffinity(thread) != allowed}
+    assert os.sched_getaffinity(0) == cores
+    assert moved == alone._worker._threads or len(cores) == 1
 
 
 def test_level_complete_means_the_level_was_solved() -> None:
@@ -255,11 +307,15 @@ def test_fact_several_players_are_several_rows() -> None:
     assert (len(obs), len(reward), len(terminated)) == (6, 6, 3)
 
 
+def break_down(envs: EnvPoolEnv, pool: Broken) -> None:
+    envs._pool, envs._step = pool, pool.step
+
+
 def test_a_part_that_is_not_finite_is_refused() -> None:
     envs = EnvPoolEnv("CartpoleSwingup-v1", num_envs=2, seed=1, num_threads=1)
     good = {"position": np.zeros((2, 3)), "velocity": np.zeros((2, 2))}
     bad = {**good, "velocity": np.array([[0, 0], [np.nan, 1]])}
-    envs._pool = Broken(bad, np.zeros(2), first_obs=good)
+    break_down(envs, Broken(bad, np.zeros(2), first_obs=good))
     envs.reset()
     with pytest.raises(
         EnvError, match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  1.\], from step"
@@ -362,7 +418,7 @@ class Broken:
 )
 def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.ndarray, message: str) -> None:
     envs = EnvPoolEnv("CartPole-v1", num_envs=2, seed=1, num_threads=1)
-    envs._pool = Broken(obs, reward, first_obs=np.zeros((2, 4)))
+    break_down(envs, Broken(obs, reward, first_obs=np.zeros((2, 4))))
     assert envs.reset().dtype == np.float32
     with pytest.raises(EnvError, match=message) as caught:
         envs.step(np.zeros(2, np.int64))
@@ -372,7 +428,7 @@ def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.nda
 def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
     envs = EnvPoolEnv("CartPole-v1", num_envs=2, seed=1, num_threads=1)
     envs.reset()
-    envs._pool = Broken(np.zeros((2, 4)), np.zeros(2), first_obs=np.full((1, 4), np.inf), terminated=(False, True))
+    break_down(envs, Broken(np.zeros((2, 4)), np.zeros(2), first_obs=np.full((1, 4), np.inf), terminated=(False, True)))
     with pytest.raises(EnvError, match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), at step 1"):
         envs.step(np.zeros(2, np.int64))
 

@@ -15,6 +15,8 @@ Facts about EnvPool 1.2.5 that this file rests on (those that results depend on 
 - Actions of several integers (Jumanji) have a `Box` of integers as their space, with both bounds included; there is no
   `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype, and cast. No family has a structured action.
 - Tasks of several players return one observation and reward for each player, and not one for each environment.
+- Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call. `_send` and `_recv` are what it calls;
+  the names and the order of their arrays are checked when a pool is made.
 - Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighbouring seeds
   share environments; we give one seed to each.
 """
@@ -24,7 +26,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
@@ -34,6 +36,7 @@ import numpy as np
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.envs.qt import ensure_qt
+from phasicrl.machine import Companion, thread_ids
 from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
 
 PROCGEN = "envpool.procgen"
@@ -61,9 +64,13 @@ class EnvPoolEnv:
         self.mask_size = 0
         self.action_mask: np.ndarray | None = None
         self._observations, self._actions = ObservationLayout(self.observation_space), ActionLayout(self.action_space)
+        before = thread_ids()
         self._pool: Any = envpool.make_gymnasium(
             task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
         )
+        self._worker = Companion(thread_ids() - before) if num_threads == 1 else None
+        told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
+        self._step: Any = _direct_step(self._pool, told) or self._pool.step
         with _quiet():
             _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
         self._num_steps = -1  # steps since the last reset of everything; below zero: never reset
@@ -77,10 +84,12 @@ class EnvPoolEnv:
     def step(self, action: np.ndarray) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset at once those whose episode ended."""
         pool = self._running_pool("step")
+        if self._worker is not None:
+            self._worker.follow()
         if self._num_steps < 0:
             raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
         self._actions.check(self.name, action, self.num_envs)
-        obs, reward, terminated, truncated, info = pool.step(self._actions.unflatten(action))  # EnvPool casts to its own dtype
+        obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
         self._num_steps += 1
         obs = self._stored(obs, "step", np.arange(self.num_envs))
         if not np.isfinite(reward).all():
@@ -106,7 +115,7 @@ class EnvPoolEnv:
 
     def close(self) -> None:
         """Stop the pool's threads; calling it twice is harmless."""
-        self._pool = None  # EnvPool's own close() leaves the threads running; they end with the pool
+        self._pool = self._step = None  # EnvPool's own close() leaves the threads running; they end with the pool
 
     def _running_pool(self, call: str) -> Any:
         """The pool, or an error if it was closed."""
@@ -127,6 +136,25 @@ class EnvPoolEnv:
             f"{self.name}: environment {index} returned {what}, from {call}(), at step {self._num_steps}; "
             "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
         )
+
+
+def _direct_step(pool: Any, info: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]] | None:
+    """`pool.step` without EnvPool's Python layer; of what it tells besides, only `info`. None where its arrays are not as known."""
+    action_keys: Sequence[str] = getattr(pool.spec, "_action_keys", ())
+    place: dict[str, int] = {key: index for index, key in enumerate(getattr(pool, "_state_keys", ()))}
+    wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info))
+    if tuple(action_keys[:2]) != ("env_id", "players.env_id") or len(action_keys) != 3 or not set(wanted) <= set(place):
+        return None
+    dtype, places = pool.spec._action_spec[-1][0], [place[key] for key in wanted]
+    env_ids = np.arange(pool.config["num_envs"], dtype=np.int32)
+
+    def step(action: np.ndarray) -> tuple[Any, ...]:
+        pool._send([env_ids, env_ids, action.astype(dtype, order="C", copy=False)])
+        state = pool._recv()
+        obs, reward, done, truncated, *more = (state[index] for index in places)
+        return obs, reward, done & ~truncated, truncated, dict(zip(info, more, strict=True))
+
+    return step
 
 
 def import_envpool(*, procgen: bool = False) -> ModuleType:
