@@ -1,63 +1,86 @@
-"""Pictures per second through the IMPALA network, forward and backward, by size of the pieces, with and without keeping freed memory.
+"""Pictures per second through the IMPALA network, forward and backward: by size of the pieces, precision, memory, and way of running it.
 
-usage: python benchmarks/encoder.py [THREADS]      each case in a process of its own, interleaved, median of five; prints a table
+usage: python benchmarks/encoder.py OUT.csv [--threads 2] [--repeats 5]
+
+Each case runs in a process of its own for 1.5 s after warming up, interleaved; a row each. Rows named `features` and
+`gradients` hold the relative error of bf16 against fp32 instead. The tables in docs/performance.md are drawn from the committed file.
 """
 
 from __future__ import annotations
 
-import statistics
+import argparse
+import csv
+import itertools
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
-SIZES = (64, 2048)
-SECONDS, REPEATS = 1.5, 5
+from phasicrl.machine import num_cores
+
+SIZES = (16, 32, 64, 128, 256, 512)
+SECONDS = 1.5
+USUAL = {"size": 64, "precision": "fp32", "memory": "kept", "run": "kernel by kernel"}
+CASES: tuple[dict[str, Any], ...] = (
+    *({**USUAL, "size": size, "precision": precision} for size, precision in itertools.product(SIZES, ("fp32", "bf16"))),
+    {**USUAL, "size": 2048},
+    {**USUAL, "memory": "default"},
+    {**USUAL, "size": 2048, "memory": "default"},
+    *({**USUAL, "precision": precision, "run": "compiled"} for precision in ("fp32", "bf16")),
+)
 
 
-def measure(num_threads: int, size: int, keep: bool) -> float:
-    """Pictures per second in this process."""
+def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
+    """One case in this process: pictures per second, and of bf16 its errors."""
     import torch
 
-    from phasicrl import compute
+    from phasicrl import compute, probe
     from phasicrl.config import ModelConfig
     from phasicrl.models.encoders import ImpalaCNN
 
-    if keep:
+    if case["memory"] == "kept":
         compute._keep_memory()
     torch.set_num_threads(num_threads)
     network = ImpalaCNN((64, 64, 3), ModelConfig(), generator=torch.Generator().manual_seed(0))
-    pictures = torch.randint(0, 255, (size, 64, 64, 3), dtype=torch.uint8)
+    parameters = list(network.parameters())
+    pictures = torch.randint(0, 255, (case["size"], 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    found = {}
+    if case["precision"] == "bf16":
+        exact, rounded = (probe._pass(network, parameters, pictures, precision) for precision in ("fp32", "bf16"))
+        found = {name: probe._error(*pair) for name, *pair in zip(("features", "gradients"), rounded, exact, strict=True)}
+    run = torch.compile(network) if case["run"] == "compiled" else network
     for _ in range(2):
-        network(pictures).sum().backward()
+        probe._pass(run, parameters, pictures, case["precision"])
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < SECONDS:
-        network(pictures).sum().backward()
-        done += size
-    return done / (time.perf_counter() - start)
+        probe._pass(run, parameters, pictures, case["precision"])
+        done += len(pictures)
+    return found | {"rate": done / (time.perf_counter() - start)}
 
 
 def main() -> None:
-    """Run every case, and print the table; `--case` is one of them."""
-    if sys.argv[1:2] == ["--case"]:
-        print(measure(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "keep"))
+    """Run every case; `--case` is one of them, in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--threads", type=int, default=num_cores())
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--case", type=json.loads, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case is not None:
+        print(json.dumps(measure(options.case, options.threads)))
         return
-    threads = sys.argv[1] if len(sys.argv) > 1 else "2"
-    cases = [(size, keep) for size in SIZES for keep in ("keep", "default")]
-    rates: dict[tuple[int, str], list[float]] = {case: [] for case in cases}
-    for _ in range(REPEATS):
-        for size, keep in cases:
-            done = subprocess.run(
-                [sys.executable, __file__, "--case", threads, str(size), keep], capture_output=True, text=True, check=True
-            )
-            rates[size, keep].append(float(done.stdout))
-    print(
-        f"threads {threads}; pictures per second, median (min to max) of {REPEATS}\n\n| pieces of | default | memory kept | ratio |\n|---|---|---|---|"
-    )
-    for size in SIZES:
-        cells = [rates[size, keep] for keep in ("default", "keep")]
-        ratio = statistics.median(kept / default for default, kept in zip(*cells, strict=True))
-        texts = [f"{statistics.median(cell):,.0f} ({min(cell):,.0f} to {max(cell):,.0f})" for cell in cells]
-        print(f"| {size} | {texts[0]} | {texts[1]} | {ratio:.2f} |")
+    with options.output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*USUAL, "repeat", "name", "value"], lineterminator="\n")
+        writer.writeheader()
+        for repeat, case in itertools.product(range(options.repeats), CASES):
+            words = [sys.executable, __file__, str(options.output), "--threads", str(options.threads), "--case", json.dumps(case)]
+            found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+            for name, value in found.items():
+                writer.writerow({**case, "repeat": repeat, "name": name, "value": f"{value:.5g}"})
+            file.flush()
+            print(", ".join(map(str, case.values())), {name: round(value, 4) for name, value in found.items()}, flush=True)
 
 
 if __name__ == "__main__":

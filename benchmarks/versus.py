@@ -8,7 +8,8 @@ Each contestant trains in a process of its own, in the Python that `--venvs FOLD
 is its slope after the second iteration (after the first where an iteration takes minutes): environment steps over seconds, training included; start-up, compiling and capturing count in
 `wall_to_end`. The ratio is the median over rounds of ours over theirs, in the same group of settings, with the 95 % bootstrap interval over rounds from
 five rounds on, else their range. The number of the round is everybody's seed. All run on the same cores.
-Contestants whose Python or folder is not there are left out, and that is said.
+Contestants whose Python or folder is not there are left out, and that is said. With `--resume` what the output folder has already is not run
+again, so that a long measurement can be cut off and go on; each run has the commit it was made at.
 """
 
 from __future__ import annotations
@@ -198,22 +199,25 @@ def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespac
 
 def summary(runs: list[dict[str, Any]], contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
     """Median rate of each contestant, and the ratios of ours to the others' over rounds."""
-    rates = {c.name: np.array([row["rate"] for row in runs if row["contestant"] == c.name]) for c in contestants}
+    rates: dict[str, dict[int, float]] = {
+        c.name: {row["round"]: row["rate"] for row in runs if row["contestant"] == c.name} for c in contestants
+    }
     seconds = {c.name: [row["seconds_to_threshold"] for row in runs if row["contestant"] == c.name] for c in contestants}
     generator = np.random.default_rng(0)
     rows = []
     for contestant in contestants:
         theirs = rates[contestant.name]
-        if not len(theirs):
+        if not theirs:
             continue
+        of_all = list(theirs.values())
         row: dict[str, Any] = {
-            "contestant": contestant.name, "rate": float(np.median(theirs)), "least": float(theirs.min()), "most": float(theirs.max()),
+            "contestant": contestant.name, "rate": float(np.median(of_all)), "least": min(of_all), "most": max(of_all),
             "seconds_to_threshold": float(np.median(seconds[contestant.name])), "ratios": {},
         }  # fmt: skip
         for ours in (c.name for c in contestants if c.trainer == "phasicrl" and c.group == contestant.group):
-            count = min(len(rates[ours]), len(theirs))
-            if contestant.trainer != "phasicrl" and count:
-                ratio = rates[ours][:count] / theirs[:count]
+            rounds = sorted(rates[ours].keys() & theirs.keys())
+            if contestant.trainer != "phasicrl" and (count := len(rounds)):
+                ratio = np.array([rates[ours][number] / theirs[number] for number in rounds])
                 drawn = np.median(generator.choice(ratio, (2000, count)), axis=1) if count >= 5 else ratio
                 low, high = np.quantile(drawn, (0.025, 0.975) if count >= 5 else (0.0, 1.0))
                 row["ratios"][ours] = {"ratio": float(np.median(ratio)), "interval": [float(low), float(high)], "rounds": count}
@@ -226,6 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="+", choices=list(WORKS))
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--only", nargs="+", default=None, help="names of contestants")
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--output", type=Path, default=Path("runs/versus"))
@@ -242,21 +247,26 @@ def main() -> None:
         if absent:
             print(f"left out, because their Python or folder is not given: {', '.join(absent)}", flush=True)
         present = [c for c in contestants if commands[c.name] is not None]
-        runs: list[dict[str, Any]] = []
-        result: dict[str, Any] = {"summary": []}
+        path = options.output / f"{work}.json"
+        result: dict[str, Any] = json.loads(path.read_text()) if options.resume and path.is_file() else {"summary": [], "runs": []}
+        runs: list[dict[str, Any]] = result["runs"]
+        done = {(row["contestant"], row["round"]) for row in runs}
         for number in range(options.pairs):
             for contestant in random.sample(present, len(present)):
+                if (contestant.name, number) in done:
+                    continue
                 folder = options.output / "work"
                 folder.mkdir(exist_ok=True)
                 words = commands[contestant.name]
                 assert words is not None
-                row = {"contestant": contestant.name, "round": number} | run(contestant, words, options, folder, seed=number + 1)
+                row = {"contestant": contestant.name, "round": number, "commit": commit()}
+                row |= run(contestant, words, options, folder, seed=number + 1)
                 runs.append(row)
                 print(f"{work}, round {number + 1}: {contestant.name} {row['rate']:,.0f} steps/s", flush=True)
                 result = {
-                    "work": work, "machine": machine(options), "commands": commands, "summary": summary(runs, present), "runs": runs,
+                    "work": work, "machine": machine(options), "commands": commands, "summary": summary(runs, WORKS[work]), "runs": runs,
                 }  # fmt: skip
-                (options.output / f"{work}.json").write_text(json.dumps(result, indent=1) + "\n")
+                path.write_text(json.dumps(result, indent=1) + "\n")
         draw(result["summary"], options.output / f"{work}.png", title=f"{work}: {processor()}, {options.threads} threads")
         print(f"{options.output / work}.json and .png", flush=True)
 
@@ -280,11 +290,15 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
+def commit() -> str:
+    """Of this working tree."""
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PEERS, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def machine(options: argparse.Namespace) -> dict[str, Any]:
     """What decides about speed."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PEERS, capture_output=True, text=True, check=False).stdout.strip()
     packages = {package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")}
-    return {"processor": processor(), "cores": num_cores(), "threads": options.threads, "commit": commit, **packages}
+    return {"processor": processor(), "cores": num_cores(), "threads": options.threads, "commit": commit(), **packages}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector, EpisodeStatistics
 from phasicrl.compute import Compute
-from phasicrl.config import ComputeConfig, ModelConfig
+from phasicrl.config import ComputeConfig, ModelConfig, ValuePath
 from phasicrl.envs.protocol import ExactState, TimeStep
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
@@ -121,17 +121,20 @@ class Masked(Scripted):
         return obs
 
 
-def make_agent(seed: int = 0, *, memory: Literal["none", "lstm", "gru"] = "none") -> Agent:
-    config = ModelConfig(encoder="mlp", hidden_sizes=(32,), value_head_scale=1.0, policy_head_scale=0.2, memory=memory, memory_size=8)
+def make_agent(seed: int = 0, *, memory: Literal["none", "lstm", "gru"] = "none", value_path: ValuePath = "separate") -> Agent:
+    config = ModelConfig(
+        encoder="mlp", hidden_sizes=(32,), value_head_scale=1.0, policy_head_scale=0.2, memory=memory, memory_size=8, value_path=value_path
+    )
     return Agent(Scripted.observation_space, Scripted.action_space, config, generator=Generator().manual_seed(seed), auxiliary=False)
 
 
 def make_collector(
-    envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3, memory: Literal["none", "lstm", "gru"] = "none"
+    envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3, memory: Literal["none", "lstm", "gru"] = "none",
+    value_path: ValuePath = "separate",
 ) -> Collector:  # fmt: skip
     return Collector(
         envs or Scripted(),
-        make_agent(memory=memory),
+        make_agent(memory=memory, value_path=value_path),
         generator=Generator().manual_seed(seed),
         compute=Compute(ComputeConfig(device="cpu"), pictures=False),
         bootstrap_truncation=bootstrap_truncation,
@@ -200,6 +203,23 @@ def test_next_values_are_of_the_final_observation_where_cut_and_of_the_next_one_
     cut = collected["truncated"]
     assert cut[:, T - 1 :: T].any()
     assert (value_of(collector.agent, after_reset)[cut] - collected["next_value"][cut]).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
+def test_values_are_the_agents_whenever_they_are_asked_for(value_path: ValuePath) -> None:
+    collector = make_collector(value_path=value_path)
+    collected = collect(collector)
+    torch.testing.assert_close(collected["value"], value_of(collector.agent, collected["obs"]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("memory", "calls"), [("none", 2), ("lstm", T + 1)])
+def test_a_value_network_of_its_own_is_not_asked_while_acting_unless_it_must_remember(memory: Literal["none", "lstm"], calls: int) -> None:
+    """Once for the rollout and once for what lies in none, instead of once a step."""
+    collector, asked = make_collector(memory=memory), []
+    assert collector.agent.value_encoder is not None
+    collector.agent.value_encoder.register_forward_hook(lambda *_: asked.append(1))
+    collect(collector, 1)
+    assert len(asked) == calls
 
 
 def test_without_bootstrap_truncations_are_terminations() -> None:

@@ -155,7 +155,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
     collector_state = {"episodes"}
-    collector_fixed = {"envs", "agent", "compute", "generator", "device", "bootstrap_truncation", "_blank_policy"}
+    collector_fixed = {"envs", "agent", "compute", "generator", "bootstrap_truncation", "_blank_policy", "_values_afterwards"}
     collector_new_episodes = {"_obs", "_first", "_state"}
     assert set(vars(run.collector)) == collector_state | collector_fixed | collector_new_episodes
     for owner in (run, run.collector, run.buffer, run.log):

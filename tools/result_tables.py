@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,11 @@ def blocks() -> dict[str, str]:
         "leave-one-out": ladder_table("leave-one-out"),
         "reacher-tricks": reacher_tricks_table(),
         "speed": speed_table(),
+        "speed-in-short": short_speed_table(),
+        "many-seeds": many_seeds_table(),
+        "pieces": pieces_table(),
+        "memory": memory_table(),
+        "compiled": compiled_table(),
         **{f"findings-{name}": findings_table(f"findings_{name}") for name in ("reacher", "rewards", "inverted", "pendulum", "mva")},
     }
 
@@ -95,6 +101,45 @@ def reacher_tricks_table() -> str:
     return text
 
 
+WORKS = {
+    "cartpole": "CartPole, 4 environments",
+    "cartpole64": "CartPole, 64 environments",
+    "halfcheetah": "HalfCheetah, 64 environments",
+    "procgen-ppo": "Procgen, PPO",
+    "procgen-ppg": "Procgen, PPG",
+}
+"""Works of benchmarks/versus.py that the README shows."""
+
+
+def short_speed_table() -> str:
+    """Of every work the medians, and the ratios of ours to theirs: what the README shows."""
+    text = "| same settings, same cores, same hour | steps/s | phasicrl is faster by |\n|---|---|---|\n"
+    for work, title in WORKS.items():
+        path = RESULTS / "versus" / f"{work}.json"
+        rows = json.loads(path.read_text())["summary"] if path.is_file() else []
+        for row in rows:
+            ratios = "; ".join(f"{ratio['ratio']:.2g}×{_way(name)}" for name, ratio in row["ratios"].items())
+            text += f"| {title}: {row['contestant']} | {row['rate']:,.0f} | {ratios} |\n"
+    return text
+
+
+def _way(name: str) -> str:
+    """Which of ours, if there are several."""
+    return f" ({name.removeprefix('phasicrl, ')})" if name != "phasicrl" else ""
+
+
+def many_seeds_table() -> str:
+    """Measurements of benchmarks/many_seeds.py."""
+    rows = read("many_seeds")
+    parts = ("gradient step", "acting", "environments")
+    text = "| seeds in one program | threads | gradient step, µs | acting, µs | environments, µs | steps/s of all seeds, if nothing else took time |\n|---|---|---|---|---|---|\n"
+    for seeds, threads in dict.fromkeys((row["seeds"], row["threads"]) for row in rows):
+        of_part = {row["part"]: row for row in rows if (row["seeds"], row["threads"]) == (seeds, threads)}
+        cells = [f"{float(of_part[part]['microseconds']):,.0f}" for part in parts]
+        text += f"| {seeds} | {threads} | {' | '.join(cells)} | {int(of_part[parts[0]]['steps_per_second_of_all_seeds']):,} |\n"
+    return text
+
+
 def speed_table() -> str:
     """Whole training loops side by side: every result file of benchmarks/versus.py."""
     text = "| work | | steps per second, median (slowest to fastest) | ratio of phasicrl's [95 %, or range if fewer than 5 rounds] | seconds to 475 |\n|---|---|---|---|---|\n"
@@ -102,14 +147,61 @@ def speed_table() -> str:
         result = json.loads(path.read_text())
         for row in result["summary"]:
             ratios = ", ".join(
-                f"{ratio['ratio']:.1f} [{ratio['interval'][0]:.1f}, {ratio['interval'][1]:.1f}]"
-                + (f" ({name.removeprefix('phasicrl, ')})" if name != "phasicrl" else "")
+                f"{ratio['ratio']:.1f} [{ratio['interval'][0]:.1f}, {ratio['interval'][1]:.1f}]" + _way(name)
                 for name, ratio in row["ratios"].items()
             )
             seconds = f"{row['seconds_to_threshold']:.1f}" if row["seconds_to_threshold"] == row["seconds_to_threshold"] else "–"
             rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
             text += f"| {result['work']} | {row['contestant']} | {rate} | {ratios or '–'} | {seconds} |\n"
     return text
+
+
+def pieces_table() -> str:
+    """Rates of benchmarks/encoder.py by size of the pieces and precision, and bf16's errors."""
+    cases = {key: rates for key, rates in _encoder_rates().items() if key[2:] == ("kept", "kernel by kernel")}
+    sizes = sorted({int(size) for size, precision, *_ in cases if precision == "bf16"})
+    text = "| pieces of | fp32, pictures/s forward and backward | bf16 | error of bf16: features | gradients |\n|---|---|---|---|---|\n"
+    for size in map(str, sizes):
+        cells = [_median_and_range(cases[size, precision, "kept", "kernel by kernel"]["rate"]) for precision in ("fp32", "bf16")]
+        errors = cases[size, "bf16", "kept", "kernel by kernel"]
+        cells += [f"{statistics.median(errors[name]):.1%}" for name in ("features", "gradients")]
+        text += f"| {size} | {' | '.join(cells)} |\n"
+    return text
+
+
+def memory_table() -> str:
+    """What keeping freed memory does to the rate."""
+    cases = _encoder_rates()
+    text = "| pieces of | default: pictures/s | memory kept | ratio |\n|---|---|---|---|\n"
+    for size in [size for size, _, memory, _ in cases if memory == "default"]:
+        default, kept = (cases[size, "fp32", memory, "kernel by kernel"]["rate"] for memory in ("default", "kept"))
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(kept, default, strict=True))
+        text += f"| {size} | {_median_and_range(default)} | {_median_and_range(kept)} | {ratio:.2f} |\n"
+    return text
+
+
+def compiled_table() -> str:
+    """What compiling the network for pictures does to the rate."""
+    cases = _encoder_rates()
+    text = "| precision | kernel by kernel: pictures/s | compiled by Inductor | ratio |\n|---|---|---|---|\n"
+    for size, precision in [(size, precision) for size, precision, _, run in cases if run == "compiled"]:
+        eager, compiled = (cases[size, precision, "kept", run]["rate"] for run in ("kernel by kernel", "compiled"))
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(compiled, eager, strict=True))
+        text += f"| {precision} | {_median_and_range(eager)} | {_median_and_range(compiled)} | {ratio:.2f} |\n"
+    return text
+
+
+def _encoder_rates() -> dict[tuple[str, str, str, str], dict[str, list[float]]]:
+    """Measurements of benchmarks/encoder.py by case and name, in the order of the repeats."""
+    cases: dict[tuple[str, str, str, str], dict[str, list[float]]] = {}
+    for row in read("encoder"):
+        names = cases.setdefault((row["size"], row["precision"], row["memory"], row["run"]), {})
+        names.setdefault(row["name"], []).append(float(row["value"]))
+    return cases
+
+
+def _median_and_range(values: list[float]) -> str:
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 def without(trick: str) -> str:

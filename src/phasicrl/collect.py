@@ -95,12 +95,13 @@ class Collector:
         self.compute = compute
         device = compute.device
         self.generator = generator
-        self.device = device
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(envs.num_envs)
         self._obs = self._to_device(envs.reset())
         self._first = torch.ones(envs.num_envs, dtype=torch.bool, device=device)
         self._state = agent.initial_state(envs.num_envs)
+        # A value network of its own is asked once a rollout, not at each step. With a memory it must follow the episode, for truncated ones.
+        self._values_afterwards = agent.value_path == "separate" and not agent.state_size
         # Only the shapes of its noise are of interest.
         self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_parameters))
 
@@ -131,26 +132,37 @@ class Collector:
         rollout.reward.copy_(self._to_device(rewards.T))
         rollout.terminated.copy_(self._to_device(terminated))
         rollout.truncated.copy_(self._to_device(truncated))
+        if self._values_afterwards:
+            rollout.value.copy_(
+                self.compute.per_segment(rollout.segments(), lambda piece: self.agent.value(piece.obs, piece.first, piece.state))
+            )
         self._fill_next_values(rollout, truncations)
 
     def act(self, rollout: Rollout, t: int) -> Tensor:
-        """Draw the actions of step t, noting them with their log-probabilities and values; returns them as the environments want them."""
+        """Draw the actions of step t, noting what is known of them by now; returns them as the environments want them."""
         mask = None
         if rollout.action_mask is not None:
             assert self.envs.action_mask is not None, f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
             rollout.action_mask[:, t] = mask = self._to_device(self.envs.action_mask)
         noise = self._blank_policy.noise(self.generator)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        action, env_action, log_prob, value, self._state = self.compute.evaluate(self._answer, self.agent, inputs)
-        rollout.action[:, t], rollout.log_prob[:, t], rollout.value[:, t] = action, log_prob, value
+        action, env_action, log_prob, self._state, *values = self.compute.evaluate(self._answer, self.agent, inputs)
+        rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
+        for value in values:
+            rollout.value[:, t] = value
         return env_action
 
     def _answer(self, obs: Tensor, first: Tensor, state: Tensor, noise: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Action, the environments' form of it, its log-probability, the value `[B, …]`, and the memory's next state `[B, H]`."""
-        output = self.agent(obs.unsqueeze(1), first.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
-        action = output.policy.draw(noise)
-        log_prob = output.policy.log_prob(action)
-        return action[:, 0], self.agent.policy_head.env_action(action[:, 0]), log_prob[:, 0], output.value[:, 0], output.state
+        """Action, the environments' form of it, its log-probability `[B, …]`, the memory's next state `[B, H]`, and the value `[B]` if it is due now."""
+        inputs = (obs.unsqueeze(1), first.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
+        if self._values_afterwards:
+            (policy, state), values = self.agent.policy(*inputs), ()
+        else:
+            output = self.agent(*inputs)
+            policy, state, values = output.policy, output.state, (output.value[:, 0],)
+        action = policy.draw(noise)
+        log_prob = policy.log_prob(action)
+        return action[:, 0], self.agent.policy_head.env_action(action[:, 0]), log_prob[:, 0], state, *values
 
     def _fill_next_values(self, rollout: Rollout, truncations: list[tuple[int, np.ndarray, Tensor, Tensor]]) -> None:
         """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones.
@@ -159,7 +171,7 @@ class Collector:
         """
         obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
-        first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.device)
+        first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.compute.device)
         first[: len(self._obs), 0] = self._first
         with self.compute.acting():
             value = self.agent.value(obs.unsqueeze(1), first, state)[:, 0]
@@ -167,9 +179,9 @@ class Collector:
         rollout.next_value[:, -1] = value[: len(self._obs)]
         start = len(self._obs)
         for t, envs, final_obs, _ in truncations:
-            rollout.next_value[torch.from_numpy(envs).to(self.device), t] = value[start : start + len(final_obs)]
+            rollout.next_value[torch.from_numpy(envs).to(self.compute.device), t] = value[start : start + len(final_obs)]
             start += len(final_obs)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         """The array as a tensor where the agent is; shares memory on the CPU."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.compute.device)

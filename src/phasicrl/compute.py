@@ -178,6 +178,19 @@ class Compute:
             piece = samples.take(slice(start, start + size))
             yield piece, len(piece) / len(samples)
 
+    def per_segment(self, segments: Samples, function: Callable[[Samples], Tensor]) -> Tensor:
+        """`[S, L, …]`: a function of a module's, asked in the precision of acting and in pieces that fit the caches; needs no gradient."""
+        results = []
+        num_steps = segments.first.shape[1]
+        at_once = max(1, self.steps_at_once // num_steps)
+        for start in range(0, len(segments), at_once):
+            some = segments.take(slice(start, start + at_once))
+            some = some if some.state.shape[-1] else some.as_transitions()
+            with self.acting():
+                found = torch.cat([function(piece) for piece, _ in self.pieces(some)])
+            results.append(found.reshape(-1, num_steps, *found.shape[2:]))
+        return torch.cat(results)
+
     def gradient_step(
         self,
         loss: Loss[S],

@@ -147,8 +147,7 @@ def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
 
     What lies in no rollout keeps its value from when it was seen: the final observations of truncated episodes, and what came last.
     """
-    segments = Samples(rollout.obs, rollout.first, rollout.state, rollout.action_mask, rollout.value_target)
-    value = per_segment(segments, lambda piece: agent.value(piece.obs, piece.first, piece.state), compute=compute)
+    value = compute.per_segment(rollout.segments(), lambda piece: agent.value(piece.obs, piece.first, piece.state))
     inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
@@ -251,9 +250,7 @@ def auxiliary_phase(
 @torch.no_grad()
 def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute) -> Tensor:
     """Parameters `[S, L, P]` of the current policy for every stored observation, by the policy's network alone."""
-    return per_segment(
-        segments, lambda piece: agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters, compute=compute
-    )
+    return compute.per_segment(segments, lambda piece: agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters)
 
 
 @torch.no_grad()
@@ -264,18 +261,4 @@ def divergence(agent: Agent, samples: PolicySamples, *, compute: Compute) -> flo
         assert isinstance(piece, PolicySamples)
         return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].log_prob(piece.action)
 
-    return float(objectives.approximate_kl(per_segment(samples, log_prob, compute=compute), samples.old_log_prob)[1].mean())
-
-
-def per_segment(segments: Samples, function: Callable[[Samples], Tensor], *, compute: Compute) -> Tensor:
-    """`[S, L, …]`: a function of the agent's, asked segment by segment in pieces that fit the caches."""
-    results = []
-    num_steps = segments.first.shape[1]
-    at_once = max(1, compute.steps_at_once // num_steps)
-    for start in range(0, len(segments), at_once):
-        some = segments.take(slice(start, start + at_once))
-        some = some if some.state.shape[-1] else some.as_transitions()
-        with compute.acting():
-            found = torch.cat([function(piece) for piece, _ in compute.pieces(some)])
-        results.append(found.reshape(-1, num_steps, *found.shape[2:]))
-    return torch.cat(results)
+    return float(objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)[1].mean())

@@ -148,6 +148,10 @@ class Rollout:
     next_value: Float[Tensor, "B T"]
     value_target: Float[Tensor, "B T"]
 
+    def segments(self) -> Samples:
+        """What the networks are asked about."""
+        return Samples(self.obs, self.first, self.state, self.action_mask, self.value_target)
+
     def policy_samples(self, advantage: Float[Tensor, "B T"]) -> PolicySamples:
         """What the policy phase learns from, once the advantages are known."""
         return PolicySamples(
