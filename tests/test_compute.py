@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from phasicrl import compute as compute_module
-from phasicrl.config import ActionConfig, Config, ObsNormConfig, ValueNormConfig
-from phasicrl.fused import adam_, can_fuse, capture
+from phasicrl.compute import Compute
+from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, ValueNormConfig
+from phasicrl.fused import _beside, adam_, can_fuse, capture, side_by_side
 from phasicrl.run import Run
 from phasicrl.train import train
 from tests.helpers import Corridor, Levers, tiny, tiny_aux
@@ -263,3 +266,51 @@ def test_a_step_that_does_not_fit_names_the_knob(
     monkeypatch.setattr(compute_module.Compute, "_eager_step", full)
     with pytest.raises(MemoryError if knob else RuntimeError, match=knob or "something else"):
         train(setting(tmp_path), make_env=Corridor)
+
+
+class FakeStream:
+    """Notes who waits for whom."""
+
+    device = "cuda:0"
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.told.append(f"{self.name} waits for {other.name}")
+
+
+def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    main, side = FakeStream("main", told), FakeStream("side", told)
+
+    @contextmanager
+    def stream(chosen: FakeStream) -> Iterator[None]:
+        told.append(f"on {chosen.name}")
+        yield
+        told.append("on main")
+
+    def function(name: str) -> str:
+        told.append(name)
+        return name
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    assert side_by_side(lambda: function("policy"), lambda: function("value")) == ("policy", "value")
+    assert told == ["policy", "value"], "nothing is forked where nothing is recorded"
+    told.clear()
+    with _beside(side):  # type: ignore[arg-type]
+        assert side_by_side(lambda: function("policy"), lambda: function("value")) == ("policy", "value")
+    assert told == ["side waits for main", "on side", "value", "on main", "policy", "main waits for side"]
+    told.clear()
+    side_by_side(lambda: function("policy"), lambda: function("value"))
+    assert told == ["policy", "value"]
+
+
+def test_an_upload_on_a_cpu_is_the_same_memory_and_any_layout_will_do() -> None:
+    compute = Compute(ComputeConfig(device="cpu"), pictures=False)
+    values = np.arange(6.0).reshape(2, 3)
+    assert compute.upload(values).data_ptr() == values.ctypes.data
+    assert compute.upload(values.T).tolist() == values.T.tolist()
+    noise = torch.ones(3)
+    assert compute.upload(noise) is noise

@@ -50,10 +50,18 @@ def test_a_companion_goes_where_its_caller_is_and_nobody_else_is_moved() -> None
 
 
 @needs_affinity
-def test_a_companion_that_has_ended_is_no_error() -> None:
+def test_of_several_companions_those_that_have_ended_do_not_hold_the_others() -> None:
+    cores = os.sched_getaffinity(0)
     with a_waiting_thread() as worker:
-        companion = Companion({worker})
-    companion.follow()
+        with a_waiting_thread() as ended:
+            companion = Companion({worker, ended})
+        try:
+            for core in sorted(cores)[:2]:
+                os.sched_setaffinity(0, {core})
+                companion.follow()
+                assert os.sched_getaffinity(worker) == {core}
+        finally:
+            os.sched_setaffinity(0, cores)
     companion.follow()
 
 

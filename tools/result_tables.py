@@ -45,6 +45,7 @@ def blocks() -> dict[str, str]:
         "speed": speed_table(),
         "speed-in-short": short_speed_table(),
         "many-seeds": many_seeds_table(),
+        "bench": bench_table(),
         "pieces": pieces_table(),
         "memory": memory_table(),
         "compiled": compiled_table(),
@@ -153,6 +154,33 @@ def speed_table() -> str:
             seconds = f"{row['seconds_to_threshold']:.1f}" if row["seconds_to_threshold"] == row["seconds_to_threshold"] else "–"
             rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
             text += f"| {result['work']} | {row['contestant']} | {rate} | {ratios or '–'} | {seconds} |\n"
+    return text
+
+
+BENCHES = {
+    "procgen-ppo-fp32": "`procgen-ppo`",
+    "procgen-ppo-bf16": "`procgen-ppo --compute.policy-precision bf16`",
+    "procgen-ppg-single": "`procgen-ppg-single`, auxiliary phase in bf16",
+    "cartpole-on": "`compat-cleanrl-ppo`, CartPole of EnvPool, 4 environments, compiled",
+    "cartpole-off": "the same, kernel by kernel",
+}
+"""Reports of `phasicrl bench` in benchmarks/results/bench."""
+
+
+def bench_table() -> str:
+    """What `phasicrl bench` found on this machine."""
+    text = "| | steps/s (slowest to fastest) | of the networks alone, kernel by kernel | GFLOP/s | where the time goes | memory |\n|---|---|---|---|---|---|\n"
+    for name, title in BENCHES.items():
+        path = RESULTS / "bench" / f"{name}.json"
+        if not path.is_file():
+            continue
+        report = json.loads(path.read_text())
+        rate = next(rate for rate in report["rates"] if rate["name"] == "whole loop")
+        split = ", ".join(f"{part} {share:.0%}" for part, share in report["split"].items())
+        text += (
+            f"| {title} | {rate['per_second']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f}) | {report['share_of_limit']:.0%} "
+            f"| {report['gflops_per_step'] * rate['per_second']:,.0f} | {split} | {report['peak_memory'] / 1e9:.1f} GB |\n"
+        )
     return text
 
 

@@ -97,7 +97,7 @@ class Collector:
         self.generator = generator
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(envs.num_envs)
-        self._obs = self._to_device(envs.reset())
+        self._obs = self.compute.upload(envs.reset())
         self._first = torch.ones(envs.num_envs, dtype=torch.bool, device=device)
         self._state = agent.initial_state(envs.num_envs)
         # A value network of its own is asked once a rollout, not at each step. With a memory it must follow the episode, for truncated ones.
@@ -122,16 +122,16 @@ class Collector:
             ended = step.terminated | step.truncated
             if self.bootstrap_truncation and step.final_obs is not None and step.truncated.any():
                 truncated = np.flatnonzero(step.truncated)
-                final_obs = self._to_device(step.final_obs[step.truncated[ended]])
-                truncations.append((t, truncated, final_obs, self._state[self._to_device(truncated)]))
+                final_obs = self.compute.upload(step.final_obs[step.truncated[ended]])
+                truncations.append((t, truncated, final_obs, self._state[self.compute.upload(truncated)]))
             ends.append((step.terminated, step.truncated))
-            self._obs, self._first = self._to_device(step.obs), self._to_device(ended)
+            self._obs, self._first = self.compute.upload(step.obs), self.compute.upload(ended)
         terminated, truncated = (np.stack(kind, axis=1) for kind in zip(*ends, strict=True))
         if not self.bootstrap_truncation:
             terminated, truncated = terminated | truncated, np.zeros_like(truncated)
-        rollout.reward.copy_(self._to_device(rewards.T))
-        rollout.terminated.copy_(self._to_device(terminated))
-        rollout.truncated.copy_(self._to_device(truncated))
+        rollout.reward.copy_(self.compute.upload(rewards.T))
+        rollout.terminated.copy_(self.compute.upload(terminated))
+        rollout.truncated.copy_(self.compute.upload(truncated))
         if self._values_afterwards:
             rollout.value.copy_(
                 self.compute.per_segment(rollout.segments(), lambda piece: self.agent.value(piece.obs, piece.first, piece.state))
@@ -143,8 +143,8 @@ class Collector:
         mask = None
         if rollout.action_mask is not None:
             assert self.envs.action_mask is not None, f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
-            rollout.action_mask[:, t] = mask = self._to_device(self.envs.action_mask)
-        noise = self._blank_policy.noise(self.generator)
+            rollout.action_mask[:, t] = mask = self.compute.upload(self.envs.action_mask)
+        noise = self.compute.upload(self._blank_policy.noise(self.generator))
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
         action, env_action, log_prob, self._state, *values = self.compute.evaluate(self._answer, self.agent, inputs)
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
@@ -179,9 +179,5 @@ class Collector:
         rollout.next_value[:, -1] = value[: len(self._obs)]
         start = len(self._obs)
         for t, envs, final_obs, _ in truncations:
-            rollout.next_value[torch.from_numpy(envs).to(self.compute.device), t] = value[start : start + len(final_obs)]
+            rollout.next_value[self.compute.upload(envs), t] = value[start : start + len(final_obs)]
             start += len(final_obs)
-
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        """The array as a tensor where the agent is; shares memory on the CPU."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.compute.device)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +61,7 @@ def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept:
     if record is None:
         record = partial(_record, device=device)
     copies = [torch.empty_like(tensor, device=device).copy_(tensor) for tensor in inputs[num_kept:]]
-    with torch.no_grad():
+    with torch.no_grad(), _beside(torch.cuda.Stream(device) if device.type == "cuda" else None):
         outputs, replay = record(lambda: function(*inputs[:num_kept], *copies))
         for tensor in (outputs,) if isinstance(outputs, Tensor) else outputs:
             tensor.zero_()  # so that a replay that does nothing cannot look right
@@ -89,6 +91,38 @@ def _record(function: Callable[[], Any], *, device: torch.device) -> tuple[Any, 
             torch.cuda.set_stream(before)  # a failed recording leaves its own behind
             raise
     return outputs, graph.replay
+
+
+_side: ContextVar[torch.cuda.Stream | None] = ContextVar("side", default=None)
+"""The stream for what may run beside the rest, while a graph is recorded."""
+A, B = TypeVar("A"), TypeVar("B")
+
+
+@contextmanager
+def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Let `side_by_side` use a stream."""
+    token = _side.set(stream)
+    try:
+        yield
+    finally:
+        _side.reset(token)
+
+
+def side_by_side(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
+    """The results of two functions that do not depend on each other: in a recorded graph they run at the same time, and so do their gradients.
+
+    Elsewhere one comes after the other. A gradient is computed on the stream of what it is the gradient of, so that the fork goes both ways.
+    """
+    side = _side.get()
+    if side is None:
+        return one(), other()
+    main = torch.cuda.current_stream(side.device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        of_other = other()
+    of_one = one()
+    main.wait_stream(side)
+    return of_one, of_other
 
 
 class Borrowed(nn.Module):

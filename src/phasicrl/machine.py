@@ -32,7 +32,7 @@ class Companion:
     """
 
     def __init__(self, threads: set[int]) -> None:
-        self._threads = threads if hasattr(os, "sched_setaffinity") else set()
+        self._threads = set(threads) if hasattr(os, "sched_setaffinity") else set()
         self._core_of_caller = getattr(ctypes.CDLL(None), "sched_getcpu", None) if self._threads else None
         self._core = -1
 
@@ -41,11 +41,11 @@ class Companion:
         if self._core_of_caller is None or (core := self._core_of_caller()) == self._core:
             return
         self._core = core
-        try:
-            for thread in self._threads:
+        for thread in tuple(self._threads):
+            try:
                 os.sched_setaffinity(thread, {core})
-        except OSError:  # they have ended, or the system allows it no longer: it was only about speed
-            self._core_of_caller = None
+            except OSError:  # it has ended, or the system does not allow it: this is only about speed
+                self._threads.discard(thread)
 
 
 def free_memory() -> int | None:

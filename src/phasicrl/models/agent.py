@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +13,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
 
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, ValueNormConfig
+from phasicrl.fused import side_by_side
 from phasicrl.models.encoders import ObservationReader, encoder_for
 from phasicrl.models.heads import Policy, linear_head, make_policy_head
 from phasicrl.models.memory import Memory, make_memory
@@ -142,14 +144,14 @@ class Agent(nn.Module):
         """
         inputs = self.reader(obs.flatten(0, 1))
         policy_state, value_state = state.split([self.memory.state_size, state.shape[-1] - self.memory.state_size], dim=-1)
-        features, policy_state = self.memory(self._encode(self.encoder, inputs).unflatten(0, first.shape), first, policy_state)
-        policy = self.policy_head(features, action_mask)
+        follow_policy = partial(self._follow, self.encoder, self.memory, inputs, first, policy_state)
         if self.value_encoder is not None and self.value_memory is not None:
-            value_features, value_state = self.value_memory(
-                self._encode(self.value_encoder, inputs).unflatten(0, first.shape), first, value_state
-            )
+            follow_value = partial(self._follow, self.value_encoder, self.value_memory, inputs, first, value_state)
+            (features, policy_state), (value_features, value_state) = side_by_side(follow_policy, follow_value)
         else:
+            features, policy_state = follow_policy()
             value_features = features.detach() if self.value_path == "detached" else features
+        policy = self.policy_head(features, action_mask)
         aux_value = None if self.aux_value_head is None else self._value(self.aux_value_head, features)
         return AgentOutput(policy, self._value(self.value_head, value_features), aux_value, torch.cat([policy_state, value_state], dim=-1))
 
@@ -157,8 +159,9 @@ class Agent(nn.Module):
         """V alone, without the policy's network where it has one of its own."""
         if self.value_encoder is None or self.value_memory is None:
             return self.forward(obs, first, state).value
-        features = self._encode(self.value_encoder, self.reader(obs.flatten(0, 1))).unflatten(0, first.shape)
-        return self._value(self.value_head, self.value_memory(features, first, state[:, self.memory.state_size :])[0])
+        inputs = self.reader(obs.flatten(0, 1))
+        features, _ = self._follow(self.value_encoder, self.value_memory, inputs, first, state[:, self.memory.state_size :])
+        return self._value(self.value_head, features)
 
     def policy(
         self,
@@ -168,17 +171,19 @@ class Agent(nn.Module):
         action_mask: Bool[Tensor, "S L A"] | None = None,
     ) -> tuple[Policy, Float[Tensor, "S H"]]:
         """The policy alone, without the value's network, and the memory's next state (a value network's part of it stays as it is)."""
-        features = self._encode(self.encoder, self.reader(obs.flatten(0, 1))).unflatten(0, first.shape)
-        features, policy_state = self.memory(features, first, state[:, : self.memory.state_size])
+        inputs = self.reader(obs.flatten(0, 1))
+        features, policy_state = self._follow(self.encoder, self.memory, inputs, first, state[:, : self.memory.state_size])
         return self.policy_head(features, action_mask), torch.cat([policy_state, state[:, self.memory.state_size :]], dim=-1)
 
     def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalised."""
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
-    def _encode(self, encoder: nn.Module, inputs: Any) -> Float[Tensor, "N D"]:
-        """What an encoder says of observations."""
-        return encode(encoder, inputs, device=self.value_head.weight.device)
+    def _follow(
+        self, encoder: nn.Module, memory: Memory, inputs: Any, first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"]
+    ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
+        """What a network's encoder and memory make of observations, and the memory's next state."""
+        return memory(encode(encoder, inputs, device=self.value_head.weight.device).unflatten(0, first.shape), first, state)
 
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
         """What a value head says, in units of the rewards learnt from."""
