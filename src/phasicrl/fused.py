@@ -95,7 +95,8 @@ def _record(function: Callable[[], Any], *, device: torch.device) -> tuple[Any, 
 
 _side: ContextVar[torch.cuda.Stream | None] = ContextVar("side", default=None)
 """The stream for what may run beside the rest, while a graph is recorded."""
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @contextmanager
