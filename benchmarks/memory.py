@@ -1,0 +1,61 @@
+"""Most memory that PPG holds with a full phase of the paper's size: 32 rollouts of 64 environments and 256 steps, two networks.
+
+usage: python benchmarks/memory.py OUT.json [--preset procgen-ppg]      about ten minutes on two cores
+
+Every rollout of the phase is collected, so that the buffer is written from end to end; then follow the policy phase of the last one and the auxiliary
+phase with a single pass over one rollout's worth of minibatches, drawn from the whole phase. More passes do the same again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+from phasicrl import get_preset
+from phasicrl.machine import processor
+from phasicrl.phases import auxiliary_phase, compute_targets, policy_phase
+from phasicrl.run import start_run
+
+
+def peak() -> int:
+    """Most bytes that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main() -> None:
+    """Fill the buffer, learn once, and say what it took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--preset", default="procgen-ppg")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        config = get_preset(options.preset).changed(
+            {"output_dir": folder, "log.console": "off", "log.tensorboard": False, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
+        )
+        with start_run(config) as run:
+            found = {"preset": options.preset, "processor": processor(), "after start-up": peak()}
+            learning = {"compute": run.compute, "generator": run.generators["shuffle"]}
+            while not run.buffer.is_full:
+                rollout = run.buffer.next_rollout()
+                run.collect(rollout)
+                samples, _ = compute_targets(rollout, run.learning_reward(rollout), config.ppo)
+                print(f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: {peak() / 1e9:.2f} GB", flush=True)
+            policy_phase(run.agent, run.optimizers, samples, config.ppo, **learning)
+            found["after the policy phase"] = peak()
+            assert config.aux is not None
+            auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, config.aux, **learning)
+            found["after the auxiliary phase"] = peak()
+            found["buffer"] = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
+            found["beyond the buffer"] = peak() - found["buffer"]
+            found["micro-batch"] = run.compute.micro_batch
+            found["precision"] = run.compute.precision
+    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
