@@ -66,9 +66,9 @@ def gradient_step(*inputs: Tensor) -> Tensor:
         total = loss.mean(-1).sum()
         gradients = torch.autograd.grad(total, leaves)
     norm = torch.stack([gradient.square().sum((1, 2)) for gradient in gradients]).sum(0).sqrt()
-    scale = (0.5 / (norm + 1e-6)).clamp(max=1.0).view(-1, 1, 1)
-    for parameter, gradient, *rest in zip(parameters, gradients, first, second, steps, strict=True):
-        adam_(parameter, gradient * scale, rest[0], rest[1], rest[2], rate=rate, betas=(0.9, 0.999), eps=1e-5)
+    factor = (0.5 / (norm + 1e-6)).clamp(max=1.0).view(-1, 1, 1)
+    gradients = [gradient * factor for gradient in gradients]
+    adam_(parameters, gradients, first, second, steps, rate=rate, betas=(0.9, 0.999), eps=1e-5, at_once=False)
     return total.detach()
 
 

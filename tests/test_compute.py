@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from phasicrl import compute as compute_module
 from phasicrl.compute import Compute
 from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, ValueNormConfig
-from phasicrl.fused import _beside, adam_, can_fuse, capture, side_by_side
+from phasicrl.fused import _beside, adam_, can_fuse, capture, scale, side_by_side, total_norm
 from phasicrl.run import Run
 from phasicrl.train import train
 from tests.helpers import Corridor, Levers, tiny, tiny_aux
@@ -227,18 +227,38 @@ def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
     assert not compute_module.Compute(config.compute, pictures=True, num_gradient_steps=10**6).fuses
 
 
-def test_adam_is_pytorchs() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_is_pytorchs(at_once: bool) -> None:
     torch.manual_seed(0)
-    ours = torch.randn(5, 3)
-    theirs = torch.nn.Parameter(ours.clone())
-    optimizer = torch.optim.Adam([theirs], lr=0.1, eps=1e-5)
-    first, second, step = torch.zeros_like(ours), torch.zeros_like(ours), torch.zeros(())
+    ours = [torch.randn(5, 3), torch.randn(4)]
+    theirs = [torch.nn.Parameter(tensor.clone()) for tensor in ours]
+    optimizer = torch.optim.Adam(theirs, lr=0.1, eps=1e-5)
+    first, second = ([torch.zeros_like(tensor) for tensor in ours] for _ in range(2))
+    steps = [torch.zeros(()) for _ in ours]
     for number in range(20):
         optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + number)
-        theirs.grad = gradient = torch.randn(5, 3) * 10.0 ** (number % 5 - 3)
+        gradients = [torch.randn_like(tensor) * 10.0 ** (number % 5 - 3) for tensor in ours]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
         optimizer.step()
-        adam_(ours, gradient, first, second, step, rate=torch.tensor(rate), betas=(0.9, 0.999), eps=1e-5)
-        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+        adam_(ours, gradients, first, second, steps, rate=torch.tensor(rate), betas=(0.9, 0.999), eps=1e-5, at_once=at_once)
+        torch.testing.assert_close(ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_norm_and_scale_are_those_of_all_numbers(at_once: bool) -> None:
+    tensors = [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])]
+    assert total_norm(tensors, at_once=at_once).item() == pytest.approx(13)
+    assert [tensor.tolist() for tensor in scale(tensors, torch.tensor(0.5), at_once=at_once)] == [[[1.5, 0.0]], [2.0, 6.0]]
+
+
+def test_a_number_of_pictures_in_a_piece_is_kept_to_everywhere() -> None:
+    """Also where steps would be one call of whole minibatches: whoever gives a number may have no room for more."""
+    choices: tuple[tuple[int | Literal["auto"] | None, int | None], ...] = (("auto", 64), (16, 16), (None, None))
+    for chosen, expected in choices:
+        compute = Compute(ComputeConfig(device="cpu", micro_batch=chosen, compile="on"), pictures=True)
+        assert (compute.micro_batch, compute._in_pieces) == (expected, chosen == 16)
+    assert Compute(ComputeConfig(device="cpu", micro_batch=16), pictures=False).micro_batch is None
 
 
 @pytest.mark.parametrize(

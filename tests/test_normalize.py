@@ -208,6 +208,22 @@ def test_step_by_step_a_reward_is_scaled_by_what_was_seen_up_to_it() -> None:
         np.testing.assert_allclose(scaled.numpy(), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("before", [0, 4])
+def test_moments_by_steps_are_those_of_one_update_for_each(before: int) -> None:
+    """Far from zero, where a difference of squares would lose the digits."""
+    samples = 1e4 + torch.randn(3, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    one_by_one, at_once = RunningMoments(), RunningMoments()
+    for moments in (one_by_one, at_once):
+        for _ in range(before):
+            moments.update(torch.tensor([9990.0, 9993.0]))
+    variances = at_once.update_by_steps(samples)
+    for t in range(20):
+        one_by_one.update(samples[:, t])
+        torch.testing.assert_close(variances[t], one_by_one.variance, rtol=1e-10, atol=0)
+    for name in ("count", "mean", "sum_of_squares"):
+        torch.testing.assert_close(getattr(at_once, name), getattr(one_by_one, name), rtol=1e-10, atol=0)
+
+
 def test_no_mean_is_subtracted() -> None:
     normalizer = RewardNormalizer(2, gamma=0.9, clip=10.0)
     reward = torch.tensor([[0.0, 5.0], [0.0, 6.0]])

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from phasicrl import compute as compute_module
 from phasicrl import phases
+from phasicrl import probe as probe_module
 from phasicrl.compute import Compute, StepSettings
 from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.models.encoders import ImpalaCNN
@@ -59,6 +60,21 @@ def test_bf16_of_a_sound_network_is_right_and_every_rate_is_measured() -> None:
     assert found.bf16_is_right and 0 < found.error < 0.03  # bf16 rounds: an error of zero would mean that it was not used
     assert set(found.micro_batch.values()) <= {32, 64} and min(found.rate.values()) > 0
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_gradients_that_are_no_numbers_are_wrong_however_right_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's `max(0.01, nan)` is 0.01."""
+    plain = probe_module._pass
+
+    def broken(network: ImpalaCNN, parameters: list[nn.Parameter], obs: Tensor, precision: str) -> list[Tensor]:
+        features, gradients = plain(network, parameters, obs, precision)  # type: ignore[arg-type]
+        return [features, gradients * float("nan") if precision == "bf16" else gradients]
+
+    monkeypatch.setattr(probe_module, "_pass", broken)
+    network = small_network()
+    found = probe(network, list(network.parameters()), OBS, seconds=0.01)
+    assert not found.bf16_is_right and not found.bf16_pays
+    assert "wrong here" in str(found)
 
 
 @pytest.mark.parametrize(("network", "error"), [(Brittle(wrong=0.05), 0.05), (Brittle(missing=True), float("nan"))])

@@ -221,7 +221,7 @@ def test_one_step_is_td_zero_and_all_steps_are_monte_carlo_and_lambda_one(data: 
     one, every, more = (n_step_return(*steps, gamma=gamma, n=n) for n in (1, value.shape[1], value.shape[1] + 3))
     torch.testing.assert_close(one, reward + gamma * next_value * ~terminated)
     torch.testing.assert_close(one, value + gae(*steps, gamma=gamma, gae_lambda=0.0))
-    assert torch.equal(every, monte_carlo_return(reward, next_value, terminated, truncated, gamma=gamma))
+    torch.testing.assert_close(every, monte_carlo_return(reward, next_value, terminated, truncated, gamma=gamma))
     assert torch.equal(every, more)
     torch.testing.assert_close(every, value + gae(*steps, gamma=gamma, gae_lambda=1.0))
 
@@ -261,7 +261,7 @@ def test_forward_return_in_two_halves_is_the_whole() -> None:
     whole = discounted_forward_return(reward, first, start, gamma=0.9)
     left = discounted_forward_return(reward[:, :4], first[:, :4], start, gamma=0.9)
     right = discounted_forward_return(reward[:, 4:], first[:, 4:], left[:, -1], gamma=0.9)
-    assert torch.equal(torch.cat([left, right], dim=1), whole)
+    torch.testing.assert_close(torch.cat([left, right], dim=1), whole, rtol=1e-12, atol=0)
 
 
 def test_explained_variance_by_hand() -> None:

@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl.config import ComputeConfig
-from phasicrl.fused import Borrowed, adam_, can_fuse, capture, fuse
+from phasicrl.fused import Borrowed, adam_, can_fuse, capture, fuse, scale, total_norm
 from phasicrl.machine import num_cores
 from phasicrl.precision import Precision, encoders_in
 from phasicrl.probe import MICRO_BATCHES, Findings, probe_once
@@ -106,7 +106,8 @@ class Compute:
         on_cpu = self.device.type == "cpu"
         self.config, self.pictures, self._minibatch_size = config, pictures, minibatch_size
         micro_batch = USUAL_MICRO_BATCH if config.micro_batch == "auto" else config.micro_batch
-        self.micro_batch = micro_batch if on_cpu and pictures else None
+        self._in_pieces = pictures and isinstance(config.micro_batch, int)  # what the user wants to go in pieces is no single call
+        self.micro_batch = micro_batch if pictures and (on_cpu or self._in_pieces) else None
         aux: Precision = "bf16" if config.aux_precision == "bf16" else "fp32"
         self.precision: dict[str, Precision] = {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
         self.findings: Findings | None = None
@@ -223,7 +224,7 @@ class Compute:
         """
         with self._memory_is_short(settings.name), encoders_in(self.precision.get(settings.name, self.config.policy_precision)):
             number = len(minibatch.index)
-            if self.fuses:
+            if self.fuses and not self._in_pieces:
                 if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
                     minibatch = minibatch.gathered()
                 if (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
@@ -323,7 +324,7 @@ class Compute:
         """Compile the step and compare it with the eager one; what fails, or is wrong, is said and left to eager execution."""
         start = perf_counter()
         try:
-            fused = FusedStep(loss, minibatch, weights, settings)
+            fused = FusedStep(loss, minibatch, weights, settings, at_once=self._records)
         except Exception as error:  # tracing and compiling fail in many ways, and none of them may end a run
             self.say(f"{settings.name} steps run kernel by kernel: they cannot be {self._one_call} ({_reason(error)})")
             return None
@@ -337,7 +338,7 @@ class Compute:
         count = len(fused.parameters)
         off = max(
             _distance(compiled[part], after[part]) / max(_distance(before[part], after[part]), 1e-12)
-            for part in (slice(count), slice(count, 2 * count))
+            for part in (slice(count), slice(count, 2 * count), slice(2 * count, 3 * count))
         )
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
             self.say(
@@ -356,6 +357,7 @@ class FusedStep:
         minibatch: one like those to come: as many samples, of a source of the same layout.
         weights: like those to come.
         settings: optimiser and clipping.
+        at_once: clip and step all parameters by kernels that take them together; where each is compiled, one by one is faster.
 
     Attributes:
         parameters: those that the loss reaches.
@@ -365,7 +367,9 @@ class FusedStep:
         Exception: of many kinds, where that cannot be traced or compiled.
     """
 
-    def __init__(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> None:
+    def __init__(
+        self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings, *, at_once: bool
+    ) -> None:
         named = dict(loss.module.named_parameters())
         reached = _reached(loss, minibatch, weights, list(named.values()))
         names = [name for name, there in zip(named, reached, strict=True) if there]
@@ -397,16 +401,17 @@ class FusedStep:
                 gradients = list(torch.autograd.grad(value, leaves))
             norms = []
             for members in networks:
-                norms.append(torch.stack([gradients[i].square().sum() for i in members]).sum().sqrt())
-                scale = 1.0 if settings.max_grad_norm is None else (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0)
-                for i in members:
-                    gradients[i] = gradients[i] * scale
-            for i, group in enumerate(groups):
+                of_network = [gradients[i] for i in members]
+                norms.append(total_norm(of_network, at_once=at_once))
+                if settings.max_grad_norm is not None:
+                    scaled = scale(of_network, (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0), at_once=at_once)
+                    for i, gradient in zip(members, scaled, strict=True):
+                        gradients[i] = gradient
+            for group in sorted(set(groups)):
+                members = [i for i, its_group in enumerate(groups) if its_group == group]
+                mine = ([tensors[i] for i in members] for tensors in (parameters, gradients, first, second, steps))
                 options = self._groups[group]
-                adam_(
-                    parameters[i], gradients[i], first[i], second[i], steps[i],
-                    rate=rates[group], betas=options["betas"], eps=options["eps"],
-                )  # fmt: skip
+                adam_(*mine, rate=rates[group], betas=options["betas"], eps=options["eps"], at_once=at_once)
             self.names = (*noted, settings.norm_name)
             return torch.stack([*(part.detach() for part in noted.values()), torch.stack(norms).square().sum().sqrt()])
 

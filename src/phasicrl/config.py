@@ -395,7 +395,7 @@ class ComputeConfig:
     num_threads: int | None = None
     """Threads of PyTorch on the CPU; off: all cores for pictures, and for vectors with minibatches of 1,024 or more, else one."""
     micro_batch: int | Literal["auto"] | None = "auto"
-    """On the CPU, pictures go through the network in pieces of this many, gradients added up: same result, and the caches hold them. `auto`: what is fastest here (64 in short runs); off: whole minibatches."""
+    """Pictures go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
     policy_precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimiser stay fp32."""
     aux_precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -146,34 +146,56 @@ class Borrowed(nn.Module):
         return functional_call(self, {f"module.{name}": tensor for name, tensor in tensors.items()}, (function,))
 
 
+def total_norm(tensors: list[Tensor], *, at_once: bool) -> Tensor:
+    """The norm of all numbers together; `at_once` by kernels that take many tensors, else by one for each."""
+    if at_once:
+        return torch.stack(torch._foreach_norm(tensors)).norm()
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+
+
+def scale(tensors: list[Tensor], factor: Tensor, *, at_once: bool) -> list[Tensor]:
+    """Each times a 0-d factor."""
+    return list(torch._foreach_mul(tensors, factor)) if at_once else [tensor * factor for tensor in tensors]
+
+
 def adam_(
-    parameter: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    steps: list[Tensor],
     *,
     rate: Tensor,
     betas: tuple[float, float],
     eps: float,
+    at_once: bool,
 ) -> None:
     """One step of Adam in place, as PyTorch's fused one does it (Kingma & Ba 2015, algorithm 1; torch/optim/adam.py).
 
     Args:
-        parameter: is moved.
-        gradient: of the loss.
-        first: running mean of gradients.
-        second: running mean of squared gradients.
-        step: number of steps before this one, 0-d.
+        parameters: are moved.
+        gradients: of the loss.
+        first: running means of gradients.
+        second: running means of squared gradients.
+        steps: number of steps before this one, 0-d.
         rate: step size, 0-d.
         betas: decays of the two means.
         eps: is added to the root of the second mean.
+        at_once: by PyTorch's kernel for many tensors, else in plain operations, which a compiler fuses with what is around them.
     """
     beta1, beta2 = betas
-    step.add_(1)
-    first.lerp_(gradient, 1 - beta1)
-    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    count = step.double()  # 1 − 0.999 in single precision has three digits
-    size = (rate / (1 - beta1**count)).to(parameter.dtype)
-    root = (1 - beta2**count).sqrt().to(parameter.dtype)
-    parameter.sub_(size * first / (second.sqrt() / root + eps))
+    if at_once:
+        torch._foreach_add_(steps, 1)
+        torch._fused_adam_(
+            parameters, gradients, first, second, [], steps,
+            lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return
+    for parameter, gradient, mean, mean_square, step in zip(parameters, gradients, first, second, steps, strict=True):
+        step.add_(1)
+        mean.lerp_(gradient, 1 - beta1)
+        mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        count = step.double()  # 1 − 0.999 in single precision has three digits
+        size = (rate / (1 - beta1**count)).to(parameter.dtype)
+        root = (1 - beta2**count).sqrt().to(parameter.dtype)
+        parameter.sub_(size * mean / (mean_square.sqrt() / root + eps))

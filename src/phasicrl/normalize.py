@@ -36,6 +36,21 @@ class RunningMoments(nn.Module):
         self.mean += delta * count / total
         self.count.copy_(total)
 
+    def update_by_steps(self, samples: Float[Tensor, "B T"]) -> Float[Tensor, " T"]:
+        """Merge T batches of B numbers in, one after the other; returns the biased variance after each.
+
+        The same as `update` for each, by running sums of the distances from one point, which is near all of them.
+        """
+        point = torch.where(self.count > 0, self.mean, samples.mean())
+        away = samples - point
+        counts = self.count + len(samples) * torch.arange(1, samples.shape[1] + 1, device=samples.device)
+        sums, squares = away.sum(0).cumsum(0), self.sum_of_squares + away.square().sum(0).cumsum(0)
+        sums_of_squares = (squares - sums.square() / counts).clamp(min=0)
+        self.count.copy_(counts[-1])
+        self.mean.copy_(point + sums[-1] / counts[-1])
+        self.sum_of_squares.copy_(sums_of_squares[-1])
+        return sums_of_squares / counts
+
     @property
     def variance(self) -> Float[Tensor, "*shape"]:
         """Biased variance; 0 before the first batch."""
@@ -137,12 +152,12 @@ class RewardNormalizer(nn.Module):
         """Take a rollout's rewards into the statistics, then scale and clip them; `first` marks steps that begin an episode."""
         returns = discounted_forward_return(reward.double(), first, self.running_return, gamma=self.gamma)
         self.running_return.copy_(returns[:, -1])
-        num_steps = 1 if self.per_step else reward.shape[1]
-        scaled = []
-        for part, part_returns in zip(reward.split(num_steps, dim=1), returns.split(num_steps, dim=1), strict=True):
-            self.moments.update(part_returns)
-            scaled.append(part / self.scale.to(reward.dtype))
-        return torch.cat(scaled, dim=1).clamp(-self.clip, self.clip)
+        if self.per_step:
+            scale = _deviation(self.moments.update_by_steps(returns))
+        else:
+            self.moments.update(returns)
+            scale = self.scale
+        return (reward / scale.to(reward.dtype)).clamp(-self.clip, self.clip)
 
 
 class ObservationNormalizer(nn.Module):

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -73,9 +74,9 @@ def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter
     for precision in ("fp32", "bf16"):
         try:
             if precision == "bf16":
-                error = max(
-                    _error(found, right) for found, right in zip(_pass(network, parameters, obs[: sizes[0]], "bf16"), exact, strict=True)
-                )
+                rounded = _pass(network, parameters, obs[: sizes[0]], "bf16")
+                # Not Python's max, which may lose a NaN.
+                error = float(np.max([_error(found, right) for found, right in zip(rounded, exact, strict=True)]))
             best[precision] = max((_rate(network, parameters, obs[:size], precision, seconds), size) for size in sizes)
         except RuntimeError:  # a kernel that this machine does not have
             best[precision] = (0.0, sizes[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 
 def gae(
@@ -38,12 +39,20 @@ def gae(
     """
     delta = reward + gamma * torch.where(terminated, 0.0, next_value) - value
     keep = gamma * gae_lambda * (~(terminated | truncated)).to(delta.dtype)
-    advantage = torch.empty_like(delta)
-    tail = torch.zeros_like(delta[:, 0])
-    for t in range(delta.shape[1] - 1, -1, -1):
-        tail = delta[:, t] + keep[:, t] * tail
-        advantage[:, t] = tail
-    return advantage
+    return _sums_from_behind(delta, keep)
+
+
+def _sums_from_behind(term: Float[Tensor, "B T"], keep: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """`x_t = term_t + keep_t x_{t+1}`, with nothing after the last: log₂ T passes over everything instead of T over one step.
+
+    By doubling (Hillis & Steele 1986): after k passes each sum reaches 2ᵏ steps ahead, and so does the product of what is kept.
+    """
+    reach = 1
+    while reach < term.shape[1]:
+        term = term + keep * functional.pad(term[:, reach:], (0, reach))
+        keep = keep * functional.pad(keep[:, reach:], (0, reach))
+        reach *= 2
+    return term
 
 
 def n_step_return(
@@ -100,13 +109,10 @@ def monte_carlo_return(
         truncated: the episode was cut.
         gamma: discount γ.
     """
-    result = torch.empty_like(reward)
-    tail = next_value[:, -1]
-    for t in range(reward.shape[1] - 1, -1, -1):
-        tail = torch.where(truncated[:, t], next_value[:, t], tail)
-        tail = reward[:, t] + gamma * torch.where(terminated[:, t], 0.0, tail)
-        result[:, t] = tail
-    return result
+    cut = truncated.clone()
+    cut[:, -1] = True
+    after_cut = torch.where(cut & ~terminated, next_value, 0.0)
+    return _sums_from_behind(reward + gamma * after_cut, gamma * (~(terminated | cut)).to(reward.dtype))
 
 
 def discounted_forward_return(
@@ -123,12 +129,8 @@ def discounted_forward_return(
         gamma: discount γ.
     """
     keep = gamma * (~ended_before).to(reward.dtype)
-    running = torch.empty_like(reward)
-    last = start
-    for t in range(reward.shape[1]):
-        last = reward[:, t] + keep[:, t] * last
-        running[:, t] = last
-    return running
+    first = reward[:, :1] + keep[:, :1] * start.unsqueeze(1)
+    return _sums_from_behind(torch.cat([first, reward[:, 1:]], dim=1).flip(1), keep.flip(1)).flip(1)
 
 
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:

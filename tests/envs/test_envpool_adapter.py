@@ -126,9 +126,10 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
 def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are made here; that neither is skipped is held by what they are."""
     direct = EnvPoolEnv(task_id, num_envs=3, seed=4, num_threads=1)
-    monkeypatch.setattr(envpool_adapter, "_direct_step", lambda pool, info: None)
+    monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
     public = EnvPoolEnv(task_id, num_envs=3, seed=4, num_threads=1)
     assert direct._step.__module__ == envpool_adapter.__name__ and public._step == public._pool.step
+    assert "_direct_calls" in direct._reset.__qualname__ and "_public_calls" in public._reset.__qualname__
     np.testing.assert_array_equal(direct.reset(), public.reset())
     ended = 0
     rng = np.random.default_rng(0)
@@ -150,8 +151,8 @@ def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call(change: st
     keys[change] = ["obs:first", "done", "reward", "trunc"] if change == "_state_keys" else ["players.env_id", "env_id", "action"]
     spec = SimpleNamespace(_action_keys=keys["_action_keys"], _action_spec=[(np.dtype("int32"),)] * 3)
     pool = SimpleNamespace(spec=spec, _state_keys=keys["_state_keys"], config={"num_envs": 2})
-    assert (envpool_adapter._direct_step(pool, ()) is None) == (change != "none")
-    assert envpool_adapter._direct_step(SimpleNamespace(spec=SimpleNamespace()), ()) is None
+    assert (envpool_adapter._direct_calls(pool, ()) is None) == (change != "none")
+    assert envpool_adapter._direct_calls(SimpleNamespace(spec=SimpleNamespace()), ()) is None
 
 
 def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
@@ -308,7 +309,8 @@ def test_fact_several_players_are_several_rows() -> None:
 
 
 def break_down(envs: EnvPoolEnv, pool: Broken) -> None:
-    envs._pool, envs._step = pool, pool.step
+    envs._pool = pool
+    envs._step, envs._reset = envpool_adapter._public_calls(pool)
 
 
 def test_a_part_that_is_not_finite_is_refused() -> None:

@@ -70,7 +70,10 @@ class EnvPoolEnv:
         )
         self._worker = Companion(thread_ids() - before) if num_threads == 1 else None
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
-        self._step: Any = _direct_step(self._pool, told) or self._pool.step
+        direct = _direct_calls(self._pool, told)
+        self._step: Any
+        self._reset: Any
+        self._step, self._reset = _public_calls(self._pool) if direct is None else direct
         with _quiet():
             _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
         self._num_steps = -1  # steps since the last reset of everything; below zero: never reset
@@ -83,7 +86,7 @@ class EnvPoolEnv:
 
     def step(self, action: np.ndarray) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset at once those whose episode ended."""
-        pool = self._running_pool("step")
+        self._running_pool("step")
         if self._worker is not None:
             self._worker.follow()
         if self._num_steps < 0:
@@ -102,8 +105,7 @@ class EnvPoolEnv:
             extras = {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
         if done.any():
             final_obs = obs[done]
-            first_obs, _ = pool.reset(options={"reset_mask": done})
-            obs[done] = self._stored(first_obs, "reset", np.flatnonzero(done))
+            obs[done] = self._stored(self._reset(done), "reset", np.flatnonzero(done))
         return TimeStep(
             obs=obs,
             reward=reward.astype(np.float32, copy=False),
@@ -115,7 +117,7 @@ class EnvPoolEnv:
 
     def close(self) -> None:
         """Stop the pool's threads; calling it twice is harmless."""
-        self._pool = self._step = None  # EnvPool's own close() leaves the threads running; they end with the pool
+        self._pool = self._step = self._reset = None  # EnvPool's own close() leaves the threads running; they end with the pool
 
     def _running_pool(self, call: str) -> Any:
         """The pool, or an error if it was closed."""
@@ -138,8 +140,17 @@ class EnvPoolEnv:
         )
 
 
-def _direct_step(pool: Any, info: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]] | None:
-    """`pool.step` without EnvPool's Python layer; of what it tells besides, only `info`. None where its arrays are not as known."""
+_Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]
+"""Steps all environments with actions; resets those of a mask `[B]` and returns their first observations."""
+
+
+def _public_calls(pool: Any) -> _Calls:
+    """The calls that EnvPool means its users to make."""
+    return pool.step, lambda done: pool.reset(options={"reset_mask": done})[0]
+
+
+def _direct_calls(pool: Any, info: tuple[str, ...]) -> _Calls | None:
+    """The same without EnvPool's Python layer; of what a step tells besides, only `info`. None where its arrays are not as known."""
     action_keys: Sequence[str] = getattr(pool.spec, "_action_keys", ())
     place: dict[str, int] = {key: index for index, key in enumerate(getattr(pool, "_state_keys", ()))}
     wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info))
@@ -154,7 +165,11 @@ def _direct_step(pool: Any, info: tuple[str, ...]) -> Callable[[Any], tuple[Any,
         obs, reward, done, truncated, *more = (state[index] for index in places)
         return obs, reward, done & ~truncated, truncated, dict(zip(info, more, strict=True))
 
-    return step
+    def reset(done: np.ndarray) -> np.ndarray:
+        pool._reset(env_ids[done])
+        return pool._recv()[places[0]]
+
+    return step, reset
 
 
 def import_envpool(*, procgen: bool = False) -> ModuleType:

@@ -21,7 +21,7 @@ class EnvError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeStep:
-    """What B environments answer to B actions.
+    """What B environments answer to B actions. The arrays are the caller's: no later call writes into them.
 
     Attributes:
         obs: `[B, …]` as `ObservationLayout` stores it; already the first of the next episode where one ended.
