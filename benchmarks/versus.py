@@ -1,20 +1,29 @@
 """Whole training loops of phasicrl and of other trainers on this machine, side by side, interleaved.
 
-usage: python benchmarks/versus.py WORK … [--pairs 5] [--output FOLDER] [--only NAME …] [--cleanrl FOLDER] [--purejaxrl FOLDER]
+usage: python benchmarks/versus.py WORK … [--pairs 5] [--output FOLDER] [--only NAME …] [--cleanrl FOLDER] [--purejaxrl FOLDER] [--resume]
 for example: python benchmarks/versus.py cartpole --pairs 3
 
 Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it (`FOLDER/sb3/bin/python`; they are made with
-`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this. A round runs every contestant once, in random order. The rate of a run
-is its slope after the second iteration (after the first where an iteration takes minutes): environment steps over seconds, training included; start-up, compiling and capturing count in
-`wall_to_end`. The ratio is the median over rounds of ours over theirs, in the same group of settings, with the 95 % bootstrap interval over rounds from
-five rounds on, else their range. The number of the round is everybody's seed. All run on the same cores.
-Contestants whose Python or folder is not there are left out, and that is said. With `--resume` what the output folder has already is not run
-again, so that a long measurement can be cut off and go on; each run has the commit it was made at.
+`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this, with its usual logs. A round runs every contestant once, in random order,
+with the number of the round as seed, all on the same cores. PyTorch gets as many threads as there are cores, which is the faster choice for the peers;
+ours takes its own choice.
+
+The rate of a run is its slope after the second iteration (after the first where an iteration takes minutes): environment steps over seconds, training
+included; start-up, compiling and capturing count in `wall_to_end`. On CartPole and HalfCheetah all have the same budget, as longer episodes mean fewer
+resets (PureJaxRL, whose program has no marks, a longer one; its environments reset at no cost). The ratio is the median over rounds of ours over theirs,
+in the same group of settings, with the 95 % bootstrap interval over rounds from five rounds on, else their range.
+
+CleanRL's and PureJaxRL's scripts are run as they are, but for what must be listened to (`print`) or is not there (Procgen's package, whose environments
+are EnvPool's here, as ours are; modules of PureJaxRL that its PPO does not use).
+
+Contestants whose Python or folder is not there are left out, and that is said; one that fails is told, and the others go on. With `--resume` whole
+rounds that the output folder has already are not run again, if the machine and the commit are the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -32,6 +41,8 @@ import numpy as np
 from phasicrl.machine import num_cores, package_version, processor
 
 PEERS = Path(__file__).parent / "peers"
+PEERS_PACKAGES = ("torch", "stable_baselines3", "gymnasium", "gym", "envpool", "numpy", "mujoco", "jax", "jaxlib", "flax", "gymnax")
+"""Whose versions are noted."""
 THRESHOLD = 475.0
 """CartPole's: mean return of 100 training episodes."""
 
@@ -58,7 +69,7 @@ class Contestant:
 
 
 def _ours(name: str, preset: str, fields: str, *, group: str = "", begins: int = 2, ends: int = -1) -> Contestant:
-    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", "--log.no-tensorboard", *fields.split()), group, begins, ends)
+    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", *fields.split()), group, begins, ends)
 
 
 def _sb3(name: str, backend: str, task: str, num_envs: int, steps: int, settings: dict[str, Any], *, group: str = "") -> Contestant:
@@ -79,9 +90,9 @@ ZOO_CARTPOLE = {
 """RL-Zoo's settings for CartPole, with 8 environments."""
 
 
-def _cartpole(num_envs: int, steps: dict[str, int]) -> tuple[Contestant, ...]:
+def _cartpole(num_envs: int, *, steps: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
     """PPO on CartPole with the settings of CleanRL's ppo.py, with so many environments."""
-    common = f"--env.num-envs {num_envs} --total-env-steps {steps['ours']} --compute.compile on"
+    common = f"--env.num-envs {num_envs} --total-env-steps {steps} --compute.compile on"
     sb3 = CLEANRL_CARTPOLE | {"batch_size": num_envs * 32}
     cleanrl = (
         "{cleanrl}/cleanrl/ppo.py",
@@ -90,7 +101,7 @@ def _cartpole(num_envs: int, steps: dict[str, int]) -> tuple[Contestant, ...]:
         "--num-steps",
         "128",
         "--total-timesteps",
-        str(steps["cleanrl"]),
+        str(steps),
         "--seed",
         "{seed}",
     )
@@ -98,15 +109,15 @@ def _cartpole(num_envs: int, steps: dict[str, int]) -> tuple[Contestant, ...]:
         _ours("phasicrl", "compat-cleanrl-ppo", f"--env.id envpool:CartPole-v1 {common}"),
         _ours("phasicrl, Gymnasium", "compat-cleanrl-ppo", common),
         Contestant("CleanRL ppo.py", "cleanrl", cleanrl),
-        _sb3("SB3, Gymnasium", "gymnasium", "CartPole-v1", num_envs, steps["sb3"], sb3),
-        _sb3("SB3, EnvPool", "envpool", "CartPole-v1", num_envs, steps["sb3"], sb3),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", str(num_envs), "128", "4", "4", str(steps["purejaxrl"]), "{seed}")),
+        _sb3("SB3, Gymnasium", "gymnasium", "CartPole-v1", num_envs, steps, sb3),
+        _sb3("SB3, EnvPool", "envpool", "CartPole-v1", num_envs, steps, sb3),
+        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", str(num_envs), "128", "4", "4", str(purejaxrl_steps), "{seed}")),
     )
 
 
 def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str) -> tuple[Contestant, ...]:
     """Procgen: ours against a script of CleanRL, on the same pool of environments."""
-    words = ("--envpool", f"{{cleanrl}}/cleanrl/{script}", "--num-envs", "64", "--num-steps", "256", *flags)
+    words = ("--envpool", f"{{cleanrl}}/cleanrl/{script}", "--num-envs", "64", "--num-steps", "256", "--seed", "{seed}", *flags)
     theirs = (Contestant(f"CleanRL {script}", "cleanrl", words, begins=1),
               Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words), begins=1))  # fmt: skip
     return *ours, *theirs
@@ -116,10 +127,10 @@ _PPO = "--env.id starpilot --total-env-steps 49152"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
 _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152"
-_CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 131072"
+_CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
 WORKS: dict[str, tuple[Contestant, ...]] = {
-    "cartpole": _cartpole(4, {"ours": 200_000, "sb3": 100_000, "cleanrl": 60_000, "purejaxrl": 2_000_000}),
-    "cartpole64": _cartpole(64, {"ours": 1_500_000, "sb3": 400_000, "cleanrl": 200_000, "purejaxrl": 4_000_000}),
+    "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
+    "cartpole64": _cartpole(64, steps=500_000, purejaxrl_steps=4_000_000),
     # Each with settings of its own: how soon after the start of the process 100 training episodes have a mean of 475.
     "cartpole-475": (
         _ours("phasicrl", "cartpole-ppo", "--env.num-envs 64 --ppo.num-steps 32 --ppo.policy-epochs 8 --ppo.value-epochs 8 "
@@ -142,10 +153,10 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
-        _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 32768, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
-        _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 32768, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
+        _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
+        _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
         Contestant("CleanRL ppo_continuous_action.py", "cleanrl", (
-            "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048", "--total-timesteps", "20480", "--seed", "{seed}"
+            "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048", "--total-timesteps", "40960", "--seed", "{seed}"
         ), "1"),
     ),
 }  # fmt: skip
@@ -212,8 +223,12 @@ def summary(runs: list[dict[str, Any]], contestants: Sequence[Contestant]) -> li
         of_all = list(theirs.values())
         row: dict[str, Any] = {
             "contestant": contestant.name, "rate": float(np.median(of_all)), "least": min(of_all), "most": max(of_all),
-            "seconds_to_threshold": float(np.median(seconds[contestant.name])), "ratios": {},
+            "seconds_to_threshold": None, "ratios": {},
+            "reached_threshold": f"{sum(map(math.isfinite, seconds[contestant.name]))} of {len(of_all)}",
         }  # fmt: skip
+        middle = float(np.median(np.nan_to_num(seconds[contestant.name], nan=math.inf)))  # a run that never got there is the slowest
+        if math.isfinite(middle):
+            row["seconds_to_threshold"] = middle
         for ours in (c.name for c in contestants if c.trainer == "phasicrl" and c.group == contestant.group):
             rounds = sorted(rates[ours].keys() & theirs.keys())
             if contestant.trainer != "phasicrl" and (count := len(rounds)):
@@ -248,23 +263,24 @@ def main() -> None:
             print(f"left out, because their Python or folder is not given: {', '.join(absent)}", flush=True)
         present = [c for c in contestants if commands[c.name] is not None]
         path = options.output / f"{work}.json"
-        result: dict[str, Any] = json.loads(path.read_text()) if options.resume and path.is_file() else {"summary": [], "runs": []}
-        runs: list[dict[str, Any]] = result["runs"]
-        done = {(row["contestant"], row["round"]) for row in runs}
-        for number in range(options.pairs):
+        here = machine(options)
+        runs = whole_rounds(path, here, present) if options.resume and path.is_file() else []
+        result: dict[str, Any] = {"summary": summary(runs, present)}
+        for number in range(len(runs) // len(present), options.pairs):
             for contestant in random.sample(present, len(present)):
-                if (contestant.name, number) in done:
-                    continue
                 folder = options.output / "work"
                 folder.mkdir(exist_ok=True)
                 words = commands[contestant.name]
                 assert words is not None
-                row = {"contestant": contestant.name, "round": number, "commit": commit()}
-                row |= run(contestant, words, options, folder, seed=number + 1)
+                try:
+                    row = {"contestant": contestant.name, "round": number} | run(contestant, words, options, folder, seed=number + 1)
+                except RuntimeError as error:
+                    print(f"{work}, round {number + 1}: {error}", flush=True)
+                    continue
                 runs.append(row)
                 print(f"{work}, round {number + 1}: {contestant.name} {row['rate']:,.0f} steps/s", flush=True)
                 result = {
-                    "work": work, "machine": machine(options), "commands": commands, "summary": summary(runs, WORKS[work]), "runs": runs,
+                    "work": work, "machine": here, "commands": commands, "summary": summary(runs, present), "runs": runs,
                 }  # fmt: skip
                 path.write_text(json.dumps(result, indent=1) + "\n")
         draw(result["summary"], options.output / f"{work}.png", title=f"{work}: {processor()}, {options.threads} threads")
@@ -290,15 +306,50 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def commit() -> str:
-    """Of this working tree."""
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PEERS, capture_output=True, text=True, check=False).stdout.strip()
+def whole_rounds(path: Path, here: dict[str, Any], contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+    """Runs of an earlier measurement, of rounds in which every contestant ran.
+
+    Raises:
+        ValueError: they were made elsewhere, or with other code.
+    """
+    before = json.loads(path.read_text())
+    if before["machine"] != here:
+        raise ValueError(
+            f"{path} was measured on another machine, or with other code: {before['machine']}, not {here}; measure anew without --resume"
+        )
+    names = {contestant.name for contestant in contestants}
+    rounds: dict[int, list[dict[str, Any]]] = {}
+    for row in before["runs"]:
+        rounds.setdefault(row["round"], []).append(row)
+    whole = itertools.takewhile(lambda number: {row["contestant"] for row in rounds.get(number, [])} == names, itertools.count())
+    return [row for number in whole for row in rounds[number]]
 
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
-    """What decides about speed."""
+    """What decides about speed: processor, cores, versions of ours and of every peer that is there."""
     packages = {package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")}
-    return {"processor": processor(), "cores": num_cores(), "threads": options.threads, "commit": commit(), **packages}
+    found: dict[str, Any] = {
+        "processor": processor(),
+        "cores": num_cores(),
+        "threads": options.threads,
+        "commit": commit(PEERS),
+        **packages,
+    }
+    for name in ("sb3", "cleanrl", "purejaxrl"):
+        python = options.venvs / name / "bin" / "python"
+        if python.exists():
+            words = [str(python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
+            listed = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+            found[name] = {row["name"]: row["version"] for row in listed if row["name"] in PEERS_PACKAGES}
+        if (folder := getattr(options, name, None)) is not None:
+            found[f"{name}'s folder"] = commit(folder)
+    return found
+
+
+def commit(folder: Path) -> str:
+    """Of a working tree, with a `-dirty` where it was changed; empty if it is none."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def reacher_tricks_table() -> str:
 WORKS = {
     "cartpole": "CartPole, 4 environments",
     "cartpole64": "CartPole, 64 environments",
-    "halfcheetah": "HalfCheetah, 64 environments",
+    "halfcheetah": "HalfCheetah",
     "procgen-ppo": "Procgen, PPO",
     "procgen-ppg": "Procgen, PPG",
 }
@@ -151,7 +151,7 @@ def speed_table() -> str:
                 f"{ratio['ratio']:.1f} [{ratio['interval'][0]:.1f}, {ratio['interval'][1]:.1f}]" + _way(name)
                 for name, ratio in row["ratios"].items()
             )
-            seconds = f"{row['seconds_to_threshold']:.1f}" if row["seconds_to_threshold"] == row["seconds_to_threshold"] else "–"
+            seconds = f"{row['seconds_to_threshold']:.1f}" if row["seconds_to_threshold"] is not None else "–"
             rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
             text += f"| {result['work']} | {row['contestant']} | {rate} | {ratios or '–'} | {seconds} |\n"
     return text
