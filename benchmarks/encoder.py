@@ -22,7 +22,7 @@ from phasicrl.machine import num_cores
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
-USUAL = {"size": 64, "precision": "fp32", "memory": "kept", "run": "kernel by kernel"}
+USUAL = {"size": 64, "precision": "fp32", "memory": "kept", "run": "eager"}
 CASES: tuple[dict[str, Any], ...] = (
     *({**USUAL, "size": size, "precision": precision} for size, precision in itertools.product(SIZES, ("fp32", "bf16"))),
     {**USUAL, "size": 2048},

@@ -1,4 +1,4 @@
-"""Gradient steps as one call against the same steps kernel by kernel."""
+"""Gradient steps as one call against the same steps run eagerly."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from phasicrl import compute as compute_module
 from phasicrl.compute import Compute
 from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.fused import _beside, adam_, can_fuse, capture, scale, side_by_side, total_norm
+from phasicrl.models.agent import Agent
 from phasicrl.run import Run
 from phasicrl.train import train
 from tests.helpers import Corridor, Levers, tiny, tiny_aux
@@ -185,7 +186,7 @@ def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(tmp_path: Path,
     config = setting(tmp_path, **{"model.memory": "lstm", "compute.compile": "on", "log.console": "plain"})
     run = train(config, make_env=Corridor)
     assert set(run.compute._fused.values()) == {None}
-    assert "policy steps run kernel by kernel: they cannot be compiled" in capsys.readouterr().out
+    assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
 
 
 def test_an_optimiser_that_does_more_is_left_alone(tmp_path: Path) -> None:
@@ -212,8 +213,8 @@ def test_compiled_code_that_computes_something_else_is_not_used(
     run = train(replace(config, compute=replace(config.compute, compile="on")), make_env=Corridor)
     assert set(run.compute._fused.values()) == {None}
     said = capsys.readouterr().out
-    assert "policy steps run kernel by kernel: compiled, they give other numbers here" in said
-    assert "acting runs kernel by kernel: compiled, it gives other numbers here" in said
+    assert "policy steps run eagerly: compiled, they give other numbers here" in said
+    assert "acting runs eagerly: compiled, it gives other numbers here" in said
     for name, tensor in reference.agent.state_dict().items():
         assert torch.equal(run.agent.state_dict()[name], tensor), name
 
@@ -285,6 +286,16 @@ def test_a_step_that_does_not_fit_names_the_knob(
 
     monkeypatch.setattr(compute_module.Compute, "_eager_step", full)
     with pytest.raises(MemoryError if knob else RuntimeError, match=knob or "something else"):
+        train(setting(tmp_path), make_env=Corridor)
+
+
+@pytest.mark.parametrize(("method", "called"), [("policy", "acting"), ("value", "valuing a rollout")])
+def test_a_rollout_that_does_not_fit_names_the_knob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, called: str) -> None:
+    def full(self: Agent, *args: Any) -> Any:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(Agent, method, full)
+    with pytest.raises(MemoryError, match=rf"{called} does not fit .* try fewer env\.num_envs"):
         train(setting(tmp_path), make_env=Corridor)
 
 

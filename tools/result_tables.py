@@ -158,18 +158,18 @@ def speed_table() -> str:
 
 
 BENCHES = {
-    "procgen-ppo-fp32": "`procgen-ppo`",
-    "procgen-ppo-bf16": "`procgen-ppo --compute.policy-precision bf16`",
-    "procgen-ppg-single": "`procgen-ppg-single`, auxiliary phase in bf16",
+    "procgen-ppo-fp32": "`procgen-ppo`, 16 environments",
+    "procgen-ppo-bf16": "the same with `--compute.policy-precision bf16`",
+    "procgen-ppg-single": "`procgen-ppg-single`, 16 environments, 128 steps, auxiliary phase in bf16",
     "cartpole-on": "`compat-cleanrl-ppo`, CartPole of EnvPool, 4 environments, compiled",
-    "cartpole-off": "the same, kernel by kernel",
+    "cartpole-off": "the same, eager",
 }
 """Reports of `phasicrl bench` in benchmarks/results/bench."""
 
 
 def bench_table() -> str:
     """What `phasicrl bench` found on this machine."""
-    text = "| | steps/s (slowest to fastest) | of the networks alone, kernel by kernel | GFLOP/s | where the time goes | memory |\n|---|---|---|---|---|---|\n"
+    text = "| | steps/s (slowest to fastest) | of the bare networks, run eagerly | GFLOP/s | where the time goes | memory of the process |\n|---|---|---|---|---|---|\n"
     for name, title in BENCHES.items():
         path = RESULTS / "bench" / f"{name}.json"
         if not path.is_file():
@@ -186,12 +186,12 @@ def bench_table() -> str:
 
 def pieces_table() -> str:
     """Rates of benchmarks/encoder.py by size of the pieces and precision, and bf16's errors."""
-    cases = {key: rates for key, rates in _encoder_rates().items() if key[2:] == ("kept", "kernel by kernel")}
+    cases = {key: rates for key, rates in _encoder_rates().items() if key[2:] == ("kept", "eager")}
     sizes = sorted({int(size) for size, precision, *_ in cases if precision == "bf16"})
-    text = "| pieces of | fp32, pictures/s forward and backward | bf16 | error of bf16: features | gradients |\n|---|---|---|---|---|\n"
+    text = "| micro-batch | fp32, pictures/s forward and backward | bf16 | error of bf16: features | gradients |\n|---|---|---|---|---|\n"
     for size in map(str, sizes):
-        cells = [_median_and_range(cases[size, precision, "kept", "kernel by kernel"]["rate"]) for precision in ("fp32", "bf16")]
-        errors = cases[size, "bf16", "kept", "kernel by kernel"]
+        cells = [_median_and_range(cases[size, precision, "kept", "eager"]["rate"]) for precision in ("fp32", "bf16")]
+        errors = cases[size, "bf16", "kept", "eager"]
         cells += [f"{statistics.median(errors[name]):.1%}" for name in ("features", "gradients")]
         text += f"| {size} | {' | '.join(cells)} |\n"
     return text
@@ -200,9 +200,9 @@ def pieces_table() -> str:
 def memory_table() -> str:
     """What keeping freed memory does to the rate."""
     cases = _encoder_rates()
-    text = "| pieces of | default: pictures/s | memory kept | ratio |\n|---|---|---|---|\n"
+    text = "| micro-batch | default: pictures/s | memory kept | ratio |\n|---|---|---|---|\n"
     for size in [size for size, _, memory, _ in cases if memory == "default"]:
-        default, kept = (cases[size, "fp32", memory, "kernel by kernel"]["rate"] for memory in ("default", "kept"))
+        default, kept = (cases[size, "fp32", memory, "eager"]["rate"] for memory in ("default", "kept"))
         ratio = statistics.median(ours / theirs for ours, theirs in zip(kept, default, strict=True))
         text += f"| {size} | {_median_and_range(default)} | {_median_and_range(kept)} | {ratio:.2f} |\n"
     return text
@@ -211,9 +211,9 @@ def memory_table() -> str:
 def compiled_table() -> str:
     """What compiling the network for pictures does to the rate."""
     cases = _encoder_rates()
-    text = "| precision | kernel by kernel: pictures/s | compiled by Inductor | ratio |\n|---|---|---|---|\n"
+    text = "| precision | eager: pictures/s | compiled by Inductor | ratio |\n|---|---|---|---|\n"
     for size, precision in [(size, precision) for size, precision, _, run in cases if run == "compiled"]:
-        eager, compiled = (cases[size, precision, "kept", run]["rate"] for run in ("kernel by kernel", "compiled"))
+        eager, compiled = (cases[size, precision, "kept", run]["rate"] for run in ("eager", "compiled"))
         ratio = statistics.median(ours / theirs for ours, theirs in zip(compiled, eager, strict=True))
         text += f"| {precision} | {_median_and_range(eager)} | {_median_and_range(compiled)} | {ratio:.2f} |\n"
     return text

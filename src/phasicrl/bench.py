@@ -232,7 +232,7 @@ def _acting(run: Run) -> Rate:
 
 
 def _networks(run: Run) -> tuple[Rate, dict[str, int], float]:
-    """Bare forward and backward passes, as many as a step needs, kernel by kernel: rate, passes, and FLOP per step."""
+    """Bare forward and backward passes, as many as a step needs, run eagerly: rate, passes, and FLOP per step."""
     config, agent = run.config, run.agent
     rollout = run.buffer.rollout(0)
     segments = rollout.policy_samples(rollout.value_target)
@@ -329,7 +329,7 @@ def print_report(report: Report) -> None:
     passes = " and ".join(f"{number} × {kind}" for kind, number in report.passes.items())
     console.print(
         f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {report.gflops_per_step * report.rate('whole loop'):,.1f} GFLOP/s; "
-        f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, kernel by kernel"
+        f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, run eagerly"
     )
     console.print(f"memory: {report.peak_memory / 1e9:.2f} GB at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")
     for note in report.notes:

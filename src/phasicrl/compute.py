@@ -33,7 +33,7 @@ WORTH_SHARING = 1024
 WORTH_PROBING = 200_000
 """Observations through the network from which a probe of three seconds pays, once per machine."""
 USUAL_MICRO_BATCH = 64
-"""Pictures in a piece where nothing was measured: what a second-level cache holds."""
+"""Pictures in a piece where nothing was measured: near the best in fp32 (docs/performance.md)."""
 S = TypeVar("S", bound=Samples)
 
 
@@ -193,7 +193,7 @@ class Compute:
         for start in range(0, len(segments), at_once):
             some = segments.take(slice(start, start + at_once))
             some = some if some.state.shape[-1] else some.as_transitions()
-            with self.acting():
+            with self._memory_is_short("valuing a rollout", "fewer env.num_envs"), self.acting():
                 found = torch.cat([function(piece) for piece, _ in self.pieces(some)])
             results.append(found.reshape(-1, num_steps, *found.shape[2:]))
         return torch.cat(results)
@@ -222,7 +222,8 @@ class Compute:
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
         """
-        with self._memory_is_short(settings.name), encoders_in(self.precision.get(settings.name, self.config.policy_precision)):
+        knob = f"a larger {'aux' if settings.name == 'aux' else 'ppo'}.num_minibatches"
+        with self._memory_is_short("a gradient step", knob), encoders_in(self.precision.get(settings.name, self.config.policy_precision)):
             number = len(minibatch.index)
             if self.fuses and not self._in_pieces:
                 if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
@@ -239,7 +240,7 @@ class Compute:
             module: whose parameters and buffers it reads.
             inputs: of the same shapes every time.
         """
-        with self.acting():
+        with self._memory_is_short("acting", "fewer env.num_envs"), self.acting():
             call = self._fused_call(function, module, inputs) if self.fuses else None
             return function(*inputs) if call is None else call(inputs)
 
@@ -251,8 +252,8 @@ class Compute:
         return self._fused_calls[key]
 
     @contextmanager
-    def _memory_is_short(self, name: str) -> Iterator[None]:
-        """Name the knob, if a gradient step does not fit into memory.
+    def _memory_is_short(self, what: str, remedy: str) -> Iterator[None]:
+        """Name the knob, if something does not fit into memory.
 
         Raises:
             MemoryError: in place of PyTorch's error.
@@ -262,16 +263,13 @@ class Compute:
         except RuntimeError as error:  # on the CPU it is a plain one
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
-            knob = f"{'aux' if name == 'aux' else 'ppo'}.num_minibatches"
             piece = f", or smaller micro-batches (compute.micro_batch is {self.micro_batch})" if self.micro_batch else ""
-            raise MemoryError(
-                f"a gradient step does not fit into the memory of {self.device}; try a larger {knob}{piece}: {_reason(error)}"
-            ) from error
+            raise MemoryError(f"{what} does not fit into the memory of {self.device}; try {remedy}{piece}: {_reason(error)}") from error
 
     def _eager_step(
         self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings
     ) -> tuple[tuple[str, ...], Tensor]:
-        """The step, kernel by kernel."""
+        """The step, eagerly."""
         settings.optimizer.zero_grad(set_to_none=True)
         samples = loss.prepare(minibatch.gather())
         rows, names = [], ()
@@ -311,11 +309,11 @@ class Compute:
         try:
             call = FusedCall(function, module, inputs)
         except Exception as error:  # see below
-            self.say(f"acting runs kernel by kernel: it cannot be {self._one_call} ({_reason(error)})")
+            self.say(f"acting runs eagerly: it cannot be {self._one_call} ({_reason(error)})")
             return None
         for found, expected in zip(call(inputs), function(*inputs), strict=True):
             if not torch.allclose(found.double(), expected.double(), rtol=1e-3, atol=1e-4):
-                self.say(f"acting runs kernel by kernel: {self._one_call}, it gives other numbers here")
+                self.say(f"acting runs eagerly: {self._one_call}, it gives other numbers here")
                 return None
         self.say(f"acting is {self._one_call} ({perf_counter() - start:.0f} s)")
         return call
@@ -326,7 +324,7 @@ class Compute:
         try:
             fused = FusedStep(loss, minibatch, weights, settings, at_once=self._records)
         except Exception as error:  # tracing and compiling fail in many ways, and none of them may end a run
-            self.say(f"{settings.name} steps run kernel by kernel: they cannot be {self._one_call} ({_reason(error)})")
+            self.say(f"{settings.name} steps run eagerly: they cannot be {self._one_call} ({_reason(error)})")
             return None
         before = fused.snapshot()
         _, expected = self._eager_step(loss, minibatch, weights, settings)
@@ -341,9 +339,7 @@ class Compute:
             for part in (slice(count), slice(count, 2 * count), slice(2 * count, 3 * count))
         )
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
-            self.say(
-                f"{settings.name} steps run kernel by kernel: {self._one_call}, they give other numbers here (off by {off:.1%} of a step)"
-            )
+            self.say(f"{settings.name} steps run eagerly: {self._one_call}, they give other numbers here (off by {off:.1%} of a step)")
             return None
         self.say(f"{settings.name} steps are {self._one_call} ({perf_counter() - start:.0f} s)")
         return fused

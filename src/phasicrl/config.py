@@ -401,7 +401,7 @@ class ComputeConfig:
     aux_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """The same in the auxiliary phase. `auto`: bf16 for pictures, where it is right and faster on this machine (fp32 in short runs)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; kernel by kernel otherwise. `auto`: on a GPU, and on a CPU for vectors, where the run is long enough to pay for compiling and there is a C++ compiler."""
+    """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; eager otherwise. `auto`: on a GPU, and on a CPU for vectors, where the run is long enough to pay for compiling and there is a C++ compiler."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
 

@@ -25,7 +25,7 @@ def thread_ids() -> set[int]:
 class Companion:
     """Threads that work only while another one waits for them, and are kept on its core.
 
-    A core with nothing to do falls asleep, and to wake it takes a virtual machine 40 µs, which is longer than most environments step.
+    A core with nothing to do falls asleep, and to wake it can take a virtual machine longer than a quick environment steps.
 
     Args:
         threads: ids of the system's, as `thread_ids` tells them.
