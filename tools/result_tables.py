@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -102,26 +103,50 @@ def reacher_tricks_table() -> str:
     return text
 
 
-WORKS = {
-    "cartpole": "CartPole, 4 environments",
-    "cartpole64": "CartPole, 64 environments",
-    "halfcheetah": "HalfCheetah",
-    "procgen-ppo": "Procgen, PPO",
-    "procgen-ppg": "Procgen, PPG",
-}
-"""Works of benchmarks/versus.py that the README shows."""
+PEERS = ("CleanRL", "SB3", "PureJaxRL")
+SHORT = (
+    # title, work, which of ours
+    ("CartPole, 4 environments", "cartpole", "phasicrl"),
+    ("CartPole, 64 environments", "cartpole64", "phasicrl"),
+    ("HalfCheetah, 1 environment", "halfcheetah", "phasicrl, 1 environment"),
+    ("HalfCheetah, 16 environments", "halfcheetah", "phasicrl, 16 environments"),
+    ("Procgen, PPO, fp32", "procgen-ppo", "phasicrl, fp32"),
+    ("Procgen, PPO, bf16", "procgen-ppo", "phasicrl, bf16"),
+    ("Procgen, PPG, one network", "procgen-ppg", "phasicrl, one network"),
+    ("Procgen, PPG, two networks (CleanRL's has one)", "procgen-ppg", "phasicrl, two networks"),
+)
+"""What the README shows of the works of benchmarks/versus.py."""
 
 
 def short_speed_table() -> str:
-    """Of every work the medians, and the ratios of ours to theirs: what the README shows."""
-    text = "| same settings, same cores, same hour | steps/s | phasicrl is faster by |\n|---|---|---|\n"
-    for work, title in WORKS.items():
-        path = RESULTS / "versus" / f"{work}.json"
-        rows = json.loads(path.read_text())["summary"] if path.is_file() else []
-        for row in rows:
-            ratios = "; ".join(f"{ratio['ratio']:.2g}×{_way(name)}" for name, ratio in row["ratios"].items())
-            text += f"| {title}: {row['contestant']} | {row['rate']:,.0f} | {ratios} |\n"
+    """Medians of steps per second side by side, with the ratio of ours to theirs; of each peer the fastest variant that was run as it is."""
+    text = f"| steps per second | phasicrl | {' | '.join(PEERS)} |\n|---|---|{'---|' * len(PEERS)}\n"
+    for title, work, ours in SHORT:
+        rows = _summary(work)
+        mine = next((row for row in rows if row["contestant"] == ours), None)
+        if mine is None:
+            continue
+        cells = [f"**{mine['rate']:,.0f}**"]
+        for peer in PEERS:
+            theirs = [
+                row
+                for row in rows
+                if row["contestant"].startswith(peer) and ours in row["ratios"] and "memory kept" not in row["contestant"]
+            ]
+            fastest = max(theirs, key=lambda row: row["rate"], default=None)
+            cells.append("–" if fastest is None else f"{fastest['rate']:,.0f} ({fastest['ratios'][ours]['ratio']:.2g}×)")
+        text += f"| {title} | {' | '.join(cells)} |\n"
+    if rows := _summary("cartpole-475"):
+        seconds = {peer: row["seconds_to_threshold"] for row in rows for peer in ("phasicrl", *PEERS) if row["contestant"].startswith(peer)}
+        cells = ["–" if (value := seconds.get(name)) is None else f"{value:.1f} s" for name in ("phasicrl", *PEERS)]
+        text += f"| CartPole, from the start of the process to 475, settings of each | **{cells[0]}** | {' | '.join(cells[1:])} |\n"
     return text
+
+
+def _summary(work: str) -> list[dict[str, Any]]:
+    """What a work of benchmarks/versus.py found; nothing if it was not run."""
+    path = RESULTS / "versus" / f"{work}.json"
+    return json.loads(path.read_text())["summary"] if path.is_file() else []
 
 
 def _way(name: str) -> str:
