@@ -169,7 +169,8 @@ def command(contestant: Contestant, options: argparse.Namespace) -> list[str] | 
     if not Path(python).exists() or (contestant.trainer in folders and folders[contestant.trainer] is None):
         return None
     words = [word.replace("{cleanrl}", str(options.cleanrl)).replace("{purejaxrl}", str(options.purejaxrl)) for word in contestant.words]
-    return [python, str(PEERS / f"run_{contestant.trainer}.py"), *words]
+    marks = ["--marks", str(contestant.ends)] if contestant.ends > 0 else []
+    return [python, str(PEERS / f"run_{contestant.trainer}.py"), *marks, *words]
 
 
 def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespace, folder: Path, *, seed: int) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Trains with phasicrl and says when each iteration was done. usage: run_phasicrl.py PRESET [FIELDS]"""
+"""Trains with phasicrl and says when each iteration was done. usage: run_phasicrl.py [--marks NUMBER] PRESET [FIELDS]
+
+With `--marks` it stops after so many iterations, whatever the budget.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ import time
 from phasicrl import train
 from phasicrl.cli import parse_config
 
-config = parse_config(sys.argv[1:])
+words = sys.argv[1:]
+most = math.inf
+if words[0] == "--marks":
+    most, words = int(words[1]), words[2:]
+config = parse_config(words)
 config = config.changed({"log.console": "off", "checkpoint.every_minutes": None})
 
 
@@ -17,6 +24,8 @@ def mark(run, record):
     """One line an iteration; time to say it is the same for everybody."""
     reached = record.get("charts/episodic_return_100", math.nan)
     print(f"@ {run.env_steps} {time.time()} {reached}", flush=True)
+    if run.iteration >= most:
+        sys.exit()
 
 
 print(f"@ 0 {time.time()} nan", flush=True)

@@ -1,0 +1,129 @@
+"""What bf16 does to learning, by phase: the same runs in fp32, with bf16 in the auxiliary phase, and with bf16 everywhere.
+
+usage: python benchmarks/precision.py OUT.csv.gz FIGURE.png [--games starpilot …] [--seeds 3] [--jobs 2] [--fields "…"]
+
+`quickstart` (PPG with one network) on each game and seed, with narrower convolutions and fewer steps than the papers have, so that it fits a small
+machine; `--fields` changes that. What a run noted is a row for each iteration. Runs that the file has already are not made again, so that a long
+measurement can be cut off and go on. The figure has the mean over seeds and the range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from phasicrl import train
+from phasicrl.cli import parse_config
+from phasicrl.run import Run
+
+SETTINGS = {
+    "fp32": "--compute.policy-precision fp32 --compute.aux-precision fp32",
+    "bf16 in the auxiliary phase": "--compute.policy-precision fp32 --compute.aux-precision bf16",
+    "bf16 in both phases": "--compute.policy-precision bf16 --compute.aux-precision bf16",
+}
+FIELDS = "--model.channels 8 16 16 --total-env-steps 200_000"
+METRICS = {
+    "charts/episodic_return_100": "return, 100 episodes",
+    "losses/entropy": "entropy",
+    "losses/approx_kl": "KL of the policy phase",
+    "losses/explained_variance": "explained variance",
+    "losses/aux/kl_loss": "KL of the auxiliary phase",
+    "gradients/policy_norm": "gradient norm",
+}
+"""What is kept of every iteration, and what the figure calls it."""
+Row = dict[str, str]
+
+
+def run(game: str, setting: str, seed: int, fields: str) -> list[Row]:
+    """Train once; returns a row for each iteration."""
+    rows: list[Row] = []
+
+    def note(trained: Run, record: dict[str, float]) -> None:
+        kept = {name: f"{record[name]:.5g}" for name in METRICS if name in record}
+        rows.append({"game": game, "setting": setting, "seed": str(seed), "env_steps": str(trained.env_steps), **kept})
+
+    with tempfile.TemporaryDirectory() as folder:
+        words = f"quickstart --env.id {game} --seed {seed} --log.console off --log.no-tensorboard {SETTINGS[setting]} {fields}"
+        config = parse_config([*words.split(), "--output-dir", folder]).changed({"checkpoint.every_minutes": None})
+        train(config, on_iteration=note)
+    return rows
+
+
+def read(path: Path) -> list[Row]:
+    """What was measured before."""
+    return list(csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))) if path.is_file() else []
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """The same bytes for the same rows."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["game", "setting", "seed", "env_steps", *METRICS], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        sorted(rows, key=lambda row: (row["game"], list(SETTINGS).index(row["setting"]), int(row["seed"]), int(row["env_steps"])))
+    )
+    path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """A row of panels for each game."""
+    games = list(dict.fromkeys(row["game"] for row in rows))
+    figure = Figure(figsize=(3 * len(METRICS), 2.4 * len(games)), layout="constrained")
+    panels = figure.subplots(len(games), len(METRICS), squeeze=False)
+    for line, game in zip(panels, games, strict=True):
+        for panel, (metric, title) in zip(line, METRICS.items(), strict=True):
+            for setting, colour in zip(SETTINGS, ("0.3", "tab:blue", "tab:orange"), strict=True):
+                curves: dict[int, dict[str, float]] = {}
+                for row in rows:
+                    if (row["game"], row["setting"]) == (game, setting) and row[metric]:
+                        curves.setdefault(int(row["env_steps"]), {})[row["seed"]] = float(row[metric])
+                most = max((len(values) for values in curves.values()), default=0)
+                steps = [at for at in sorted(curves) if len(curves[at]) == most]
+                values = np.array([list(curves[at].values()) for at in steps]).reshape(len(steps), -1)
+                if not len(values):
+                    continue
+                x = np.array(steps) / 1e3
+                panel.plot(x, values.mean(1), color=colour, label=setting, linewidth=1.2)
+                panel.fill_between(x, values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0)
+            panel.set_title(f"{game}: {title}", fontsize="small", loc="left")
+            panel.tick_params(labelsize="x-small")
+            if line is panels[-1]:
+                panel.set_xlabel("thousand environment steps", fontsize="x-small")
+    panels[0, 0].legend(fontsize="x-small", frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Run what is missing, and draw everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("figure", type=Path)
+    parser.add_argument("--games", nargs="+", default=["starpilot", "fruitbot", "coinrun"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--fields", default=FIELDS)
+    options = parser.parse_args()
+    rows = read(options.output)
+    done = {(row["game"], row["setting"], int(row["seed"])) for row in rows}
+    # Seed by seed, so that a measurement that is cut off has every game and setting.
+    wanted = [(game, setting, seed) for seed in range(1, options.seeds + 1) for game in options.games for setting in SETTINGS]
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        pending = {pool.submit(run, *one, options.fields): one for one in wanted if one not in done}
+        for future in as_completed(pending):
+            rows += future.result()
+            write(options.output, rows)
+            print(*pending[future], f"return {rows[-1]['charts/episodic_return_100']}", flush=True)
+    draw(rows, options.figure)
+
+
+if __name__ == "__main__":
+    main()
