@@ -264,3 +264,12 @@ def test_bf16_in_the_auxiliary_phase_stays_near_fp32(tmp_path: Path) -> None:
     )
     size = sum(float(b.detach().square().sum()) for b in exact.agent.parameters()) ** 0.5
     assert 0 < distance < 0.02 * size
+
+
+def test_where_a_step_is_one_call_the_kept_configuration_says_so_and_a_resumed_run_does_the_same() -> None:
+    """A number there would be taken for the user's, whose steps go in pieces."""
+    network, first = small_network(), Compute(ComputeConfig(device="cpu", compile="on"), pictures=True)
+    settled = first.settle(network, list(network.parameters()), (16, 16, 3), has_aux=False, num_passes=0)
+    resumed = Compute(settled, pictures=True)
+    assert settled.micro_batch is first.micro_batch is resumed.micro_batch is None
+    assert not first._in_pieces and not resumed._in_pieces

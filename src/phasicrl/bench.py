@@ -63,6 +63,7 @@ class Report:
         passes: how often each step goes through the network: forward, and forward and backward.
         gflops_per_step: floating-point operations of the networks for one environment step, in 10⁹.
         peak_memory: most memory that the process has held, in bytes.
+        peak_gpu_memory: most memory of the GPU that tensors took, in bytes; 0 without one.
         buffer: memory of the phase buffer, in bytes.
         notes: what was chosen or scaled.
     """
@@ -74,6 +75,7 @@ class Report:
     passes: dict[str, int]
     gflops_per_step: float
     peak_memory: int
+    peak_gpu_memory: int
     buffer: int
     notes: tuple[str, ...]
 
@@ -135,6 +137,7 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
                 passes=passes,
                 gflops_per_step=flops / 1e9,
                 peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+                peak_gpu_memory=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0,
                 buffer=sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values()),
                 notes=tuple(notes),
             )
@@ -331,6 +334,7 @@ def print_report(report: Report) -> None:
         f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {report.gflops_per_step * report.rate('whole loop'):,.1f} GFLOP/s; "
         f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, run eagerly"
     )
-    console.print(f"memory: {report.peak_memory / 1e9:.2f} GB at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")
+    on_gpu = f" and {report.peak_gpu_memory / 1e9:.2f} GB of the GPU" if report.peak_gpu_memory else ""
+    console.print(f"memory: {report.peak_memory / 1e9:.2f} GB{on_gpu} at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")
     for note in report.notes:
         console.print(note)

@@ -149,15 +149,14 @@ class Compute:
             has_aux: whether there is an auxiliary phase, whose precision matters.
             num_passes: observations that will go through the network.
         """
-        config = self.config
-        free = config.micro_batch == "auto" and self.device.type == "cpu", config.aux_precision == "auto" and has_aux
+        config, whole = self.config, self.pictures and (self.fuses or self._records)
+        if config.micro_batch == "auto" and whole:  # said in the configuration too, so that a resumed run has steps in one call as well
+            self.micro_batch = None
+        free = config.micro_batch == "auto" and not whole, config.aux_precision == "auto" and has_aux
         if self.pictures and any(free) and num_passes >= WORTH_PROBING:
-            noise = torch.randint(
-                256,
-                (min(max(MICRO_BATCHES), self._minibatch_size or 10**9), *shape),
-                dtype=torch.uint8,
-                generator=Generator().manual_seed(0),
-            )
+            # A GPU is timed with what it is given; small batches would time the launching of kernels.
+            most = min(2048 if self._records else max(MICRO_BATCHES), self._minibatch_size or 10**9)
+            noise = torch.randint(256, (most, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0))
             self.findings = found = probe_once(network, parameters, noise.to(self.device), num_threads=self.num_threads)
             if free[1]:
                 self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
@@ -165,7 +164,7 @@ class Compute:
                 self.micro_batch = found.micro_batch[self.precision["aux" if has_aux else "policy"]]
         return dataclasses.replace(
             config,
-            micro_batch=(self.micro_batch or USUAL_MICRO_BATCH) if config.micro_batch == "auto" else config.micro_batch,
+            micro_batch=self.micro_batch if config.micro_batch == "auto" else config.micro_batch,
             aux_precision=self.precision["aux"],
         )
 
