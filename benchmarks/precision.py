@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
+from phasicrl.machine import num_cores
 from phasicrl.run import Run
 
 SETTINGS = {
@@ -43,7 +44,7 @@ METRICS = {
 Row = dict[str, str]
 
 
-def run(game: str, setting: str, seed: int, fields: str) -> list[Row]:
+def run(game: str, setting: str, seed: int, fields: str, num_threads: int) -> list[Row]:
     """Train once; returns a row for each iteration."""
     rows: list[Row] = []
 
@@ -53,6 +54,7 @@ def run(game: str, setting: str, seed: int, fields: str) -> list[Row]:
 
     with tempfile.TemporaryDirectory() as folder:
         words = f"quickstart --env.id {game} --seed {seed} --log.console off --log.no-tensorboard {SETTINGS[setting]} {fields}"
+        words += f" --compute.num-threads {num_threads} --env.num-threads {num_threads} --compute.micro-batch 64"
         config = parse_config([*words.split(), "--output-dir", folder]).changed({"checkpoint.every_minutes": None})
         train(config, on_iteration=note)
     return rows
@@ -84,7 +86,7 @@ def draw(rows: list[Row], path: Path) -> None:
             for setting, colour in zip(SETTINGS, ("0.3", "tab:blue", "tab:orange"), strict=True):
                 curves: dict[int, dict[str, float]] = {}
                 for row in rows:
-                    if (row["game"], row["setting"]) == (game, setting) and row[metric]:
+                    if (row["game"], row["setting"]) == (game, setting) and row.get(metric):
                         curves.setdefault(int(row["env_steps"]), {})[row["seed"]] = float(row[metric])
                 most = max((len(values) for values in curves.values()), default=0)
                 steps = [at for at in sorted(curves) if len(curves[at]) == most]
@@ -116,8 +118,9 @@ def main() -> None:
     done = {(row["game"], row["setting"], int(row["seed"])) for row in rows}
     # Seed by seed, so that a measurement that is cut off has every game and setting.
     wanted = [(game, setting, seed) for seed in range(1, options.seeds + 1) for game in options.games for setting in SETTINGS]
+    threads = max(1, num_cores() // options.jobs)
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        pending = {pool.submit(run, *one, options.fields): one for one in wanted if one not in done}
+        pending = {pool.submit(run, *one, options.fields, threads): one for one in wanted if one not in done}
         for future in as_completed(pending):
             rows += future.result()
             write(options.output, rows)
