@@ -124,7 +124,7 @@ def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str) -> tuple[Co
 
 
 # Of long runs the probe chooses the size of micro-batches; these are too short for it, and have what it chooses here.
-_PPO = "--env.id starpilot --total-env-steps 49152"
+_PPO = "--env.id starpilot --total-env-steps 32768"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
 _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.micro-batch 256"
@@ -145,7 +145,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     "procgen-ppo": _procgen((
         _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO, begins=1),
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 256", begins=1),
-    ), "ppo_procgen.py", "--total-timesteps", "49152"),
+    ), "ppo_procgen.py", "--total-timesteps", "32768"),
     "procgen-ppg": _procgen((
         _ours("phasicrl, one network", "compat-cleanrl-ppg", _PPG, begins=1, ends=2),
         _ours("phasicrl, two networks", "procgen-ppg", _PPG, begins=1, ends=2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import statistics
@@ -46,6 +47,7 @@ def blocks() -> dict[str, str]:
         "speed": speed_table(),
         "speed-in-short": short_speed_table(),
         "many-seeds": many_seeds_table(),
+        "precision": precision_table(),
         "bench": bench_table(),
         "pieces": pieces_table(),
         "memory": memory_table(),
@@ -147,6 +149,37 @@ def _summary(work: str) -> list[dict[str, Any]]:
     """What a work of benchmarks/versus.py found; nothing if it was not run."""
     path = RESULTS / "versus" / f"{work}.json"
     return json.loads(path.read_text())["summary"] if path.is_file() else []
+
+
+def precision_table() -> str:
+    """What benchmarks/precision.py found: by game and precision the last quarter of training, mean over seeds, with the range for the return."""
+    path = RESULTS / "precision.csv.gz"
+    rows = list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines())) if path.is_file() else []
+    metrics = (
+        "charts/episodic_return_100",
+        "losses/entropy",
+        "losses/approx_kl",
+        "losses/explained_variance",
+        "losses/aux/kl_loss",
+        "gradients/policy_norm",
+    )
+    text = "| game | precision | seeds | return at the end (least to most) | entropy | KL, policy phase | explained variance | KL, auxiliary phase | gradient norm |\n"
+    text += "|---|---|---|---|---|---|---|---|---|\n"
+    for game, setting in dict.fromkeys((row["game"], row["setting"]) for row in rows):
+        runs: dict[str, list[dict[str, str]]] = {}
+        for row in rows:
+            if (row["game"], row["setting"]) == (game, setting):
+                runs.setdefault(row["seed"], []).append(row)
+        late = {
+            seed: [row for row in of_run if int(row["env_steps"]) > 0.75 * int(of_run[-1]["env_steps"])] for seed, of_run in runs.items()
+        }
+        ends = [float(of_run[-1][metrics[0]]) for of_run in runs.values()]
+        cells = [f"{np.mean(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})"]
+        for metric in metrics[1:]:
+            means = [np.mean([float(row[metric]) for row in of_run if row[metric]]) for of_run in late.values()]
+            cells.append(f"{np.mean(means):.3g}")
+        text += f"| {game} | {setting} | {len(runs)} | {' | '.join(cells)} |\n"
+    return text
 
 
 def _way(name: str) -> str:
