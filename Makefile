@@ -51,7 +51,7 @@ help:  ## Show this list
 
 .peers/sb3/.ready: benchmarks/peers/requirements-sb3.txt
 	@PYTHON="$(PYTHON)" tools/venv.sh .peers/sb3
-	.peers/sb3/bin/python -m pip install --quiet -r $<
+	@.peers/sb3/bin/python tools/install.py $<
 	@touch $@
 
 # Rebuilt when what is to be installed has changed; an attempt that was cut off leaves no stamp and is repeated.

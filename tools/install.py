@@ -1,5 +1,7 @@
 """Install phasicrl and what it needs into the environment of the Python that runs this; `make` does. Kind: effects, around one pure decision.
 
+usage: install.py [REQUIREMENTS]      a file of requirements, with PyTorch among them, in place of phasicrl: for the peers of a benchmark
+
 On Linux a plain `pip install torch` may bring several GB of CUDA libraries to a machine that has no GPU. So where none is found, pip is first asked what
 it would bring, and if CUDA is in it, nothing is installed. Two environment variables answer that:
 TORCH_INDEX   address of the package index from which to take PyTorch, and only PyTorch
@@ -28,17 +30,20 @@ CUDA_PACKAGE = re.compile(r"(pytorch[-_.])?(nvidia|cuda|triton)(?![a-z0-9])", re
 
 def main() -> int:
     """Install and say what is going on; return the exit status."""
-    torch = pinned("torch", CONSTRAINTS.read_text())
+    given = sys.argv[1:2]
+    torch = pinned("torch", Path(given[0]).read_text() if given else CONSTRAINTS.read_text())
+    wanted = ("--requirement", given[0]) if given else ("--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[all,dev]")
     try:
         if is_installed(torch):
-            say("Bringing the environment up to date with pyproject.toml and constraints.txt.")
+            say(f"Bringing the environment up to date with {given[0] if given else 'pyproject.toml and constraints.txt'}.")
         else:
             if problem := choose_build(torch):
                 print(problem, file=sys.stderr)
                 return 1
-            say("Installing phasicrl, PyTorch, EnvPool and the development tools: 0.7 GB to load, 2.5 GB on disk; a minute or a few.")
+            what = given[0] if given else "phasicrl, PyTorch, EnvPool and the development tools: 0.7 GB to load, 2.5 GB on disk"
+            say(f"Installing {what}; a minute or a few.")
         began = time.monotonic()
-        pip("install", "--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[all,dev]")
+        pip("install", *wanted)
         say(f"Installed in {time.monotonic() - began:.0f} s.")
     except subprocess.CalledProcessError as error:
         print("pip failed; its message stands above. The same command tries again.", file=sys.stderr)
