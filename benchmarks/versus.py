@@ -115,12 +115,12 @@ def _cartpole(num_envs: int, *, steps: int, purejaxrl_steps: int) -> tuple[Conte
     )
 
 
-def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str) -> tuple[Contestant, ...]:
-    """Procgen: ours against a script of CleanRL, on the same pool of environments."""
+def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, memory_kept: bool) -> tuple[Contestant, ...]:
+    """Procgen: ours against a script of CleanRL, on the same pool of environments; also with memory kept, as ours keeps it."""
     words = ("--envpool", f"{{cleanrl}}/cleanrl/{script}", "--num-envs", "64", "--num-steps", "256", "--seed", "{seed}", *flags)
     theirs = (Contestant(f"CleanRL {script}", "cleanrl", words, begins=1),
               Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words), begins=1))  # fmt: skip
-    return *ours, *theirs
+    return *ours, *theirs[: 1 + memory_kept]
 
 
 # Of long runs the probe chooses the size of micro-batches; these are too short for it, and have what it chooses here.
@@ -145,11 +145,11 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     "procgen-ppo": _procgen((
         _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO, begins=1),
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 256", begins=1),
-    ), "ppo_procgen.py", "--total-timesteps", "32768"),
+    ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
     "procgen-ppg": _procgen((
         _ours("phasicrl, one network", "compat-cleanrl-ppg", _PPG, begins=1, ends=2),
         _ours("phasicrl, two networks", "procgen-ppg", _PPG, begins=1, ends=2),
-    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768"),
+    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
