@@ -10,20 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import sys
 import tempfile
 from pathlib import Path
 
 from phasicrl import get_preset
-from phasicrl.machine import processor
+from phasicrl.machine import peak_memory, processor
 from phasicrl.phases import auxiliary_phase, compute_targets, policy_phase
 from phasicrl.run import start_run
-
-
-def peak() -> int:
-    """Most bytes that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def main() -> None:
@@ -37,20 +30,20 @@ def main() -> None:
             {"output_dir": folder, "log.console": "off", "log.tensorboard": False, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
         )
         with start_run(config) as run:
-            found = {"preset": options.preset, "processor": processor(), "after start-up": peak()}
+            found = {"preset": options.preset, "processor": processor(), "after start-up": peak_memory()}
             learning = {"compute": run.compute, "generator": run.generators["shuffle"]}
             while not run.buffer.is_full:
                 rollout = run.buffer.next_rollout()
                 run.collect(rollout)
                 samples, _ = compute_targets(rollout, run.learning_reward(rollout), config.ppo)
-                print(f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: {peak() / 1e9:.2f} GB", flush=True)
+                print(f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: {peak_memory() / 1e9:.2f} GB", flush=True)
             policy_phase(run.agent, run.optimizers, samples, config.ppo, **learning)
-            found["after the policy phase"] = peak()
+            found["after the policy phase"] = peak_memory()
             assert config.aux is not None
             auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, config.aux, **learning)
-            found["after the auxiliary phase"] = peak()
+            found["after the auxiliary phase"] = peak_memory()
             found["buffer"] = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
-            found["beyond the buffer"] = peak() - found["buffer"]
+            found["beyond the buffer"] = peak_memory() - found["buffer"]
             found["micro-batch"] = run.compute.micro_batch
             found["precision"] = run.compute.precision
     options.output.write_text(json.dumps(found, indent=1) + "\n")

@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import json
 import platform
-import resource
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from phasicrl.compute import is_worth_compiling
 from phasicrl.config import Config
 from phasicrl.envs.make import make_envs
-from phasicrl.machine import num_cores, package_version, processor
+from phasicrl.machine import num_cores, package_version, peak_memory, processor
 from phasicrl.phases import Record
 from phasicrl.precision import encoders_in
 from phasicrl.run import EnvFactory, Run, derive_seed, start_run
@@ -136,7 +134,7 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
                 split=_split(records),
                 passes=passes,
                 gflops_per_step=flops / 1e9,
-                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+                peak_memory=peak_memory(),
                 peak_gpu_memory=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0,
                 buffer=sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values()),
                 notes=tuple(notes),

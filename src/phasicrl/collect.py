@@ -93,12 +93,11 @@ class Collector:
         self.envs = envs
         self.agent = agent
         self.compute = compute
-        device = compute.device
         self.generator = generator
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(envs.num_envs)
         self._obs = self.compute.upload(envs.reset())
-        self._first = torch.ones(envs.num_envs, dtype=torch.bool, device=device)
+        self._first = torch.ones(envs.num_envs, dtype=torch.bool, device=compute.device)
         self._state = agent.initial_state(envs.num_envs)
         # A value network of its own is asked once a rollout, not at each step. With a memory it must follow the episode, for truncated ones.
         self._values_afterwards = agent.value_path == "separate" and not agent.state_size

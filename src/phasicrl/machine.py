@@ -1,4 +1,4 @@
-"""What this machine has: cores, free memory, installed packages. Kind: effects (asks the system)."""
+"""What this machine has: cores, memory, threads, installed packages. Kind: effects (asks the system, and moves threads)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import resource
+import sys
 from pathlib import Path
 
 
@@ -61,6 +63,11 @@ def free_memory() -> int | None:
         return free if limit == "max" else min(free, int(limit) - used)
     except (OSError, ValueError):
         return free
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def processor() -> str:

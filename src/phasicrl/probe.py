@@ -68,9 +68,8 @@ def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter
         seconds: for each combination.
     """
     most = min(len(obs), MICRO_BATCHES[-1] * PROCGEN_PICTURE // obs[0].numel())
-    sizes = [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
-    if obs.device.type == "cuda":  # whole minibatches
-        sizes = [len(obs)]
+    whole = obs.device.type == "cuda"  # a GPU takes minibatches as they are
+    sizes = [len(obs)] if whole else [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
     best: dict[Precision, tuple[float, int]] = {}
     exact, error = _pass(network, parameters, obs[: sizes[0]], "fp32"), float("nan")
     for precision in ("fp32", "bf16"):
