@@ -41,21 +41,21 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     from phasicrl.models.encoders import ImpalaCNN
 
     if case["memory"] == "kept":
-        compute._keep_memory()
+        compute.keep_memory()
     torch.set_num_threads(num_threads)
     network = ImpalaCNN((64, 64, 3), ModelConfig(), generator=torch.Generator().manual_seed(0))
     parameters = list(network.parameters())
     pictures = torch.randint(0, 255, (case["size"], 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     found = {}
     if case["precision"] == "bf16":
-        exact, rounded = (probe._pass(network, parameters, pictures, precision) for precision in ("fp32", "bf16"))
-        found = {name: probe._error(*pair) for name, *pair in zip(("features", "gradients"), rounded, exact, strict=True)}
+        exact, rounded = (probe.forward_backward(network, parameters, pictures, precision) for precision in ("fp32", "bf16"))
+        found = {name: probe.relative_error(*pair) for name, *pair in zip(("features", "gradients"), rounded, exact, strict=True)}
     run = torch.compile(network) if case["run"] == "compiled" else network
     for _ in range(2):
-        probe._pass(run, parameters, pictures, case["precision"])
+        probe.forward_backward(run, parameters, pictures, case["precision"])
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < SECONDS:
-        probe._pass(run, parameters, pictures, case["precision"])
+        probe.forward_backward(run, parameters, pictures, case["precision"])
         done += len(pictures)
     return found | {"rate": done / (time.perf_counter() - start)}
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from phasicrl.machine import num_cores, package_version, processor
+from phasicrl.machine import describe, num_cores, processor
 
 PEERS = Path(__file__).parent / "peers"
 PEERS_PACKAGES = ("torch", "stable_baselines3", "gymnasium", "gym", "envpool", "numpy", "mujoco", "jax", "jaxlib", "flax", "gymnax")
@@ -328,14 +328,7 @@ def whole_rounds(path: Path, here: dict[str, Any], contestants: Sequence[Contest
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
     """What decides about speed: processor, cores, versions of ours and of every peer that is there."""
-    packages = {package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")}
-    found: dict[str, Any] = {
-        "processor": processor(),
-        "cores": num_cores(),
-        "threads": options.threads,
-        "commit": commit(PEERS),
-        **packages,
-    }
+    found: dict[str, Any] = {**describe(), "threads": options.threads, "commit": commit(PEERS)}
     for name in ("sb3", "cleanrl", "purejaxrl"):
         python = options.venvs / name / "bin" / "python"
         if python.exists():

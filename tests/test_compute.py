@@ -289,14 +289,23 @@ def test_a_step_that_does_not_fit_names_the_knob(
         train(setting(tmp_path), make_env=Corridor)
 
 
-@pytest.mark.parametrize(("method", "called"), [("policy", "acting"), ("value", "valuing a rollout")])
-def test_a_rollout_that_does_not_fit_names_the_knob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, called: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "method", "called"),
+    [
+        ("separate", "policy", "collecting a rollout"),
+        ("separate", "value", "asking the networks about a rollout"),
+        ("shared", "value", "collecting a rollout"),  # what came last is in no rollout and is valued by itself
+    ],
+)
+def test_a_rollout_that_does_not_fit_names_the_knob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, method: str, called: str
+) -> None:
     def full(self: Agent, *args: Any) -> Any:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr(Agent, method, full)
     with pytest.raises(MemoryError, match=rf"{called} does not fit .* try fewer env\.num_envs"):
-        train(setting(tmp_path), make_env=Corridor)
+        train(setting(tmp_path, **{"model.value_path": path}), make_env=Corridor)
 
 
 class FakeStream:

@@ -64,13 +64,13 @@ def test_bf16_of_a_sound_network_is_right_and_every_rate_is_measured() -> None:
 
 def test_gradients_that_are_no_numbers_are_wrong_however_right_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's `max(0.01, nan)` is 0.01."""
-    plain = probe_module._pass
+    plain = probe_module.forward_backward
 
     def broken(network: ImpalaCNN, parameters: list[nn.Parameter], obs: Tensor, precision: str) -> list[Tensor]:
         features, gradients = plain(network, parameters, obs, precision)  # type: ignore[arg-type]
         return [features, gradients * float("nan") if precision == "bf16" else gradients]
 
-    monkeypatch.setattr(probe_module, "_pass", broken)
+    monkeypatch.setattr(probe_module, "forward_backward", broken)
     network = small_network()
     found = probe(network, list(network.parameters()), OBS, seconds=0.01)
     assert not found.bf16_is_right and not found.bf16_pays

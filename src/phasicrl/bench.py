@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import platform
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from phasicrl.compute import is_worth_compiling
 from phasicrl.config import Config
 from phasicrl.envs.make import make_envs
-from phasicrl.machine import num_cores, package_version, peak_memory, processor
+from phasicrl.machine import describe, peak_memory
 from phasicrl.phases import Record
 from phasicrl.precision import encoders_in
 from phasicrl.run import EnvFactory, Run, derive_seed, start_run
@@ -302,15 +301,12 @@ def _machine(run: Run) -> dict[str, Any]:
     """What decides about speed."""
     device = torch.cuda.get_device_name(run.compute.device) if run.compute.device.type == "cuda" else "cpu"
     return {
-        "processor": processor(),
-        "cores": num_cores(),
+        **describe(),
         "device": device,
         "threads of PyTorch": run.compute.num_threads,
         "precision": dict(run.compute.precision),
         "micro-batch": run.compute.micro_batch,
         "threads of the environments": run.config.env.num_threads,
-        **{package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")},
-        "python": platform.python_version(),
     }
 
 

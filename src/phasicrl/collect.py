@@ -106,7 +106,16 @@ class Collector:
 
     @torch.inference_mode()
     def collect(self, rollout: Rollout) -> None:
-        """Fill `rollout` with the next T steps of every environment."""
+        """Fill `rollout` with the next T steps of every environment.
+
+        Raises:
+            MemoryError: it does not fit; the message names the knob that makes it smaller.
+        """
+        with self.compute.naming_the_knob("collecting a rollout", "fewer env.num_envs"):
+            self._fill(rollout)
+
+    def _fill(self, rollout: Rollout) -> None:
+        """Act, step, write down; then value what is left to be valued."""
         rollout.state.copy_(self._state)
         truncations: list[tuple[int, np.ndarray, Tensor, Tensor]] = []
         ends = []

@@ -126,7 +126,7 @@ class Compute:
         self.say: Callable[[str], None] = lambda sentence: None
         if on_cpu:
             torch.set_num_threads(self.num_threads)
-            _keep_memory()
+            keep_memory()
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses to be deterministic without
             torch.use_deterministic_algorithms(True)
@@ -189,12 +189,12 @@ class Compute:
         results = []
         num_steps = segments.first.shape[1]
         at_once = max(1, self.steps_at_once // num_steps)
-        for start in range(0, len(segments), at_once):
-            some = segments.take(slice(start, start + at_once))
-            some = some if some.state.shape[-1] else some.as_transitions()
-            with self._memory_is_short("valuing a rollout", "fewer env.num_envs"), self.acting():
+        with self.naming_the_knob("asking the networks about a rollout", "fewer env.num_envs"), self.acting():
+            for start in range(0, len(segments), at_once):
+                some = segments.take(slice(start, start + at_once))
+                some = some if some.state.shape[-1] else some.as_transitions()
                 found = torch.cat([function(piece) for piece, _ in self.pieces(some)])
-            results.append(found.reshape(-1, num_steps, *found.shape[2:]))
+                results.append(found.reshape(-1, num_steps, *found.shape[2:]))
         return torch.cat(results)
 
     def gradient_step(
@@ -222,7 +222,7 @@ class Compute:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
         """
         knob = f"a larger {'aux' if settings.name == 'aux' else 'ppo'}.num_minibatches"
-        with self._memory_is_short("a gradient step", knob), encoders_in(self.precision.get(settings.name, self.config.policy_precision)):
+        with self.naming_the_knob("a gradient step", knob), encoders_in(self.precision.get(settings.name, self.config.policy_precision)):
             number = len(minibatch.index)
             if self.fuses and not self._in_pieces:
                 if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
@@ -239,7 +239,7 @@ class Compute:
             module: whose parameters and buffers it reads.
             inputs: of the same shapes every time.
         """
-        with self._memory_is_short("acting", "fewer env.num_envs"), self.acting():
+        with self.acting():
             call = self._fused_call(function, module, inputs) if self.fuses else None
             return function(*inputs) if call is None else call(inputs)
 
@@ -251,8 +251,12 @@ class Compute:
         return self._fused_calls[key]
 
     @contextmanager
-    def _memory_is_short(self, what: str, remedy: str) -> Iterator[None]:
-        """Name the knob, if something does not fit into memory.
+    def naming_the_knob(self, what: str, knob: str) -> Iterator[None]:
+        """If what is done meanwhile does not fit into memory, say which knob makes it smaller.
+
+        Args:
+            what: is done, for the message.
+            knob: and which way to turn it.
 
         Raises:
             MemoryError: in place of PyTorch's error.
@@ -263,7 +267,7 @@ class Compute:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
             piece = f", or smaller micro-batches (compute.micro_batch is {self.micro_batch})" if self.micro_batch else ""
-            raise MemoryError(f"{what} does not fit into the memory of {self.device}; try {remedy}{piece}: {_reason(error)}") from error
+            raise MemoryError(f"{what} does not fit into the memory of {self.device}; try {knob}{piece}: {_reason(error)}") from error
 
     def _eager_step(
         self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings
@@ -509,7 +513,7 @@ def _reached(loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...]
     return [gradient is not None for gradient in torch.autograd.grad(value, parameters, allow_unused=True)]
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Ask glibc to keep freed memory instead of giving it back to the system after every layer.
 
     PyTorch's CPU allocator has no cache of its own, so that each activation would be mapped, faulted in and unmapped again: a quarter

@@ -79,6 +79,12 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
+def describe() -> dict[str, str | int | None]:
+    """What decides about speed anywhere: processor, cores, versions."""
+    versions = {package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")}
+    return {"processor": processor(), "cores": num_cores(), **versions, "python": platform.python_version()}
+
+
 def package_version(package: str) -> str | None:
     """Version of an installed package; None if it is not installed."""
     try:

@@ -71,13 +71,13 @@ def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter
     whole = obs.device.type == "cuda"  # a GPU takes minibatches as they are
     sizes = [len(obs)] if whole else [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
     best: dict[Precision, tuple[float, int]] = {}
-    exact, error = _pass(network, parameters, obs[: sizes[0]], "fp32"), float("nan")
+    exact, error = forward_backward(network, parameters, obs[: sizes[0]], "fp32"), float("nan")
     for precision in ("fp32", "bf16"):
         try:
             if precision == "bf16":
-                rounded = _pass(network, parameters, obs[: sizes[0]], "bf16")
+                rounded = forward_backward(network, parameters, obs[: sizes[0]], "bf16")
                 # Not Python's max, which may lose a NaN.
-                error = float(np.max([_error(found, right) for found, right in zip(rounded, exact, strict=True)]))
+                error = float(np.max([relative_error(found, right) for found, right in zip(rounded, exact, strict=True)]))
             best[precision] = max((_rate(network, parameters, obs[:size], precision, seconds), size) for size in sizes)
         except RuntimeError:  # a kernel that this machine does not have
             best[precision] = (0.0, sizes[0])
@@ -129,7 +129,9 @@ def _read(path: Path) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if isinstance(value, dict) and set(value) == fields} if isinstance(kept, dict) else {}
 
 
-def _pass(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision) -> list[Tensor]:
+def forward_backward(
+    network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision
+) -> list[Tensor]:
     """Features, and the gradient of their weighted sum."""
     with encoders_in(precision):
         features = encode(network, obs, device=obs.device)
@@ -138,7 +140,8 @@ def _pass(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter
     return [features.detach(), torch.cat([gradient.float().flatten() for gradient in gradients if gradient is not None])]
 
 
-def _error(found: Tensor, right: Tensor) -> float:
+def relative_error(found: Tensor, right: Tensor) -> float:
+    """‖found − right‖ / ‖right‖."""
     return float((found - right).norm() / right.norm().clamp_min(1e-12))
 
 
@@ -146,11 +149,11 @@ def _rate(
     network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision, seconds: float
 ) -> float:
     """Observations per second: the fastest of some passes, because others use the machine too."""
-    _pass(network, parameters, obs, precision)
+    forward_backward(network, parameters, obs, precision)
     fastest, start = float("inf"), perf_counter()
     while perf_counter() - start < seconds:
         before = perf_counter()
-        _pass(network, parameters, obs, precision)
+        forward_backward(network, parameters, obs, precision)
         if obs.device.type == "cuda":
             torch.cuda.synchronize(obs.device)
         fastest = min(fastest, perf_counter() - before)

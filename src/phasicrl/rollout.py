@@ -256,6 +256,5 @@ class PhaseBuffer:
     def segments(self) -> Samples:
         """All segments of the phase, `[K·B, T, …]`. Copies nothing."""
         assert self.is_full, f"{self.num_filled} of {self.num_rollouts} rollouts are filled"
-        r = self.rollouts
-        mask = None if r.action_mask is None else r.action_mask.flatten(0, 1)
-        return Samples(r.obs.flatten(0, 1), r.first.flatten(0, 1), r.state.flatten(0, 1), mask, r.value_target.flatten(0, 1))
+        as_one = {name: tensor.flatten(0, 1) for name, tensor in self.rollouts.tensors().items()}
+        return dataclasses.replace(self.rollouts, **as_one).segments()
