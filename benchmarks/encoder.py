@@ -28,7 +28,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {**USUAL, "size": 2048},
     {**USUAL, "memory": "default"},
     {**USUAL, "size": 2048, "memory": "default"},
-    *({**USUAL, "precision": precision, "run": "compiled"} for precision in ("fp32", "bf16")),
+    *({**USUAL, "precision": precision, "run": run} for run in ("compiled", "pools") for precision in ("fp32", "bf16")),
 )
 
 
@@ -39,6 +39,7 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     from phasicrl import compute, probe
     from phasicrl.config import ModelConfig
     from phasicrl.models.encoders import ImpalaCNN
+    from phasicrl.pooling import MaxPool
 
     if case["memory"] == "kept":
         compute.keep_memory()
@@ -51,6 +52,9 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
         exact, rounded = (probe.forward_backward(network, parameters, pictures, precision) for precision in ("fp32", "bf16"))
         found = {name: probe.relative_error(*pair) for name, *pair in zip(("features", "gradients"), rounded, exact, strict=True)}
     run = torch.compile(network) if case["run"] == "compiled" else network
+    for module in network.modules():
+        if isinstance(module, MaxPool):
+            module.compiled = case["run"] == "pools"
     for _ in range(2):
         probe.forward_backward(run, parameters, pictures, case["precision"])
     start, done = time.perf_counter(), 0

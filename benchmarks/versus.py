@@ -123,11 +123,11 @@ def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, memory_kept
     return *ours, *theirs[: 1 + memory_kept]
 
 
-# Of long runs the probe chooses the size of micro-batches; these are too short for it, and have what it chooses here.
-_PPO = "--env.id starpilot --total-env-steps 32768"
+# Of long runs the probe chooses the size of micro-batches and compiled max-pools; these are too short for it, and have what it chooses here.
+_PPO = "--env.id starpilot --total-env-steps 32768 --compute.compile pools"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
-_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.micro-batch 256"
+_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.micro-batch 256 --compute.compile pools"
 _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
@@ -143,7 +143,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
     ),
     "procgen-ppo": _procgen((
-        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO, begins=1),
+        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.micro-batch 128", begins=1),
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 256", begins=1),
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
     "procgen-ppg": _procgen((

@@ -11,12 +11,13 @@ import torch
 from torch import Generator, Tensor, nn
 
 from phasicrl import compute as compute_module
-from phasicrl import phases
+from phasicrl import phases, pooling
 from phasicrl import probe as probe_module
 from phasicrl.compute import Compute, StepSettings
 from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.models.encoders import ImpalaCNN
 from phasicrl.phases import policy_phase
+from phasicrl.pooling import MaxPool
 from phasicrl.probe import Findings, probe, probe_once
 from phasicrl.rollout import AuxiliarySamples, Minibatch
 from phasicrl.run import Run, resume_run, start_run
@@ -137,6 +138,62 @@ def test_large_pictures_are_not_tried_in_large_pieces() -> None:
         assert sizes == expected
 
 
+def test_compiled_pools_are_timed_where_they_are_to_be_tried_and_left_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[bool] = []
+    plain = MaxPool.forward
+    monkeypatch.setattr(MaxPool, "forward", lambda self, x: used.append(self.compiled) or plain(self, x))
+    monkeypatch.setattr(pooling, "fuse", lambda function, inputs: function)
+    monkeypatch.setattr(pooling, "_kernels", {})
+    network = small_network()
+    pools = [module for module in network.modules() if isinstance(module, MaxPool)]
+    without = probe(network, list(network.parameters()), OBS, seconds=0.01)
+    assert not any(used) and without.compiled == {} and not without.compiling_pays("fp32") and "max-pools" not in str(without)
+    found = probe(network, list(network.parameters()), OBS, pools=pools, seconds=0.01)
+    assert (
+        any(used)
+        and min(found.compiled.values()) > 0
+        and set(found.compiled) == {"fp32", "bf16"}
+        and "with compiled max-pools" in str(found)
+    )
+    assert not any(pool.compiled for pool in pools)
+
+
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_compiled_pools_that_are_wrong_are_left_out(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    monkeypatch.setattr(pooling, "fuse", lambda function, inputs: lambda *given: (function(*given)[0] * factor, *function(*given)[1:]))
+    monkeypatch.setattr(pooling, "_kernels", {})
+    network = small_network()
+    pools = [module for module in network.modules() if isinstance(module, MaxPool)]
+    found = probe(network, list(network.parameters()), OBS, pools=pools, seconds=0.01)
+    assert found.compiled == {"fp32": 0.0, "bf16": 0.0} and not found.compiling_pays("fp32")
+
+
+@pytest.mark.parametrize(
+    ("given", "rate", "num_passes", "kept", "expected"),
+    [
+        ({}, 101.0, 10**7, "pools", True),
+        ({}, 99.0, 10**7, "auto", False),
+        ({}, 101.0, 10**6, "auto", False),
+        ({"compile": "pools"}, 99.0, 10**6, "pools", True),
+        ({"compile": "off"}, 101.0, 10**7, "off", False),
+        ({"compile": "on"}, 101.0, 10**7, "on", False),
+    ],
+)
+def test_pools_are_compiled_by_hand_or_where_they_are_faster_and_a_long_run_pays(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], rate: float, num_passes: int, kept: str, expected: bool
+) -> None:
+    monkeypatch.setattr(compute_module, "can_fuse", lambda: True)
+    monkeypatch.setattr(
+        compute_module, "probe_once", lambda *args, pools, **options: replace(FOUND, compiled={"fp32": rate, "bf16": 0.0} if pools else {})
+    )
+    compute, network = Compute(ComputeConfig(device="cpu", **given), pictures=True), small_network()  # type: ignore[arg-type]
+    settled = compute.settle(network, network, (16, 16, 3), has_aux=False, num_passes=num_passes)
+    compute.prepare(network)
+    assert settled.compile == kept and {module.compiled for module in network.modules() if isinstance(module, MaxPool)} == {expected}
+    again = Compute(settled, pictures=True)
+    assert again.compiles_pools is expected
+
+
 FOUND = Findings({"fp32": 128, "bf16": 256}, {"fp32": 100.0, "bf16": 200.0}, 0.01)
 WRONG = replace(FOUND, error=0.2)
 
@@ -159,7 +216,7 @@ def test_what_is_chosen_from_the_findings(
     monkeypatch.setattr(compute_module, "probe_once", lambda *args, **options: found)
     compute = Compute(ComputeConfig(device="cpu", **given), pictures=True)  # type: ignore[arg-type]
     network = small_network()
-    settled = compute.settle(network, list(network.parameters()), (16, 16, 3), has_aux=has_aux, num_passes=10**6)
+    settled = compute.settle(network, network, (16, 16, 3), has_aux=has_aux, num_passes=10**6)
     assert (settled.micro_batch, settled.aux_precision) == expected == (compute.micro_batch, compute.precision["aux"])
 
 
@@ -269,7 +326,7 @@ def test_bf16_in_the_auxiliary_phase_stays_near_fp32(tmp_path: Path) -> None:
 def test_where_a_step_is_one_call_the_kept_configuration_says_so_and_a_resumed_run_does_the_same() -> None:
     """A number there would be taken for the user's, whose steps go in pieces."""
     network, first = small_network(), Compute(ComputeConfig(device="cpu", compile="on"), pictures=True)
-    settled = first.settle(network, list(network.parameters()), (16, 16, 3), has_aux=False, num_passes=0)
+    settled = first.settle(network, network, (16, 16, 3), has_aux=False, num_passes=0)
     resumed = Compute(settled, pictures=True)
     assert settled.micro_batch is first.micro_batch is resumed.micro_batch is None
     assert not first._in_pieces and not resumed._in_pieces

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from phasicrl.config import ComputeConfig
 from phasicrl.fused import Borrowed, adam_, can_fuse, capture, fuse, scale, total_norm
 from phasicrl.machine import num_cores
+from phasicrl.pooling import MaxPool
 from phasicrl.precision import Precision, encoders_in
 from phasicrl.probe import MICRO_BATCHES, Findings, probe_once
 from phasicrl.rollout import Minibatch, Samples
@@ -30,6 +31,8 @@ WORTH_COMPILING = 20_000
 """Gradient steps from which compiling them pays: ten seconds, once per machine, for about 0.7 ms each."""
 WORTH_SHARING = 1024
 """Samples of a minibatch of vectors from which a second core pays."""
+WORTH_COMPILING_POOLS = 2_000_000
+"""Observations through the network from which half a minute of compiling max-pools pays, once per machine."""
 WORTH_PROBING = 200_000
 """Observations through the network from which a probe of three seconds pays, once per machine."""
 USUAL_MICRO_BATCH = 64
@@ -85,6 +88,7 @@ class Compute:
 
     Attributes:
         device: where tensors are.
+        compiles_pools: whether max-pools are compiled.
         steps_at_once: how many steps go through a network together where no gradient is needed.
         say: told which way was chosen, for people.
 
@@ -119,6 +123,7 @@ class Compute:
         if has_memory and not on_cpu:  # the lengths of its sequences are looked at, which cannot be recorded
             self.fuses = False
         self._records = not on_cpu
+        self.compiles_pools = config.compile == "pools" and on_cpu
         self._one_call = "compiled" if on_cpu else "recorded as a CUDA graph"
         self._fused: dict[Hashable, FusedStep | None] = {}
         self._last_fused: tuple[Loss[Any], Samples, FusedStep | None] | None = None
@@ -134,7 +139,7 @@ class Compute:
     def settle(
         self,
         network: Callable[[Tensor], Tensor],
-        parameters: Sequence[nn.Parameter],
+        encoder: nn.Module,
         shape: tuple[int, ...],
         *,
         has_aux: bool,
@@ -143,8 +148,8 @@ class Compute:
         """Choose what was left to be chosen, by a probe of the network if it pays; returns the configuration without `auto`, to be kept with the run.
 
         Args:
-            network: an encoder: features of observations.
-            parameters: the encoder's.
+            network: features of observations.
+            encoder: whose parameters and max-pools it uses.
             shape: of a picture.
             has_aux: whether there is an auxiliary phase, whose precision matters.
             num_passes: observations that will go through the network.
@@ -157,16 +162,29 @@ class Compute:
             # A GPU is timed with what it is given; small batches would time the launching of kernels.
             most = min(2048 if self._records else max(MICRO_BATCHES), self._minibatch_size or 10**9)
             noise = torch.randint(256, (most, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0))
-            self.findings = found = probe_once(network, parameters, noise.to(self.device), num_threads=self.num_threads)
+            tried = config.compile == "auto" and not self._records and num_passes >= WORTH_COMPILING_POOLS and can_fuse()
+            pools = [module for module in encoder.modules() if isinstance(module, MaxPool)] if tried else []
+            self.findings = found = probe_once(
+                network, list(encoder.parameters()), noise.to(self.device), pools=pools, num_threads=self.num_threads
+            )
             if free[1]:
                 self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
-            if free[0]:  # most passes are in the auxiliary phase, if there is one
-                self.micro_batch = found.micro_batch[self.precision["aux" if has_aux else "policy"]]
+            most_passes = "aux" if has_aux else "policy"  # where most observations go through the network
+            if free[0]:
+                self.micro_batch = found.micro_batch[self.precision[most_passes]]
+            self.compiles_pools |= found.compiling_pays(self.precision[most_passes])
         return dataclasses.replace(
             config,
             micro_batch=self.micro_batch if config.micro_batch == "auto" else config.micro_batch,
             aux_precision=self.precision["aux"],
+            compile="pools" if self.compiles_pools else config.compile,
         )
+
+    def prepare(self, agent: nn.Module) -> None:
+        """Let the agent's max-pools be compiled, if that was chosen."""
+        for module in agent.modules():
+            if isinstance(module, MaxPool):
+                module.compiled = self.compiles_pools
 
     def acting(self) -> AbstractContextManager[object]:
         """The precision of the rollout, which is the policy phase's; for everything that is not a gradient step."""

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.machine import package_version, processor
+from phasicrl.pooling import MaxPool
 from phasicrl.precision import Precision, encode, encoders_in
 
 MICRO_BATCHES = (32, 64, 128, 256)
@@ -26,6 +27,8 @@ TOLERANCE = 0.03
 """Largest relative error of bf16's features and gradients against fp32's, by their norms: rounding to 8 bits leaves about 0.01."""
 WORTH = 1.1
 """How much faster bf16 must be to be taken."""
+SAME = 0.003
+"""Largest relative error of compiled max-pools: only bf16's rounding of gradients may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,13 @@ class Findings:
         micro_batch: observations per piece that were fastest, for each precision.
         rate: observations per second, forward and backward, with these pieces.
         error: relative error of bf16's features and gradients, the larger; NaN where it does not run.
+        compiled: the rate with compiled max-pools, zero where they are wrong; empty if that was not tried.
     """
 
     micro_batch: dict[Precision, int]
     rate: dict[Precision, float]
     error: float
+    compiled: dict[Precision, float] = field(default_factory=dict)
 
     @property
     def bf16_is_right(self) -> bool:
@@ -52,19 +57,33 @@ class Findings:
         """Whether bf16 is right and faster."""
         return self.bf16_is_right and self.rate["bf16"] > WORTH * self.rate["fp32"]
 
+    def compiling_pays(self, precision: Precision) -> bool:
+        """Whether compiled max-pools are right and faster."""
+        return self.compiled.get(precision, 0.0) > self.rate[precision]
+
     def __str__(self) -> str:
         """One line."""
         speeds = ", ".join(f"{name} {rate:,.0f} pictures/s in pieces of {self.micro_batch[name]}" for name, rate in self.rate.items())
+        if self.compiled:
+            speeds += f", with compiled max-pools {' and '.join(f'{rate:,.0f}' for rate in self.compiled.values())}"
         return f"networks on this machine: {speeds}; bf16 is {'right' if self.bf16_is_right else f'wrong here (off by {self.error:.1%}) and left out'}"
 
 
-def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, *, seconds: float = 0.25) -> Findings:
-    """Time forward and backward passes in each precision and size of piece, and check bf16 against fp32.
+def probe(
+    network: Callable[[Tensor], Tensor],
+    parameters: Sequence[nn.Parameter],
+    obs: Tensor,
+    *,
+    pools: Sequence[MaxPool] = (),
+    seconds: float = 0.25,
+) -> Findings:
+    """Time forward and backward passes in each precision and size of piece, then with compiled max-pools; check bf16 and those for rightness.
 
     Args:
         network: features `[N, D]` of observations.
         parameters: the network's.
         obs: pictures to try it with, `[N, …]`; no piece is larger than this, or has more pixels than 256 of Procgen's.
+        pools: the network's, to be tried compiled, which takes half a minute the first time; they are left eager.
         seconds: for each combination.
     """
     most = min(len(obs), MICRO_BATCHES[-1] * PROCGEN_PICTURE // obs[0].numel())
@@ -81,11 +100,32 @@ def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter
             best[precision] = max((_rate(network, parameters, obs[:size], precision, seconds), size) for size in sizes)
         except RuntimeError:  # a kernel that this machine does not have
             best[precision] = (0.0, sizes[0])
-    return Findings({name: size for name, (_, size) in best.items()}, {name: rate for name, (rate, _) in best.items()}, error)
+
+    def with_pools(some: Tensor, precision: Precision) -> float:
+        """Observations per second with compiled max-pools; zero if the results are others."""
+        eager = forward_backward(network, parameters, some, precision)
+        try:
+            for pool in pools:
+                pool.compiled = True
+            found = forward_backward(network, parameters, some, precision)
+            right = all(relative_error(one, other) <= SAME for one, other in zip(found, eager, strict=True))  # a NaN is not small
+            return _rate(network, parameters, some, precision, seconds) if right else 0.0
+        finally:
+            for pool in pools:
+                pool.compiled = False
+
+    compiled: dict[Precision, float] = {name: with_pools(obs[:size], name) for name, (rate, size) in best.items() if pools and rate}
+    return Findings({name: size for name, (_, size) in best.items()}, {name: rate for name, (rate, _) in best.items()}, error, compiled)
 
 
 def probe_once(
-    network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, *, num_threads: int, cache: Path | None = None
+    network: Callable[[Tensor], Tensor],
+    parameters: Sequence[nn.Parameter],
+    obs: Tensor,
+    *,
+    pools: Sequence[MaxPool] = (),
+    num_threads: int,
+    cache: Path | None = None,
 ) -> Findings:
     """`probe`, or what it found when it last ran here on such a network, with these versions and so many threads.
 
@@ -93,22 +133,21 @@ def probe_once(
         network: see `probe`.
         parameters: see `probe`.
         obs: see `probe`.
+        pools: see `probe`.
         num_threads: of PyTorch.
         cache: the file that keeps findings; `~/.cache/phasicrl/probe.json` unless given.
     """
     device = torch.cuda.get_device_name(obs.device) if obs.device.type == "cuda" else f"{processor()}, {num_threads} threads"
     versions = f"torch {package_version('torch')}; phasicrl {package_version('phasicrl')}"
-    key = (
-        f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}"
-    )
+    key = f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}; {len(pools)}"
     try:
         path = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasicrl" / "probe.json"
     except RuntimeError:  # there is no home
-        return probe(network, parameters, obs)
+        return probe(network, parameters, obs, pools=pools)
     kept = _read(path)
     if key in kept:
         return Findings(**kept[key])
-    findings = probe(network, parameters, obs)
+    findings = probe(network, parameters, obs, pools=pools)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")

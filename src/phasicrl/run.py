@@ -80,7 +80,8 @@ class Run:
         if compute.findings is not None:
             pieces = [f"micro-batches of {compute.micro_batch}"] if compute.micro_batch else []
             phase = [f"auxiliary phase in {compute.precision['aux']}"] if config.has_auxiliary_phase else []
-            log.message(f"{compute.findings}: {', '.join(pieces + phase) or 'nothing to choose'}")
+            pools = ["compiled max-pools"] if compute.compiles_pools else []
+            log.message(f"{compute.findings}: {', '.join(pieces + phase + pools) or 'nothing to choose'}")
         self.generators = {purpose: Generator().manual_seed(derive_seed(config.seed, purpose)) for purpose in ("action", "shuffle")}
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer = _make_reward_normalizer(config, compute.device)
@@ -410,10 +411,11 @@ def _build_run(
         agent = make_agent(config, envs, make_encoder=make_encoder).to(compute.device)
         if is_picture(envs.observation_space) and make_encoder is None:
             settled = compute.settle(
-                lambda obs: agent.encoder(agent.reader(obs)), list(agent.encoder.parameters()), envs.observation_space.shape or (),
+                lambda obs: agent.encoder(agent.reader(obs)), agent.encoder, envs.observation_space.shape or (),
                 has_aux=config.has_auxiliary_phase, num_passes=config.num_network_passes,
             )  # fmt: skip
             config = dataclasses.replace(config, compute=settled)
+        compute.prepare(agent)
         resumed = directory is not None
         if directory is None:
             directory = made = _make_directory(config)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from phasicrl.config import Initialisation, ModelConfig, ObsNormConfig
 from phasicrl.models.init import initialise
 from phasicrl.normalize import ObservationNormalizer
+from phasicrl.pooling import MaxPool
 from phasicrl.spaces import ObservationLayout, Path, choices, is_picture, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -56,7 +57,7 @@ class ImpalaCNN(nn.Module):
                 raise ValueError(f"model.channels {config.channels} halves the {obs_shape} picture too often; give fewer stacks")
             first = _conv(in_channels, channels, init=config.init, scale=_gain(config.init, normalized=1.0), generator=generator)
             blocks = [ResidualBlock(channels, init=config.init, scale=residual_scale, generator=generator) for _ in range(config.blocks)]
-            stacks.append(nn.Sequential(first, _pool(config.pooling, height, width), *blocks))
+            stacks.append(nn.Sequential(first, MaxPool(config.pooling, height, width), *blocks))
             height, width, in_channels = (height + 1) // 2, (width + 1) // 2, channels
         self.stacks = nn.Sequential(*stacks)
         self.dense = Dense(height * width * in_channels, config, activation="relu", generator=generator)
@@ -291,13 +292,3 @@ def _conv(num_inputs: int, num_outputs: int, *, init: Initialisation, scale: flo
     conv = nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)
     initialise(conv, init, scale=scale, generator=generator)
     return conv
-
-
-def _pool(padding: Literal["symmetric", "same"], height: int, width: int) -> nn.MaxPool2d:
-    """3×3 max-pool of stride 2 that halves, rounding up.
-
-    TensorFlow's `same` pads an odd size on both sides and an even one at its end only, which is what `ceil_mode` without padding does.
-    """
-    if padding == "same":
-        return nn.MaxPool2d(kernel_size=3, stride=2, padding=(height % 2, width % 2), ceil_mode=True)
-    return nn.MaxPool2d(kernel_size=3, stride=2, padding=1)

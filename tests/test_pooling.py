@@ -1,0 +1,149 @@
+"""Max-pools: the formula for the compiler against PyTorch's kernel, and which calls are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from phasicrl import pooling
+from phasicrl.fused import can_fuse
+from phasicrl.pooling import MaxPool
+
+Padding = Literal["symmetric", "same"]
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """Nothing is kept from other tests, and the compiler is one that leaves functions as they are; notes the first input's shape."""
+    shapes: list[tuple[int, ...]] = []
+
+    def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+        shapes.append(tuple(inputs[0].shape))
+        return function
+
+    monkeypatch.setattr(pooling, "fuse", as_it_is)
+    pooling._kernels.clear()
+    pooling._calls.clear()
+    yield shapes
+    pooling._kernels.clear()
+
+
+def pictures(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Few different numbers, so that most windows have several maxima; channels_last."""
+    x = torch.randint(-2, 2, shape, generator=Generator().manual_seed(0)).to(dtype)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def both(pool: MaxPool, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values, and the gradient of a sum with other weights everywhere."""
+    x = x.detach().requires_grad_()
+    y = pool(x)
+    weights = torch.randn(y.shape, generator=Generator().manual_seed(1)).to(y.dtype)
+    return y.detach(), torch.autograd.grad(y, x, weights)[0]
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+@pytest.mark.parametrize("shape", [(3, 5, 8, 6), (1, 1, 2, 2), (2, 16, 2, 10)])
+def test_the_formula_gives_pytorchs_values_and_gradients_to_the_bit(
+    asked: list[tuple[int, ...]], padding: Padding, shape: tuple[int, ...]
+) -> None:
+    pool, x = MaxPool(padding, *shape[2:]), pictures(*shape)
+    expected = both(pool, x)
+    pool.compiled = True
+    found = both(pool, x)
+    assert len(asked) == 2 and all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert found[1].is_contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(pooling.WORTH_COMPILING_CALLS):
+            assert torch.equal(pool(x), expected[0])
+    assert len(asked) == 3
+
+
+def test_of_equal_maxima_the_first_has_the_gradient() -> None:
+    """All of a window is equal: its first pixel inside the picture counts, by hand."""
+    pool = MaxPool("symmetric", 4, 4)
+    pool.compiled = True
+    _, gradient = both(pool, torch.zeros(1, 1, 4, 4).contiguous(memory_format=torch.channels_last))
+    assert {(int(i), int(j)) for i, j in gradient[0, 0].nonzero()} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_bf16_rounds_once() -> None:
+    pool, x = MaxPool("symmetric", 8, 8), pictures(2, 16, 8, 8, dtype=torch.bfloat16)
+    values, gradient = both(pool, x)
+    pool.compiled = True
+    found, rounded_once = both(pool, x)
+    pool.compiled = False
+    weights = torch.randn(values.shape, generator=Generator().manual_seed(1)).bfloat16()
+    full = x.float().requires_grad_()
+    exact = torch.autograd.grad(pool(full), full, weights.float())[0]
+    assert (
+        torch.equal(found, values) and torch.equal(rounded_once, exact.bfloat16()) and found.dtype == rounded_once.dtype == torch.bfloat16
+    )
+    torch.testing.assert_close(rounded_once, gradient, rtol=0.02, atol=0.02)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    pool, x = MaxPool("symmetric", 4, 4), pictures(1, 2, 4, 4)
+    pool.compiled = True
+    x[0, 0, 1, 1] = float("nan")
+    assert both(pool, x)[0][0, 0].isnan().all() and not both(pool, x)[0][0, 1].isnan().any()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 3, 4, 5), (0, 3, 4, 4)])
+def test_odd_sizes_and_no_pictures_are_left_to_pytorch(asked: list[tuple[int, ...]], shape: tuple[int, ...]) -> None:
+    pool = MaxPool("symmetric", *shape[2:])
+    pool.compiled = True
+    assert pool(pictures(*shape).requires_grad_()).shape == (shape[0], 3, (shape[2] + 1) // 2, (shape[3] + 1) // 2)
+    assert not asked
+
+
+def test_pictures_by_channel_and_other_precisions_are_left_to_pytorch(asked: list[tuple[int, ...]]) -> None:
+    pool = MaxPool("symmetric", 4, 4)
+    pool.compiled = True
+    pool(torch.zeros(2, 3, 4, 4, requires_grad=True))
+    pool(pictures(2, 3, 4, 4, dtype=torch.float64).requires_grad_())
+    assert not asked
+
+
+def test_without_a_gradient_only_frequent_sizes_are_compiled(asked: list[tuple[int, ...]]) -> None:
+    pool = MaxPool("symmetric", 4, 4)
+    pool.compiled = True
+    with torch.inference_mode():
+        for size in range(1, 9):
+            pool(pictures(size, 3, 4, 4))
+        assert not asked
+        for _ in range(pooling.WORTH_COMPILING_CALLS):
+            pool(pictures(5, 3, 4, 4))
+    assert asked == [(5, 4, 4, 3)]
+
+
+def test_pools_that_cannot_be_compiled_run_eagerly_and_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no compiler")
+
+    pool, x = MaxPool("symmetric", 4, 4), pictures(2, 3, 4, 4)
+    expected = both(pool, x)
+    monkeypatch.setattr(pooling, "fuse", broken)
+    pool.compiled = True
+    with pytest.warns(UserWarning, match=r"max-pools of \(2, 4, 4, 3\) run eagerly.*no compiler"):
+        assert torch.equal(both(pool, x)[1], expected[1])
+    assert torch.equal(both(pool, x)[1], expected[1])  # a second warning would be an error here
+
+
+@pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler")
+def test_compiled_code_gives_pytorchs_values_and_gradients_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from phasicrl.fused import fuse
+
+    monkeypatch.setattr(pooling, "fuse", fuse)
+    pool = MaxPool("symmetric", 8, 8)
+    conv = nn.Conv2d(3, 16, 3, padding=1)
+    x = conv(pictures(4, 3, 8, 8)).detach().contiguous(memory_format=torch.channels_last)
+    expected = both(pool, x)
+    pool.compiled = True
+    found = both(pool, x)
+    assert len(pooling._kernels) == 1 and all(pooling._kernels.values())
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
