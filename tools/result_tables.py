@@ -227,7 +227,7 @@ BENCHES = {
 
 def bench_table() -> str:
     """What `phasicrl bench` found on this machine."""
-    text = "| | steps/s (slowest to fastest) | of the bare networks, run eagerly | GFLOP/s | where the time goes | memory of the process |\n|---|---|---|---|---|---|\n"
+    text = "| | steps/s (slowest to fastest) | of the bare networks, not as one call | GFLOP/s | where the time goes | memory of the process |\n|---|---|---|---|---|---|\n"
     for name, title in BENCHES.items():
         path = RESULTS / "bench" / f"{name}.json"
         if not path.is_file():

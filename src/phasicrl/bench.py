@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from phasicrl.compute import is_worth_compiling
+from phasicrl.compute import WORTH_COMPILING_POOLS, is_worth_compiling
 from phasicrl.config import Config
 from phasicrl.envs.make import make_envs
 from phasicrl.machine import describe, peak_memory
@@ -107,13 +107,16 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
     if config.aux is not None and config.aux.every > 2:
         changes["aux.every"] = 2
         notes.append(f"phases of 2 iterations instead of {config.aux.every}: the same work per step")
-    on_gpu = config.compute.device != "cpu" and torch.cuda.is_available()
-    if config.compute.compile == "auto" and not on_gpu:  # the real budget decides, not that of the measurement
-        changes["compute.compile"] = "auto" if is_worth_compiling(config.num_gradient_steps) else "off"
     with tempfile.TemporaryDirectory() as folder:
-        config = config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
+        real, config = config, config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
         with start_run(config, make_env=make_env) as run:
             run.compute.say = notes.append
+            if (
+                config.compute.compile == "auto" and run.compute.device.type == "cpu"
+            ):  # the real budget decides, not that of the measurement
+                run.compute.fuses &= is_worth_compiling(real.num_gradient_steps)
+                run.compute.compiles_pools &= real.num_network_passes >= WORTH_COMPILING_POOLS
+                run.compute.prepare(run.agent)
             if run.compute.findings is not None:
                 notes.append(str(run.compute.findings))
             records = _whole_loops(run, seconds)
@@ -232,7 +235,7 @@ def _acting(run: Run) -> Rate:
 
 
 def _networks(run: Run) -> tuple[Rate, dict[str, int], float]:
-    """Bare forward and backward passes, as many as a step needs, run eagerly: rate, passes, and FLOP per step."""
+    """Bare forward and backward passes, as many as a step needs, not as one call: rate, passes, and FLOP per step."""
     config, agent = run.config, run.agent
     rollout = run.buffer.rollout(0)
     segments = rollout.policy_samples(rollout.value_target)
@@ -326,7 +329,7 @@ def print_report(report: Report) -> None:
     passes = " and ".join(f"{number} × {kind}" for kind, number in report.passes.items())
     console.print(
         f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {report.gflops_per_step * report.rate('whole loop'):,.1f} GFLOP/s; "
-        f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, run eagerly"
+        f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, not as one call"
     )
     on_gpu = f" and {report.peak_gpu_memory / 1e9:.2f} GB of the GPU" if report.peak_gpu_memory else ""
     console.print(f"memory: {report.peak_memory / 1e9:.2f} GB{on_gpu} at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")

@@ -119,7 +119,7 @@ class Compute:
         self.steps_at_once = 2048 if pictures else 65_536
         pays = is_worth_compiling(num_gradient_steps) and not pictures
         # Recording on a GPU takes no time; compiling for a CPU does.
-        self.fuses = config.compile == "on" or (config.compile == "auto" and (pays or not on_cpu))
+        self.fuses = config.compile == "on" or (config.compile == "auto" and pays) or (config.compile in ("auto", "pools") and not on_cpu)
         if has_memory and not on_cpu:  # the lengths of its sequences are looked at, which cannot be recorded
             self.fuses = False
         self._records = not on_cpu
@@ -145,7 +145,7 @@ class Compute:
         has_aux: bool,
         num_passes: int,
     ) -> ComputeConfig:
-        """Choose what was left to be chosen, by a probe of the network if it pays; returns the configuration without `auto`, to be kept with the run.
+        """Choose what was left to be chosen, by a probe of the network if it pays; returns the configuration with what was chosen, to be kept with the run.
 
         Args:
             network: features of observations.

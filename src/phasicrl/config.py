@@ -401,7 +401,7 @@ class ComputeConfig:
     aux_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """The same in the auxiliary phase. `auto`: bf16 for pictures, where it is right and faster on this machine (fp32 in short runs)."""
     compile: Literal["auto", "on", "pools", "off"] = "auto"
-    """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; eager otherwise. `pools`: on a CPU, only the max-pools of picture networks are compiled. `auto`, if the run is long enough to pay for compiling and there is a C++ compiler: `on` for vectors, `pools` for pictures where that is faster on this machine; on a GPU always `on`."""
+    """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; eager otherwise. `pools`: on a CPU, only the max-pools of picture networks are compiled. `auto`, if the run is long enough to pay for compiling and there is a C++ compiler: `on` for vectors, `pools` for pictures where a probe finds that faster (it is asked if micro_batch or aux_precision is `auto`); on a GPU always `on`."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
 

@@ -1,4 +1,4 @@
-"""Max-pooling that halves pictures, by PyTorch's kernel or by one compiled for the shape. Kind: state (a module; compiled code, kept)."""
+"""Max-pooling that halves pictures, by PyTorch's kernel or by one compiled for the shape. Kind: effects (compiles; keeps what it compiled)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from phasicrl.fused import fuse
 
-WORTH_COMPILING_CALLS = 32
-"""Calls without a gradient from which a shape is compiled: batches of final observations have many sizes."""
-_kernels: dict[tuple[object, ...], Any] = {}
+ENOUGH_CALLS, SHARE_OF_CALLS = 32, 8
+"""Without a gradient a shape is compiled after so many calls, if they are an eighth of all: batches of final observations have many sizes."""
+TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 0.003}
+"""Largest relative error of gradients: bf16's are rounded at other places."""
+_kernels: dict[tuple[object, ...], tuple[Callable[..., Any], ...] | None] = {}
 _calls: Counter[tuple[object, ...]] = Counter()
 
 
@@ -24,7 +26,7 @@ class MaxPool(nn.MaxPool2d):
     """Maxima of 3×3 windows, two apart: `[N, C, H, W]` → `[N, C, ⌈H/2⌉, ⌈W/2⌉]`.
 
     PyTorch's kernel for CPUs notes the place of each maximum in 64 bits and takes an eighth of the IMPALA network's time, in bf16 a fifth.
-    Compiled by Inductor, with a byte for a place, it takes a quarter of that. Values are the same, and in fp32 gradients too, to the bit;
+    Compiled by Inductor, with a byte for a place, it takes a quarter of that. Numbers are the same, and in fp32 gradients too, to the bit;
     in bf16 the gradients of overlapping windows are rounded once, not after each addition.
 
     Args:
@@ -33,7 +35,8 @@ class MaxPool(nn.MaxPool2d):
         width: W of the pictures.
 
     Attributes:
-        compiled: use compiled code where it can be had: on a CPU, for even sizes, in channels_last.
+        compiled: use compiled code where it can be had: on a CPU, for even sizes, in channels_last. It is compared with PyTorch's first.
+        starts_at: row and column of the first window, where sizes are even.
     """
 
     def __init__(self, padding: Literal["symmetric", "same"], height: int, width: int) -> None:
@@ -42,18 +45,21 @@ class MaxPool(nn.MaxPool2d):
         else:
             super().__init__(kernel_size=3, stride=2, padding=(height % 2, width % 2), ceil_mode=True)
         self.compiled = False
-        self._starts_at = -1 if padding == "symmetric" else 0
+        self.starts_at = -1 if padding == "symmetric" else 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool."""
         last = x.permute(0, 2, 3, 1)
-        there = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and last.is_contiguous() and x.numel() > 0
+        there = x.device.type == "cpu" and x.dtype in TOLERANCE and last.is_contiguous() and x.numel() > 0
         if self.compiled and there and not (x.shape[2] % 2 or x.shape[3] % 2):
-            if x.requires_grad and torch.is_grad_enabled():
-                if (pair := _compiled(_both_ways, last, self._starts_at)) is not None:
-                    return _Pool.apply(last, *pair).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
-            elif (values := _compiled(_one_way, last, self._starts_at)) is not None:
-                return values(last)[0].permute(0, 3, 1, 2)
+            places = x.requires_grad and torch.is_grad_enabled()
+            if (functions := _compiled(last, self, places=places)) is not None:
+                y = _Pool.apply(last, *functions) if places else functions[0](last)[0]  # type: ignore[no-untyped-call]
+                return y.permute(0, 3, 1, 2)
+        return self.pooled_by_pytorch(x)
+
+    def pooled_by_pytorch(self, x: Tensor) -> Tensor:
+        """Pool, by PyTorch's kernel."""
         return nn.functional.max_pool2d(x, self.kernel_size, self.stride, self.padding, ceil_mode=self.ceil_mode)
 
 
@@ -124,26 +130,43 @@ def pool_backward(gradient: Tensor, place: Tensor, *, starts_at: int) -> tuple[T
     return (total.reshape(size, 2 * height, 2 * width, channels).to(gradient.dtype),)
 
 
-def _one_way(x: Tensor, starts_at: int) -> Callable[..., Any]:
-    return fuse(partial(pool, starts_at=starts_at, places=False), [x])
+def _compile(example: Tensor, eager: MaxPool, *, places: bool) -> tuple[Callable[..., Any], ...]:
+    """`pool` for inputs like `example`, `[N, H, W, C]`, and with places `pool_backward` too.
+
+    Raises:
+        ValueError: what was compiled gives other numbers than PyTorch.
+        Exception: of many kinds, if it cannot be compiled.
+    """
+    # Few different numbers, so that many maxima are equal.
+    x = torch.randint(-9, 9, example.shape, generator=torch.Generator().manual_seed(0)).to(example.dtype)
+    forward = fuse(partial(pool, starts_at=eager.starts_at, places=places), [x])
+    best, *rest = forward(x)
+    with torch.enable_grad():
+        leaf = x.permute(0, 3, 1, 2).detach().requires_grad_()
+        values = eager.pooled_by_pytorch(leaf)
+    right, functions = torch.equal(best, values.detach().permute(0, 2, 3, 1)), (forward,)
+    if places:
+        functions = (forward, fuse(partial(pool_backward, starts_at=eager.starts_at), [best, *rest]))
+        expected = torch.autograd.grad(values, leaf, best.permute(0, 3, 1, 2))[0].permute(0, 2, 3, 1)
+        off = (functions[1](best, *rest)[0] - expected).float().norm() / expected.float().norm()
+        right = right and bool(off <= TOLERANCE[example.dtype])
+    if not right:
+        raise ValueError("compiled, they give other numbers here")
+    return functions
 
 
-def _both_ways(x: Tensor, starts_at: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    best, place = pool(x, starts_at=starts_at)
-    return fuse(partial(pool, starts_at=starts_at), [x]), fuse(partial(pool_backward, starts_at=starts_at), [best, place])
-
-
-def _compiled(make: Callable[[Tensor, int], Any], x: Tensor, starts_at: int) -> Any:
-    """What `make` makes for such an input; None if it is not there yet, or cannot be made."""
-    key = (make, tuple(x.shape), x.dtype, starts_at, torch.get_num_threads())
+def _compiled(x: Tensor, eager: MaxPool, *, places: bool) -> tuple[Callable[..., Any], ...] | None:
+    """Compiled functions for such an input; None if there are none yet, or can be none."""
+    key = (places, tuple(x.shape), x.dtype, eager.starts_at, torch.get_num_threads())
     if key not in _kernels:
         _calls[key] += 1
-        if make is _one_way and _calls[key] < WORTH_COMPILING_CALLS:
+        if not places and (_calls[key] < ENOUGH_CALLS or SHARE_OF_CALLS * _calls[key] < _calls.total()):
             return None
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             try:
-                _kernels[key] = make(torch.zeros(x.shape, dtype=x.dtype), starts_at)
+                _kernels[key] = _compile(x, eager, places=places)
             except Exception as error:  # Inductor's are of many kinds
-                warnings.warn(f"max-pools of {tuple(x.shape)} run eagerly: they cannot be compiled ({error})", stacklevel=2)
                 _kernels[key] = None
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+                warnings.warn(f"max-pools of {tuple(x.shape)} run eagerly: {reason}", RuntimeWarning, stacklevel=2)
     return _kernels[key]
