@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from phasicrl.fused import fuse
 
-ENOUGH_CALLS, SHARE_OF_CALLS = 32, 8
-"""Without a gradient a shape is compiled after so many calls, if they are an eighth of all: batches of final observations have many sizes."""
+ENOUGH_CALLS, SHARE_OF_CALLS = 16, 0.05
+"""Without a gradient a shape is compiled after so many calls, if they are such a share of all: batches of final observations have many sizes."""
 TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 0.003}
 """Largest relative error of gradients: bf16's are rounded at other places."""
 _kernels: dict[tuple[object, ...], tuple[Callable[..., Any], ...] | None] = {}
@@ -158,9 +158,10 @@ def _compile(example: Tensor, eager: MaxPool, *, places: bool) -> tuple[Callable
 def _compiled(x: Tensor, eager: MaxPool, *, places: bool) -> tuple[Callable[..., Any], ...] | None:
     """Compiled functions for such an input; None if there are none yet, or can be none."""
     key = (places, tuple(x.shape), x.dtype, eager.starts_at, torch.get_num_threads())
-    if key not in _kernels:
+    if not places:
         _calls[key] += 1
-        if not places and (_calls[key] < ENOUGH_CALLS or SHARE_OF_CALLS * _calls[key] < _calls.total()):
+    if key not in _kernels:
+        if not places and (_calls[key] < ENOUGH_CALLS or _calls[key] < SHARE_OF_CALLS * _calls.total()):
             return None
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             try:

@@ -28,6 +28,8 @@ TOLERANCE = 0.03
 """Largest relative error of bf16's features and gradients against fp32's, by their norms: rounding to 8 bits leaves about 0.01."""
 WORTH = 1.1
 """How much faster bf16 must be to be taken."""
+NOISE = 0.97
+"""Rates this near the fastest are as fast: of these the largest pieces are taken, which have the fewest calls."""
 WORTH_OF_POOLS = 1.02
 """How much faster compiled max-pools must be: more than noise."""
 
@@ -37,7 +39,7 @@ class Findings:
     """What the probe found.
 
     Attributes:
-        micro_batch: observations per piece that were fastest, for each precision.
+        micro_batch: observations per piece that were fastest, for each precision; of sizes that are as fast the largest.
         rate: observations per second, forward and backward, with these pieces.
         error: relative error of bf16's features and gradients, the larger; NaN where it does not run.
         compiled: the rate with compiled max-pools, zero where they cannot be compiled or are wrong; empty if that was not tried.
@@ -99,7 +101,9 @@ def probe(
                 rounded = forward_backward(network, parameters, obs[: sizes[0]], "bf16")
                 # Not Python's max, which may lose a NaN.
                 error = float(np.max([relative_error(found, right) for found, right in zip(rounded, exact, strict=True)]))
-            best[precision] = max((_rate(network, parameters, obs[:size], precision, seconds), size) for size in sizes)
+            rates = {size: _rate(network, parameters, obs[:size], precision, seconds) for size in sizes}
+            size = max(size for size, rate in rates.items() if rate >= NOISE * max(rates.values()))
+            best[precision] = rates[size], size
         except RuntimeError:  # a kernel that this machine does not have
             best[precision] = (0.0, sizes[0])
 
