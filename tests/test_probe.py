@@ -142,7 +142,7 @@ def test_large_pictures_are_not_tried_in_large_pieces() -> None:
     ("rates", "size"), [((100.0, 98.0, 97.5, 90.0), 128), ((100.0, 96.0, 96.0, 96.0), 32), ((90.0, 95.0, 98.0, 100.0), 256)]
 )
 def test_of_sizes_that_are_as_fast_the_largest_is_taken(monkeypatch: pytest.MonkeyPatch, rates: tuple[float, ...], size: int) -> None:
-    found = dict(zip((32, 64, 128, 256), rates, strict=True))
+    found: dict[int, float] = dict(zip((32, 64, 128, 256), rates, strict=True))
     monkeypatch.setattr(probe_module, "_rate", lambda network, parameters, obs, precision, seconds: found[len(obs)])
     network = Brittle()
     assert probe(network, list(network.parameters()), OBS.repeat(4, 1, 1, 1)).micro_batch["fp32"] == size
