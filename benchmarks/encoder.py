@@ -28,7 +28,11 @@ CASES: tuple[dict[str, Any], ...] = (
     {**USUAL, "size": 2048},
     {**USUAL, "memory": "default"},
     {**USUAL, "size": 2048, "memory": "default"},
-    *({**USUAL, "precision": precision, "run": run} for run in ("compiled", "pools") for precision in ("fp32", "bf16")),
+    *({**USUAL, "precision": precision, "run": "compiled"} for precision in ("fp32", "bf16")),
+    *(
+        {**USUAL, "size": size, "precision": precision, "run": "pools"}
+        for size, precision in itertools.product((64, 128, 256), ("fp32", "bf16"))
+    ),
 )
 
 

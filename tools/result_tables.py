@@ -269,12 +269,12 @@ def memory_table() -> str:
 def compiled_table() -> str:
     """What compiling the network for pictures, or its max-pools, does to the rate."""
     cases = _encoder_rates()
-    text = "| precision | compiled by Inductor | eager: pictures/s | compiled | ratio |\n|---|---|---|---|---|\n"
+    text = "| micro-batch | precision | compiled by Inductor | eager: pictures/s | compiled | ratio |\n|---|---|---|---|---|---|\n"
     names = {"compiled": "the whole network", "pools": "its max-pools (`--compute.compile pools`)"}
     for size, precision, run in [(size, precision, run) for size, precision, _, run in cases if run in names]:
         eager, compiled = (cases[size, precision, "kept", which]["rate"] for which in ("eager", run))
         ratio = statistics.median(ours / theirs for ours, theirs in zip(compiled, eager, strict=True))
-        text += f"| {precision} | {names[run]} | {_median_and_range(eager)} | {_median_and_range(compiled)} | {ratio:.2f} |\n"
+        text += f"| {size} | {precision} | {names[run]} | {_median_and_range(eager)} | {_median_and_range(compiled)} | {ratio:.2f} |\n"
     return text
 
 
