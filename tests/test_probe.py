@@ -132,20 +132,18 @@ def test_large_pictures_are_not_tried_in_large_pieces() -> None:
             return obs.flatten(1).float().mean(1, keepdim=True) * self.scale
 
     network = Mean()
-    for side, expected in ((64, {32, 64, 128, 256}), (128, {32, 64}), (512, {32})):
+    for side, expected in ((64, {32, 64, 128}), (128, {32, 64}), (512, {32})):
         sizes: set[int] = set()
         probe(network, list(network.parameters()), torch.zeros(256, 1, 1, 1, dtype=torch.uint8).expand(256, side, side, 3), seconds=0.0)
         assert sizes == expected
 
 
-@pytest.mark.parametrize(
-    ("rates", "size"), [((100.0, 98.0, 97.5, 90.0), 128), ((100.0, 96.0, 96.0, 96.0), 32), ((90.0, 95.0, 98.0, 100.0), 256)]
-)
+@pytest.mark.parametrize(("rates", "size"), [((100.0, 98.0, 90.0), 64), ((100.0, 96.0, 96.0), 32), ((95.0, 98.0, 100.0), 128)])
 def test_of_sizes_that_are_as_fast_the_largest_is_taken(monkeypatch: pytest.MonkeyPatch, rates: tuple[float, ...], size: int) -> None:
-    found: dict[int, float] = dict(zip((32, 64, 128, 256), rates, strict=True))
+    found: dict[int, float] = dict(zip((32, 64, 128), rates, strict=True))
     monkeypatch.setattr(probe_module, "_rate", lambda network, parameters, obs, precision, seconds: found[len(obs)])
     network = Brittle()
-    assert probe(network, list(network.parameters()), OBS.repeat(4, 1, 1, 1)).micro_batch["fp32"] == size
+    assert probe(network, list(network.parameters()), OBS.repeat(2, 1, 1, 1)).micro_batch["fp32"] == size
 
 
 def test_compiled_pools_are_timed_where_they_are_to_be_tried_and_left_eager(monkeypatch: pytest.MonkeyPatch) -> None:
