@@ -127,7 +127,7 @@ def pool_backward(gradient: Tensor, place: Tensor, *, starts_at: int) -> tuple[T
             part = torch.where(place[at].float() == code, gradient[at].float(), 0.0)
             total = part if total is None else total + part
     assert total is not None
-    return (total.reshape(size, 2 * height, 2 * width, channels).to(gradient.dtype),)
+    return (total.to(gradient.dtype).reshape(size, 2 * height, 2 * width, channels),)
 
 
 def _compile(example: Tensor, eager: MaxPool, *, places: bool) -> tuple[Callable[..., Any], ...]:
