@@ -16,7 +16,7 @@ from phasicrl import probe as probe_module
 from phasicrl.compute import Compute, StepSettings
 from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.models.encoders import ImpalaCNN
-from phasicrl.phases import policy_phase
+from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.pooling import MaxPool
 from phasicrl.probe import Findings, probe, probe_once
 from phasicrl.rollout import AuxiliarySamples, Minibatch
@@ -290,7 +290,6 @@ def test_each_phase_runs_in_its_precision_and_the_rollout_in_that_of_the_policy_
     with start_run(pictures(tmp_path, policy_precision=policy, aux_precision=aux), make_env=Picture) as run:
         seen = seen_precisions(run)
     assert seen["rollout"] == seen["policy"] == {policy == "bf16"}
-    # The old policy is asked for before the first epoch, in the precision in which it acts.
     assert seen["auxiliary"] == {aux == "bf16"}
 
 
@@ -312,6 +311,29 @@ def test_the_policy_that_is_updated_is_the_one_that_acted(tmp_path: Path, precis
         run.compute.precision["policy"] = "bf16" if precision == "fp32" else "fp32"
         other = divergence()
     assert abs(same) < 1e-7 and abs(other) > 20 * abs(same)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_policy_that_is_distilled_is_the_old_one_in_the_same_precision(
+    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another precision the divergence of the first minibatch would not be zero, and its gradient would make up for rounding."""
+    config = pictures(tmp_path, aux_precision=precision, policy_precision="bf16" if precision == "fp32" else "fp32")
+    with start_run(config.changed({"model.policy_head_scale": 3.0}), make_env=Picture) as run:
+        while not run.buffer.is_full:
+            run.collect(run.buffer.next_rollout())
+
+        def divergence() -> float:
+            frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
+            return auxiliary_phase(run.agent, frozen, run.buffer, tiny_aux(), compute=run.compute, generator=Generator())[
+                "losses/aux/kl_loss"
+            ]
+
+        same = divergence()
+        old = phases.policy_parameters(run.agent, run.buffer.segments(), compute=run.compute)
+        monkeypatch.setattr(phases, "policy_parameters", lambda *args, **options: old)
+        other = divergence()
+    assert abs(same) < 1e-7 and other > 20 * abs(same)
 
 
 def test_heads_and_their_gradients_are_computed_in_fp32(tmp_path: Path) -> None:

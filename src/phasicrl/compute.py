@@ -203,12 +203,12 @@ class Compute:
         tensor = torch.from_numpy(np.ascontiguousarray(values)) if isinstance(values, np.ndarray) else values
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor.to(self.device)
 
-    def per_segment(self, segments: Samples, function: Callable[[Samples], Tensor]) -> Tensor:
-        """`[S, L, …]`: a function of a module's, asked in the precision of acting and in pieces that fit the caches; needs no gradient."""
+    def per_segment(self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: str = "policy") -> Tensor:
+        """`[S, L, …]`: a function of a module's, asked in the phase's precision and in pieces that fit the caches; needs no gradient."""
         results = []
         num_steps = segments.first.shape[1]
         at_once = max(1, self.steps_at_once // num_steps)
-        with self.naming_the_knob("asking the networks about a rollout", "fewer env.num_envs"), self.acting():
+        with self.naming_the_knob("asking the networks about a rollout", "fewer env.num_envs"), encoders_in(self.precision[phase]):
             for start in range(0, len(segments), at_once):
                 some = segments.take(slice(start, start + at_once))
                 some = some if some.state.shape[-1] else some.as_transitions()

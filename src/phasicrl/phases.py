@@ -234,7 +234,8 @@ def auxiliary_phase(
         Means over all samples and epochs, and the seconds spent.
     """
     means, start = MeanAccumulator(), perf_counter()
-    samples = buffer.auxiliary_samples(policy_parameters(agent, buffer.segments(), compute=compute))
+    stage("auxiliary")
+    samples = buffer.auxiliary_samples(policy_parameters(agent, buffer.segments(), compute=compute, phase="aux"))
     loss = AuxiliaryLoss(agent, aux)
     num_minibatches = aux.num_minibatches * aux.every
     settings = StepSettings("aux", agent.networks(), optimizer, aux.max_grad_norm)
@@ -248,9 +249,17 @@ def auxiliary_phase(
 
 
 @torch.no_grad()
-def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute) -> Tensor:
-    """Parameters `[S, L, P]` of the current policy for every stored observation, by the policy's network alone."""
-    return compute.per_segment(segments, lambda piece: agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters)
+def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute, phase: str = "policy") -> Tensor:
+    """Parameters `[S, L, P]` of the current policy for every stored observation, by the policy's network alone.
+
+    They are to be compared with later ones in a phase, and so are asked for in its precision: else their divergence would have its
+    minimum where weights make up for rounding, not at those that are to be kept.
+    """
+
+    def parameters(piece: Samples) -> Tensor:
+        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters
+
+    return compute.per_segment(segments, parameters, phase=phase)
 
 
 @torch.no_grad()
