@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -356,16 +354,3 @@ def test_an_upload_on_a_cpu_is_the_same_memory_and_any_layout_will_do() -> None:
     assert compute.upload(values.T).tolist() == values.T.tolist()
     noise = torch.ones(3)
     assert compute.upload(noise) is noise
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists() or "glibc" not in platform.libc_ver(), reason="glibc's allocator on Linux")
-def test_memory_that_is_kept_can_be_given_back() -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-    compute_module.keep_memory()
-    large, above = torch.ones(25_000_000), torch.ones(100)  # 100 MB; what is above keeps them from the heap's end
-    del large
-    kept = resident()
-    compute_module.give_memory_back()
-    assert kept - resident() > 90_000_000 and above.sum() == 100

@@ -167,7 +167,6 @@ class Compute:
             self.findings = found = probe_once(
                 network, list(encoder.parameters()), noise.to(self.device), pools=pools, num_threads=self.num_threads
             )
-            give_memory_back()  # its largest pieces took more than training will
             if free[1]:
                 self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
             most_passes = "aux" if has_aux else "policy"  # where most observations go through the network
@@ -544,13 +543,6 @@ def keep_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def give_memory_back() -> None:
-    """Ask glibc to give back what `keep_memory` made it keep, before a phase buffer is put beside it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(0)
 
 
 def _device(name: str) -> torch.device:
