@@ -143,7 +143,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
     ),
     "procgen-ppo": _procgen((
-        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.micro-batch 128", begins=1),
+        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.micro-batch 64", begins=1),
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 128", begins=1),
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
     "procgen-ppg": _procgen((
