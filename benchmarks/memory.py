@@ -3,15 +3,19 @@
 usage: python benchmarks/memory.py OUT.json [--preset procgen-ppg]      about ten minutes on two cores
 
 Every rollout of the phase is collected, so that the buffer is written from end to end; then follow the policy phase of the last one and the auxiliary
-phase with a single pass over one rollout's worth of minibatches, drawn from the whole phase. More passes do the same again.
+phase with a single pass over one rollout's worth of minibatches, drawn from the whole phase. More passes do the same again. The probe runs in the same
+process, as at the first start on a machine; logs are the usual ones, and a checkpoint is saved at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
+
+from versus import PEERS, commit
 
 from phasicrl import get_preset
 from phasicrl.machine import peak_memory, processor
@@ -26,11 +30,10 @@ def main() -> None:
     parser.add_argument("--preset", default="procgen-ppg")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = get_preset(options.preset).changed(
-            {"output_dir": folder, "log.console": "off", "log.tensorboard": False, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
-        )
+        os.environ["XDG_CACHE_HOME"] = folder  # nothing was probed here yet
+        config = get_preset(options.preset).changed({"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1})
         with start_run(config) as run:
-            found = {"preset": options.preset, "processor": processor(), "after start-up": peak_memory()}
+            found = {"preset": options.preset, "commit": commit(PEERS), "processor": processor(), "after start-up": peak_memory()}
             learning = {"compute": run.compute, "generator": run.generators["shuffle"]}
             while not run.buffer.is_full:
                 rollout = run.buffer.next_rollout()
@@ -42,6 +45,8 @@ def main() -> None:
             assert config.aux is not None
             auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, config.aux, **learning)
             found["after the auxiliary phase"] = peak_memory()
+            run.save()
+            found["after a checkpoint"] = peak_memory()
             found["buffer"] = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
             found["beyond the buffer"] = peak_memory() - found["buffer"]
             found["micro-batch"] = run.compute.micro_batch

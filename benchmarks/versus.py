@@ -23,6 +23,7 @@ rounds that the output folder has already are not run again, if the machine and 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -123,11 +124,13 @@ def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, memory_kept
     return *ours, *theirs[: 1 + memory_kept]
 
 
-# Of long runs the probe chooses the size of micro-batches and compiled max-pools; these are too short for it, and have what it chooses here.
+# Of long runs the probe chooses the size of micro-batches and compiled max-pools; these are too short for it, and have what it chooses here, as has the
+# precision of PPG's auxiliary phase.
 _PPO = "--env.id starpilot --total-env-steps 32768 --compute.compile pools"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
-_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.micro-batch 128 --compute.compile pools"
+_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.compile pools"
+_PPG += " --compute.micro-batch 64 --compute.aux-micro-batch 128"
 _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
@@ -152,6 +155,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
+        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", ""), group="1"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
         _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
         _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
@@ -257,6 +261,9 @@ def main() -> None:
     options.output, options.venvs = options.output.resolve(), options.venvs.resolve()
     options.output.mkdir(parents=True, exist_ok=True)
     for work in options.works:
+        if unknown := set(options.only or ()) - {c.name for c in WORKS[work]}:
+            names = ", ".join(c.name for c in WORKS[work])
+            sys.exit(f"nobody in {work} is called {' or '.join(sorted(unknown))}; there are {names}")
         contestants = [c for c in WORKS[work] if options.only is None or c.name in options.only]
         commands = {c.name: command(c, options) for c in contestants}
         absent = [name for name, words in commands.items() if words is None]
@@ -341,9 +348,14 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def commit(folder: Path) -> str:
-    """Of a working tree, with a `-dirty` where it was changed; empty if it is none."""
+    """Of a working tree, with a `-dirty` where it was changed; of another folder a digest of its Python files."""
     words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
+    if found := subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False).stdout.strip():
+        return found
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"files {digest.hexdigest()[:12]}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from phasicrl import cli
 from phasicrl.bench import measure
 from phasicrl.config import ModelConfig
-from tests.helpers import corridor, tiny, tiny_aux
+from tests.helpers import Levers, corridor, tiny, tiny_aux
 
 
 @pytest.mark.parametrize("phases", [False, True])
@@ -31,11 +31,38 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     expected = 2 * (report.passes["forward and backward"] * (both + sum(backward.values())) + both + phases * policy_alone)
     assert report.gflops_per_step * 1e9 == pytest.approx(expected)
     rates = {rate.name: rate for rate in report.rates}
-    assert set(rates) == {"whole loop", "rollout", "environments alone", "acting alone", "networks alone"}
+    assert set(rates) == {"whole loop", "rollout", "update", "environments alone", "acting alone", "networks alone"}
     assert all(0 < rate.low <= rate.per_second <= rate.high for rate in rates.values())
-    assert report.rate("whole loop") < report.rate("rollout") and report.rate("rollout") < report.rate("environments alone")
+    assert report.rate("whole loop") < min(report.rate("rollout"), report.rate("update"))
+    assert report.rate("rollout") < report.rate("environments alone")
+    assert report.config.total_env_steps == config.total_env_steps
     assert any("phases of 2 iterations instead of 4" in note for note in report.notes) == phases
     assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("aux", "every", "passes"),
+    [
+        ({"every": 8, "iterations_per_epoch": 4, "epochs": 3}, 2, 1.5),  # half of the data a pass
+        ({"every": 8, "iterations_per_epoch": 6, "epochs": 2}, 4, 1.5),
+        ({"every": 3, "iterations_per_epoch": 2, "epochs": 3}, 3, 2.0),
+        ({"every": 4, "run_every": 2, "epochs": 4}, 2, 2.0),
+    ],
+)
+def test_cut_phases_have_the_same_work_for_a_step(tmp_path: Path, aux: dict[str, int], every: int, passes: float) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
+    report = measure(config, seconds=0.01, make_env=corridor)
+    assert config.aux is not None and report.config.aux is not None
+    assert report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
+    assert report.passes == {"forward and backward": 1 + passes, "forward": 1 + 1 / config.aux.run_every}
+    assert report.split["auxiliary"] > 0
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_environments_alone_get_actions_of_every_kind_and_masks_are_kept_to(tmp_path: Path, discrete: bool) -> None:
+    """`Levers` refuses a masked action."""
+    report = measure(tiny(tmp_path), seconds=0.01, make_env=lambda: Levers(discrete=discrete, masked=True))
+    assert report.rate("environments alone") > 0
 
 
 def test_the_command_prints_a_table_and_saves_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

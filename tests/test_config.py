@@ -41,6 +41,7 @@ from phasicrl.presets import PRESETS, differences, get_preset
         (lambda: AuxConfig(every=4, iterations_per_epoch=5), "aux.iterations_per_epoch is 5, more than the 4 iterations"),
         (lambda: RewardNormConfig(clip=0), "reward_norm.clip is 0"),
         (lambda: ComputeConfig(micro_batch=0), "compute.micro_batch is 0"),
+        (lambda: ComputeConfig(aux_micro_batch=0), "compute.aux_micro_batch is 0"),
         (lambda: CheckpointConfig(keep=0), "checkpoint.keep is 0"),
         (lambda: Config(total_env_steps=0), "total_env_steps is 0; a run needs at least one rollout, 16384 steps here"),
         (lambda: Config(seed=-1), "config.seed is -1"),

@@ -47,8 +47,10 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["phasicrl"]:
                     assert words[1] in cli.VERBS, line
-                if words[:2] == ["phasicrl", "train"] and not any(word in line for word in ("RUN", "$")):
-                    cli.parse_config(words[2:])  # a preset and fields that exist
+                if words[:2] in (["phasicrl", "train"], ["phasicrl", "bench"]) and not any(word in line for word in ("RUN", "$")):
+                    own = [index for index, word in enumerate(words) if word in ("--seconds", "--trace", "--output")]
+                    fields = [word for index, word in enumerate(words) if index not in own and index - 1 not in own]
+                    cli.parse_config(fields[2:])  # a preset and fields that exist
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -281,7 +281,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)).as_transitions()
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
-        run.compute.micro_batch = size
+        run.compute.micro_batch["policy"] = size
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
         frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
         run.compute.gradient_step(
@@ -309,9 +309,9 @@ def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(tmp_path: 
     unclipped = [200 * parameter.norm() for network in networks for parameter in network]
     names, (seen, norm), weight = run.compute.gradient_step(
         Large(run.agent, run.config.ppo, with_policy=True, with_value=True), everything(samples),
-        settings=StepSettings("both", networks, frozen, 0.5),
+        settings=StepSettings("policy", networks, frozen, 0.5),
     )  # fmt: skip
-    assert (names, seen, weight) == (("seen", "gradients/both_norm"), 7.0, 32)
+    assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(unclipped).norm().item(), rel=1e-4)
     assert len(networks) == (1 if together else 2)
     for network in networks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def test_gradients_that_are_no_numbers_are_wrong_however_right_the_features(monk
     plain = probe_module.forward_backward
 
     def broken(network: ImpalaCNN, parameters: list[nn.Parameter], obs: Tensor, precision: str) -> list[Tensor]:
-        features, gradients = plain(network, parameters, obs, precision)  # type: ignore[arg-type]
-        return [features, gradients * float("nan") if precision == "bf16" else gradients]
+        features, *gradients = plain(network, parameters, obs, precision)  # type: ignore[arg-type]
+        return [features, *(gradient * float("nan") if precision == "bf16" else gradient for gradient in gradients)]
 
     monkeypatch.setattr(probe_module, "forward_backward", broken)
     network = small_network()
@@ -84,6 +85,52 @@ def test_bf16_that_is_wrong_or_missing_is_left_out(network: Brittle, error: floa
     assert found.error == pytest.approx(error, abs=0.005, nan_ok=True)
     assert not found.bf16_is_right and not found.bf16_pays
     assert "wrong here" in str(found)
+
+
+def test_one_small_layer_whose_gradient_is_wrong_does_not_hide_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = probe_module.forward_backward
+    network = small_network()
+    sizes = [float(gradient.norm()) for gradient in plain(network, list(network.parameters()), OBS, "fp32")[1:]]
+    smallest = min((size, place) for place, size in enumerate(sizes) if size > 0.01 * sum(size**2 for size in sizes) ** 0.5)[1]
+
+    def broken(network: ImpalaCNN, parameters: list[nn.Parameter], obs: Tensor, precision: str) -> list[Tensor]:
+        features, *gradients = plain(network, parameters, obs, precision)  # type: ignore[arg-type]
+        gradients[smallest] = gradients[smallest] * (0.5 if precision == "bf16" else 1)
+        return [features, *gradients]
+
+    whole = sum(size**2 for size in sizes) ** 0.5
+    assert 0.5 * sizes[smallest] < 0.03 * whole, "the error of all gradients together would show it"
+    assert probe_module.bf16_error(network, list(network.parameters()), OBS) < 0.03
+    monkeypatch.setattr(probe_module, "forward_backward", broken)
+    assert probe_module.bf16_error(network, list(network.parameters()), OBS) == pytest.approx(0.5, abs=0.1)
+
+
+FULL = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+
+
+@pytest.mark.parametrize("message", [FULL, "an illegal instruction"])
+def test_pieces_that_do_not_run_are_left_out_and_those_that_do_are_kept(message: str) -> None:
+    class Limited(Brittle):
+        def forward(self, obs: Tensor) -> Tensor:
+            if len(obs) > 32:
+                raise RuntimeError(message)
+            return super().forward(obs)
+
+    network = Limited()
+    found = probe(network, list(network.parameters()), OBS.repeat(2, 1, 1, 1), seconds=0.01)
+    assert found.micro_batch == {"fp32": 32, "bf16": 32} and found.rate["fp32"] > 0
+    # Memory says nothing about a precision; a kernel that fails for one size is not to be trusted with the others.
+    assert (found.rate["bf16"] > 0) == found.bf16_is_right == (message == FULL)
+
+
+def test_a_network_that_does_not_fit_at_all_names_the_knob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise RuntimeError(FULL)
+
+    monkeypatch.setattr(compute_module, "WORTH_PROBING", 1)
+    monkeypatch.setattr(probe_module, "forward_backward", full)
+    with pytest.raises(MemoryError, match=r"trying the networks does not fit .*a small number for compute.micro_batch"):
+        train(pictures(tmp_path), make_env=Picture)
 
 
 @pytest.mark.parametrize(("bf16", "pays"), [(100.0, False), (109.0, False), (111.0, True)])
@@ -223,23 +270,77 @@ WRONG = replace(FOUND, error=0.2)
 @pytest.mark.parametrize(
     ("found", "given", "has_aux", "expected"),
     [
-        (FOUND, {}, True, (256, "bf16")),
-        (FOUND, {}, False, (128, "fp32")),
-        (WRONG, {}, True, (128, "fp32")),
-        (FOUND, {"micro_batch": 32}, True, (32, "bf16")),
-        (FOUND, {"micro_batch": None}, True, (None, "bf16")),
-        (FOUND, {"aux_precision": "fp32"}, True, (128, "fp32")),
-        (FOUND, {"policy_precision": "bf16"}, False, (256, "fp32")),
+        (FOUND, {}, True, (128, 256, "bf16")),
+        (FOUND, {}, False, (128, 128, "fp32")),
+        (WRONG, {}, True, (128, 128, "fp32")),
+        (FOUND, {"micro_batch": 32}, True, (32, 32, "bf16")),
+        (FOUND, {"aux_micro_batch": 32}, True, (128, 32, "bf16")),
+        (FOUND, {"micro_batch": 32, "aux_micro_batch": 16}, True, (32, 16, "bf16")),
+        (FOUND, {"micro_batch": None}, True, (None, None, "bf16")),
+        (FOUND, {"aux_precision": "fp32"}, True, (128, 128, "fp32")),
+        (FOUND, {"policy_precision": "bf16"}, False, (256, 128, "fp32")),
     ],
 )
 def test_what_is_chosen_from_the_findings(
-    monkeypatch: pytest.MonkeyPatch, found: Findings, given: dict[str, object], has_aux: bool, expected: tuple[int | None, str]
+    monkeypatch: pytest.MonkeyPatch, found: Findings, given: dict[str, object], has_aux: bool, expected: tuple[int | None, int | None, str]
 ) -> None:
     monkeypatch.setattr(compute_module, "probe_once", lambda *args, **options: found)
     compute = Compute(ComputeConfig(device="cpu", **given), pictures=True)  # type: ignore[arg-type]
     network = small_network()
     settled = compute.settle(network, network, (16, 16, 3), has_aux=has_aux, num_passes=10**6)
-    assert (settled.micro_batch, settled.aux_precision) == expected == (compute.micro_batch, compute.precision["aux"])
+    again = Compute(settled, pictures=True)
+    for one in (compute, again):
+        assert (one.micro_batch["policy"], one.micro_batch["aux"], one.precision["aux"]) == expected
+        assert one.micro_batch["value"] == one.micro_batch["policy"]
+    # On another kind of device what was chosen is chosen anew, and what was given stays.
+    elsewhere = Compute(replace(settled, settled=("cuda", *settled.settled[1:])), pictures=True)
+    asked = Compute(ComputeConfig(device="cpu", **given), pictures=True)  # type: ignore[arg-type]
+    assert (elsewhere.micro_batch, elsewhere.precision, elsewhere.config) == (asked.micro_batch, asked.precision, asked.config)
+
+
+def test_a_given_size_is_the_largest_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(compute_module, "probe_once", lambda network, parameters, obs, **options: sizes.append(len(obs)) or FOUND)
+    network = small_network()
+    for given, minibatch_size in ((16, 0), ("auto", 0), ("auto", 24)):
+        compute = Compute(ComputeConfig(device="cpu", micro_batch=given), pictures=True, minibatch_size=minibatch_size)  # type: ignore[arg-type]
+        compute.settle(network, network, (16, 16, 3), has_aux=True, num_passes=10**6)
+    assert sizes == [16, 128, 24]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "given", "has_aux", "said"),
+    [
+        (0.2, {"policy_precision": "bf16"}, False, ["compute.policy_precision"]),
+        (0.2, {"policy_precision": "bf16", "aux_precision": "bf16"}, True, ["compute.policy_precision and compute.aux_precision"]),
+        (0.2, {"aux_precision": "bf16"}, True, ["compute.aux_precision"]),
+        (0.2, {"aux_precision": "bf16"}, False, []),
+        (0.2, {}, True, []),
+        (0.0, {"policy_precision": "bf16"}, True, []),
+    ],
+)
+@pytest.mark.parametrize("probed", [False, True])
+def test_bf16_that_is_wrong_and_used_because_someone_said_so_is_told(
+    monkeypatch: pytest.MonkeyPatch, wrong: float, given: dict[str, str], has_aux: bool, said: list[str], probed: bool
+) -> None:
+    monkeypatch.setattr(compute_module, "WORTH_PROBING", 0 if probed else 10**9)
+    compute = Compute(ComputeConfig(device="cpu", **given), pictures=True)  # type: ignore[arg-type]
+    network = Brittle(wrong=wrong)
+    compute.settle(network, network, (16, 16, 3), has_aux=has_aux, num_passes=1)
+    warnings = [remark for remark in compute.remarks if "and used because" in remark]
+    assert len(warnings) == len(said)
+    for line, name in zip(warnings, said, strict=True):
+        assert re.fullmatch(rf"bf16 is wrong on this machine \(off by (19|20)\.\d%\), and used because of {name}", line)
+
+
+def test_pools_of_odd_sizes_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be timed twice as they are, and noise would decide."""
+    tried: list[MaxPool] = []
+    monkeypatch.setattr(compute_module, "can_fuse", lambda: True)
+    monkeypatch.setattr(compute_module, "probe_once", lambda *args, pools, **options: tried.extend(pools) or FOUND)
+    network = ImpalaCNN((18, 18, 3), ModelConfig(channels=(4, 8), blocks=0, hidden_sizes=(16,)), generator=Generator())
+    Compute(ComputeConfig(device="cpu"), pictures=True).settle(network, network, (18, 18, 3), has_aux=False, num_passes=10**7)
+    assert tried == [module for module in network.modules() if isinstance(module, MaxPool)][:1]
 
 
 def test_short_runs_are_not_probed_and_a_run_keeps_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,14 +348,16 @@ def test_short_runs_are_not_probed_and_a_run_keeps_what_was_chosen(tmp_path: Pat
     monkeypatch.setattr(compute_module, "probe_once", lambda *args, **options: asked.append(1) or FOUND)
     config = pictures(tmp_path)
     with start_run(config, make_env=Picture) as run:
-        assert not asked and (run.config.compute.micro_batch, run.config.compute.aux_precision) == (64, "fp32")
+        assert not asked and run.config.compute == config.compute  # a longer run from its configuration is free to choose
+        assert (run.compute.micro_batch["policy"], run.compute.precision["aux"]) == (64, "fp32")
     monkeypatch.setattr(compute_module, "WORTH_PROBING", 1)
     with start_run(config, make_env=Picture) as run:
         run.save()
     kept = Config.from_json((run.directory / "config.json").read_text())
-    assert len(asked) == 1 and (kept.compute.micro_batch, kept.compute.aux_precision) == (256, "bf16")
+    assert len(asked) == 1 and kept.compute.settled == ("cpu", "micro_batch", "aux_micro_batch", "aux_precision")
+    assert (kept.compute.micro_batch, kept.compute.aux_micro_batch, kept.compute.aux_precision) == (128, 256, "bf16")
     with resume_run(run.directory, make_env=Picture) as again:  # what this machine finds now does not matter
-        assert len(asked) == 1 and (again.compute.micro_batch, again.compute.precision["aux"]) == (256, "bf16")
+        assert len(asked) == 1 and (again.compute.micro_batch["aux"], again.compute.precision["aux"]) == (256, "bf16")
 
 
 def pictures(tmp_path: Path, **compute: str) -> Config:
@@ -372,5 +475,5 @@ def test_where_a_step_is_one_call_the_kept_configuration_says_so_and_a_resumed_r
     network, first = small_network(), Compute(ComputeConfig(device="cpu", compile="on"), pictures=True)
     settled = first.settle(network, network, (16, 16, 3), has_aux=False, num_passes=0)
     resumed = Compute(settled, pictures=True)
-    assert settled.micro_batch is first.micro_batch is resumed.micro_batch is None
+    assert set(first.micro_batch.values()) == set(resumed.micro_batch.values()) == {settled.micro_batch} == {None}
     assert not first._in_pieces and not resumed._in_pieces

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from phasicrl.cli import parse_config
 from tools.result_tables import SHORT, speed_table
 
 ROOT = Path(__file__).parents[1]
@@ -61,9 +62,22 @@ def test_only_whole_rounds_of_the_same_machine_and_code_are_resumed(versus: Modu
         versus.whole_rounds(path, {"commit": "y"}, contestants)
 
 
+def test_all_our_contestants_have_presets_and_fields_that_exist(versus: ModuleType) -> None:
+    ours = [contestant for work in versus.WORKS.values() for contestant in work if contestant.trainer == "phasicrl"]
+    for contestant in ours:
+        parse_config([word.replace("{seed}", "3") for word in contestant.words])
+    assert ours
+
+
+def test_a_contestant_that_does_not_exist_is_refused(versus: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["versus.py", "cartpole", "--only", "SB4", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match="nobody in cartpole is called SB4; there are phasicrl, "):
+        versus.main()
+
+
 def test_every_line_of_the_readme_is_a_contestant_and_every_result_is_in_the_table(versus: ModuleType) -> None:
-    for _, work, ours in SHORT:
-        assert ours in {contestant.name for contestant in versus.WORKS[work]}
+    for _, work, ours, theirs in SHORT:
+        assert {ours, *theirs} <= {contestant.name for contestant in versus.WORKS[work]}
     for path in (ROOT / "benchmarks" / "results" / "versus").glob("*.json"):
         for line in json.loads(path.read_text())["summary"]:
             assert f"| {path.stem} | {line['contestant']} |" in speed_table()

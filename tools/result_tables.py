@@ -107,37 +107,32 @@ def reacher_tricks_table() -> str:
 
 PEERS = ("CleanRL", "SB3", "PureJaxRL")
 SHORT = (
-    # title, work, which of ours
-    ("CartPole, 4 environments", "cartpole", "phasicrl"),
-    ("CartPole, 64 environments", "cartpole64", "phasicrl"),
-    ("HalfCheetah, 1 environment", "halfcheetah", "phasicrl, 1 environment"),
-    ("HalfCheetah, 16 environments", "halfcheetah", "phasicrl, 16 environments"),
-    ("Procgen, PPO, fp32", "procgen-ppo", "phasicrl, fp32"),
-    ("Procgen, PPO, bf16", "procgen-ppo", "phasicrl, bf16"),
-    ("Procgen, PPG, one network", "procgen-ppg", "phasicrl, one network"),
-    ("Procgen, PPG, two networks (CleanRL's has one)", "procgen-ppg", "phasicrl, two networks"),
+    # title, work, which of ours, which of theirs: on the same environments, but for PureJaxRL's, which are its own
+    ("CartPole, 4 environments of EnvPool", "cartpole", "phasicrl", ("SB3, EnvPool", "PureJaxRL ppo.py")),
+    ("the same of Gymnasium", "cartpole", "phasicrl, Gymnasium", ("CleanRL ppo.py", "SB3, Gymnasium")),
+    ("CartPole, 64 environments of EnvPool", "cartpole64", "phasicrl", ("SB3, EnvPool", "PureJaxRL ppo.py")),
+    ("the same of Gymnasium", "cartpole64", "phasicrl, Gymnasium", ("CleanRL ppo.py", "SB3, Gymnasium")),
+    ("HalfCheetah, 1 environment of EnvPool", "halfcheetah", "phasicrl, 1 environment", ("SB3, 1 environment",)),
+    ("the same of Gymnasium", "halfcheetah", "phasicrl, 1 environment, Gymnasium", ("CleanRL ppo_continuous_action.py",)),
+    ("HalfCheetah, 16 environments of EnvPool", "halfcheetah", "phasicrl, 16 environments", ("SB3, 16 environments",)),
+    ("Procgen, PPO, fp32", "procgen-ppo", "phasicrl, fp32", ("CleanRL ppo_procgen.py",)),
+    ("Procgen, PPO, bf16", "procgen-ppo", "phasicrl, bf16", ("CleanRL ppo_procgen.py",)),
+    ("Procgen, PPG, one network", "procgen-ppg", "phasicrl, one network", ("CleanRL ppg_procgen.py",)),
+    ("Procgen, PPG, two networks (CleanRL's has one)", "procgen-ppg", "phasicrl, two networks", ("CleanRL ppg_procgen.py",)),
 )
 """What the README shows of the works of benchmarks/versus.py."""
 
 
 def short_speed_table() -> str:
-    """Medians of steps per second side by side, with the ratio of ours to theirs; of each peer the fastest variant that was run as it is."""
+    """Medians of steps per second side by side, with the ratio of ours to theirs."""
     text = f"| steps per second | phasicrl | {' | '.join(PEERS)} |\n|---|---|{'---|' * len(PEERS)}\n"
-    for title, work, ours in SHORT:
-        rows = _summary(work)
-        mine = next((row for row in rows if row["contestant"] == ours), None)
-        if mine is None:
+    for title, work, ours, theirs in SHORT:
+        rows = {row["contestant"]: row for row in _summary(work)}
+        if ours not in rows:
             continue
-        cells = [f"**{mine['rate']:,.0f}**"]
-        for peer in PEERS:
-            theirs = [
-                row
-                for row in rows
-                if row["contestant"].startswith(peer) and ours in row["ratios"] and "memory kept" not in row["contestant"]
-            ]
-            fastest = max(theirs, key=lambda row: row["rate"], default=None)
-            cells.append("–" if fastest is None else f"{fastest['rate']:,.0f} ({fastest['ratios'][ours]['ratio']:.2g}×)")
-        text += f"| {title} | {' | '.join(cells)} |\n"
+        cells = {row["contestant"].split()[0].strip(","): row for row in rows.values() if row["contestant"] in theirs}
+        others = [f"{cells[peer]['rate']:,.0f} ({cells[peer]['ratios'][ours]['ratio']:.2g}×)" if peer in cells else "–" for peer in PEERS]
+        text += f"| {title} | **{rows[ours]['rate']:,.0f}** | {' | '.join(others)} |\n"
     if rows := _summary("cartpole-475"):
         seconds = {peer: row["seconds_to_threshold"] for row in rows for peer in ("phasicrl", *PEERS) if row["contestant"].startswith(peer)}
         cells = ["–" if (value := seconds.get(name)) is None else f"{value:.1f} s" for name in ("phasicrl", *PEERS)]

@@ -1,7 +1,6 @@
-"""EnvPool behind the constructors of environments that CleanRL's scripts call, so that both trainers step the same ones.
+"""EnvPool behind `procgen.ProcgenEnv` (gym 0.23's vector interface), which CleanRL's scripts call, so that both trainers step the same environments.
 
-`procgen.ProcgenEnv` (gym 0.23's vector interface) and `gymnasium.vector.SyncVectorEnv` of environments without wrappers that change them.
-Finished environments are reset at once, by mask, as the originals do.
+Finished ones are reset at once, by mask, as the original does.
 """
 
 from __future__ import annotations

@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from phasicrl.compute import WORTH_COMPILING_POOLS, is_worth_compiling
-from phasicrl.config import Config
+from phasicrl.config import AuxConfig, Config
 from phasicrl.envs.make import make_envs
 from phasicrl.machine import describe, peak_memory
 from phasicrl.phases import Record
 from phasicrl.precision import encoders_in
+from phasicrl.rollout import PolicySamples
 from phasicrl.run import EnvFactory, Run, derive_seed, start_run
 from phasicrl.train import learn
 
@@ -69,7 +70,7 @@ class Report:
     machine: dict[str, Any]
     rates: tuple[Rate, ...]
     split: dict[str, float]
-    passes: dict[str, int]
+    passes: dict[str, float]
     gflops_per_step: float
     peak_memory: int
     peak_gpu_memory: int
@@ -94,35 +95,37 @@ class Report:
 def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
     """Train for a while and time the parts.
 
-    PPG's phases are cut to two iterations, which is the same work per step: each pass of the auxiliary phase goes over its phase's data.
+    PPG's phases are cut to as few iterations as have the same work per step, two if its passes are over everything.
 
     Args:
-        config: what to train; budget, logs and checkpoints are ignored.
+        config: what to train; budget, TensorBoard, display and checkpoints are ignored.
         seconds: how long the whole loop is measured, after an iteration (with PPG a phase) that warms up; at least three of them.
         make_env: makes one of your own Gymnasium environments, as for `train`.
         trace: gets every kernel of one more phase, in the format of Chrome's tracing and of Perfetto.
     """
     notes: list[str] = []
     changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
-    if config.aux is not None and config.aux.every > 2:
-        changes["aux.every"] = 2
-        notes.append(f"phases of 2 iterations instead of {config.aux.every}: the same work per step")
+    if config.aux is not None and (every := _shortest_phase(config.aux)) < config.aux.every:
+        used = config.aux.iterations_per_epoch
+        changes |= {"aux.every": every, "aux.iterations_per_epoch": used and used * every // config.aux.every}
+        notes.append(f"phases of {every} iterations instead of {config.aux.every}: the same work per step")
     with tempfile.TemporaryDirectory() as folder:
         real, config = config, config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
         with start_run(config, make_env=make_env) as run:
             run.compute.say = notes.append
-            if (
-                config.compute.compile == "auto" and run.compute.device.type == "cpu"
-            ):  # the real budget decides, not that of the measurement
+            # The real budget decides, not that of the measurement.
+            if config.compute.compile == "auto" and run.compute.device.type == "cpu":
                 run.compute.fuses &= is_worth_compiling(real.num_gradient_steps)
                 run.compute.compiles_pools &= real.num_network_passes >= WORTH_COMPILING_POOLS
                 run.compute.prepare(run.agent)
             if run.compute.findings is not None:
                 notes.append(str(run.compute.findings))
-            records = _whole_loops(run, seconds)
-            rates = [_rate("whole loop", [_steps(run) / sum(record["time/total"] for record in loop) for loop in records])]
-            rates += [
-                _rate("rollout", [_steps(run) / sum(record["time/rollout"] for record in loop) for loop in records]),
+            loops = _whole_loops(run, seconds)
+            steps = config.batch_size * _period(config)
+            rates = [
+                _rate("whole loop", [steps / loop.seconds for loop in loops]),
+                _rate("rollout", [steps / loop.spent("rollout") for loop in loops]),
+                _rate("update", [steps / loop.spent("policy", "value", "auxiliary") for loop in loops]),
                 _environments(run, make_env),
                 _acting(run),
             ]
@@ -130,10 +133,10 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
             if trace is not None:
                 notes.extend(_write_trace(run, trace))
             return Report(
-                config=config,
+                config=config.changed({"total_env_steps": real.total_env_steps, "output_dir": real.output_dir}),
                 machine=_machine(run),
                 rates=(*rates, limit),
-                split=_split(records),
+                split=_split(loops),
                 passes=passes,
                 gflops_per_step=flops / 1e9,
                 peak_memory=peak_memory(),
@@ -147,23 +150,45 @@ class _Enough(Exception):
     """Ends a training that would go on for ever."""
 
 
-def _whole_loops(run: Run, seconds: float) -> list[list[Record]]:
-    """Records of whole phases after the first one."""
+def _shortest_phase(aux: AuxConfig) -> int:
+    """Fewest iterations of a phase, two at least, with as many passes over a step as this one's."""
+    return max(aux.every // math.gcd(aux.every, aux.iterations_per_epoch or aux.every), 2)
+
+
+def _period(config: Config) -> int:
+    """Iterations after which everything comes again."""
+    return config.phase_length * (config.aux.run_every if config.aux is not None and config.has_auxiliary_phase else 1)
+
+
+class _Loop(NamedTuple):
+    """One period: the seconds that it took, all in all, and its iterations' records."""
+
+    seconds: float
+    records: list[Record]
+
+    def spent(self, *parts: str) -> float:
+        """Seconds in these parts."""
+        return sum(record.get(f"time/{part}", 0.0) for record in self.records for part in parts)
+
+
+def _whole_loops(run: Run, seconds: float) -> list[_Loop]:
+    """Periods after the first one."""
     records: list[Record] = []
-    length = run.config.phase_length
-    start = 0.0
+    times: list[float] = []
+    length = _period(run.config)
 
     def note(_: Run, record: Record) -> None:
-        nonlocal start
         records.append(record)
-        if len(records) == length:
-            start = perf_counter()
-        if len(records) % length == 0 and len(records) >= 4 * length and perf_counter() - start >= seconds:
+        times.append(perf_counter())
+        if len(records) % length == 0 and len(records) >= 4 * length and times[-1] - times[length - 1] >= seconds:
             raise _Enough
 
     with contextlib.suppress(_Enough):
         learn(run, note)
-    return [records[first : first + length] for first in range(length, len(records), length)]
+    return [
+        _Loop(times[last] - times[last - length], records[last - length + 1 : last + 1])
+        for last in range(2 * length - 1, len(times), length)
+    ]
 
 
 def _write_trace(run: Run, path: Path) -> list[str]:
@@ -185,39 +210,44 @@ def _write_trace(run: Run, path: Path) -> list[str]:
     return [f"kernels of one phase, all: {path}", *(f"{spent[key] / total:6.1%}  {key}" for key in most)]
 
 
-def _steps(run: Run) -> int:
-    """Environment steps of a phase."""
-    return run.config.batch_size * run.config.phase_length
-
-
-def _split(loops: list[list[Record]]) -> dict[str, float]:
+def _split(loops: list[_Loop]) -> dict[str, float]:
     """Share of each part in the time of all loops."""
-    records = [record for loop in loops for record in loop]
-    total = sum(record["time/total"] for record in records)
-    parts = ("rollout", "policy", "value", "auxiliary")
-    split = {part: sum(record.get(f"time/{part}", 0.0) for record in records) / total for part in parts}
+    total = sum(loop.seconds for loop in loops)
+    split = {part: sum(loop.spent(part) for loop in loops) / total for part in ("rollout", "policy", "value", "auxiliary")}
     return {part: share for part, share in split.items() if share} | {"everything else": 1 - sum(split.values())}
 
 
 def _environments(run: Run, make_env: EnvFactory | None) -> Rate:
-    """The environments alone, with random actions."""
+    """The environments alone, with random actions: drawn beforehand, or where masks must be kept to before each step, which is not counted."""
     envs = make_envs(run.config.env, seed=derive_seed(run.config.seed, "env", 1), make_env=make_env)
-    generator = np.random.default_rng(0)
+    head, generator = run.agent.policy_head, Generator().manual_seed(0)
+    features = torch.zeros(envs.num_envs, head.linear.in_features, device=run.compute.device)
+
+    @torch.inference_mode()
+    def draw() -> np.ndarray:
+        policy = head(features, None if envs.action_mask is None else run.compute.upload(envs.action_mask))
+        return head.env_action(policy.draw(run.compute.upload(policy.noise(generator)))).cpu().numpy()
+
+    def hundred() -> float:
+        spent = 0.0
+        for number in range(100):
+            action = draw() if actions is None else actions[number % len(actions)]
+            start = perf_counter()
+            envs.step(action)
+            spent += perf_counter() - start
+        return spent
+
     try:
         envs.reset()
-        shape = tuple(run.buffer.rollouts.action.shape[3:])
-        if envs.mask_size or not isinstance(envs.action_space, gym.spaces.Discrete):
-            actions = [
-                run.agent.policy_head.env_action(torch.zeros(envs.num_envs, *shape, dtype=run.agent.policy_head.action_dtype)).numpy()
-            ]
-        else:
-            actions = [generator.integers(envs.action_space.n, size=envs.num_envs) for _ in range(16)]
-
-        def hundred() -> None:
-            for number in range(100):
-                envs.step(actions[number % len(actions)])
-
-        return _timed("environments alone", hundred, 100 * envs.num_envs)
+        actions = None if envs.mask_size else [draw() for _ in range(16)]
+        hundred()
+        found = []
+        for _ in range(5):
+            spent, calls = 0.0, 0
+            while spent < 0.5:
+                spent, calls = spent + hundred(), calls + 1
+            found.append(100 * envs.num_envs * calls / spent)
+        return _rate("environments alone", found)
     finally:
         envs.close()
 
@@ -234,50 +264,51 @@ def _acting(run: Run) -> Rate:
     return _timed("acting alone", ten, 10 * run.config.env.num_envs)
 
 
-def _networks(run: Run) -> tuple[Rate, dict[str, int], float]:
+def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     """Bare forward and backward passes, as many as a step needs, not as one call: rate, passes, and FLOP per step."""
     config, agent = run.config, run.agent
     rollout = run.buffer.rollout(0)
     segments = rollout.policy_samples(rollout.value_target)
     samples = segments if segments.state.shape[-1] else segments.as_transitions()
-    piece = next(run.compute.pieces(samples.take(slice(0, len(samples) // config.ppo.num_minibatches))))[0]
-    number = piece.first.numel()
-    conditions = (piece.obs, piece.first, piece.state)
+    minibatch = samples.take(slice(0, len(samples) // config.ppo.num_minibatches))
 
-    def all_outputs() -> Tensor:
+    def outputs(kind: str, piece: PolicySamples) -> Tensor:
+        conditions = (piece.obs, piece.first, piece.state)
+        if kind == "value":
+            return agent.value(*conditions).sum()
+        if kind == "policy":
+            return agent.policy(*conditions, piece.action_mask)[0].parameters.sum()
         output = agent(*conditions, piece.action_mask)
         aux = 0.0 if output.aux_value is None else output.aux_value.sum()
         return output.policy.parameters.sum() + output.value.sum() + aux
 
-    ways: dict[str, Callable[[], Tensor]] = {
-        "policy and value": all_outputs,
-        "policy": lambda: agent.policy(*conditions, piece.action_mask)[0].parameters.sum(),
-        "value": lambda: agent.value(*conditions).sum(),
-    }
     names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
-    passes = [(names[kind], True, "policy") for kind in config.ppo.passes] + [("policy and value", False, "policy")]  # the last is acting
+    passes = [(names[kind], True, "policy", 1.0) for kind in config.ppo.passes]
+    passes.append(("policy and value", False, "policy", 1.0))  # acting
     if config.aux is not None and config.has_auxiliary_phase:
-        passes += [("policy and value", True, "aux")] * config.aux.epochs + [("policy", False, "policy")]
+        passes += [("policy and value", True, "aux", config.aux_passes), ("policy", False, "aux", 1 / config.aux.run_every)]
     seconds, flops = 0.0, 0.0
     spread = []
-    for kind, backward, phase in passes:
+    for kind, backward, phase, times in passes:
+        piece = next(run.compute.pieces(minibatch, phase=phase))[0]
+        number = piece.first.numel()
 
-        def once(kind: str = kind, backward: bool = backward, phase: str = phase) -> None:
+        def once(kind: str = kind, backward: bool = backward, phase: str = phase, piece: PolicySamples = piece) -> None:
             with torch.set_grad_enabled(backward), encoders_in(run.compute.precision[phase]):
-                result = ways[kind]()
+                result = outputs(kind, piece)
             if backward:
                 result.backward()
                 agent.zero_grad(set_to_none=True)
 
         with FlopCounterMode(display=False) as counter:
             once()
-        flops += counter.get_total_flops() / number
+        flops += times * counter.get_total_flops() / number
         timed = _timed(kind, once, number, repetitions=3, least_seconds=0.3)
-        seconds += 1 / timed.per_second
+        seconds += times / timed.per_second
         spread.append(timed.high / timed.low)
     rate, width = 1 / seconds, statistics.median(spread) ** 0.5
-    trained = sum(backward for _, backward, _ in passes)
-    counts = {"forward and backward": trained, "forward": len(passes) - trained}
+    kinds = {"forward and backward": True, "forward": False}
+    counts = {name: sum(times for _, backward, _, times in passes if backward is kind) for name, kind in kinds.items()}
     return Rate("networks alone", rate, rate / width, rate * width), counts, flops
 
 
@@ -308,7 +339,9 @@ def _machine(run: Run) -> dict[str, Any]:
         "device": device,
         "threads of PyTorch": run.compute.num_threads,
         "precision": dict(run.compute.precision),
-        "micro-batch": run.compute.micro_batch,
+        "micro-batch": dict(run.compute.micro_batch),
+        "in one call": run.compute.fuses,
+        "compiled max-pools": run.compute.compiles_pools,
         "threads of the environments": run.config.env.num_threads,
     }
 
@@ -326,7 +359,7 @@ def print_report(report: Report) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in report.split.items()))
-    passes = " and ".join(f"{number} × {kind}" for kind, number in report.passes.items())
+    passes = " and ".join(f"{number:g} × {kind}" for kind, number in report.passes.items())
     console.print(
         f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {report.gflops_per_step * report.rate('whole loop'):,.1f} GFLOP/s; "
         f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, not as one call"

@@ -23,7 +23,7 @@ from phasicrl.fused import Borrowed, adam_, can_fuse, capture, fuse, scale, tota
 from phasicrl.machine import num_cores
 from phasicrl.pooling import MaxPool
 from phasicrl.precision import Precision, encoders_in
-from phasicrl.probe import MICRO_BATCHES, Findings, probe_once
+from phasicrl.probe import MICRO_BATCHES, TOLERANCE, Findings, bf16_error, is_out_of_memory, off_by, probe_once
 from phasicrl.rollout import Minibatch, Samples
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
@@ -37,7 +37,17 @@ WORTH_PROBING = 200_000
 """Observations through the network from which a probe of three seconds pays, once per machine."""
 USUAL_MICRO_BATCH = 64
 """Pictures in a piece where nothing was measured: near the best in fp32 (docs/performance.md)."""
+SIZE_FIELDS = {"micro_batch": "policy", "aux_micro_batch": "aux"}
+PRECISION_FIELDS = {"compute.policy_precision": "policy", "compute.aux_precision": "aux"}
+"""Which phase a knob is for."""
 S = TypeVar("S", bound=Samples)
+
+
+def _as_asked_for(config: ComputeConfig, kind: str) -> ComputeConfig:
+    """The choices as the user made them, if a run settled them on another kind of device."""
+    if not config.settled or config.settled[0] == kind:
+        return config
+    return dataclasses.replace(config, settled=(), **dict.fromkeys(config.settled[1:], "auto"))
 
 
 def is_worth_compiling(num_gradient_steps: int) -> bool:
@@ -66,7 +76,7 @@ class StepSettings(NamedTuple):
     """How gradients become a step.
 
     Attributes:
-        name: of the gradient, in the metrics.
+        name: of the phase, `policy`, `value` or `aux`; also the gradient's in the metrics.
         networks: parameters by network, each clipped by its own norm.
         optimizer: makes the step.
         max_grad_norm: what gradients are clipped to; None is off.
@@ -88,7 +98,10 @@ class Compute:
 
     Attributes:
         device: where tensors are.
+        precision: of each phase, by its name: `policy`, `value`, `aux`.
+        micro_batch: pictures in a piece, likewise; None is whole minibatches.
         compiles_pools: whether max-pools are compiled.
+        remarks: what `settle` chose and saw, as lines for people.
         steps_at_once: how many steps go through a network together where no gradient is needed.
         say: told which way was chosen, for people.
 
@@ -108,13 +121,21 @@ class Compute:
     ) -> None:
         self.device = _device(config.device)
         on_cpu = self.device.type == "cpu"
-        self.config, self.pictures, self._minibatch_size = config, pictures, minibatch_size
-        micro_batch = USUAL_MICRO_BATCH if config.micro_batch == "auto" else config.micro_batch
-        self._in_pieces = pictures and isinstance(config.micro_batch, int)  # what the user wants to go in pieces is no single call
-        self.micro_batch = micro_batch if pictures and (on_cpu or self._in_pieces) else None
+        config = _as_asked_for(config, self.device.type)
+        self.config, self.pictures, self._minibatch_size, self._has_memory = config, pictures, minibatch_size, has_memory
+        aux_size = config.micro_batch if config.aux_micro_batch == "auto" else config.aux_micro_batch
+        asked = {"policy": config.micro_batch, "value": config.micro_batch, "aux": aux_size}
+        # What the user wants to go in pieces is no single call.
+        self._in_pieces = {phase for phase, size in asked.items() if pictures and isinstance(size, int)}
+        self._free = {phase for phase, size in asked.items() if size == "auto"}
+        usual = USUAL_MICRO_BATCH if pictures and on_cpu else None
+        self.micro_batch: dict[str, int | None] = {
+            phase: (size if pictures else None) if isinstance(size, int) or size is None else usual for phase, size in asked.items()
+        }
         aux: Precision = "bf16" if config.aux_precision == "bf16" else "fp32"
         self.precision: dict[str, Precision] = {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
         self.findings: Findings | None = None
+        self.remarks: list[str] = []
         self.num_threads = config.num_threads or (num_cores() if pictures or minibatch_size >= WORTH_SHARING else 1)
         self.steps_at_once = 2048 if pictures else 65_536
         pays = is_worth_compiling(num_gradient_steps) and not pictures
@@ -137,13 +158,7 @@ class Compute:
             torch.use_deterministic_algorithms(True)
 
     def settle(
-        self,
-        network: Callable[[Tensor], Tensor],
-        encoder: nn.Module,
-        shape: tuple[int, ...],
-        *,
-        has_aux: bool,
-        num_passes: int,
+        self, network: Callable[[Tensor], Tensor], encoder: nn.Module, shape: tuple[int, ...], *, has_aux: bool, num_passes: int
     ) -> ComputeConfig:
         """Choose what was left to be chosen, by a probe of the network if it pays; returns the configuration with what was chosen, to be kept with the run.
 
@@ -154,31 +169,46 @@ class Compute:
             has_aux: whether there is an auxiliary phase, whose precision matters.
             num_passes: observations that will go through the network.
         """
-        config, whole = self.config, self.pictures and (self.fuses or self._records)
-        if config.micro_batch == "auto" and whole:  # said in the configuration too, so that a resumed run has steps in one call as well
-            self.micro_batch = None
-        free = config.micro_batch == "auto" and not whole, config.aux_precision == "auto" and has_aux
-        if self.pictures and any(free) and num_passes >= WORTH_PROBING:
-            # A GPU is timed with what it is given; small batches would time the launching of kernels.
-            most = min(2048 if self._records else max(MICRO_BATCHES), self._minibatch_size or 10**9)
-            noise = torch.randint(256, (most, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0))
-            tried = config.compile == "auto" and not self._records and num_passes >= WORTH_COMPILING_POOLS and can_fuse()
-            pools = [module for module in encoder.modules() if isinstance(module, MaxPool)] if tried else []
-            self.findings = found = probe_once(
-                network, list(encoder.parameters()), noise.to(self.device), pools=pools, num_threads=self.num_threads
-            )
-            if free[1]:
-                self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
-            most_passes = "aux" if has_aux else "policy"  # where most observations go through the network
-            if free[0]:
-                self.micro_batch = found.micro_batch[self.precision[most_passes]]
-            self.compiles_pools |= found.compiling_pays(self.precision[most_passes])
-        return dataclasses.replace(
-            config,
-            micro_batch=self.micro_batch if config.micro_batch == "auto" else config.micro_batch,
-            aux_precision=self.precision["aux"],
-            compile="pools" if self.compiles_pools else config.compile,
-        )
+        config, whole = self.config, self.fuses or self._records
+        self.micro_batch |= dict.fromkeys(self._free) if whole else {}
+        free_precision = config.aux_precision == "auto" and has_aux
+        # A GPU is timed with what it is given: small batches would time the launching of kernels. A given number may be all that there is room for.
+        most = min(2048 if self._records else max(MICRO_BATCHES), self._minibatch_size or 2048)
+        most = min(most, self.micro_batch["policy"] or most) if "policy" in self._in_pieces else most
+        noise = torch.randint(256, (most, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0)).to(self.device)
+        parameters = list(encoder.parameters())
+        with self.naming_the_knob("trying the networks", "a small number for compute.micro_batch"):
+            if num_passes >= WORTH_PROBING and (free_precision or (self._free and not whole)):
+                tried = config.compile == "auto" and not self._records and num_passes >= WORTH_COMPILING_POOLS and can_fuse()
+                pools = [module for module in encoder.modules() if isinstance(module, MaxPool) and module.can_be_compiled] if tried else []
+                self.findings = found = probe_once(network, parameters, noise, pools=pools, num_threads=self.num_threads)
+                if free_precision:
+                    self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
+                self.micro_batch |= {phase: found.micro_batch[self.precision[phase]] for phase in self._free if not whole}
+                self.compiles_pools |= found.compiling_pays(self.precision["aux" if has_aux else "policy"])  # where most passes are
+                self.remarks.append(f"{found}: {self._choices(has_aux=has_aux)}")
+            used = [name for name, phase in PRECISION_FIELDS.items() if self.precision[phase] == "bf16" and (has_aux or phase == "policy")]
+            if used:  # by hand, if it is wrong; looked at in short runs too
+                error = self.findings.error if self.findings else bf16_error(network, parameters, noise[: MICRO_BATCHES[0]])
+                if not error <= TOLERANCE:
+                    self.remarks.append(f"bf16 is wrong on this machine ({off_by(error)}), and used because of {' and '.join(used)}")
+        chosen: dict[str, Any] = {}
+        if self.findings is not None or whole:
+            chosen = {name: self.micro_batch[phase] for name, phase in SIZE_FIELDS.items() if phase in self._free}
+        if self.findings is not None and free_precision:
+            chosen["aux_precision"] = self.precision["aux"]
+        if self.compiles_pools and config.compile == "auto":
+            chosen["compile"] = "pools"
+        return dataclasses.replace(config, **chosen, settled=(self.device.type, *config.settled[1:], *chosen)) if chosen else config
+
+    def _choices(self, *, has_aux: bool) -> str:
+        """What was settled, for people."""
+        words = [f"micro-batches of {self.micro_batch['policy']}"] if self.micro_batch["policy"] else []
+        if has_aux:
+            size = f" in micro-batches of {self.micro_batch['aux']}" if self.micro_batch["aux"] != self.micro_batch["policy"] else ""
+            words.append(f"auxiliary phase in {self.precision['aux']}{size}")
+        words += ["compiled max-pools"] if self.compiles_pools else []
+        return ", ".join(words) or "nothing to choose"
 
     def prepare(self, agent: nn.Module) -> None:
         """Let the agent's max-pools be compiled, if that was chosen."""
@@ -190,9 +220,15 @@ class Compute:
         """The precision of the rollout, which is the policy phase's; for everything that is not a gradient step."""
         return encoders_in(self.precision["policy"])
 
-    def pieces(self, samples: S) -> Iterator[tuple[S, float]]:
-        """Cut samples into micro-batches, with the share of the whole that each is: their weighted losses add up to the mean loss."""
-        size = max(self.micro_batch // samples.first.shape[1], 1) if self.micro_batch else len(samples)
+    def pieces(self, samples: S, *, phase: str) -> Iterator[tuple[S, float]]:
+        """Cut samples into micro-batches, with the share of the whole that each is: their weighted losses add up to the mean loss.
+
+        Args:
+            samples: of transitions, or of sequences where there is a memory, which are not cut.
+            phase: whose size of micro-batches to take.
+        """
+        pictures = self.micro_batch[phase]
+        size = max(pictures // samples.first.shape[1], 1) if pictures else len(samples)
         for start in range(0, len(samples), size):
             piece = samples.take(slice(start, start + size))
             yield piece, len(piece) / len(samples)
@@ -207,20 +243,19 @@ class Compute:
         results = []
         num_steps = segments.first.shape[1]
         at_once = max(1, self.steps_at_once // num_steps)
-        with self.naming_the_knob("asking the networks about a rollout", "fewer env.num_envs"), encoders_in(self.precision[phase]):
+        with (
+            self.naming_the_knob("asking the networks about a rollout", "fewer env.num_envs", phase=phase),
+            encoders_in(self.precision[phase]),
+        ):
             for start in range(0, len(segments), at_once):
                 some = segments.take(slice(start, start + at_once))
                 some = some if some.state.shape[-1] else some.as_transitions()
-                found = torch.cat([function(piece) for piece, _ in self.pieces(some)])
+                found = torch.cat([function(piece) for piece, _ in self.pieces(some, phase=phase)])
                 results.append(found.reshape(-1, num_steps, *found.shape[2:]))
         return torch.cat(results)
 
     def gradient_step(
-        self,
-        loss: Loss[S],
-        minibatch: Minibatch[S],
-        *weights: Tensor,
-        settings: StepSettings,
+        self, loss: Loss[S], minibatch: Minibatch[S], *weights: Tensor, settings: StepSettings
     ) -> tuple[tuple[str, ...], Tensor, float]:
         """One step of gradient descent on the mean loss over a minibatch.
 
@@ -240,9 +275,10 @@ class Compute:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
         """
         knob = f"a larger {'aux' if settings.name == 'aux' else 'ppo'}.num_minibatches"
-        with self.naming_the_knob("a gradient step", knob), encoders_in(self.precision.get(settings.name, self.config.policy_precision)):
+        phase = settings.name
+        with self.naming_the_knob("a gradient step", knob, phase=phase), encoders_in(self.precision[phase]):
             number = len(minibatch.index)
-            if self.fuses and not self._in_pieces:
+            if self.fuses and phase not in self._in_pieces:
                 if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
                     minibatch = minibatch.gathered()
                 if (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
@@ -269,12 +305,13 @@ class Compute:
         return self._fused_calls[key]
 
     @contextmanager
-    def naming_the_knob(self, what: str, knob: str) -> Iterator[None]:
+    def naming_the_knob(self, what: str, knob: str, *, phase: str = "policy") -> Iterator[None]:
         """If what is done meanwhile does not fit into memory, say which knob makes it smaller.
 
         Args:
             what: is done, for the message.
             knob: and which way to turn it.
+            phase: whose micro-batches are another knob, unless they are whole sequences.
 
         Raises:
             MemoryError: in place of PyTorch's error.
@@ -282,9 +319,10 @@ class Compute:
         try:
             yield
         except RuntimeError as error:  # on the CPU it is a plain one
-            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            if not is_out_of_memory(error):
                 raise
-            piece = f", or smaller micro-batches (compute.micro_batch is {self.micro_batch})" if self.micro_batch else ""
+            size, name = self.micro_batch[phase], "aux_micro_batch" if phase == "aux" else "micro_batch"
+            piece = f", or smaller micro-batches (compute.{name} is {size})" if size and not self._has_memory else ""
             raise MemoryError(f"{what} does not fit into the memory of {self.device}; try {knob}{piece}: {_reason(error)}") from error
 
     def _eager_step(
@@ -294,7 +332,7 @@ class Compute:
         settings.optimizer.zero_grad(set_to_none=True)
         samples = loss.prepare(minibatch.gather())
         rows, names = [], ()
-        for piece, share in self.pieces(samples):
+        for piece, share in self.pieces(samples, phase=settings.name):
             value, noted = loss(piece, *weights)
             (value * share).backward()
             names = tuple(noted)

@@ -395,7 +395,9 @@ class ComputeConfig:
     num_threads: int | None = None
     """Threads of PyTorch on the CPU; off: all cores for pictures, and for vectors with minibatches of 1,024 or more, else one."""
     micro_batch: int | Literal["auto"] | None = "auto"
-    """Pictures go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
+    """Pictures go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them; with a memory, at least one whole sequence. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
+    aux_micro_batch: int | Literal["auto"] | None = "auto"
+    """The same in the auxiliary phase, whose precision may have another best size. `auto`: as `micro_batch`, if that is not `auto`."""
     policy_precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimiser stay fp32."""
     aux_precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -404,10 +406,14 @@ class ComputeConfig:
     """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; eager otherwise. `pools`: on a CPU, only the max-pools of picture networks are compiled. `auto`, if the run is long enough to pay for compiling and there is a C++ compiler: `on` for vectors, `pools` for pictures where a probe finds that faster (it is asked if micro_batch or aux_precision is `auto`); on a GPU always `on`."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
+    settled: tuple[str, ...] = ()
+    """Written by a run: the kind of device (`cpu` or `cuda`) and which of the fields above were chosen for it. On another kind they are chosen anew."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require_positive("compute", num_threads=self.num_threads, micro_batch=None if self.micro_batch == "auto" else self.micro_batch)
+        for name, size in (("micro_batch", self.micro_batch), ("aux_micro_batch", self.aux_micro_batch)):
+            _require_positive("compute", **{name: size if isinstance(size, int) else None})
+        _require_positive("compute", num_threads=self.num_threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -547,8 +553,14 @@ class Config:
     @property
     def num_network_passes(self) -> int:
         """Observations that go forward and backward through the networks in the whole run, about."""
-        aux = self.aux.epochs if self.aux is not None and self.has_auxiliary_phase else 0
-        return self.total_env_steps * (len(self.ppo.passes) + aux)
+        return int(self.total_env_steps * (len(self.ppo.passes) + self.aux_passes))
+
+    @property
+    def aux_passes(self) -> float:
+        """How often a step's observation goes through the networks in auxiliary phases, on average."""
+        if self.aux is None or not self.has_auxiliary_phase:
+            return 0.0
+        return self.aux.epochs * (self.aux.iterations_per_epoch or self.aux.every) / (self.aux.every * self.aux.run_every)
 
     @property
     def reward_gamma(self) -> float:

@@ -44,11 +44,7 @@ class Trick:
 
 
 TRICKS = (
-    Trick(
-        "baseline",
-        {"ppo.baseline": True},
-        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None},
-    ),
+    Trick("baseline", {"ppo.baseline": True}, {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None}),
     Trick(
         "clipping",
         {"ppo.objective": "surrogate", "ppo.clip": 0.2, "ppo.policy_epochs": 8, "ppo.value_epochs": 8, "ppo.num_minibatches": 8},
@@ -56,9 +52,7 @@ TRICKS = (
     ),
     Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}),
     Trick(
-        "initialisation",
-        {"model.init": "orthogonal", "model.head_init": "orthogonal"},
-        {"model.init": "torch", "model.head_init": "torch"},
+        "initialisation", {"model.init": "orthogonal", "model.head_init": "orthogonal"}, {"model.init": "torch", "model.head_init": "torch"}
     ),
     Trick("advantage normalisation", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
     Trick("state normalisation", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),

@@ -36,6 +36,7 @@ class MaxPool(nn.MaxPool2d):
 
     Attributes:
         compiled: use compiled code where it can be had: on a CPU, for even sizes, in channels_last. It is compared with PyTorch's first.
+        can_be_compiled: whether sizes are even.
         starts_at: row and column of the first window, where sizes are even.
     """
 
@@ -45,6 +46,7 @@ class MaxPool(nn.MaxPool2d):
         else:
             super().__init__(kernel_size=3, stride=2, padding=(height % 2, width % 2), ceil_mode=True)
         self.compiled = False
+        self.can_be_compiled = height % 2 == width % 2 == 0
         self.starts_at = -1 if padding == "symmetric" else 0
 
     def forward(self, x: Tensor) -> Tensor:

@@ -201,10 +201,7 @@ _CLEANRL_CONTINUOUS = replace(
     total_env_steps=1_000_000,
 )
 _BASELINES_MUJOCO = replace(
-    _CLEANRL_CONTINUOUS,
-    name="compat-baselines-ppo-mujoco",
-    action=ActionConfig(),
-    ppo=replace(_CLEANRL_CONTINUOUS.ppo, adam_eps_hat=True),
+    _CLEANRL_CONTINUOUS, name="compat-baselines-ppo-mujoco", action=ActionConfig(), ppo=replace(_CLEANRL_CONTINUOUS.ppo, adam_eps_hat=True)
 )
 _SB3 = replace(
     _CLEANRL_CLASSIC,

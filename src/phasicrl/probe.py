@@ -27,6 +27,8 @@ LARGEST_PIECE = 256 * 64 * 64 * 3
 """Numbers in a piece: of larger pictures, the largest pieces would need too much memory."""
 TOLERANCE = 0.03
 """Largest relative error of bf16's features and gradients against fp32's, by their norms: rounding to 8 bits leaves about 0.01."""
+TOLERANCE_OF_ONE = 0.3
+"""The same for the gradient of a single parameter, of which there are small ones; a wrong kernel is off by 1."""
 WORTH = 1.1
 """How much faster bf16 must be to be taken."""
 NOISE = 0.97
@@ -42,7 +44,7 @@ class Findings:
     Attributes:
         micro_batch: observations per piece that were fastest, for each precision; of sizes that are as fast the largest.
         rate: observations per second, forward and backward, with these pieces.
-        error: relative error of bf16's features and gradients, the larger; NaN where it does not run.
+        error: of bf16, as `bf16_error` says; NaN where it does not run.
         compiled: the rate with compiled max-pools, zero where they cannot be compiled or are wrong; empty if that was not tried.
     """
 
@@ -71,7 +73,7 @@ class Findings:
         if self.compiled:
             rates = ", ".join(f"{name} {rate:,.0f}" if rate else f"{name} does not run here" for name, rate in self.compiled.items())
             speeds += f", with compiled max-pools {rates}"
-        return f"networks on this machine: {speeds}; bf16 is {'right' if self.bf16_is_right else f'wrong here (off by {self.error:.1%}) and left out'}"
+        return f"networks on this machine: {speeds}; bf16 is {'right' if self.bf16_is_right else f'wrong here ({off_by(self.error)})'}"
 
 
 def probe(
@@ -95,18 +97,13 @@ def probe(
     whole = obs.device.type == "cuda"  # a GPU takes minibatches as they are
     sizes = [len(obs)] if whole else [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
     best: dict[Precision, tuple[float, int]] = {}
-    exact, error = forward_backward(network, parameters, obs[: sizes[0]], "fp32"), float("nan")
+    error = float("nan")
     for precision in ("fp32", "bf16"):
-        try:
-            if precision == "bf16":
-                rounded = forward_backward(network, parameters, obs[: sizes[0]], "bf16")
-                # Not Python's max, which may lose a NaN.
-                error = float(np.max([relative_error(found, right) for found, right in zip(rounded, exact, strict=True)]))
-            rates = {size: _rate(network, parameters, obs[:size], precision, seconds) for size in sizes}
-            size = max(size for size, rate in rates.items() if rate >= NOISE * max(rates.values()))
-            best[precision] = rates[size], size
-        except RuntimeError:  # a kernel that this machine does not have
-            best[precision] = (0.0, sizes[0])
+        rates = _rates(network, parameters, obs, precision, sizes=sizes, seconds=seconds)
+        size = max((size for size, rate in rates.items() if rate >= NOISE * max(rates.values())), default=sizes[0])
+        best[precision] = rates.get(size, 0.0), size
+        if precision == "bf16" and rates:
+            error = bf16_error(network, parameters, obs[:size])
 
     def with_pools(some: Tensor, precision: Precision) -> float:
         """Observations per second with compiled max-pools; zero if they cannot be had."""
@@ -183,17 +180,72 @@ def _read(path: Path) -> dict[str, Any]:
 def forward_backward(
     network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision
 ) -> list[Tensor]:
-    """Features, and the gradient of their weighted sum."""
+    """Features `[N, D]`, then the gradient of their weighted mean by each parameter that they depend on, all in fp32."""
     with encoders_in(precision):
         features = encode(network, obs, device=obs.device)
     weights = torch.linspace(-1, 1, features.shape[-1], device=obs.device)
     gradients = torch.autograd.grad((features @ weights).mean(), list(parameters), allow_unused=True)
-    return [features.detach(), torch.cat([gradient.float().flatten() for gradient in gradients if gradient is not None])]
+    return [features.detach(), *(gradient.float() for gradient in gradients if gradient is not None)]
+
+
+def bf16_error(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor) -> float:
+    """How far bf16 is from fp32, relatively: the features or all gradients together, whichever is the larger; NaN where bf16 does not run.
+
+    A single parameter's gradient counts where it is off by more than `TOLERANCE_OF_ONE`.
+    """
+    features, *gradients = forward_backward(network, parameters, obs, "fp32")
+    try:
+        rounded, *found = forward_backward(network, parameters, obs, "bf16")
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
+        return float("nan")
+    whole, its = (torch.cat([gradient.flatten() for gradient in some]) for some in (gradients, found))
+    # Of a gradient that is next to nothing, rounding may be more than all.
+    worst = max((one - other).norm() / other.norm().clamp_min(0.01 * whole.norm()) for one, other in zip(found, gradients, strict=True))
+    errors = [relative_error(rounded, features), relative_error(its, whole), float(worst) if worst > TOLERANCE_OF_ONE else 0.0]
+    return float(np.max(errors))  # not Python's max, which may lose a NaN
+
+
+def off_by(error: float) -> str:
+    """An error of `bf16_error`, for people."""
+    return "it does not run" if np.isnan(error) else f"off by {error:.1%}"
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch says by it that memory is full; on a CPU it is a plain error."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:
     """‖found − right‖ / ‖right‖."""
     return float((found - right).norm() / right.norm().clamp_min(1e-12))
+
+
+def _rates(
+    network: Callable[[Tensor], Tensor],
+    parameters: Sequence[nn.Parameter],
+    obs: Tensor,
+    precision: Precision,
+    *,
+    sizes: list[int],
+    seconds: float,
+) -> dict[int, float]:
+    """Observations per second by size of the pieces, without those that there is no memory for; none for a bf16 that does not run.
+
+    Raises:
+        RuntimeError: the network does not even run in fp32 with the smallest.
+    """
+    rates: dict[int, float] = {}
+    for size in sizes:
+        try:
+            rates[size] = _rate(network, parameters, obs[:size], precision, seconds)
+        except RuntimeError as problem:
+            if precision == "fp32" and not rates:
+                raise
+            # Memory says nothing about a precision; a kernel that fails for one size is not to be trusted with the others.
+            return rates if precision == "fp32" or is_out_of_memory(problem) else {}
+    return rates
 
 
 def _rate(

@@ -77,21 +77,14 @@ class Run:
         self.compute = compute
         self.log = log
         compute.say = log.message
-        if compute.findings is not None:
-            pieces = [f"micro-batches of {compute.micro_batch}"] if compute.micro_batch else []
-            phase = [f"auxiliary phase in {compute.precision['aux']}"] if config.has_auxiliary_phase else []
-            pools = ["compiled max-pools"] if compute.compiles_pools else []
-            log.message(f"{compute.findings}: {', '.join(pieces + phase + pools) or 'nothing to choose'}")
+        for remark in compute.remarks:
+            log.message(remark)
         self.generators = {purpose: Generator().manual_seed(derive_seed(config.seed, purpose)) for purpose in ("action", "shuffle")}
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer = _make_reward_normalizer(config, compute.device)
         self.buffer = _make_buffer(config, envs, agent, compute.device)
         self.collector = Collector(
-            envs,
-            agent,
-            generator=self.generators["action"],
-            compute=compute,
-            bootstrap_truncation=config.ppo.bootstrap_truncation,
+            envs, agent, generator=self.generators["action"], compute=compute, bootstrap_truncation=config.ppo.bootstrap_truncation
         )
         self.kl_penalty = config.ppo.kl_penalty
         self.rate_factor = 1.0

@@ -131,6 +131,25 @@ def test_bytes_and_floats_in_both_layouts_give_the_same_features(make: Callable[
         torch.testing.assert_close(other, features, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(36, 40, 3), (3, 36, 40)])
+@pytest.mark.parametrize("make", [impala, lambda shape: NatureCNN(shape, SMALL, generator=Generator().manual_seed(0))])
+def test_every_convolution_gets_channels_last_and_has_its_weights_so(
+    make: Callable[[tuple[int, ...]], nn.Module], shape: tuple[int, ...]
+) -> None:
+    """The layout in which they are fastest; another one is right too, and slower."""
+    encoder, seen = make(shape), []
+
+    def look(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        assert isinstance(module, nn.Conv2d)
+        seen.append([x.is_contiguous(memory_format=torch.channels_last) for x in (inputs[0], module.weight, output)])
+
+    for module in encoder.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(look)
+    encoder(torch.zeros(2, *shape, dtype=torch.uint8))
+    assert len(seen) >= 3 and all(map(all, seen))
+
+
 def test_encoding_leaves_the_observations_alone() -> None:
     # Floats in the layout of the convolutions need no copy; a division in place would then change the rollout.
     for obs in (pictures(2, 16, 16, 3), torch.rand(2, 16, 16, 3), torch.rand(2, 3, 16, 16)):
