@@ -16,6 +16,8 @@ in the same group of settings, with the 95 % bootstrap interval over rounds from
 CleanRL's and PureJaxRL's scripts are run as they are, but for what must be listened to (`print`) or is not there (Procgen's package, whose environments
 are EnvPool's here, as ours are; modules of PureJaxRL that its PPO does not use).
 
+Ours on Gymnasium's HalfCheetah needs mujoco and imageio beside it (2.3.7 is what CleanRL's script asks for).
+
 Contestants whose Python or folder is not there are left out, and that is said; one that fails is told, and the others go on. With `--resume` whole
 rounds that the output folder has already are not run again, if the machine and the commit are the same.
 """
@@ -39,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from phasicrl.machine import describe, num_cores, processor
+from phasicrl.machine import describe, num_cores, package_version, processor
 
 PEERS = Path(__file__).parent / "peers"
 PEERS_PACKAGES = ("torch", "stable_baselines3", "gymnasium", "gym", "envpool", "numpy", "mujoco", "jax", "jaxlib", "flax", "gymnax")
@@ -155,7 +157,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
-        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", ""), group="1"),
+        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
         _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
         _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
@@ -335,7 +337,7 @@ def whole_rounds(path: Path, here: dict[str, Any], contestants: Sequence[Contest
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
     """What decides about speed: processor, cores, versions of ours and of every peer that is there."""
-    found: dict[str, Any] = {**describe(), "threads": options.threads, "commit": commit(PEERS)}
+    found: dict[str, Any] = {**describe(), "mujoco": package_version("mujoco"), "threads": options.threads, "commit": commit(PEERS)}
     for name in ("sb3", "cleanrl", "purejaxrl"):
         python = options.venvs / name / "bin" / "python"
         if python.exists():
