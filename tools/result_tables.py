@@ -214,8 +214,10 @@ BENCHES = {
     "procgen-ppo-fp32": "`procgen-ppo`, 16 environments",
     "procgen-ppo-bf16": "the same with `--compute.policy-precision bf16`",
     "procgen-ppg-single": "`procgen-ppg-single`, 16 environments, 128 steps, auxiliary phase in bf16",
-    "cartpole-on": "`compat-cleanrl-ppo`, CartPole of EnvPool, 4 environments, compiled",
-    "cartpole-off": "the same, eager",
+    "cartpole4-on": "`compat-cleanrl-ppo`, CartPole of EnvPool, 4 environments, compiled",
+    "cartpole4-off": "the same, eager",
+    "cartpole64-on": "the same, 64 environments, compiled",
+    "halfcheetah16-on": "`compat-cleanrl-ppo-continuous`, HalfCheetah of EnvPool, 16 environments, compiled",
 }
 """Reports of `phasicrl bench` in benchmarks/results/bench."""
 

@@ -132,18 +132,13 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
             limit, passes, flops = _networks(run)
             if trace is not None:
                 notes.extend(_write_trace(run, trace))
+            gpu_memory = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+            buffer = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
             return Report(
-                config=config.changed({"total_env_steps": real.total_env_steps, "output_dir": real.output_dir}),
-                machine=_machine(run),
-                rates=(*rates, limit),
-                split=_split(loops),
-                passes=passes,
-                gflops_per_step=flops / 1e9,
-                peak_memory=peak_memory(),
-                peak_gpu_memory=torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0,
-                buffer=sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values()),
-                notes=tuple(notes),
-            )
+                config=config.changed({"total_env_steps": real.total_env_steps, "output_dir": real.output_dir}), machine=_machine(run),
+                rates=(*rates, limit), split=_split(loops), passes=passes, gflops_per_step=flops / 1e9, peak_memory=peak_memory(),
+                peak_gpu_memory=gpu_memory, buffer=buffer, notes=tuple(notes),
+            )  # fmt: skip
 
 
 class _Enough(Exception):
@@ -335,15 +330,10 @@ def _machine(run: Run) -> dict[str, Any]:
     """What decides about speed."""
     device = torch.cuda.get_device_name(run.compute.device) if run.compute.device.type == "cuda" else "cpu"
     return {
-        **describe(),
-        "device": device,
-        "threads of PyTorch": run.compute.num_threads,
-        "precision": dict(run.compute.precision),
-        "micro-batch": dict(run.compute.micro_batch),
-        "in one call": run.compute.fuses,
+        **describe(), "device": device, "threads of PyTorch": run.compute.num_threads, "threads of the environments": run.config.env.num_threads,
+        "precision": dict(run.compute.precision), "micro-batch": dict(run.compute.micro_batch), "in one call": run.compute.fuses,
         "compiled max-pools": run.compute.compiles_pools,
-        "threads of the environments": run.config.env.num_threads,
-    }
+    }  # fmt: skip
 
 
 def print_report(report: Report) -> None:

@@ -124,14 +124,12 @@ class Compute:
         config = _as_asked_for(config, self.device.type)
         self.config, self.pictures, self._minibatch_size, self._has_memory = config, pictures, minibatch_size, has_memory
         aux_size = config.micro_batch if config.aux_micro_batch == "auto" else config.aux_micro_batch
-        asked = {"policy": config.micro_batch, "value": config.micro_batch, "aux": aux_size}
+        asked: dict[str, Any] = {"policy": config.micro_batch, "value": config.micro_batch, "aux": aux_size}
         # What the user wants to go in pieces is no single call.
         self._in_pieces = {phase for phase, size in asked.items() if pictures and isinstance(size, int)}
         self._free = {phase for phase, size in asked.items() if size == "auto"}
-        usual = USUAL_MICRO_BATCH if pictures and on_cpu else None
-        self.micro_batch: dict[str, int | None] = {
-            phase: (size if pictures else None) if isinstance(size, int) or size is None else usual for phase, size in asked.items()
-        }
+        usual = USUAL_MICRO_BATCH if on_cpu else None
+        self.micro_batch = {phase: (usual if size == "auto" else size) if pictures else None for phase, size in asked.items()}
         aux: Precision = "bf16" if config.aux_precision == "bf16" else "fp32"
         self.precision: dict[str, Precision] = {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
         self.findings: Findings | None = None

@@ -8,6 +8,8 @@ import os
 import platform
 import resource
 import sys
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
 
@@ -48,6 +50,18 @@ class Companion:
                 os.sched_setaffinity(thread, {core})
             except OSError:  # it has ended, or the system does not allow it: this is only about speed
                 self._threads.discard(thread)
+
+
+def spread(threads: set[int]) -> None:
+    """Give each of these threads a core of its own, in turn.
+
+    Linux starts a thread on the core of the one that wakes it, and does not look for an idle core if waits are shorter than half a
+    millisecond: of two threads that step environments one would wait for the other.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    for thread, core in zip(sorted(threads), cycle(cores), strict=False):
+        with suppress(OSError):  # it has ended, or the system does not allow it: this is only about speed
+            os.sched_setaffinity(thread, {core})
 
 
 def free_memory() -> int | None:

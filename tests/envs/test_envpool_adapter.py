@@ -21,7 +21,7 @@ from phasicrl.envs import envpool_adapter
 from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool, task_spaces
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
-from phasicrl.machine import thread_ids
+from phasicrl.machine import num_cores, thread_ids
 from phasicrl.spaces import ObservationLayout, env_seeds
 from tests.envs.counting import draw_action
 
@@ -157,7 +157,7 @@ def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call(change: st
 
 def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
     alone = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, num_threads=1)
-    several = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, num_threads=2)
+    several = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, num_threads=3 if num_cores() == 2 else 2)
     assert alone._worker is not None and several._worker is None
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -169,6 +169,18 @@ def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
     moved = {thread for thread, allowed in before.items() if os.sched_getaffinity(thread) != allowed}
     assert os.sched_getaffinity(0) == cores
     assert moved == alone._worker._threads or len(cores) == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1, reason="there is one core, or it cannot be chosen"
+)
+def test_as_many_workers_as_cores_have_a_core_each() -> None:
+    """Left to Linux, two of them share one core while the other is idle."""
+    cores, before = os.sched_getaffinity(0), thread_ids()
+    envs = EnvPoolEnv("CartPole-v1", num_envs=2 * len(cores), seed=0, num_threads=len(cores))
+    places = [os.sched_getaffinity(thread) for thread in thread_ids() - before]
+    assert all(len(place) == 1 for place in places) and set().union(*places) == cores == os.sched_getaffinity(0)
+    envs.close()
 
 
 def test_level_complete_means_the_level_was_solved() -> None:

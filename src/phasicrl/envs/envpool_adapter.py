@@ -36,7 +36,7 @@ import numpy as np
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.envs.qt import ensure_qt
-from phasicrl.machine import Companion, thread_ids
+from phasicrl.machine import Companion, num_cores, spread, thread_ids
 from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
 
 PROCGEN = "envpool.procgen"
@@ -68,7 +68,10 @@ class EnvPoolEnv:
         self._pool: Any = envpool.make_gymnasium(
             task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
         )
-        self._worker = Companion(thread_ids() - before) if num_threads == 1 else None
+        made = thread_ids() - before
+        self._worker = Companion(made) if num_threads == 1 else None
+        if num_threads == num_cores() > 1:  # fewer are left to the system: other runs may have the other cores
+            spread(made)
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         direct = _direct_calls(self._pool, told)
         self._step: Any
