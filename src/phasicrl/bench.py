@@ -121,7 +121,7 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
             if run.compute.findings is not None:
                 notes.append(str(run.compute.findings))
             loops = _whole_loops(run, seconds)
-            steps = config.batch_size * _period(config)
+            steps = config.batch_size * config.period
             rates = [
                 _rate("whole loop", [steps / loop.seconds for loop in loops]),
                 _rate("rollout", [steps / loop.spent("rollout") for loop in loops]),
@@ -150,11 +150,6 @@ def _shortest_phase(aux: AuxConfig) -> int:
     return max(aux.every // math.gcd(aux.every, aux.iterations_per_epoch or aux.every), 2)
 
 
-def _period(config: Config) -> int:
-    """Iterations after which everything comes again."""
-    return config.phase_length * (config.aux.run_every if config.aux is not None and config.has_auxiliary_phase else 1)
-
-
 class _Loop(NamedTuple):
     """One period: the seconds that it took, all in all, and its iterations' records."""
 
@@ -170,7 +165,7 @@ def _whole_loops(run: Run, seconds: float) -> list[_Loop]:
     """Periods after the first one."""
     records: list[Record] = []
     times: list[float] = []
-    length = _period(run.config)
+    length = run.config.period
 
     def note(_: Run, record: Record) -> None:
         records.append(record)

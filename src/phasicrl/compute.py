@@ -173,13 +173,16 @@ class Compute:
         # A GPU is timed with what it is given: small batches would time the launching of kernels. A given number may be all that there is room for.
         most = min(2048 if self._records else max(MICRO_BATCHES), self._minibatch_size or 2048)
         most = min(most, self.micro_batch["policy"] or most) if "policy" in self._in_pieces else most
-        noise = torch.randint(256, (most, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0)).to(self.device)
         parameters = list(encoder.parameters())
+
+        def noise(number: int) -> Tensor:
+            return torch.randint(256, (number, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0)).to(self.device)
+
         with self.naming_the_knob("trying the networks", "a small number for compute.micro_batch"):
             if num_passes >= WORTH_PROBING and (free_precision or (self._free and not whole)):
                 tried = config.compile == "auto" and not self._records and num_passes >= WORTH_COMPILING_POOLS and can_fuse()
                 pools = [module for module in encoder.modules() if isinstance(module, MaxPool) and module.can_be_compiled] if tried else []
-                self.findings = found = probe_once(network, parameters, noise, pools=pools, num_threads=self.num_threads)
+                self.findings = found = probe_once(network, parameters, noise(most), pools=pools, num_threads=self.num_threads)
                 if free_precision:
                     self.precision["aux"] = "bf16" if found.bf16_pays else "fp32"
                 self.micro_batch |= {phase: found.micro_batch[self.precision[phase]] for phase in self._free if not whole}
@@ -187,7 +190,7 @@ class Compute:
                 self.remarks.append(f"{found}: {self._choices(has_aux=has_aux)}")
             used = [name for name, phase in PRECISION_FIELDS.items() if self.precision[phase] == "bf16" and (has_aux or phase == "policy")]
             if used:  # by hand, if it is wrong; looked at in short runs too
-                error = self.findings.error if self.findings else bf16_error(network, parameters, noise[: MICRO_BATCHES[0]])
+                error = self.findings.error if self.findings else bf16_error(network, parameters, noise(min(most, MICRO_BATCHES[0])))
                 if not error <= TOLERANCE:
                     self.remarks.append(f"bf16 is wrong on this machine ({off_by(error)}), and used because of {' and '.join(used)}")
         chosen: dict[str, Any] = {}

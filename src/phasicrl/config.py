@@ -541,13 +541,18 @@ class Config:
         return self.aux.every if self.aux is not None and self.has_auxiliary_phase else 1
 
     @property
+    def period(self) -> int:
+        """Policy iterations after which everything comes again: up to and with an auxiliary phase that is run."""
+        return self.phase_length * (self.aux.run_every if self.aux is not None and self.has_auxiliary_phase else 1)
+
+    @property
     def num_gradient_steps(self) -> int:
         """Gradient steps of the whole run, at most."""
         iterations = -(-self.total_env_steps // self.batch_size)
         steps = iterations * len(self.ppo.passes) * self.ppo.num_minibatches
         if self.aux is not None and self.has_auxiliary_phase:
             per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
-            steps += iterations // (self.aux.every * self.aux.run_every) * self.aux.epochs * per_epoch
+            steps += iterations // self.period * self.aux.epochs * per_epoch
         return steps
 
     @property

@@ -32,7 +32,7 @@ class _Pace:
 
     def __init__(self, config: Config, env_steps: int, now: float) -> None:
         self._config = config
-        self.period = config.aux.every * config.aux.run_every if config.aux is not None and config.has_auxiliary_phase else None
+        self.period = config.period if config.has_auxiliary_phase else None
         self.iterations_done = round(env_steps / config.batch_size)
         self.begun = False
         self._marks = deque([(now, env_steps)])

@@ -53,7 +53,7 @@ class MaxPool(nn.MaxPool2d):
         """Pool."""
         last = x.permute(0, 2, 3, 1)
         there = x.device.type == "cpu" and x.dtype in TOLERANCE and last.is_contiguous() and x.numel() > 0
-        if self.compiled and there and not (x.shape[2] % 2 or x.shape[3] % 2):
+        if self.compiled and there and self.can_be_compiled:
             places = x.requires_grad and torch.is_grad_enabled()
             if (functions := _compiled(last, self, places=places)) is not None:
                 y = _Pool.apply(last, *functions) if places else functions[0](last)[0]  # type: ignore[no-untyped-call]
