@@ -132,7 +132,8 @@ _PPO = "--env.id starpilot --total-env-steps 32768 --compute.compile pools"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
 _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.compile pools"
-_PPG += " --compute.micro-batch 64 --compute.aux-micro-batch 128"
+_PPG += " --compute.aux-micro-batch 128 --compute.micro-batch"
+_BF16 = f"{_PPG} 128 --compute.policy-precision bf16"
 _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
@@ -152,8 +153,10 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 128", begins=1),
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
     "procgen-ppg": _procgen((
-        _ours("phasicrl, one network", "compat-cleanrl-ppg", _PPG, begins=1, ends=2),
-        _ours("phasicrl, two networks", "procgen-ppg", _PPG, begins=1, ends=2),
+        _ours("phasicrl, one network", "compat-cleanrl-ppg", f"{_PPG} 64", begins=1, ends=2),
+        _ours("phasicrl, one network, both phases bf16", "compat-cleanrl-ppg", _BF16, begins=1, ends=2),
+        _ours("phasicrl, two networks", "procgen-ppg", f"{_PPG} 64", begins=1, ends=2),
+        _ours("phasicrl, two networks, both phases bf16", "procgen-ppg", _BF16, begins=1, ends=2),
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),

@@ -118,7 +118,9 @@ SHORT = (
     ("Procgen, PPO, fp32", "procgen-ppo", "phasicrl, fp32", ("CleanRL ppo_procgen.py",)),
     ("Procgen, PPO, bf16", "procgen-ppo", "phasicrl, bf16", ("CleanRL ppo_procgen.py",)),
     ("Procgen, PPG, one network", "procgen-ppg", "phasicrl, one network", ("CleanRL ppg_procgen.py",)),
+    ("the same with both phases in bf16", "procgen-ppg", "phasicrl, one network, both phases bf16", ("CleanRL ppg_procgen.py",)),
     ("Procgen, PPG, two networks (CleanRL's has one)", "procgen-ppg", "phasicrl, two networks", ("CleanRL ppg_procgen.py",)),
+    ("the same with both phases in bf16", "procgen-ppg", "phasicrl, two networks, both phases bf16", ("CleanRL ppg_procgen.py",)),
 )
 """What the README shows of the works of benchmarks/versus.py."""
 
