@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasicrl import compute as compute_module
 from phasicrl.compute import Compute
@@ -24,8 +26,8 @@ from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, 
 from phasicrl.fused import _beside, adam_, can_fuse, capture, scale, side_by_side, total_norm
 from phasicrl.models.agent import Agent
 from phasicrl.run import Run
-from phasicrl.train import train
-from tests.helpers import Corridor, Levers, tiny, tiny_aux
+from phasicrl.train import learn, train
+from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
@@ -168,6 +170,80 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(tmp_path: Path, mo
 def test_cuda_graphs_equal_eager_steps(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes).changed({"compute.device": "cuda"}), make_env)
+
+
+class Looks(TorchDispatchMode):
+    """Notes the operations that need a tensor's values to go on: each of them waits for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            getattr(index, "dtype", None) is torch.bool for index in (args[1] or ()) if index is not None
+        )
+        if by_mask or name in (
+            "item",
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "equal",
+            "is_nonzero",
+            "_unique2",
+            "repeat_interleave",
+        ):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def looks(config: Config) -> list[str]:
+    """What is looked at in two iterations, with the auxiliary phase between them."""
+    run = open_run(config)
+    with Looks() as seen:
+        learn(run)
+    return sorted(seen.names)
+
+
+@pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
+def test_neither_a_step_nor_a_minibatch_looks_at_values(value_path: str, tmp_path: Path) -> None:
+    few = {
+        "model.value_path": value_path,
+        "aux.every": 1,
+        "ppo.num_steps": 12,
+        "total_env_steps": 96,
+        "ppo.num_minibatches": 1,
+        "aux.num_minibatches": 1,
+    }
+    once = looks(setting(tmp_path / "few", **few))
+    more = few | {
+        "ppo.num_steps": 24,
+        "total_env_steps": 192,
+        "ppo.num_minibatches": 4,
+        "aux.num_minibatches": 4,
+        "ppo.policy_epochs": 3,
+        "ppo.value_epochs": 3,
+    }
+    assert looks(setting(tmp_path / "more", **more)) == once
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
+    def waits(num_steps: int) -> int:
+        run = open_run(setting(tmp_path / str(num_steps), **{"compute.device": "cuda", "ppo.num_steps": num_steps}))
+        for _ in range(2):  # in the first one graphs are recorded
+            run.start_iteration()
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                try:
+                    run.collect(run.buffer.next_rollout())
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in seen)
+
+    assert waits(24) - waits(12) == 12
 
 
 def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
