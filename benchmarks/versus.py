@@ -18,7 +18,7 @@ are EnvPool's here, as ours are; modules of PureJaxRL that its PPO does not use)
 
 Ours on Gymnasium's HalfCheetah needs mujoco and imageio beside it (2.3.7 is what CleanRL's script asks for).
 
-Contestants whose Python or folder is not there are left out, and that is said; one that fails is told, and the others go on. With `--resume` whole
+Contestants whose Python, folder or package is not there are left out, and that is said; one that fails is told, and the others go on. With `--resume` whole
 rounds that the output folder has already are not run again, if the machine and the commit are the same.
 """
 
@@ -61,6 +61,7 @@ class Contestant:
         group: ratios are taken between contestants of one group.
         begins: the mark from which it is measured: what comes before is start-up and warming up.
         ends: the mark at which that ends; the last, unless given.
+        needs: a package that the Python must have beside the trainer.
     """
 
     name: str
@@ -69,10 +70,11 @@ class Contestant:
     group: str = ""
     begins: int = 2
     ends: int = -1
+    needs: str | None = None
 
 
-def _ours(name: str, preset: str, fields: str, *, group: str = "", begins: int = 2, ends: int = -1) -> Contestant:
-    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", *fields.split()), group, begins, ends)
+def _ours(name: str, preset: str, fields: str, *, group: str = "", begins: int = 2, ends: int = -1, needs: str | None = None) -> Contestant:
+    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", *fields.split()), group, begins, ends, needs)
 
 
 def _sb3(name: str, backend: str, task: str, num_envs: int, steps: int, settings: dict[str, Any], *, group: str = "") -> Contestant:
@@ -160,7 +162,7 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
-        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1"),
+        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
         _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
         _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
@@ -176,6 +178,8 @@ def command(contestant: Contestant, options: argparse.Namespace) -> list[str] | 
     folders = {"cleanrl": options.cleanrl, "purejaxrl": options.purejaxrl}
     python = sys.executable if contestant.trainer == "phasicrl" else str(options.venvs / contestant.trainer / "bin" / "python")
     if not Path(python).exists() or (contestant.trainer in folders and folders[contestant.trainer] is None):
+        return None
+    if contestant.needs and subprocess.run([python, "-c", f"import {contestant.needs}"], capture_output=True).returncode:
         return None
     words = [word.replace("{cleanrl}", str(options.cleanrl)).replace("{purejaxrl}", str(options.purejaxrl)) for word in contestant.words]
     marks = ["--marks", str(contestant.ends)] if contestant.ends > 0 else []
@@ -273,7 +277,7 @@ def main() -> None:
         commands = {c.name: command(c, options) for c in contestants}
         absent = [name for name, words in commands.items() if words is None]
         if absent:
-            print(f"left out, because their Python or folder is not given: {', '.join(absent)}", flush=True)
+            print(f"left out, because their Python, their folder or a package is not there: {', '.join(absent)}", flush=True)
         present = [c for c in contestants if commands[c.name] is not None]
         path = options.output / f"{work}.json"
         here = machine(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import math
@@ -73,6 +74,17 @@ def test_a_contestant_that_does_not_exist_is_refused(versus: ModuleType, monkeyp
     monkeypatch.setattr(sys, "argv", ["versus.py", "cartpole", "--only", "SB4", "--output", str(tmp_path)])
     with pytest.raises(SystemExit, match="nobody in cartpole is called SB4; there are phasicrl, "):
         versus.main()
+
+
+def test_a_contestant_without_its_package_folder_or_python_is_left_out(versus: ModuleType, tmp_path: Path) -> None:
+    options = argparse.Namespace(venvs=tmp_path, cleanrl=tmp_path, purejaxrl=None)
+    (python := tmp_path / "cleanrl" / "bin" / "python").parent.mkdir(parents=True)
+    python.touch()
+    for trainer, needs, there in (
+        ("phasicrl", None, True), ("phasicrl", "numpy", True), ("phasicrl", "no_such_package", False),
+        ("cleanrl", None, True), ("sb3", None, False), ("purejaxrl", None, False),
+    ):  # fmt: skip
+        assert (versus.command(versus.Contestant("it", trainer, (), needs=needs), options) is not None) == there
 
 
 def test_every_line_of_the_readme_is_a_contestant_and_every_result_is_in_the_table(versus: ModuleType) -> None:
