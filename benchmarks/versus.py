@@ -61,7 +61,7 @@ class Contestant:
         group: ratios are taken between contestants of one group.
         begins: the mark from which it is measured: what comes before is start-up and warming up.
         ends: the mark at which that ends; the last, unless given.
-        needs: a package that the Python must have beside the trainer.
+        needs: what the Python must be able to import beside the trainer.
     """
 
     name: str
@@ -134,8 +134,10 @@ _PPO = "--env.id starpilot --total-env-steps 32768 --compute.compile pools"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
 _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.compile pools"
-_PPG += " --compute.aux-micro-batch 128 --compute.micro-batch"
-_BF16 = f"{_PPG} 128 --compute.policy-precision bf16"
+_PPG += " --compute.aux-micro-batch 128"
+# Each precision of the policy phase has its own best size.
+_FP32 = "--compute.micro-batch 64"
+_BF16 = "--compute.micro-batch 128 --compute.policy-precision bf16"
 _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
@@ -151,18 +153,18 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
     ),
     "procgen-ppo": _procgen((
-        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.micro-batch 64", begins=1),
-        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} --compute.policy-precision bf16 --compute.micro-batch 128", begins=1),
+        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} {_FP32}", begins=1),
+        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} {_BF16}", begins=1),
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
     "procgen-ppg": _procgen((
-        _ours("phasicrl, one network", "compat-cleanrl-ppg", f"{_PPG} 64", begins=1, ends=2),
-        _ours("phasicrl, one network, both phases bf16", "compat-cleanrl-ppg", _BF16, begins=1, ends=2),
-        _ours("phasicrl, two networks", "procgen-ppg", f"{_PPG} 64", begins=1, ends=2),
-        _ours("phasicrl, two networks, both phases bf16", "procgen-ppg", _BF16, begins=1, ends=2),
+        _ours("phasicrl, one network", "compat-cleanrl-ppg", f"{_PPG} {_FP32}", begins=1, ends=2),
+        _ours("phasicrl, one network, both phases bf16", "compat-cleanrl-ppg", f"{_PPG} {_BF16}", begins=1, ends=2),
+        _ours("phasicrl, two networks", "procgen-ppg", f"{_PPG} {_FP32}", begins=1, ends=2),
+        _ours("phasicrl, two networks, both phases bf16", "procgen-ppg", f"{_PPG} {_BF16}", begins=1, ends=2),
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
-        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco"),
+        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco, imageio"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
         _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
         _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
