@@ -4,7 +4,7 @@
 #   ARGS                      what to test:        make test ARGS="tests/test_returns.py -x"
 #   WORKERS                   test processes:      make test WORKERS=8
 #   PYTHON                    which Python:        make train PYTHON=/usr/bin/python3.12
-#   TORCH_INDEX, TORCH_CUDA   which PyTorch:       see tools/install.py
+#   TORCH_INDEX               which PyTorch:       make train TORCH_INDEX=ADDRESS, the package index of another build (tools/install.py)
 
 PRESET ?= quickstart
 ARGS ?=

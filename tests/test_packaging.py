@@ -7,6 +7,7 @@ import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,25 +158,63 @@ def report(*requirements: str) -> dict[str, Any]:
     return {"version": "1", "install": [{"metadata": {"name": name, "version": version}} for name, version in pairs]}
 
 
-def test_install_accepts_a_cpu_build(install: Any):
-    assert install.refusal("torch==2.13.0", report("torch==2.13.0+cpu", "networkx==3.7", "sympy==1.14.0")) is None
-
-
 CUDA = ["nvidia-cublas==13.1.1.3", "nvidia_nvtx==13.0.85", "triton==3.7.1", "cuda-toolkit==13.0.3.0", "cuda_bindings==13.5.0"]
 
 
 @pytest.mark.parametrize("package", CUDA)
-def test_install_refuses_each_cuda_package(install: Any, package: str):
+def test_install_knows_each_cuda_package(install: Any, package: str):
     """Names and versions as pip listed them for the default build on Linux."""
-    message = install.refusal("torch==2.13.0", report("torch==2.13.0", package, "filelock==4.2.11"))
-    assert package.replace("==", " ") in message
-    assert "filelock" not in message
-    assert "TORCH_INDEX" in message
-    assert "TORCH_CUDA=1" in message
+    assert install.brings_cuda(report("torch==2.13.0", package, "filelock==4.2.11"))
 
 
 def test_install_passes_names_that_only_look_like_cuda(install: Any):
-    assert install.refusal("torch==2.13.0", report("tritonclient==2.0", "cudatext==1.0")) is None
+    assert not install.brings_cuda(report("torch==2.13.0+cpu", "tritonclient==2.0", "cudatext==1.0", "networkx==3.7"))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("brought", [[], CUDA])
+def test_install_takes_either_build_and_tells_of_a_large_one_that_is_not_needed(
+    install: Any, brought: list[str], gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    monkeypatch.setattr(install, "has_nvidia_gpu", lambda: gpu)
+    monkeypatch.setattr(install, "what_would_come", lambda torch: report(torch, *brought))
+    assert install.expected_size("torch==2.13.0") == (install.WITH_CUDA if brought else install.WITHOUT_CUDA)
+    said, told = capsys.readouterr().out, bool(brought) and not gpu
+    assert said.count("\n") == told, "one line where there is something to say"
+    assert ("TORCH_INDEX" in said and f"{install.WITH_CUDA.load} GB" in said) == told
+
+
+def test_install_does_not_ask_pip_where_the_index_is_given(install: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(install, "what_would_come", lambda torch: pytest.fail("pip was asked"))
+    monkeypatch.setenv("TORCH_INDEX", "file:///wheels")
+    assert install.expected_size("torch==2.13.0") == install.WITHOUT_CUDA
+
+
+def test_install_refuses_only_what_does_not_fit(install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is loaded lies in the temporary folder until it is installed: on one disk both must fit together."""
+    size, free = install.WITH_CUDA, 0.0
+    monkeypatch.setattr(install.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free * 1e9))
+    free = size.load + size.disk + 0.001
+    assert install.place_for_loading(size, environment=tmp_path, temporary=tmp_path) == tmp_path
+    free = size.load + size.disk - 0.2
+    assert install.place_for_loading(size, environment=tmp_path, temporary=tmp_path) is None
+    message = install.no_room(size, tmp_path)
+    assert f"takes {size.disk} GB in {tmp_path} and {size.load} GB more" in message and f"{free:.1f} GB are free" in message
+    assert "TORCH_INDEX" in message
+    assert "TORCH_INDEX" not in install.no_room(install.WITHOUT_CUDA, tmp_path)
+
+
+def test_install_loads_to_the_environments_disk_where_the_temporary_one_is_small(install: Any, monkeypatch: pytest.MonkeyPatch):
+    size = install.WITHOUT_CUDA
+    free = {1: 100.0, 2: 0.0}
+    large, small = (SimpleNamespace(stat=lambda disk=disk: SimpleNamespace(st_dev=disk), disk=disk) for disk in (1, 2))
+    monkeypatch.setattr(install.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder.disk] * 1e9))
+    for room, place in ((size.load + 0.001, small), (size.load - 0.001, large)):
+        free[2] = room
+        assert install.place_for_loading(size, environment=large, temporary=small) is place
+    free |= {1: size.disk + 0.001, 2: size.load + 0.001}
+    assert install.place_for_loading(size, environment=large, temporary=small) is small, "each disk has its part"
 
 
 def test_install_finds_the_pinned_versions(install: Any):

@@ -2,10 +2,10 @@
 
 usage: install.py [REQUIREMENTS]      a file of requirements, with PyTorch among them, in place of phasicrl: for the peers of a benchmark
 
-On Linux a plain `pip install torch` may bring several GB of CUDA libraries to a machine that has no GPU. So where none is found, pip is first asked what
-it would bring, and if CUDA is in it, nothing is installed. Two environment variables answer that:
+Which build of PyTorch comes is pip's choice. On Linux that usually is the one with the CUDA libraries, which works without a GPU too, but is large. So pip
+is first asked what it would bring; if that is CUDA on a machine without a GPU, one line says how large it is and how to get less. Nothing is installed where it
+would not fit on the disk. One environment variable changes the choice:
 TORCH_INDEX   address of the package index from which to take PyTorch, and only PyTorch
-TORCH_CUDA=1  take the CUDA libraries all the same
 """
 
 from __future__ import annotations
@@ -17,15 +17,26 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq")  # errors only
 CUDA_PACKAGE = re.compile(r"(pytorch[-_.])?(nvidia|cuda|triton)(?![a-z0-9])", re.IGNORECASE)
+
+
+class Size(NamedTuple):
+    """What an installation takes, in GB: packages to load, which lie in the temporary folder meanwhile, and disk for good."""
+
+    load: float
+    disk: float
+
+
+# Of the whole environment, with EnvPool and the development tools; measured with the versions in constraints.txt.
+WITHOUT_CUDA, WITH_CUDA = Size(load=0.8, disk=2.7), Size(load=3.3, disk=6.5)
 
 
 def main() -> int:
@@ -37,11 +48,17 @@ def main() -> int:
         if is_installed(torch):
             say(f"Bringing the environment up to date with {given[0] if given else 'pyproject.toml and constraints.txt'}.")
         else:
-            if problem := choose_build(torch):
-                print(problem, file=sys.stderr)
+            size = expected_size(torch)
+            environment = Path(sys.prefix)
+            folder = place_for_loading(size, environment=environment, temporary=Path(tempfile.gettempdir()))
+            if folder is None:
+                print(no_room(size, environment), file=sys.stderr)
                 return 1
-            what = given[0] if given else "phasicrl, PyTorch, EnvPool and the development tools: 0.7 GB to load, 2.5 GB on disk"
-            say(f"Installing {what}; a minute or a few.")
+            os.environ["TMPDIR"] = str(folder)  # pip's
+            what = given[0] if given else "phasicrl, PyTorch, EnvPool and the development tools"
+            say(f"Installing {what}: {size.load} GB to load, {size.disk} GB on disk; a minute or a few.")
+            if index := os.environ.get("TORCH_INDEX"):  # what it requires comes from the usual index, with everything else
+                pip("install", "--no-deps", "--index-url", index, torch)
         began = time.monotonic()
         pip("install", *wanted)
         say(f"Installed in {time.monotonic() - began:.0f} s.")
@@ -51,32 +68,47 @@ def main() -> int:
     return 0
 
 
-def choose_build(torch: str) -> str | None:
-    """Install `torch` from where the user says, or see that pip's own choice fits the machine; return why it does not."""
-    if index := os.environ.get("TORCH_INDEX"):
-        say(f"Installing {torch} from TORCH_INDEX.")
-        pip("install", "--no-deps", "--index-url", index, torch)  # what it requires comes from the usual index, with everything else
-        return None
-    if os.environ.get("TORCH_CUDA") == "1" or has_nvidia_gpu():
-        return None
-    say(f"No NVIDIA GPU: asking pip what {torch} would bring.")
-    return refusal(torch, what_would_come(torch))
+def expected_size(torch: str) -> Size:
+    """What will be installed, by the build of PyTorch that comes; a line for the user where a smaller one would do."""
+    if os.environ.get("TORCH_INDEX"):
+        say(f"Taking {torch} from TORCH_INDEX.")
+        return WITHOUT_CUDA
+    if not brings_cuda(what_would_come(torch)):
+        return WITHOUT_CUDA
+    if not has_nvidia_gpu():
+        say(
+            f"No NVIDIA GPU here, but pip's PyTorch has the CUDA libraries: {WITH_CUDA.load} GB to load in place of {WITHOUT_CUDA.load}; it works on the CPU as well. "
+            "For less, stop this and give TORCH_INDEX=ADDRESS, the one behind --index-url on PyTorch's install page for Linux, pip and CPU."
+        )
+    return WITH_CUDA
 
 
-def refusal(torch: str, report: dict[str, Any]) -> str | None:
-    """Return why not to install what pip's `report` lists on a machine without a GPU, and the ways out; `None` if nothing is against it."""
-    packages = [(item["metadata"]["name"], item["metadata"]["version"]) for item in report["install"]]
-    cuda = sorted(f"{name} {version}" for name, version in packages if CUDA_PACKAGE.match(name))
-    if not cuda:
+def brings_cuda(report: dict[str, Any]) -> bool:
+    """Whether CUDA's libraries are in what pip's `report` lists."""
+    return any(CUDA_PACKAGE.match(item["metadata"]["name"]) for item in report["install"])
+
+
+def place_for_loading(size: Size, *, environment: Path, temporary: Path) -> Path | None:
+    """Return the folder in which what is loaded fits until it is installed into `environment`; `None` if nothing fits.
+
+    The usual temporary folder may be small, in memory even; then it is the disk of the environment.
+    """
+    disk, free = environment.stat().st_dev, shutil.disk_usage(environment).free / 1e9
+    if temporary.stat().st_dev != disk and free >= size.disk and shutil.disk_usage(temporary).free / 1e9 >= size.load:
+        return temporary
+    if free < size.disk + size.load:
         return None
-    listed = textwrap.fill(", ".join(cuda), width=110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return temporary if temporary.stat().st_dev == disk else environment
+
+
+def no_room(size: Size, environment: Path) -> str:
+    """Say that it does not fit, with the numbers and the ways out."""
+    free = shutil.disk_usage(environment).free / 1e9
+    smaller = f"\n  or take PyTorch's CPU build, {WITHOUT_CUDA.disk} GB: TORCH_INDEX=ADDRESS, behind --index-url on PyTorch's install page"
     return f"""\
-No NVIDIA GPU was found here, but {torch} would bring the CUDA libraries, several GB:
-{listed}
-Nothing was installed. Choose one, then give the same command again with it:
-  TORCH_INDEX=...   the CPU build. The address to put here stands on PyTorch's install page, behind --index-url in the
-                    command shown for Linux, pip and CPU. Only PyTorch is taken from there.
-  TORCH_CUDA=1      the CUDA build all the same, say for an image that will run on another machine."""
+Nothing was installed: it takes {size.disk} GB in {environment} and {size.load} GB more while it is loaded, and {free:.1f} GB are free there.
+Then give the same command again:
+  free some room, or put the checkout on a larger disk{smaller if size == WITH_CUDA else ""}"""
 
 
 def what_would_come(torch: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ set -eu
 
 python=
 incomplete=
-for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
+for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3.14 python3}; do
   # Run each one: a name on the PATH may be a shim with nothing behind it.
   "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
   # Debian ships `venv` without `ensurepip`, and then stops half way with a folder that looks finished.
@@ -22,7 +22,7 @@ if [ -z "$python" ]; then
   elif [ -n "${PYTHON:-}" ]; then
     echo "PYTHON=$PYTHON is not Python 3.11 or newer." >&2
   else
-    echo "phasicrl needs Python 3.11 or newer; none of python3.11, python3.12, python3.13, python3 on the PATH is." >&2
+    echo "phasicrl needs Python 3.11 or newer; none of python3.11 to python3.14 and python3 on the PATH is." >&2
     echo "On Debian 12 and newer, as root:   apt install python3 python3-venv" >&2
     echo "Or name one that lies elsewhere:   make PYTHON=/path/to/python3" >&2
   fi
