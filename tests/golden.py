@@ -13,7 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.config import Config, ModelConfig
+from phasicrl.config import Config, ModelConfig, ObsNormConfig, RewardNormConfig, ValueNormConfig
+from phasicrl.spaces import choices
 from phasicrl.train import train
 from tests.helpers import corridor, tiny, tiny_aux
 
@@ -43,8 +44,55 @@ class Picture(gym.Env[np.ndarray, np.int64]):
         return picture
 
 
-def runs(folder: Path) -> dict[str, tuple[Config, Callable[[], gym.Env[Any, Any]]]]:
+class Echo(gym.Env[Any, Any]):
+    """Give back what was shown: actions of any kind, seen as numbers or (`tree`) as parts, with masks or without.
+
+    It is shown in the first of five steps only. Every second episode ends by a time limit, the others by the rules.
+    """
+
+    def __init__(self, actions: gym.Space[Any], *, tree: bool = False, masked: bool = False) -> None:
+        self.action_space, self.tree, self.masked = actions, tree, masked
+        shown = gym.spaces.Box(-2, 2, (gym.spaces.flatdim(actions),), np.float32)
+        self.observation_space = gym.spaces.Dict({"shown": shown, "step": gym.spaces.Discrete(6)}) if tree else shown
+        self._episode = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._target = self.np_random.uniform(-1, 2, gym.spaces.flatdim(self.action_space)).astype(np.float32)
+        self._at, self._episode = 0, self._episode + 1
+        return self._seen(), self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        given: Any = gym.spaces.flatten(self.action_space, action)
+        reward = -3 * float(np.abs(given - self._target).mean())
+        self._at += 1
+        ends = self._at == 5
+        return self._seen(), reward, ends and self._episode % 2 == 1, ends and self._episode % 2 == 0, self._info()
+
+    def _seen(self) -> Any:
+        shown = self._target if self._at == 0 else np.full_like(self._target, self._at / 5)
+        return {"shown": shown, "step": self._at} if self.tree else shown
+
+    def _info(self) -> dict[str, Any]:
+        """One option of each discrete component is forbidden, another one in each step."""
+        forbidden = [np.arange(n) == (self._at + self._episode) % n for n in choices(self.action_space)]
+        return {"action_mask": ~np.concatenate(forbidden)} if self.masked else {}
+
+
+Case = tuple[Config, Callable[[], gym.Env[Any, Any]]]
+
+NUMBERS = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 2], np.float32))
+KEYS = gym.spaces.MultiDiscrete([3, 2])
+BOTH = gym.spaces.Dict({"keys": KEYS, "numbers": NUMBERS})
+
+
+def runs(folder: Path) -> dict[str, Case]:
     """The runs, by name."""
+    return basic_runs(folder) | memory_and_action_runs(folder) | normalizer_runs(folder) | estimator_runs(folder) | combined_runs(folder)
+
+
+def basic_runs(folder: Path) -> dict[str, Case]:
+    """PPO and PPG on numbers and pictures, with each of the value paths."""
     ppo = tiny(folder, total_env_steps=160)
     shared = replace(ppo, model=replace(ppo.model, value_path="shared", init="orthogonal"), reward_norm=None)
     clipped = replace(
@@ -59,6 +107,80 @@ def runs(folder: Path) -> dict[str, tuple[Config, Callable[[], gym.Env[Any, Any]
         "ppo-value-epochs-first-kl": (apart, corridor),
         "ppg-separate": (replace(ppo, aux=tiny_aux()), corridor),
         "ppg-detached-pictures": (replace(ppo, model=pictures, aux=tiny_aux(optimizer="shared")), Picture),
+    }
+
+
+def short(folder: Path, changes: dict[str, Any], *, ppg: bool = False) -> Config:
+    """Three iterations, with `changes` at their paths; of PPG an auxiliary phase follows the second one."""
+    config = tiny(folder, aux=tiny_aux() if ppg else None, total_env_steps=96)
+    return config.changed({"ppo.max_grad_norm": 0.5, "model.memory_size": 6, **changes})
+
+
+def memory_and_action_runs(folder: Path) -> dict[str, Case]:
+    """Memory, masks, and actions of every kind, one at a time."""
+
+    def numbers(**changes: Any) -> Case:
+        return short(folder, {f"action.{name}": value for name, value in changes.items()}), lambda: Echo(NUMBERS)
+
+    return {
+        "ppo-lstm": (short(folder, {"model.memory": "lstm"}), lambda: Echo(NUMBERS)),
+        "ppg-lstm": (short(folder, {"model.memory": "lstm"}, ppg=True), corridor),
+        "ppo-gru-shared": (short(folder, {"model.memory": "gru", "model.value_path": "shared"}), corridor),
+        "ppg-gru-detached": (short(folder, {"model.memory": "gru", "model.value_path": "detached"}, ppg=True), corridor),
+        "ppo-masks": (short(folder, {}), lambda: Echo(KEYS, masked=True)),
+        "ppg-masks": (short(folder, {}, ppg=True), lambda: Echo(KEYS, masked=True)),
+        "ppo-numbers-raw": numbers(),
+        "ppo-numbers-mean-tanh-softplus": numbers(mean="tanh", std="softplus", std_value=0.5, min_std=0.01, rescale=True, squash="clip"),
+        "ppo-numbers-squash-tanh-exp": numbers(squash="tanh", std="exp", std_value=0.7),
+        "ppo-numbers-range": numbers(std="range", std_value=0.2, squash="clip"),
+        "ppg-numbers-squash-tanh": (short(folder, {"action.squash": "tanh"}, ppg=True), lambda: Echo(NUMBERS)),
+        "ppo-tree-multidiscrete": (short(folder, {}), lambda: Echo(KEYS, tree=True)),
+    }
+
+
+def normalizer_runs(folder: Path) -> dict[str, Case]:
+    """Each normalizer alone; that of rewards by rollouts is in the basic runs."""
+    alone = {"reward_norm": None}
+    ema = {"statistics": "ema", "decay": 0.6}
+    return {
+        "ppo-obs-norm": (short(folder, {**alone, "obs_norm": ObsNormConfig(clip=1.5)}), lambda: Echo(NUMBERS)),
+        "ppo-obs-norm-ema-tree": (short(folder, {**alone, "obs_norm": ObsNormConfig(**ema)}), lambda: Echo(KEYS, tree=True)),
+        "ppo-reward-norm-steps": (short(folder, {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}), lambda: Echo(KEYS)),
+        "ppo-value-norm": (short(folder, {**alone, "value_norm": ValueNormConfig()}), lambda: Echo(KEYS)),
+        "ppo-value-norm-ema-shared": (
+            short(folder, {**alone, "value_norm": ValueNormConfig(**ema), "model.value_path": "shared", "ppo.value_clip": 0.2}),
+            lambda: Echo(KEYS),
+        ),
+        "ppg-value-norm": (short(folder, {**alone, "value_norm": ValueNormConfig()}, ppg=True), lambda: Echo(KEYS)),
+    }
+
+
+def estimator_runs(folder: Path) -> dict[str, Case]:
+    """Other returns and objectives, and what is steered by the divergence."""
+    reinforce = {"ppo.estimator": "monte_carlo", "ppo.baseline": False, "ppo.objective": "log_prob", "ppo.clip": None}
+    epochs = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2, "ppo.learning_rate": 5e-3}
+    follows = {**epochs, "ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 1e-3, "ppo.target_kl": 0.05}
+    steered = {**epochs, "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact", "ppo.adam_eps_hat": True}
+    return {
+        "ppo-n-step": (short(folder, {"ppo.estimator": "n_step", "ppo.n_step": 3}), lambda: Echo(KEYS)),
+        "ppo-monte-carlo": (short(folder, {"ppo.estimator": "monte_carlo"}), lambda: Echo(KEYS)),
+        "reinforce": (short(folder, reinforce), lambda: Echo(NUMBERS)),
+        "actor-critic": (short(folder, {"ppo.objective": "log_prob", "ppo.clip": None}), lambda: Echo(KEYS)),
+        "ppo-recomputed": (short(folder, {**epochs, "ppo.recompute_advantages": True, "ppo.reward_clip": 1.0}), lambda: Echo(KEYS)),
+        "ppo-adaptive-kl": (short(folder, follows), lambda: Echo(KEYS)),
+        "ppo-adaptive-penalty": (short(folder, steered), lambda: Echo(NUMBERS)),
+    }
+
+
+def combined_runs(folder: Path) -> dict[str, Case]:
+    """Much of it together."""
+    norms = {"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig(), "reward_norm": RewardNormConfig(per="step")}
+    memory = {"model.memory": "lstm", "action.squash": "tanh", "action.std": "softplus", **norms}
+    every = {**memory, "model.memory": "gru", "model.value_path": "detached", "aux.optimizer": "shared", "ppo.recompute_advantages": True}
+    epochs = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2}
+    return {
+        "ppo-together": (short(folder, {**memory, "ppo.value_learning_rate": 1e-3}), lambda: Echo(BOTH, tree=True, masked=True)),
+        "ppg-together": (short(folder, {**every, **epochs}, ppg=True), lambda: Echo(BOTH, tree=True, masked=True)),
     }
 
 
