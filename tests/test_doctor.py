@@ -60,7 +60,11 @@ def probe_that(monkeypatch: pytest.MonkeyPatch, code: str) -> list[Check]:
     [
         ("import os; os.abort()", "SIGABRT", "--force-reinstall envpool"),
         ("raise ImportError('Procgen draws with Qt 5')", "ImportError: Procgen draws with Qt 5", "pip install PyQt5-Qt5"),
-        ('print(\'PROBE{"shape": [3, 64, 64], "dtype": "uint8", "blank": true, "qt": "wheel"}\')', "black", "--force-reinstall envpool"),
+        (
+            'print(\'PROBE{"shape": [3, 64, 64], "dtype": "uint8", "blank": true, "qt": "wheel", "graphics": "system"}\')',
+            "black",
+            "--force-reinstall envpool",
+        ),
         ("import time; time.sleep(60)", "no answer within 1 s", "idle"),
     ],
 )

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from phasicrl.envs.envpool_adapter import PROCGEN, import_envpool, task_families
+from phasicrl.envs.native import GRAPHICS_LIBRARIES, GRAPHICS_REMEDIES, QT_REMEDIES, ensure_graphics, ensure_qt
 from phasicrl.envs.protocol import EnvError
-from phasicrl.envs.qt import REMEDIES, ensure_qt
 from phasicrl.machine import free_memory, num_cores, package_version
 
 Status = Literal["ok", "warning", "missing", "broken"]
@@ -82,7 +82,7 @@ def probe(task_id: str) -> dict[str, Any]:
     """Make one environment of an EnvPool task, look at its first observation, and step it; runs in a process of its own.
 
     Returns:
-        Shape and dtype of the observation, whether it is all zeros, and, for Procgen, where Qt came from.
+        Shape and dtype of the observation, whether it is all zeros, where the graphics libraries came from, and, for Procgen, where Qt did.
     """
     import numpy as np
 
@@ -91,7 +91,7 @@ def probe(task_id: str) -> dict[str, Any]:
     pool = import_envpool(procgen=is_procgen).make_gymnasium(task_id, num_envs=1, seed=1)
     obs, _ = pool.reset()
     pool.step(np.zeros((1, *pool.action_space.shape), pool.action_space.dtype))
-    return {"shape": obs.shape[1:], "dtype": str(obs.dtype), "blank": not obs.any(), "qt": qt}
+    return {"shape": obs.shape[1:], "dtype": str(obs.dtype), "blank": not obs.any(), "qt": qt, "graphics": ensure_graphics()}
 
 
 def _torch() -> Check:
@@ -174,11 +174,14 @@ def _read_probe(family: str, process: subprocess.Popen[str]) -> list[Check]:
         check = Check(name=name, status="broken", found="every pixel of the first picture is black", remedy=_envpool_remedy(""))
     else:
         check = Check(name=name, status="ok", found=f"{PROBES[family]}: {shape} {answer['dtype']}")
-    return [check, Check(name="Qt", status="ok", found=answer["qt"])] if answer["qt"] else [check]
+    parts = {"Qt": answer["qt"], "graphics libraries": answer["graphics"]} if answer["qt"] else {}  # the same for every family: said once
+    return [check, *(Check(name=part, status="ok", found=found) for part, found in parts.items())]
 
 
 def _envpool_remedy(message: str) -> str:
-    return REMEDIES if "Qt" in message else "pip install --force-reinstall envpool envpool-assets"
+    if any(name in message for name in GRAPHICS_LIBRARIES):
+        return GRAPHICS_REMEDIES
+    return QT_REMEDIES if "Qt" in message else "pip install --force-reinstall envpool envpool-assets"
 
 
 def _gymnasium() -> Check:
@@ -194,7 +197,7 @@ def _gymnasium() -> Check:
         envs.step(np.zeros(2, np.int64))
         envs.close()
     except (EnvError, ImportError, ValueError) as error:
-        return Check(name="Gymnasium", status="broken", found=str(error), remedy="pip install --upgrade 'gymnasium>=1.1'")
+        return Check(name="Gymnasium", status="broken", found=str(error), remedy="pip install --upgrade 'gymnasium>=1.4'")
     return Check(name="Gymnasium", status="ok", found=f"{gymnasium.__version__}, CartPole-v1 steps")
 
 

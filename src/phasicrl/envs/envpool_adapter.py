@@ -34,8 +34,8 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
+from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
-from phasicrl.envs.qt import ensure_qt
 from phasicrl.machine import Companion, num_cores, spread, thread_ids
 from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
 
@@ -179,11 +179,13 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     """Import EnvPool (about a second); with `procgen` including Qt.
 
     Raises:
-        ImportError: EnvPool or, with `procgen`, Qt is not installed; the message names the remedy.
+        ImportError: EnvPool, a library that it needs or, with `procgen`, Qt is not there; the message names the remedy.
     """
     try:
-        if procgen and importlib.util.find_spec("envpool") is not None:
-            ensure_qt()
+        if importlib.util.find_spec("envpool") is not None:
+            ensure_graphics()
+            if procgen:
+                ensure_qt()
         import envpool
     except ModuleNotFoundError as error:
         raise ImportError(f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'") from error

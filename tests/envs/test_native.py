@@ -1,0 +1,159 @@
+"""What EnvPool leaves to the system: the ways it is found, the stand-ins, and the words when there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phasicrl.envs import native
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.uname().machine != "x86_64" or importlib.util.find_spec("envpool") is None,
+    reason="EnvPool on x86-64 Linux only",
+)
+needs_wheel = pytest.mark.skipif(native._wheel_folder() is None, reason="PyQt5-Qt5 is not installed")
+
+FRAMES = """
+import hashlib, numpy as np
+pool = import_envpool(procgen=True).make_gymnasium("CoinrunHard-v0", num_envs=2, seed=3)
+frames = [pool.reset()[0]] + [pool.step(np.full(2, 7, np.int32))[0] for _ in range(30)]
+print("ANSWER" + json.dumps([source, hashlib.sha256(np.stack(frames).tobytes()).hexdigest(), int(np.max(frames))]))
+"""
+HEAD = "import json, os\nfrom phasicrl.envs import native\nfrom phasicrl.envs.envpool_adapter import import_envpool\n"
+
+
+def run(code: str) -> list[object]:
+    result = subprocess.run([sys.executable, "-c", HEAD + code], capture_output=True, text=True, timeout=100, check=False)
+    answers = [line for line in result.stdout.splitlines() if line.startswith("ANSWER")]
+    assert result.returncode == 0 and answers, result.stderr
+    return json.loads(answers[0].removeprefix("ANSWER"))
+
+
+@needs_wheel
+def test_all_ways_to_qt_draw_the_same_pictures() -> None:
+    """The usual way; the wheel with all three stand-ins; and EnvPool imported by somebody else before Qt was there."""
+    usual = run("source = native.ensure_qt()" + FRAMES)
+    stand_ins = run("native.load_with_stand_ins(native._wheel_folder(), force=True); source = os.environ['QT_NO_GLIB']" + FRAMES)
+    late = run("native.ensure_graphics(); import envpool, envpool.procgen as p; source = str(p._PROCGEN_IMPORT_ERROR is not None)" + FRAMES)
+    assert usual[0] in ("system", "wheel", "wheel with stand-ins", "not needed")
+    assert stand_ins[0] == "1"
+    assert usual[1:] == stand_ins[1:] == late[1:]
+    assert usual[2] == 255
+
+
+@needs_wheel
+def test_the_answer_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.ensure_qt() == native.ensure_qt()
+    native.ensure_qt.cache_clear()
+    if not native.envpool_has_own_qt():
+        assert native.ensure_qt() == "already loaded"
+    monkeypatch.setattr(native, "envpool_has_own_qt", lambda: True)
+    native.ensure_qt.cache_clear()
+    assert native.ensure_qt() == "not needed"
+    native.ensure_qt.cache_clear()
+
+
+def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "envpool_has_own_qt", lambda: False)
+    monkeypatch.setattr(native, "_loads", lambda *_: False)
+    monkeypatch.setattr(native, "_wheel_folder", lambda: None)
+    native.ensure_qt.cache_clear()
+    with pytest.raises(ImportError, match=r"pip install PyQt5-Qt5.*apt install libqt5gui5.*conda-forge qt-main"):
+        native.ensure_qt()
+
+
+def test_the_order_is_loaded_system_wheel_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, int]] = []
+    monkeypatch.setattr(native, "envpool_has_own_qt", lambda: False)
+    monkeypatch.setattr(native, "_wheel_folder", lambda: Path("/wheel"))
+    monkeypatch.setattr(native, "_loads", lambda name, mode=0: tried.append((name, mode)) is not None)
+    monkeypatch.setattr(native, "load_with_stand_ins", lambda folder: tried.append((f"stand-ins for {folder}", 0)))
+    native.ensure_qt.cache_clear()
+    assert native.ensure_qt() == "wheel with stand-ins"
+    native.ensure_qt.cache_clear()
+    core = "libQt5Core.so.5"
+    assert tried == [(core, os.RTLD_NOLOAD), (core, 0), (f"/wheel/{core}", 0), ("stand-ins for /wheel", 0)]
+
+
+@pytest.mark.parametrize("functions", [(), ("one",), ("one", "two"), native.GRAPHICS_LIBRARIES["libEGL.so.1"]], ids=len)
+def test_a_stand_in_can_be_loaded_under_its_name_and_its_functions_return_zero(tmp_path: Path, functions: tuple[str, ...]) -> None:
+    name, path = f"libphasicrl-stand-in.so.{len(functions)}", tmp_path / "any file"
+    content = native.stand_in_library(name, functions)
+    path.write_bytes(content)
+    assert len(content) < 500 if not functions else len(content) < 5000
+    segments = [struct.unpack_from("<IIQQ", content, 64 + 56 * index)[:3] for index in range(struct.unpack_from("<H", content, 56)[0])]
+    assert all(flags & 3 != 3 for _, flags, _ in segments), "nothing may be both written and executed: hardened systems refuse that"
+    assert sum(flags & 1 for _, flags, _ in segments) == bool(functions), "nothing but code may be executed"
+    with pytest.raises(OSError, match="stand-in"):
+        ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+    library = ctypes.CDLL(str(path))
+    ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+    for function in functions:
+        call = getattr(library, function)
+        call.restype = ctypes.c_uint64
+        assert call(*range(1, 7)) == 0
+    with pytest.raises(AttributeError, match="three"):
+        _ = library.three
+
+
+GRAPHICS = """
+import ctypes, platform
+from pathlib import Path
+import tempfile
+real = native._loads
+native._loads = lambda name, mode=0: name not in native.GRAPHICS_LIBRARIES and real(name, mode)
+native.envpool_has_own_qt = lambda: True
+answer = [native.ensure_graphics()]
+for name in native.GRAPHICS_LIBRARIES:
+    ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+answer.append(ctypes.CDLL("libEGL.so.1").eglGetDisplay(0))
+print("ANSWER" + json.dumps(answer))
+"""
+
+
+def test_graphics_libraries_that_are_absent_are_stood_in_for() -> None:
+    """In a process of its own, as if the machine had none; afterwards the loader finds them by name, and there is no display."""
+    assert run(GRAPHICS) == ["stand-ins", 0]
+
+
+@pytest.mark.skipif(not native.envpool_has_own_qt(), reason="this EnvPool needs no graphics libraries")
+def test_envpool_works_with_the_stand_ins_and_does_not_end_the_process_when_it_draws() -> None:
+    """Whether the machine has graphics libraries or not. Drawing is the one thing that calls them: it must fail as Python does."""
+    steps = """
+envpool = import_envpool()
+pool = envpool.make_gymnasium("HalfCheetah-v4", num_envs=1, seed=3)
+pool.reset()
+answer.append(pool.step(np.zeros((1, 6)))[0].shape[1])
+try:
+    envpool.make_gymnasium("HalfCheetah-v4", num_envs=1, seed=3, render_mode="rgb_array").render()
+    answer.append("drawn")
+except Exception as error:
+    answer.append("refused")
+print("ANSWER" + json.dumps(answer))
+"""
+    assert run("import numpy as np\n" + GRAPHICS.replace('print("ANSWER', "#") + steps) == ["stand-ins", 0, 17, "refused"]
+
+
+def test_graphics_libraries_that_are_there_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_loads", lambda name, mode=0: True)
+    monkeypatch.setattr(native, "_load_lazily", lambda *_: pytest.fail("a stand-in was loaded"))
+    for own_qt, source in ((False, "not needed"), (True, "system")):
+        monkeypatch.setattr(native, "envpool_has_own_qt", lambda own_qt=own_qt: own_qt)
+        native.ensure_graphics.cache_clear()
+        assert native.ensure_graphics() == source
+    native.ensure_graphics.cache_clear()
+
+
+def test_a_library_that_cannot_be_loaded_is_told_with_the_loaders_words(tmp_path: Path) -> None:
+    path = tmp_path / "libbroken.so"
+    path.write_bytes(b"not a library")
+    with pytest.raises(ImportError, match=r"libbroken.so.*apt install libegl1"):
+        native._load_lazily(path, native.GRAPHICS_REMEDIES)
