@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import io
+import re
 import tokenize
 import tomllib
 from collections.abc import Iterator
@@ -228,7 +229,7 @@ def test_every_requirement_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name: extra for name, extra in project["optional-dependencies"].items() if name != "track"}
     requirements = [requirement for group in [project["dependencies"], *extras.values()] for requirement in group]
-    names = {requirement.partition(">=")[0].lower() for requirement in requirements if not requirement.startswith("phasicrl[")}
+    names = {re.split(r"[\[>;]", requirement)[0].strip().lower() for requirement in requirements if not requirement.startswith("phasicrl[")}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
     assert names <= pinned, f"not in constraints.txt: {sorted(names - pinned)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from phasicrl.presets import get_preset
 from phasicrl.train import train
 from phasicrl.video import film
 
-pytest.importorskip("envpool", reason="needs the extra `procgen`")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`")
 
 
 def small(preset: str, tmp_path: Path, **env: object) -> Config:

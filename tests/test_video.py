@@ -66,3 +66,16 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     path, _ = film(run.directory, episodes=1, size=100)
     pictures = read(path, 400, 600)
     assert len(pictures) > 5 and pictures.mean() > 150 and pictures.std() > 1  # a white field with a cart on it
+
+
+def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
+    for renderer in ("MjrContext", "mjr_render"):  # what needs OpenGL
+        monkeypatch.setattr(mujoco, renderer, lambda *_: pytest.fail("OpenGL was asked for"))
+    config = tiny(tmp_path)
+    config = replace(config, env=replace(config.env, id="gymnasium:Hopper-v5"), total_env_steps=64)
+    path, _ = film(train(config).directory, num_envs=2, episodes=2, size=240)
+    pictures = read(path, 240, 480)
+    left, right = pictures[:, :, :240].astype(int), pictures[:, :, 240:].astype(int)
+    assert len(pictures) > 5 and np.abs(left - right).max() > 50, "each environment is drawn by its own camera"
+    assert np.abs(left[0] - left[-1]).max() > 50, "it moves"

@@ -562,7 +562,9 @@ def _write_card(run: Run) -> None:
         "device": str(run.compute.device),
         "num_threads": run.compute.num_threads,
         "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
-        "versions": {"python": platform.python_version()} | {name: package_version(name) for name in packages},
+        "versions": {"python": platform.python_version()}
+        | {name: package_version(name) for name in packages}
+        | {"torch": torch.__version__},
         "commit": _commit(),
         "command": sys.argv,
     }

@@ -19,6 +19,7 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.evaluate import Evaluation, Levels, PolicyKind, load_agent, make_evaluation_envs, play
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
+from phasicrl.raycast import RayCamera
 from phasicrl.run import load_config
 
 
@@ -109,11 +110,16 @@ def _open_rendered(
 ) -> tuple[VectorEnv, Callable[[np.ndarray], np.ndarray]]:
     """Gymnasium's environment of the same name, which can draw itself."""
     made: list[gym.Env[Any, Any]] = []
+    game = name.rpartition(":")[2]
+    is_mujoco = make_env is None and game in gym.registry and str(gym.spec(game).entry_point).startswith("gymnasium.envs.mujoco.")
+    follow: dict[str, Any] = (
+        {"camera_name": "track"} if is_mujoco else {}
+    )  # else the camera stands where it is, and the runner leaves the picture
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
     def make() -> gym.Env[Any, Any]:
-        made.append(make_env() if make_env else gym.make(name.rpartition(":")[2], render_mode="rgb_array"))
+        made.append(make_env() if make_env else gym.make(game, render_mode="rgb_array", **follow))
         return made[-1]
 
     config = replace(config, env=replace(config.env, parallel="sync"))  # what is drawn must be in this process
@@ -125,9 +131,15 @@ def _open_rendered(
         envs.close()
         raise ValueError(f"{name} has no pictures to film; make it with render_mode='rgb_array'")
 
+    # The first one was made to read its spaces; the others are made when the environments are first reset.
+    cameras: list[RayCamera] = []
+
     def pictures(obs: np.ndarray) -> np.ndarray:
+        if is_mujoco:
+            if not cameras:
+                cameras.extend([RayCamera(env) for env in made[-num_envs:]])
+            return np.stack([camera.draw() for camera in cameras])
         try:
-            # The first one was made to read its spaces; the others are made when the environments are first reset.
             return np.stack([np.asarray(env.render()) for env in made[-num_envs:]])
         except gym.error.DependencyNotInstalled as error:
             raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig
 from phasicrl.envs import make as make_module
+from phasicrl.envs.envpool_adapter import import_envpool
 from phasicrl.envs.make import PROCGEN_GAMES, list_envs, make_envs, procgen_options, procgen_task, resolve
 from phasicrl.envs.protocol import VectorEnv
 from tests.envs.counting import Counting, Spaces
@@ -141,7 +142,7 @@ def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, valu
     ],
 )
 def test_spaces_that_are_not_supported_are_refused(env_id: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import envpool
+    envpool = import_envpool()
 
     spaces = gym.spaces.Text(5), gym.spaces.Discrete(2)
     monkeypatch.setitem(gym.registry, "texts", EnvSpec("texts", entry_point=lambda **_: Spaces(*spaces)))
@@ -174,7 +175,7 @@ def test_your_own_environment_needs_no_known_id() -> None:
 
 @needs_envpool
 def test_threads_are_never_more_than_environments_or_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    import envpool
+    envpool = import_envpool()
 
     taken: list[int] = []
     real = envpool.make_gymnasium
