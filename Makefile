@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-slow bench lint format setup clean help
+.PHONY: train test test-slow bench lint format wheel fresh setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -39,6 +39,12 @@ lint: $(READY)  ## Check format, style, types and the direction of imports
 format: $(READY)  ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+wheel: $(READY)  ## Build the wheel, install it into an empty environment, and use it outside the checkout; two minutes
+	@tools/try_wheel.sh
+
+fresh:  ## Run both README commands on bare machines; needs root, debootstrap, an hour
+	@for suite in bookworm trixie; do RESULTS=benchmarks/results/fresh.csv tools/fresh_machine.sh $$suite test train || exit; done
 
 setup: $(READY)  ## Only make .venv and install
 

@@ -41,6 +41,7 @@ def blocks() -> dict[str, str]:
     """Every table by the name that its place in a page has."""
     return {
         "tasks": tasks_table(),
+        "fresh": fresh_table(),
         "ladder": ladder_table("ladder"),
         "leave-one-out": ladder_table("leave-one-out"),
         "reacher-tricks": reacher_tricks_table(),
@@ -54,6 +55,17 @@ def blocks() -> dict[str, str]:
         "compiled": compiled_table(),
         **{f"findings-{name}": findings_table(f"findings_{name}") for name in ("reacher", "rewards", "inverted", "pendulum", "mva")},
     }
+
+
+def fresh_table() -> str:
+    """The README's commands on bare machines: of each suite, Python and command the last try."""
+    with (RESULTS / "fresh.csv").open() as file:
+        last = {(row["suite"], row["python"].rpartition(".")[0], row["command"]): row for row in csv.DictReader(file)}
+    table = "| system | Python | EnvPool | PyTorch | command | result | seconds | commit |\n|---|---|---|---|---|---|---|---|\n"
+    for row in sorted(last.values(), key=lambda row: [int(part) for part in row["python"].split(".")]):
+        result = "passed" if row["exit"] == "0" else f"failed ({row['exit']})"
+        table += f"| {row['suite']} | {row['python']} | {row['envpool']} | {row['torch']} | `{row['command']}` | {result} | {row['seconds']} | {row['commit']} |\n"
+    return table
 
 
 def tasks_table() -> str:
