@@ -57,7 +57,12 @@ class Check:
 def diagnose() -> list[Check]:
     """Look at everything; takes some seconds."""
     python = Check(name="Python", status="ok", found=f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    extras = [_video(), _package("plotting", "matplotlib", "plot"), _package("TensorBoard", "tensorboard", "tensorboard")]
+    extras = [
+        _video(),
+        _package("MuJoCo of Gymnasium, films", "mujoco", "mujoco"),
+        _package("plotting", "matplotlib", "plot"),
+        _package("TensorBoard", "tensorboard", "tensorboard"),
+    ]
     return [python, _torch(), _gpu(), _cpu(), *_envpool(), _gymnasium(), *extras, _memory(), _disk()]
 
 
