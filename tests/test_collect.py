@@ -222,12 +222,15 @@ def test_a_value_network_of_its_own_is_not_asked_while_acting_unless_it_must_rem
     assert len(asked) == calls
 
 
-def test_without_bootstrap_truncations_are_terminations() -> None:
-    collected = collect(make_collector(bootstrap_truncation=False))
-    assert collected["terminated"].tolist() == [[cell.end != "" for cell in row] for row in timeline(K * T)]
-    assert not collected["truncated"].any()
-    assert collected["next_value"].isfinite().all()
-    assert collected["first"].tolist() == [[cell.obs[2] == 0 for cell in row] for row in timeline(K * T)]
+def test_without_bootstrap_ends_are_what_they_are_and_no_final_observation_is_valued() -> None:
+    collector = make_collector(bootstrap_truncation=False)
+    collected, cells = collect(collector), timeline(K * T)
+    assert collected["terminated"].tolist() == [[cell.end == "terminated" for cell in row] for row in cells]
+    assert collected["truncated"].tolist() == [[cell.end == "truncated" for cell in row] for row in cells]
+    assert collected["first"].tolist() == [[cell.obs[2] == 0 for cell in row] for row in cells]
+    goes_on = torch.tensor([[(env, cell.obs[1] + 1, 0) if cell.end else cell.leads_to for cell in row] for env, row in enumerate(cells)])
+    assert collected["truncated"].any()
+    torch.testing.assert_close(collected["next_value"], value_of(collector.agent, goes_on.float()), rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ class Collector:
         agent: acts, and values what it sees.
         generator: source of the actions; on the CPU, whatever the device, so that runs are alike.
         compute: how the agent is executed.
-        bootstrap_truncation: truncated episodes go on in the value of their final observation; else they count as terminated.
+        bootstrap_truncation: final observations of truncated episodes are valued; else nobody asks for those values.
     """
 
     def __init__(self, envs: VectorEnv, agent: Agent, *, generator: Generator, compute: Compute, bootstrap_truncation: bool) -> None:
@@ -135,8 +135,6 @@ class Collector:
             ends.append((step.terminated, step.truncated))
             self._obs, self._first = self.compute.upload(step.obs), self.compute.upload(ended)
         terminated, truncated = (np.stack(kind, axis=1) for kind in zip(*ends, strict=True))
-        if not self.bootstrap_truncation:
-            terminated, truncated = terminated | truncated, np.zeros_like(truncated)
         rollout.reward.copy_(self.compute.upload(rewards.T))
         rollout.terminated.copy_(self.compute.upload(terminated))
         rollout.truncated.copy_(self.compute.upload(truncated))

@@ -121,9 +121,11 @@ def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[P
     Args:
         rollout: T steps of B environments.
         reward: `[B, T]`, the rewards to learn from, normalised or not.
-        ppo: the estimator, γ, λ and the kind of normalisation.
+        ppo: the estimator, γ, λ, what a time limit is, and the kind of normalisation.
     """
     ends = (rollout.terminated, rollout.truncated)
+    if not ppo.bootstrap_truncation:
+        ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
     if ppo.estimator == "gae":
         advantage = returns.gae(reward, rollout.value, rollout.next_value, *ends, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda)
         rollout.value_target.copy_(rollout.value + advantage)
