@@ -44,6 +44,14 @@ from phasicrl.presets import PRESETS, differences, get_preset
         (lambda: ComputeConfig(aux_micro_batch=0), "compute.aux_micro_batch is 0"),
         (lambda: CheckpointConfig(keep=0), "checkpoint.keep is 0"),
         (lambda: Config(total_env_steps=0), "total_env_steps is 0; a run needs at least one rollout, 16384 steps here"),
+        (
+            lambda: Config(total_env_steps=16383, budget_rounding="down"),
+            "total_env_steps is 16383, which budget_rounding down makes 0 rollouts of 16384 steps; give 16384 or more, or --budget-rounding up",
+        ),
+        (
+            lambda: Config(env=EnvConfig(num_envs=1), ppo=PPOConfig(num_steps=1, num_minibatches=1, advantage_std="unbiased")),
+            "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; take longer rollouts, or biased",
+        ),
         (lambda: Config(seed=-1), "config.seed is -1"),
         (
             lambda: Config(ppo=PPOConfig(num_minibatches=7)),
@@ -65,6 +73,9 @@ def test_derived_numbers() -> None:
     config = Config(total_env_steps=100_000, aux=AuxConfig(every=4))
     assert config.batch_size == 64 * 256
     assert config.num_iterations == 7  # 6.1 rollouts: the last one is finished
+    down = replace(config, budget_rounding="down")
+    assert (config.budget, down.budget, down.num_iterations) == (100_000, 6 * 64 * 256, 6)  # or left out
+    assert config.num_gradient_steps == 7 * 8 + 6 * 16 * 4 and down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
     assert config.phase_length == 4 and config.has_auxiliary_phase
     assert replace(config, aux=None).phase_length == replace(config, aux=AuxConfig(epochs=0)).phase_length == 1
     assert config.reward_gamma == config.ppo.gamma

@@ -189,6 +189,14 @@ def test_the_reward_of_the_last_step_belongs_to_the_old_episode_by_hand() -> Non
     assert normalizer.moments.mean.item() == pytest.approx((2 + 5 + 10.5 + 16 + 9) / 5, rel=1e-12)
 
 
+def test_reset_at_terminations_by_hand() -> None:
+    # γ = ½. 4 ends an episode by the rules, so that nothing but itself goes on: 2 | 4, 8 + ½·4 = 10, 1 + ½·10 = 6, whatever was cut between.
+    normalizer = RewardNormalizer(1, gamma=0.5, clip=10.0)
+    normalizer(torch.tensor([[2.0, 4.0, 8.0, 1.0]]), torch.tensor([[False, True, False, False]]))
+    assert normalizer.running_return.tolist() == [6]
+    assert normalizer.moments.mean.item() == pytest.approx((2 + 4 + 10 + 6) / 4, rel=1e-12)
+
+
 def test_step_by_step_a_reward_is_scaled_by_what_was_seen_up_to_it() -> None:
     # As Baselines' vec_normalize.py:26-34 does it, in a loop; over two rollouts and an episode's end inside one.
     random = np.random.default_rng(2)

@@ -296,8 +296,9 @@ def test_explained_variance_of_a_target_that_hardly_varies_is_a_number() -> None
 
 
 def test_normalize_by_hand() -> None:
-    # The biased deviation of (1, 3) is 1; the unbiased one would be √2.
+    # The biased deviation of (1, 3) is 1, the unbiased one √2.
     assert normalize(torch.tensor([1.0, 3.0])).tolist() == [-1, 1]
+    torch.testing.assert_close(normalize(torch.tensor([1.0, 3.0]), unbiased=True), torch.tensor([-1.0, 1.0]) / 2**0.5)
     # ε is added to the deviation, not to the variance: 1e-8 / (1e-8 + 1e-8).
     torch.testing.assert_close(normalize(torch.tensor([0.0, 2e-8])), torch.tensor([-0.5, 0.5]))
 

@@ -84,12 +84,15 @@ TRICKS = (
     ("whole segments as minibatches", "OPPG minibatch_optimize.py:82-93", "rollout.Samples.minibatches", "ppo.minibatch_by"),
     ("TD(λ): generalised advantages", "Schulman et al. 2016, eq. 16", "returns.gae", "ppo.gae_lambda"),
     ("other returns: n-step, Monte-Carlo", "sources 003, 004", "returns.n_step_return, returns.monte_carlo_return", "ppo.estimator"),
+    ("what values learn", "PPG paper, V̂; Spinning Up ppo.py, ret_buf", "phases.compute_targets", "ppo.value_target"),
     ("baseline", "Williams 1992; source 003", "phases.compute_targets", "ppo.baseline"),
     ("REINFORCE and actor-critic", "Williams 1992; Spinning Up vpg", "objectives.log_prob_loss", "ppo.objective"),
     ("advantages made anew each epoch", "Tianshou, recompute_advantage", "phases.revalue", "ppo.recompute_advantages"),
     ("advantage normalisation", "Baselines ppo2/model.py; OPPG ppo.py:69", "returns.normalize", "ppo.advantage_norm"),
+    ("deviation of advantages", "biased in OPPG and Baselines, not in CleanRL and SB3", "returns.normalize", "ppo.advantage_std"),
     ("observation normalisation", "Baselines vec_normalize.py; source 003", "normalize.ObservationNormalizer", "obs_norm"),
     ("reward normalisation", "OPPG reward_normalizer.py", "normalize.RewardNormalizer", "reward_norm"),
+    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward", "run.Run.learning_reward", "reward_norm.reset_at"),
     ("value-target normalisation", "source 003", "normalize.ValueNormalizer", "value_norm"),
     ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
     ("entropy bonus", "PPO paper, eq. 9", "heads.Policy.entropy", "ppo.entropy_coef"),
@@ -98,10 +101,12 @@ TRICKS = (
     ("scale of the policy head", "Baselines 0.01; OPPG 0.1", "heads.linear_head", "model.policy_head_scale"),
     ("Adam's ε", "Baselines 1e-5", "run.Run", "ppo.adam_eps"),
     ("learning rate falling to zero", "Baselines; source 004", "run.Run", "ppo.schedule"),
+    ("rollouts that fit into the budget", "up in OPPG and SB3, down in Baselines and CleanRL", "config.Config.budget", "budget_rounding"),
     ("a rate of its own for the value network", "Spinning Up; source 004", "run.Run", "ppo.value_learning_rate"),
     ("KL penalty", "PPO paper, eq. 8; OPPG ppo.py:104", "objectives.sampled_kl_penalty, Policy.kl_from", "ppo.kl_penalty"),
     ("adaptive KL penalty", "PPO paper, section 4", "objectives.adapted_kl_coef", "ppo.kl_penalty_target"),
     ("early stop by the epoch's mean KL", "Spinning Up", "phases.policy_phase", "ppo.target_kl"),
+    ("estimate of that KL", "k1 in Spinning Up; k3 in SB3", "phases.divergence", "ppo.epoch_kl"),
     ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector", "ppo.bootstrap_truncation"),
     ("action masks", "Huang & Ontañón 2020; source 003", "heads.PolicyHead", "env.action_masks"),
     ("standard deviation of actions", "sources 003, 004; Acme", "heads.PolicyHead", "action.std"),
@@ -147,10 +152,10 @@ def tricks_page() -> str:
 
 
 def _value(config: Config, path: str) -> object:
-    """A field by its path; of a whole group only whether it is on."""
+    """A field by its path, nothing if its group is off; of a whole group only whether it is on."""
     value: object = config
     for name in path.split("."):
-        value = getattr(value, name)
+        value = None if value is None else getattr(value, name)
     return "on" if dataclasses.is_dataclass(value) else value
 
 

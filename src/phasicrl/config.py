@@ -192,6 +192,8 @@ class PPOConfig:
     """Returns: TD(λ) by generalised advantage estimation, `n_step` rewards and then the value, or rewards to the episode's end."""
     gae_lambda: float = 0.95
     """λ of generalised advantage estimation."""
+    value_target: Literal["gae", "monte_carlo"] = "gae"
+    """What values learn under `gae`: V + A, or the discounted rewards to the episode's end (Spinning Up)."""
     n_step: int = 5
     """Rewards before the value in `n_step` returns."""
     baseline: bool = True
@@ -218,6 +220,8 @@ class PPOConfig:
     """The penalty: OPPG's half of the mean squared log-ratio of the actions taken, or KL(old ‖ new) in closed form."""
     kl_penalty_target: float | None = None
     """Adapt the penalty's weight: doubled after an iteration whose divergence was over 1.5 of this, halved under 1 / 1.5 (PPO paper, section 4)."""
+    epoch_kl: Literal["k3", "k1"] = "k3"
+    """Estimate of the divergence after an epoch: k3, which is never negative, or k1, the mean −log ratio (Spinning Up)."""
     target_kl: float | None = None
     """No further policy epochs in an iteration once the mean divergence after one (`epoch_kl`) is above this; a value network of its own is trained on."""
     entropy_coef: float = 0.01
@@ -227,13 +231,15 @@ class PPOConfig:
     value_clip: float | None = None
     """Clip range of the value's change from the rollout's (Baselines, CleanRL: 0.2)."""
     advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
-    """Normalise advantages over the whole batch (biased variance, as OPPG), over each minibatch (as Baselines), or not."""
+    """Normalise advantages over the whole batch (OPPG), over each minibatch (Baselines), or not."""
+    advantage_std: Literal["biased", "unbiased"] = "biased"
+    """Their deviation: of n samples by n (OPPG, Baselines, Spinning Up), or by n − 1 (CleanRL, SB3)."""
     learning_rate: float = 5e-4
     """Adam's step size."""
     value_learning_rate: float | None = None
     """Step size of a value network of its own (`value_path` separate); off: the same."""
     schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
-    """Learning rates over the run: constant, falling linearly to zero at `total_env_steps`, or adapted to the divergence of each iteration."""
+    """Learning rates over the run: constant, falling linearly to zero at the budget's end, or adapted to the divergence of each iteration."""
     schedule_kl: float = 0.01
     """`adaptive_kl`: rates are divided by 1.5 after an iteration whose divergence was over 2 of this, and multiplied under ½ (rsl_rl)."""
     adam_eps: float = 1e-8
@@ -348,6 +354,8 @@ class RewardNormConfig:
     """Clip normalised rewards to ± this."""
     per: Literal["rollout", "step"] = "rollout"
     """Rewards enter the statistics, and are then scaled by them, a rollout at a time (OPPG) or step by step (Baselines, CleanRL)."""
+    reset_at: Literal["end", "termination"] = "end"
+    """Drop the running return after each episode; or, as Gymnasium from 0.27 on, before a termination's reward and never at a time limit."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -454,7 +462,9 @@ class Config:
     seed: int = 1
     """Everything random in the run follows from it."""
     total_env_steps: int = 25_000_000
-    """Budget in steps of single environments; the last iteration is finished, so that a run may go over by less than one rollout."""
+    """Budget in steps of single environments."""
+    budget_rounding: Literal["up", "down"] = "up"
+    """Rollouts are whole: a last one goes over the budget (OPPG, SB3), or is left out, and rates fall to zero earlier (Baselines, CleanRL)."""
     output_dir: str = "runs"
     """Folder in which the run directory is made."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -475,6 +485,11 @@ class Config:
         _require(
             self.total_env_steps > 0,
             f"total_env_steps is {self.total_env_steps}; a run needs at least one rollout, {self.batch_size} steps here",
+        )
+        _require(
+            self.budget > 0,
+            f"total_env_steps is {self.total_env_steps}, which budget_rounding down makes 0 rollouts of {self.batch_size} steps; "
+            f"give {self.batch_size} or more, or --budget-rounding up",
         )
         self._check_minibatches("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
         for owner, by in (("ppo", self.ppo.minibatch_by), ("aux", "segments" if self.aux is None else self.aux.minibatch_by)):
@@ -503,6 +518,10 @@ class Config:
             f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a minibatch, whose advantage would be normalised to 0; "
             "take fewer minibatches, or ppo.advantage_norm batch",
         )
+        _require(
+            self.ppo.advantage_norm != "batch" or self.ppo.advantage_std == "biased" or self.batch_size > 1,
+            "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; take longer rollouts, or biased",
+        )
         if self.aux is not None:
             self._check_minibatches("aux", self.aux.minibatch_by, self.aux.num_minibatches, self.aux.every)
 
@@ -526,9 +545,14 @@ class Config:
         return self.env.num_envs * self.ppo.num_steps
 
     @property
+    def budget(self) -> int:
+        """Steps with which a run is over, and at which falling rates would be zero."""
+        return self.total_env_steps // self.batch_size * self.batch_size if self.budget_rounding == "down" else self.total_env_steps
+
+    @property
     def num_iterations(self) -> int:
         """Policy iterations until the budget is used up; the last one may go over it."""
-        return -(-self.total_env_steps // self.batch_size)
+        return -(-self.budget // self.batch_size)
 
     @property
     def has_auxiliary_phase(self) -> bool:
@@ -548,11 +572,10 @@ class Config:
     @property
     def num_gradient_steps(self) -> int:
         """Gradient steps of the whole run, at most."""
-        iterations = -(-self.total_env_steps // self.batch_size)
-        steps = iterations * len(self.ppo.passes) * self.ppo.num_minibatches
+        steps = self.num_iterations * len(self.ppo.passes) * self.ppo.num_minibatches
         if self.aux is not None and self.has_auxiliary_phase:
             per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
-            steps += iterations // self.period * self.aux.epochs * per_epoch
+            steps += self.num_iterations // self.period * self.aux.epochs * per_epoch
         return steps
 
     @property

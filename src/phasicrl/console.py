@@ -90,7 +90,7 @@ class _Pace:
 
     def texts(self, env_steps: int, now: float) -> list[str]:
         """Per cent, steps, speed and time left (empty while it is unknown), for people."""
-        total, left = self._config.total_env_steps, self.seconds_left(now)
+        total, left = self._config.budget, self.seconds_left(now)
         return [
             f"{100 * env_steps / total:.1f} %",
             f"{_compact(env_steps)}/{_compact(total)} steps",
@@ -197,7 +197,7 @@ class _Live:
     def close(self) -> None:
         """Draw the last state, leave it on the screen and give the terminal back."""
         self._closed = True
-        self._stage = "finished" if self._env_steps >= self._config.total_env_steps else "stopped"
+        self._stage = "finished" if self._env_steps >= self._config.budget else "stopped"
         if self._live.is_started:
             self._live.refresh()
             self._live.stop()
@@ -210,7 +210,7 @@ class _Live:
 
     def _bar(self, *, wide: bool) -> Table:
         """How far the run is: a bar and numbers; at the end, the time taken in place of the time left."""
-        now, total = monotonic(), self._config.total_env_steps
+        now, total = monotonic(), self._config.budget
         numbers = self._pace.texts(self._env_steps, now)
         if self._closed:
             numbers[-1] = f"in {_duration(now - self._started)}"

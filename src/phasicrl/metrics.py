@@ -35,7 +35,7 @@ METRICS: dict[str, str] = {
     "losses/entropy": "Entropy of the policy (nats).",
     "losses/old_approx_kl": "KL divergence of the new from the rollout's policy, estimator k1: mean of −log ratio (nats).",
     "losses/approx_kl": "KL divergence of the new from the rollout's policy, estimator k3: mean of ratio − 1 − log ratio (nats).",
-    "losses/epoch_kl": "The same (k3), measured after the last policy epoch of the iteration, where something is steered by it (nats).",
+    "losses/epoch_kl": "The same (by `ppo.epoch_kl`), measured after the last policy epoch of the iteration, where something is steered by it (nats).",
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
     "losses/action_std": "Mean standard deviation of the policy's continuous actions (units of the action).",
     "losses/clipfrac": "Fraction of samples whose probability ratio lies outside the clip range (0 to 1).",

@@ -124,7 +124,7 @@ class RewardNormalizer(nn.Module):
     """Divides rewards by the running standard deviation of the discounted return, so that returns have about unit variance.
 
     As OPPG reward_normalizer.py: no mean is subtracted; rewards enter the statistics before they are scaled by them; the running
-    return of an environment starts anew with each episode, after the reward of the old one's last step.
+    return of an environment starts anew where it is told to.
 
     Args:
         num_envs: B; each environment has a running return of its own.
@@ -148,9 +148,15 @@ class RewardNormalizer(nn.Module):
         """What rewards are divided by."""
         return _deviation(self.moments.variance)
 
-    def forward(self, reward: Float[Tensor, "B T"], first: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Take a rollout's rewards into the statistics, then scale and clip them; `first` marks steps that begin an episode."""
-        returns = discounted_forward_return(reward.double(), first, self.running_return, gamma=self.gamma)
+    def forward(self, reward: Float[Tensor, "B T"], starts_anew: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """Take a rollout's rewards into the statistics, then scale and clip them.
+
+        Args:
+            reward: of T steps.
+            starts_anew: steps before which the running return is dropped: those that begin an episode; or those that terminate one,
+                as in Gymnasium from 0.27 on: the reward of such a step then goes into the next episode, and a time limit is passed over.
+        """
+        returns = discounted_forward_return(reward.double(), starts_anew, self.running_return, gamma=self.gamma)
         self.running_return.copy_(returns[:, -1])
         if self.per_step:
             scale = _deviation(self.moments.update_by_steps(returns))

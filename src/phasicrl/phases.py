@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
@@ -45,7 +46,7 @@ class PolicyPhaseLoss:
         """Normalise the minibatch's advantages, if that is how they are normalised."""
         if self.ppo.advantage_norm != "minibatch":
             return samples
-        return dataclasses.replace(samples, advantage=returns.normalize(samples.advantage))
+        return dataclasses.replace(samples, advantage=returns.normalize(samples.advantage, unbiased=self.ppo.advantage_std == "unbiased"))
 
     def __call__(self, samples: PolicySamples, *weights: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts; the one weight is that of the divergence."""
@@ -116,31 +117,39 @@ class AuxiliaryLoss:
 
 
 def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
-    """Advantages and value targets V̂, written into the rollout: `V̂ = V + A` by GAE (with the advantage before it is normalised), else returns.
+    """Advantages and value targets V̂, written into the rollout.
+
+    By GAE `V̂ = V + A`, with the advantage before it is normalised, unless `value_target` says otherwise; else V̂ are the returns.
 
     Args:
         rollout: T steps of B environments.
         reward: `[B, T]`, the rewards to learn from, normalised or not.
         ppo: the estimator, γ, λ, what a time limit is, and the kind of normalisation.
     """
+    advantage = _advantages(rollout, reward, ppo)
+    record = {"losses/explained_variance": returns.explained_variance(rollout.value, rollout.value_target)} if ppo.baseline else {}
+    if ppo.advantage_norm == "batch":
+        advantage = returns.normalize(advantage, unbiased=ppo.advantage_std == "unbiased")
+    return rollout.policy_samples(advantage), record
+
+
+def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
+    """Advantages `[B, T]` by the estimator, not normalised; the value targets are written into the rollout."""
     ends = (rollout.terminated, rollout.truncated)
     if not ppo.bootstrap_truncation:
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
-    if ppo.estimator == "gae":
-        advantage = returns.gae(reward, rollout.value, rollout.next_value, *ends, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda)
-        rollout.value_target.copy_(rollout.value + advantage)
-    elif ppo.estimator == "n_step":
-        rollout.value_target.copy_(returns.n_step_return(reward, rollout.value, rollout.next_value, *ends, gamma=ppo.gamma, n=ppo.n_step))
-        advantage = rollout.value_target - rollout.value
-    else:
-        # Without a value function there is nothing to put in place of what comes after the rollout: those returns are cut short.
-        next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
+    # Without a value function there is nothing to put in place of what comes after the rollout: those returns are cut short.
+    next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
+    if ppo.estimator == "n_step":
+        rollout.value_target.copy_(returns.n_step_return(reward, rollout.value, next_value, *ends, gamma=ppo.gamma, n=ppo.n_step))
+    elif ppo.estimator == "monte_carlo" or ppo.value_target == "monte_carlo":
         rollout.value_target.copy_(returns.monte_carlo_return(reward, next_value, *ends, gamma=ppo.gamma))
-        advantage = rollout.value_target - rollout.value if ppo.baseline else rollout.value_target.clone()
-    record = {"losses/explained_variance": returns.explained_variance(rollout.value, rollout.value_target)} if ppo.baseline else {}
-    if ppo.advantage_norm == "batch":
-        advantage = returns.normalize(advantage)
-    return rollout.policy_samples(advantage), record
+    if ppo.estimator != "gae":
+        return rollout.value_target - rollout.value if ppo.baseline else rollout.value_target.clone()
+    advantage = returns.gae(reward, rollout.value, next_value, *ends, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda)
+    if ppo.value_target == "gae":
+        rollout.value_target.copy_(rollout.value + advantage)
+    return advantage
 
 
 @torch.no_grad()
@@ -205,7 +214,7 @@ def policy_phase(
         for minibatch in samples.minibatches(ppo.num_minibatches, by=ppo.minibatch_by, generator=generator):
             means.add(*compute.gradient_step(loss, minibatch, penalty, settings=settings))
         if with_policy and ppo.follows_kl:
-            record["losses/epoch_kl"] = divergence(agent, samples, compute=compute)
+            record["losses/epoch_kl"] = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
             too_far = ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl
         seconds[f"time/{kind}"] += perf_counter() - start
     return means.result() | record | seconds
@@ -265,11 +274,12 @@ def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute, phas
 
 
 @torch.no_grad()
-def divergence(agent: Agent, samples: PolicySamples, *, compute: Compute) -> float:
-    """Mean KL divergence (k3) of the policy as it is now from the one that drew the actions."""
+def divergence(agent: Agent, samples: PolicySamples, *, compute: Compute, estimate: Literal["k1", "k3"]) -> float:
+    """Mean KL divergence, by one of its estimates, of the policy as it is now from the one that drew the actions."""
 
     def log_prob(piece: Samples) -> Tensor:
         assert isinstance(piece, PolicySamples)
         return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].log_prob(piece.action)
 
-    return float(objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)[1].mean())
+    k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)
+    return float((k1 if estimate == "k1" else k3).mean())

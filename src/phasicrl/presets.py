@@ -9,6 +9,7 @@ from typing import Any
 from phasicrl.config import (
     ActionConfig,
     AuxConfig,
+    ComputeConfig,
     Config,
     EnvConfig,
     ModelConfig,
@@ -37,7 +38,8 @@ class Preset:
 
 
 # Procgen, phasic. OPPG's settings: no gradient clipping, no value clipping, Adam eps 1e-8, whole segments in both phases. A time
-# limit is a termination in every published Procgen number, so bootstrap_truncation is off in all of these.
+# limit is a termination in every published Procgen number, so bootstrap_truncation is off in all of these. Without `-paper` they are
+# not what was published: easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards are normalised by the algorithm's γ.
 _PPG = Config(
     name="procgen-ppg",
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
@@ -77,13 +79,16 @@ _QUICKSTART = replace(
     total_env_steps=220_000,
 )
 
-# What other code bases run, to the switch (semantics of each in docs/fidelity.md).
+# What other code bases run, to the switch (semantics of each in docs/fidelity.md), in the precision that they have.
+_FP32 = ComputeConfig(policy_precision="fp32", aux_precision="fp32")
 _CLEANRL_PPG = replace(
     _PPG_SINGLE,
     name="compat-cleanrl-ppg",
-    ppo=replace(_PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5),
+    budget_rounding="down",
+    ppo=replace(_PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5, advantage_std="unbiased"),
     aux=AuxConfig(optimizer="shared", max_grad_norm=0.5),
     reward_norm=RewardNormConfig(per="step"),
+    compute=_FP32,
 )
 _CLEANRL_PPO = replace(
     _CLEANRL_PPG,
@@ -96,7 +101,7 @@ _BASELINES_PPO = replace(
     _CLEANRL_PPO,
     name="compat-baselines-ppo-procgen",
     model=replace(_CLEANRL_PPO.model, init="glorot", pooling="same"),
-    ppo=replace(_CLEANRL_PPO.ppo, adam_eps_hat=True),
+    ppo=replace(_CLEANRL_PPO.ppo, adam_eps_hat=True, advantage_std="biased"),
     reward_norm=RewardNormConfig(gamma=0.99, per="step"),
 )
 
@@ -173,19 +178,28 @@ _ATARI_PPO = replace(
     total_env_steps=10_000_000,
 )  # fmt: skip
 
+_CLEANRL_ATARI = replace(
+    _ATARI_PPO,
+    name="compat-cleanrl-ppo-atari",
+    budget_rounding="down",
+    ppo=replace(_ATARI_PPO.ppo, advantage_std="unbiased"),
+    compute=_FP32,
+)
 _ATARI_AUX = AuxConfig(every=32, epochs=6, num_minibatches=8, minibatch_by="segments", learning_rate=2.5e-4, max_grad_norm=0.5)
 
 # What other code bases run on classic and continuous control (semantics 2R; what is left is said in docs/fidelity.md).
 _CLEANRL_CLASSIC = replace(
     _CLASSIC_PPO,
     name="compat-cleanrl-ppo",
+    budget_rounding="down",
     env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
     ppo=PPOConfig(
         num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4, num_minibatches=4,
-        minibatch_by="transitions", value_clip=0.2, value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4, schedule="linear",
-        adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
+        minibatch_by="transitions", value_clip=0.2, value_coef=0.5, advantage_norm="minibatch", advantage_std="unbiased",
+        learning_rate=2.5e-4, schedule="linear", adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
     ),
     reward_norm=None,
+    compute=_FP32,
     total_env_steps=500_000,
 )  # fmt: skip
 _CLEANRL_CONTINUOUS = replace(
@@ -196,16 +210,20 @@ _CLEANRL_CONTINUOUS = replace(
     ppo=replace(
         _CLEANRL_CLASSIC.ppo, num_steps=2048, policy_epochs=10, value_epochs=10, num_minibatches=32, learning_rate=3e-4, entropy_coef=0.0
     ),
-    reward_norm=RewardNormConfig(per="step"),
+    reward_norm=RewardNormConfig(per="step", reset_at="termination"),
     obs_norm=ObsNormConfig(),
     total_env_steps=1_000_000,
 )
 _BASELINES_MUJOCO = replace(
-    _CLEANRL_CONTINUOUS, name="compat-baselines-ppo-mujoco", action=ActionConfig(), ppo=replace(_CLEANRL_CONTINUOUS.ppo, adam_eps_hat=True)
+    _CLEANRL_CONTINUOUS,
+    name="compat-baselines-ppo-mujoco",
+    ppo=replace(_CLEANRL_CONTINUOUS.ppo, adam_eps_hat=True, advantage_std="biased"),
+    reward_norm=RewardNormConfig(per="step"),
 )
 _SB3 = replace(
     _CLEANRL_CLASSIC,
     name="compat-sb3-ppo",
+    budget_rounding="up",
     env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=1),
     action=ActionConfig(squash="clip"),
     ppo=replace(
@@ -223,8 +241,9 @@ _SPINNING_UP = replace(
     ),
     action=ActionConfig(std_value=0.6065306597126334),
     ppo=PPOConfig(
-        num_steps=4000, gamma=0.99, gae_lambda=0.97, policy_epochs=80, value_epochs=80, num_minibatches=1, minibatch_by="segments",
-        entropy_coef=0.0, value_coef=2.0, advantage_norm="batch", learning_rate=3e-4, value_learning_rate=1e-3, target_kl=0.015,
+        num_steps=4000, gamma=0.99, gae_lambda=0.97, value_target="monte_carlo", policy_epochs=80, value_epochs=80, num_minibatches=1, minibatch_by="segments",
+        entropy_coef=0.0, value_coef=2.0, advantage_norm="batch", learning_rate=3e-4, value_learning_rate=1e-3, epoch_kl="k1",
+        target_kl=0.015,
     ),
     total_env_steps=1_000_000,
 )  # fmt: skip
@@ -304,14 +323,18 @@ def _task_presets() -> list[Preset]:
 
 
 _OPPG = "openai/phasic-policy-gradient, train.py and ppo.py"
+_EASY = "easy, 64 environments and 25M steps as CleanRL's page, rewards normalised by γ 0.999 where the published runs have hard, 256, 100M and 0.99"
 PRESETS: dict[str, Preset] = {
     preset.config.name: preset
     for preset in (
-        Preset(_PPG, "PPG on Procgen easy, two networks", f"PPG paper; {_OPPG}; 64 environments and 25M steps as CleanRL's page"),
+        Preset(_PPG, "PPG on Procgen easy: two networks, 64 environments, 25M steps", f"PPG paper; {_OPPG}; {_EASY}"),
         Preset(_PPG_PAPER, "PPG as published: hard, 256 environments, 100M steps", f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
-        Preset(_PPG_SINGLE, "PPG with one network (figure 7)", f"PPG paper; {_OPPG} --arch detach", "procgen-ppg"),
-        Preset(_PPG_KL, "PPG with a KL penalty instead of clipping (figure 6)", "PPG paper; ppo.py:104 with kl_penalty 1", "procgen-ppg"),
-        Preset(_PPO, "PPO on Procgen easy, shared network, 3 epochs", f"{_OPPG}, README's PPO command", "procgen-ppg"),
+        Preset(_PPG_SINGLE, "figure 7's single network, in the setting of procgen-ppg", f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
+        Preset(
+            _PPG_KL, "figure 6's KL penalty instead of clipping, in the setting of procgen-ppg",
+            f"PPG paper; ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg",
+        ),
+        Preset(_PPO, "PPO on Procgen easy: shared network, 3 epochs, 64 environments, 25M steps", f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
         Preset(_PPO_PAPER, "the PPO of the PPG paper: hard, 256 environments, 100M", "PPG paper, figure 2", "procgen-ppo"),
         Preset(_QUICKSTART, "PPG in ten minutes on two cores, a scaled phase", "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py", "procgen-ppg-single"),
@@ -325,9 +348,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             _CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py", "vwxyzjn/cleanrl, ppo_continuous_action.py", "compat-cleanrl-ppo"
         ),
-        Preset(
-            replace(_ATARI_PPO, name="compat-cleanrl-ppo-atari"), "CleanRL's ppo_atari_envpool.py", "vwxyzjn/cleanrl, ppo_atari_envpool.py"
-        ),
+        Preset(_CLEANRL_ATARI, "CleanRL's ppo_atari_envpool.py", "vwxyzjn/cleanrl, ppo_atari_envpool.py"),
         Preset(_BASELINES_MUJOCO, "Baselines' ppo2 on MuJoCo", "openai/baselines, ppo2/defaults.py", "compat-cleanrl-ppo-continuous"),
         Preset(_SB3, "Stable-Baselines3's defaults", "DLR-RM/stable-baselines3, ppo.py", "compat-cleanrl-ppo"),
         Preset(_SPINNING_UP, "Spinning Up's ppo.py", "openai/spinningup, ppo.py", "compat-sb3-ppo"),

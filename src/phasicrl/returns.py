@@ -116,19 +116,18 @@ def monte_carlo_return(
 
 
 def discounted_forward_return(
-    reward: Float[Tensor, "B T"], ended_before: Bool[Tensor, "B T"], start: Float[Tensor, " B"], *, gamma: float
+    reward: Float[Tensor, "B T"], starts_anew: Bool[Tensor, "B T"], start: Float[Tensor, " B"], *, gamma: float
 ) -> Float[Tensor, "B T"]:
-    """Running discounted sum `R_t = r_t + γ R_{t-1}`, started anew at the first step of an episode.
-
-    The reward of an episode's last step still belongs to that episode (OPPG reward_normalizer.py:57-64).
+    """Running discounted sum `R_t = r_t + γ R_{t-1}`, with 0 in place of `R_{t-1}` where it starts anew.
 
     Args:
         reward: unnormalised rewards.
-        ended_before: true at the first step of an episode, so that the sum before it is dropped.
+        starts_anew: where the sum before the step is dropped: at the first step of an episode, so that the reward of an episode's
+            last step still belongs to it (OPPG reward_normalizer.py:57-64).
         start: the sum after the step before the first one here.
         gamma: discount γ.
     """
-    keep = gamma * (~ended_before).to(reward.dtype)
+    keep = gamma * (~starts_anew).to(reward.dtype)
     first = reward[:, :1] + keep[:, :1] * start.unsqueeze(1)
     return _sums_from_behind(torch.cat([first, reward[:, 1:]], dim=1).flip(1), keep.flip(1)).flip(1)
 
@@ -140,6 +139,12 @@ def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*s
     return float(1 - (target - value).var(correction=0) / target.var(correction=0))
 
 
-def normalize(advantage: Float[Tensor, "*shape"], *, eps: float = 1e-8) -> Float[Tensor, "*shape"]:
-    """Shift and scale to mean 0 and biased variance 1 (OPPG torch_util.py:467-472)."""
-    return (advantage - advantage.mean()) / (advantage.var(correction=0).sqrt() + eps)
+def normalize(advantage: Float[Tensor, "*shape"], *, unbiased: bool = False, eps: float = 1e-8) -> Float[Tensor, "*shape"]:
+    """Shift and scale to mean 0 and variance 1.
+
+    Args:
+        advantage: n samples.
+        unbiased: squares are divided by n − 1, as by PyTorch (CleanRL, SB3); else by n, as by NumPy (OPPG, Baselines, Spinning Up).
+        eps: added to the deviation.
+    """
+    return (advantage - advantage.mean()) / (advantage.var(correction=int(unbiased)).sqrt() + eps)

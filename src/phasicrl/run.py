@@ -128,7 +128,8 @@ class Run:
         reward = rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
         if self.reward_normalizer is None:
             return reward
-        reward = self.reward_normalizer(reward, rollout.first)
+        by_termination = self.config.reward_norm is not None and self.config.reward_norm.reset_at == "termination"
+        reward = self.reward_normalizer(reward, rollout.terminated if by_termination else rollout.first)
         self._reward_record = {
             "rewards/scale": float(self.reward_normalizer.scale),
             "rewards/clipped_fraction": float((reward.abs() >= self.reward_normalizer.clip).float().mean()),
@@ -153,7 +154,7 @@ class Run:
     def auxiliary_phase_is_due(self) -> bool:
         """Whether a full buffer is to be distilled: every k-th time, and not when the budget is used up (OPPG ppg.py:259)."""
         aux = self.config.aux
-        if aux is None or aux.epochs == 0 or self.env_steps >= self.config.total_env_steps:
+        if aux is None or aux.epochs == 0 or self.env_steps >= self.config.budget:
             return False
         return self.phase % aux.run_every == 0
 
@@ -291,7 +292,7 @@ class Run:
         if name == "aux" and config.aux is not None and config.aux.optimizer == "own":
             rate = config.aux.learning_rate
         if config.ppo.schedule == "linear":
-            return rate * (1 - (self.env_steps if env_steps is None else env_steps) / config.total_env_steps)
+            return rate * (1 - (self.env_steps if env_steps is None else env_steps) / config.budget)
         return rate * self.rate_factor
 
     def _buffer_chunks(self) -> Chunks:

@@ -21,7 +21,7 @@ from phasicrl.run import Run, resume_run, start_run
 def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -> None:
     """Train until the budget is used up. The phase is a matter of counting: every N_π-th iteration fills the buffer B."""
     config = run.config
-    while run.env_steps < config.total_env_steps:
+    while run.env_steps < config.budget:
         run.start_iteration()
 
         # Perform rollouts under the current policy π, straight into the buffer B
