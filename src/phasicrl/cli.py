@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
+import types
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from phasicrl.config import AuxConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, fields_with_the_word, nearest_name
+from phasicrl.config import (
+    AuxConfig,
+    Config,
+    ObsNormConfig,
+    Options,
+    RewardNormConfig,
+    ValueNormConfig,
+    field_paths,
+    nearest_name,
+    refuse_unasked_import,
+)
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
@@ -31,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        return _dispatch(words)
+        return _dispatch(_without_imports(words))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -65,30 +80,58 @@ def _dispatch(words: list[str]) -> int:
     return 0
 
 
+def _without_imports(words: list[str]) -> list[str]:
+    """The words without `--import MODULE`, after importing the modules that are named so; they may register environments."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--import=") else [word])]
+    while "--import" in words:
+        at = words.index("--import")
+        if len(words) == at + 1:
+            raise ValueError("--import needs the name of a Python module")
+        try:
+            importlib.import_module(words[at + 1])
+        except ImportError as error:
+            raise ImportError(f"--import {words[at + 1]}: {error}; install it, or put its folder into PYTHONPATH") from error
+        words = words[:at] + words[at + 2 :]
+    return words
+
+
 def _usage() -> str:
     """What `phasicrl --help` prints."""
     verbs = "\n".join(f"  {name:<10}{(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items())
     return (
         "usage: phasicrl COMMAND ...\n\nPhasic Policy Gradient and Proximal Policy Optimization.\n\n"
-        f"commands:\n{verbs}\n\n`phasicrl COMMAND --help` says more; `--debug` shows where an error arose."
+        f"commands:\n{verbs}\n\n`phasicrl COMMAND --help` says more; `--debug` shows where an error arose; "
+        "`--import MODULE` imports a module first, which may register environments."
     )
 
 
 def _parse(kind: type[T], words: list[str], verb: str) -> T:
     """Read a verb's options into the dataclass `kind`."""
-    return tyro.cli(kind, args=_plain(words), prog=f"phasicrl {verb}")
+    return tyro.cli(kind, args=_plain(words, kind), prog=f"phasicrl {verb}")
 
 
-_TEXT_FLAGS = {"--output", "--title"} | {f"--{path.replace('_', '-')}" for path in fields_with_the_word("none")}
-"""Flags for which "none" is a word like others."""
+def _plain(words: list[str], kind: type) -> list[str]:
+    """One spelling of everything: `--flag=value` is two words, flags have no underscores, and `none` is `None`, as tyro writes it.
 
-
-def _plain(words: list[str]) -> list[str]:
-    """One spelling of everything: `--flag=value` is two words, flags have no underscores, and `none` is `None`, as tyro writes it."""
+    Only right after a flag of `kind` that can be off: a text, a path or one choice among others may have that name.
+    """
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    before = ["", *words]
-    return ["None" if word.lower() == "none" and flag not in _TEXT_FLAGS else word for flag, word in zip(before, words, strict=False)]
+    before, can_be_off = ["", *words], _flags_that_can_be_off(kind)
+    return ["None" if word.lower() == "none" and flag in can_be_off else word for flag, word in zip(before, words, strict=False)]
+
+
+def _flags_that_can_be_off(kind: type, prefix: str = "--") -> set[str]:
+    """Flags of a dataclass whose value may be None, and is no text otherwise."""
+    flags: set[str] = set()
+    for name, hint in typing.get_type_hints(kind).items():
+        flag = prefix + name.replace("_", "-")
+        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        for group in (option for option in options if dataclasses.is_dataclass(option)):
+            flags |= _flags_that_can_be_off(typing.cast(type, group), f"{flag}.")
+        if type(None) in options and not {str, Path} & set(options):
+            flags.add(flag)
+    return flags
 
 
 # --- train and resume
@@ -118,15 +161,37 @@ def parse_config(words: list[str]) -> Config:
             raise ValueError("--from needs the path of a config.json")
         path = Path(words[1])
         base, label, words = Config.from_json((path / "config.json" if path.is_dir() else path).read_text()), f"--from {path}", words[2:]
+        refuse_unasked_import(base)
     elif words[0].startswith("-"):
         raise ValueError(f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them")
     else:
         base, label, words = get_preset(words[0]), words[0], words[1:]
-    words = _plain(words)
+    base, words = _read_options(base, _plain(words, Config))
     groups = {"aux": AuxConfig, "reward_norm": RewardNormConfig, "obs_norm": ObsNormConfig, "value_norm": ValueNormConfig}
     for field, group in groups.items():
         base, words = _switch_group(base, words, field, group)
-    return tyro.cli(Config, default=base, args=words, prog=f"phasicrl train {label}", config=(tyro.conf.AvoidSubcommands,))
+    given = {part.name: getattr(base, part.name) for part in dataclasses.fields(base)}
+    asked = tyro.cli(
+        _AskedConfig, default=_AskedConfig(**given), args=words, prog=f"phasicrl train {label}", config=(tyro.conf.AvoidSubcommands,), registry=_REGISTRY
+    )  # fmt: skip
+    # What the base sets and these words make useless goes without a word; what was named in vain is refused.
+    named = {path for path in field_paths() if not _flags_of(path).isdisjoint(words)}
+    return base.changed({part.name: getattr(asked, part.name) for part in dataclasses.fields(asked)}, reset_idle=True, keep=named)
+
+
+def _flags_of(path: str) -> set[str]:
+    """The flags that set a knob."""
+    group, dot, name = path.replace("_", "-").rpartition(".")
+    return {f"--{group}{dot}{name}", f"--{group}{dot}no-{name}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AskedConfig(Config):
+    """One run."""
+
+    def __post_init__(self) -> None:
+        """Check values only: which knobs have an effect is asked when all is known."""
+        self.check_values()
 
 
 def _switch_group(base: Config, words: list[str], field: str, group: type[Any]) -> tuple[Config, list[str]]:
@@ -136,13 +201,47 @@ def _switch_group(base: Config, words: list[str], field: str, group: type[Any]) 
         at = words.index(flag)
         if words[at + 1 : at + 2] != ["None"]:
             raise ValueError(f"{flag} takes only `none`; its fields are set by {flag}.FIELD")
-        return replace(base, **{field: None}), words[:at] + words[at + 2 :]
+        return base.changed({field: None}, reset_idle=True), words[:at] + words[at + 2 :]
     named = any(word.startswith(f"{flag}.") for word in words)
     if named and getattr(base, field) is None:
         # The usual number of minibatches, or as many of them as these environments can be dealt out to.
         default = AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs)) if group is AuxConfig else group()
         base = replace(base, **{field: default})
     return base, words
+
+
+def _read_options(base: Config, words: list[str]) -> tuple[Config, list[str]]:
+    """`--env.options KEY=VALUE …`, as often as wanted: added to those of the base, or `none` to drop those."""
+    flag, options, rest = "--env.options", dict(base.env.options), list(words)
+    while flag in rest:
+        at = rest.index(flag)
+        end = next((place for place in range(at + 1, len(rest)) if rest[place].startswith("--")), len(rest))
+        for word in (given := rest[at + 1 : end]):
+            key, equals, value = word.partition("=")
+            if word.lower() == "none":
+                options.clear()
+            elif not key or not equals:
+                raise ValueError(f"{flag} takes KEY=VALUE, or `none`; given was {word!r}")
+            else:
+                options[key] = value
+        if not given:
+            raise ValueError(f"{flag} takes KEY=VALUE, or `none`; nothing was given")
+        rest = rest[:at] + rest[end:]
+    return (base.changed({"env.options": Options(options)}) if options != base.env.options else base), rest
+
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _show_options(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How tyro's help shows `env.options`; they were read before it is called."""
+    if typing.get_origin(kind.type) is not Mapping:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*", metavar="KEY=VALUE", instance_from_str=lambda words: Options((key, value) for key, _, value in (word.partition("=") for word in words)),
+        is_instance=lambda given: isinstance(given, Options), str_from_instance=lambda given: [f"{key}={value}" for key, value in given.items()],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -179,7 +278,7 @@ class _LadderOptions:
     """Train PPO trick by trick, from REINFORCE up, and show what each gave."""
 
     env: str = "CartPole-v1"
-    """Id of the environment; its observations must be vectors."""
+    """Id of the environment; its observations must not be images."""
     seeds: int = 5
     """Runs for each rung."""
     leave_one_out: bool = False
@@ -206,6 +305,7 @@ def _ladder(words: list[str]) -> None:
     found = run_ladder(
         options.env, seeds=options.seeds, mode=mode, total_env_steps=options.total_env_steps, output_dir=output_dir, jobs=options.jobs,
         on_run=lambda name, seed, reached: console.print(f"{name}, seed {seed}: {reached:.1f}", highlight=False),
+        say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
     )  # fmt: skip
     table = Table(title=f"{mode} on {options.env}: greedy return after training, {options.seeds} seeds")
     for column in ("rung", "mean", "95 % interval", "least", "last 100 training episodes"):

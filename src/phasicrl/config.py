@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
+import sys
 import types
 import typing
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared"]
@@ -21,6 +24,8 @@ Initialisation = Literal["normalized", "orthogonal", "glorot", "torch"]
 Activation = Literal["relu", "tanh", "gelu"]
 MinibatchBy = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
+Backend = Literal["procgen", "envpool", "gymnasium", "own"]
+OptionValue = str | int | float | bool
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 
@@ -42,6 +47,21 @@ def _require_not_negative(owner: str, **values: float | None) -> None:
         _require(value is None or value >= 0, f"{owner}.{name} is {value}; it must not be below zero")
 
 
+class Options(dict[str, OptionValue]):
+    """Options of an environment by name. They cannot be changed, so that a configuration that holds them has a hash."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a plain dict has none
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[type[Options], tuple[dict[str, OptionValue]]]:
+        return Options, (dict(self),)
+
+    def _refuse_change(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("options of a configuration cannot be changed; make another one with dataclasses.replace")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse_change  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
     """Which environments, and how many."""
@@ -60,6 +80,8 @@ class EnvConfig:
     """Components of an observation vector that are seen, `0 2` for example, so that a memory is needed; off: all of them."""
     heuristic_mask_steps: int = 100_000
     """Steps at the start of training in which a `mask_actions` function, given from Python, holds."""
+    options: Mapping[str, OptionValue] = field(default_factory=Options)
+    """Options of the environment itself, `KEY=VALUE` on the command line; evaluations and films have the same."""
     distribution: ProcgenDistribution = "easy"
     """Procgen: difficulty of the levels."""
     num_levels: int = 0
@@ -86,13 +108,17 @@ class EnvConfig:
         _require_not_negative(
             "env", num_levels=self.num_levels, start_level=self.start_level, heuristic_mask_steps=self.heuristic_mask_steps
         )
+        for key, value in dict(self.options).items():
+            accepted = isinstance(value, str | int | float)  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's may be anything
+            _require(accepted, f"env.options has {key} = {value!r}; a text, a number, True or False was expected")
+        object.__setattr__(self, "options", Options(self.options))  # whoever gave a plain dict may change that later
 
 
 PROCGEN_FIELDS = (
     "distribution", "num_levels", "start_level", "center_agent", "use_backgrounds", "use_monochrome_assets",
     "restrict_themes", "use_generated_assets", "paint_vel_info",
 )  # fmt: skip
-"""Fields of `EnvConfig` that only Procgen understands; another back end refuses them when they are not at their default."""
+"""Fields of `EnvConfig` that only Procgen understands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,10 +194,6 @@ class ActionConfig:
         """Refuse impossible values."""
         _require_positive("action", std_value=self.std_value)
         _require_positive("action", min_std=self.min_std)
-        _require(
-            self.min_std == 1e-6 or self.std in ("softplus", "exp"),
-            f"action.min_std is {self.min_std}, but action.std {self.std} has no use for it; leave it, or choose softplus or exp",
-        )
         _require(
             self.mean == "raw" or self.squash != "tanh",
             "action.mean tanh and action.squash tanh would squash twice, and the ends of the range could not be reached; choose one",
@@ -270,23 +292,10 @@ class PPOConfig:
             self.baseline or self.estimator == "monte_carlo",
             f"ppo.baseline is off, but ppo.estimator {self.estimator} needs values; use monte_carlo",
         )
-        if not self.baseline:
-            idle = {"value_clip": self.value_clip, "value_learning_rate": self.value_learning_rate}
-            idle["recompute_advantages"] = self.recompute_advantages or None
-            for name, value in idle.items():
-                _require(value is None, f"ppo.{name} is {value}, but without ppo.baseline there are no values; leave it off")
         _require(
             self.objective == "surrogate" or (self.clip is None and self.policy_epochs == 1),
             f"ppo.objective log_prob knows no ratio to clip and holds for one pass only, but ppo.clip is {self.clip} and ppo.policy_epochs "
             f"{self.policy_epochs}; set --ppo.clip none --ppo.policy-epochs 1 --ppo.value-epochs 1",
-        )
-        _require(
-            self.target_kl is None or self.policy_epochs > 1,
-            "ppo.target_kl spares further epochs, but ppo.policy_epochs is 1; take more epochs, or leave it off",
-        )
-        _require(
-            self.kl_penalty_target is None or self.kl_penalty > 0,
-            "ppo.kl_penalty_target adapts the weight ppo.kl_penalty, which is 0; give it a start, for example 1",
         )
 
     @property
@@ -480,7 +489,12 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not go together, with the numbers and the way out."""
+        """Refuse what does not go together, and knobs that have no effect."""
+        self.check_values()
+        refuse_idle(self)
+
+    def check_values(self) -> None:
+        """Refuse values that do not go together, with the numbers and the way out."""
         _require_not_negative("config", seed=self.seed)
         _require(
             self.total_env_steps > 0,
@@ -501,17 +515,6 @@ class Config:
             self.ppo.baseline or self.aux is None,
             "ppo.baseline is off, but the auxiliary phase distils values; switch it off with --aux none",
         )
-        _require(
-            self.ppo.baseline or self.value_norm is None, "value_norm is on, but without ppo.baseline there are no values; leave it off"
-        )
-        for given, name in (
-            (self.ppo.value_learning_rate, "ppo.value_learning_rate"),
-            (self.model.value_activation, "model.value_activation"),
-        ):
-            _require(
-                given is None or self.model.value_path == "separate",
-                f"{name} is {given}, but there is one network (model.value_path {self.model.value_path}); use separate, or leave it off",
-            )
         size = self.batch_size // self.ppo.num_minibatches
         _require(
             self.ppo.advantage_norm != "minibatch" or size > 1,
@@ -595,8 +598,13 @@ class Config:
         """Discount of the reward normaliser's running return."""
         return self.ppo.gamma if self.reward_norm is None or self.reward_norm.gamma is None else self.reward_norm.gamma
 
-    def changed(self, changes: dict[str, Any]) -> Config:
+    def changed(self, changes: Mapping[str, Any], *, reset_idle: bool = False, keep: Container[str] = ()) -> Config:
         """The configuration with other values at the given paths, such as `ppo.gamma`.
+
+        Args:
+            changes: values by path.
+            reset_idle: put knobs that have no effect after these changes back to their defaults, in place of refusing them.
+            keep: paths of knobs that are refused all the same.
 
         Raises:
             ValueError: a field that does not exist, or values that do not go together.
@@ -615,7 +623,15 @@ class Config:
             group = fields.get(name, getattr(self, name))
             _require(group is not None, f"{name} is off, so that {', '.join(values)} cannot be set; give the whole group")
             fields[name] = replace(group, **values)
-        return replace(self, **fields)
+        try:
+            return replace(self, **fields)
+        except IdleKnobError as error:
+            idle = [path for path in error.paths if path not in keep]
+            if not reset_idle or not idle:
+                raise
+        kept = {path: value for path, value in changes.items() if path.partition(".")[0] not in idle}  # nothing within a group that goes
+        reset = {path: defaults()[path] for path in idle if "." not in path or path.partition(".")[0] not in idle}
+        return self.changed(kept | reset, reset_idle=True, keep=keep)
 
     def to_json(self) -> str:
         """The whole configuration as indented JSON."""
@@ -635,6 +651,225 @@ class Config:
         return _from_tree(Config, tree, "")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is known of the environments; None is "not known yet", and whatever needs it is not refused.
+
+    Attributes:
+        name: of the environments, for messages.
+        backend: where they are from; `own` are a user's, from Python.
+        has_masks: whether they say which actions are allowed.
+        has_heuristic: whether a `mask_actions` function was given.
+        has_images: whether there are images among the observations.
+        has_numbers: whether there is anything but images among them.
+        has_floats: whether there are real numbers among them, which can be normalized; members of finite sets are one-hot vectors.
+        has_continuous_actions: whether there are real numbers among the actions.
+    """
+
+    name: str = ""
+    backend: Backend | None = None
+    has_masks: bool | None = None
+    has_heuristic: bool | None = None
+    has_images: bool | None = None
+    has_numbers: bool | None = None
+    has_floats: bool | None = None
+    has_continuous_actions: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What knobs need in order to have an effect: that `config` or `task` holds, of those that are given.
+
+    Attributes:
+        paths: of the knobs, separated by spaces.
+        words: what they need, for people: "`paths` has no effect without `words`".
+        config: asked of a configuration, whenever one is made.
+        task: asked when the environments are known.
+    """
+
+    paths: str
+    words: str
+    config: Callable[[Config], bool] | None = None
+    task: Callable[[Task], bool | None] | None = None
+
+    def is_met(self, config: Config | None, task: Task | None) -> bool:
+        """Whether the knobs have an effect, or that cannot be said yet."""
+        if config is not None and self.config is not None and self.config(config):
+            return True
+        return self.task is not None and (task is None or self.task(task) is not False)
+
+
+_PROCGEN_PATHS = " ".join(f"env.{name}" for name in PROCGEN_FIELDS)
+_ACTION_PATHS = " ".join(f"action.{part.name}" for part in dataclasses.fields(ActionConfig))
+_SCALED = ("normalized", "orthogonal")
+NEEDS = (
+    Need("env.num_threads", "a task of EnvPool (procgen:NAME or envpool:ID)", task=lambda t: t.backend in (None, "procgen", "envpool")),
+    Need("env.parallel", "environments of Gymnasium (gymnasium:ID) or your own", task=lambda t: t.backend in (None, "gymnasium", "own")),
+    Need("env.action_masks", "an environment that has action masks", task=lambda t: t.has_masks),
+    Need("env.heuristic_mask_steps", "a function mask_actions, given from Python", task=lambda t: t.has_heuristic),
+    Need("env.options", "a task of EnvPool or Gymnasium by its id (Procgen's options are knobs of their own)", task=lambda t: t.backend in (None, "envpool", "gymnasium")),
+    Need(_PROCGEN_PATHS, "a game of Procgen (procgen:NAME)", task=lambda t: t.backend in (None, "procgen")),
+    Need("model.channels model.blocks model.pooling", "model.encoder impala", lambda c: c.model.encoder == "impala"),
+    Need("model.activation", "model.encoder mlp, or numbers beside the images", lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
+    Need("model.value_activation", "model.encoder mlp, or numbers beside the images", lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
+    Need("model.activation model.value_activation model.layer_norm", "dense layers (model.hidden_sizes)", lambda c: bool(c.model.hidden_sizes)),
+    Need("model.value_activation ppo.value_learning_rate ppo.grad_norm_of", "model.value_path separate", lambda c: c.model.value_path == "separate"),
+    Need("model.policy_head_scale model.value_head_scale", "model.head_init normalized or orthogonal", lambda c: c.model.heads in _SCALED),
+    Need("model.memory_size", "model.memory lstm or gru", lambda c: c.model.memory != "none"),
+    Need(_ACTION_PATHS, "continuous actions", task=lambda t: t.has_continuous_actions),
+    Need("action.min_std", "action.std softplus or exp", lambda c: c.action.std in ("softplus", "exp")),
+    Need("action.rescale", "action.squash none or clip, as tanh always stretches", lambda c: c.action.squash != "tanh"),
+    Need("ppo.gae_lambda", "ppo.estimator gae", lambda c: c.ppo.estimator == "gae"),
+    Need("ppo.n_step", "ppo.estimator n_step", lambda c: c.ppo.estimator == "n_step"),
+    Need("model.value_activation model.value_head_scale value_norm", "ppo.baseline", lambda c: c.ppo.baseline),
+    Need("ppo.value_epochs ppo.value_coef ppo.value_clip ppo.value_learning_rate ppo.grad_norm_of", "ppo.baseline", lambda c: c.ppo.baseline),
+    Need("ppo.recompute_advantages ppo.bootstrap_truncation", "ppo.baseline", lambda c: c.ppo.baseline),
+    Need("ppo.value_coef ppo.value_clip", "ppo.value_epochs above 0", lambda c: c.ppo.value_epochs > 0),
+    Need("ppo.recompute_advantages", "more than one epoch (ppo.policy_epochs, ppo.value_epochs)", lambda c: len(c.ppo.passes) > 1),
+    Need("ppo.kl_estimate ppo.kl_penalty_target", "ppo.kl_penalty above 0", lambda c: c.ppo.kl_penalty > 0),
+    Need("ppo.target_kl", "ppo.policy_epochs above 1", lambda c: c.ppo.policy_epochs > 1),
+    Need("ppo.schedule_kl", "ppo.schedule adaptive_kl", lambda c: c.ppo.schedule == "adaptive_kl"),
+    Need("ppo.grad_norm_of", "ppo.max_grad_norm", lambda c: c.ppo.max_grad_norm is not None),
+    Need("aux.learning_rate", "aux.optimizer own", lambda c: c.aux is not None and c.aux.optimizer == "own"),
+    Need("obs_norm", "real numbers among the observations", task=lambda t: t.has_floats),
+    Need("obs_norm.decay", "obs_norm.statistics ema", lambda c: c.obs_norm is not None and c.obs_norm.statistics == "ema"),
+    Need("value_norm.decay", "value_norm.statistics ema", lambda c: c.value_norm is not None and c.value_norm.statistics == "ema"),
+    Need("compute.num_threads", "a device that is not a GPU (compute.device)", lambda c: not c.compute.device.startswith("cuda")),
+    Need("compute.micro_batch compute.aux_micro_batch", "images among the observations", task=lambda t: t.has_images),
+    Need("compute.aux_micro_batch", "an auxiliary phase (aux)", lambda c: c.aux is not None),
+    # Of PPO it is true, too, that nothing is done in anything but fp32.
+    Need("compute.aux_precision", "an auxiliary phase (aux)", lambda c: c.aux is not None or c.compute.aux_precision == "fp32"),
+    Need("log.wandb_project", "log.wandb", lambda c: c.log.wandb),
+)  # fmt: skip
+"""Knobs that have an effect under a condition only. Where it does not hold they are refused, unless they are at their default."""
+
+ALWAYS_MEANINGFUL = frozenset(
+    """
+    name seed total_env_steps output_dir env.id env.num_envs env.observe
+    model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
+    ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs ppo.num_minibatches ppo.minibatch_by
+    ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_eps
+    ppo.adam_eps_hat ppo.max_grad_norm
+    aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by aux.beta_clone aux.value_coef
+    aux.optimizer aux.max_grad_norm
+    reward_norm.gamma reward_norm.clip reward_norm.per obs_norm.statistics obs_norm.clip value_norm.statistics
+    compute.device compute.policy_precision compute.compile compute.deterministic compute.settled
+    log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.keep
+    """.split()  # noqa: SIM905
+)
+"""All other knobs. A test sees to it that each one stands here or in `NEEDS`.
+
+`aux.epochs 0` switches the phase off as a whole, as `aux none` does, and an encoder given from Python takes the place of the configured
+one: neither makes the knobs beside it a mistake.
+"""
+
+
+class IdleKnobError(ValueError):
+    """Knobs that have no effect; `paths` are theirs."""
+
+    def __init__(self, message: str, paths: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.paths = paths
+
+
+def refuse_idle(config: Config, task: Task | None = None) -> None:
+    """Refuse knobs that have no effect and are not at their default.
+
+    Args:
+        config: whose knobs.
+        task: the environments, if they are known by now.
+
+    Raises:
+        IdleKnobError: which ones, with the given values and the way out.
+    """
+    settled = {f"compute.{name}" for name in config.compute.settled}  # by a run, not by its user
+    _refuse_idle({path: value for path, value in _values(config).items() if path not in settled}, config, task)
+
+
+def refuse_idle_env(config: EnvConfig, task: Task) -> None:
+    """The same for the knobs of environments alone, where nothing else is known.
+
+    Raises:
+        IdleKnobError: which ones, with the given values and the way out.
+    """
+    _refuse_idle({f"env.{part.name}": getattr(config, part.name) for part in dataclasses.fields(config)}, None, task)
+
+
+def _refuse_idle(values: dict[str, Any], config: Config | None, task: Task | None) -> None:
+    """Refuse those of the given knobs that have no effect."""
+    idle: dict[str, str] = {}
+    for need in NEEDS:
+        for path in need.paths.split():
+            if path not in idle and path in values and values[path] != defaults()[path] and not need.is_met(config, task):
+                default = defaults()[path]
+                idle[path] = (
+                    f"{path} is {_shown(values[path])}, which has no effect without {need.words}; "
+                    f"choose that, or leave {path} at {_shown(default)} ({_flag(path, default)})"
+                )
+    if idle:
+        raise IdleKnobError("\n".join((f"{task.name}: " if task and task.name else "") + text for text in idle.values()), tuple(idle))
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """Every knob that there is in a configuration by its path, and every group that can be off."""
+    values: dict[str, Any] = {}
+    for part in dataclasses.fields(config):
+        group = getattr(config, part.name)
+        values[part.name] = group
+        if dataclasses.is_dataclass(group):
+            values |= {f"{part.name}.{inner.name}": getattr(group, inner.name) for inner in dataclasses.fields(group)}
+    return values
+
+
+@functools.cache
+def defaults() -> dict[str, Any]:
+    """The default of every knob by its path, and of every group."""
+    found: dict[str, Any] = {}
+    hints = typing.get_type_hints(Config)
+    for part in dataclasses.fields(Config):
+        found[part.name] = _default(part)
+        for kind in (hints[part.name], *typing.get_args(hints[part.name])):
+            if dataclasses.is_dataclass(kind):
+                found |= {f"{part.name}.{inner.name}": _default(inner) for inner in dataclasses.fields(kind)}
+    return found
+
+
+def _default(part: dataclasses.Field[Any]) -> Any:
+    """The default of a dataclass's field."""
+    return part.default if part.default_factory is dataclasses.MISSING else part.default_factory()
+
+
+def _shown(value: Any) -> str:
+    """A value as it is given on the command line."""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={item}" for key, item in typing.cast(dict[str, Any], value).items()) or "none"
+    if isinstance(value, tuple):
+        return " ".join(map(str, typing.cast(tuple[Any, ...], value)))
+    return "on" if dataclasses.is_dataclass(value) else "none" if value is None else str(value)
+
+
+def _flag(path: str, value: Any) -> str:
+    """The words of a command line that set a knob."""
+    group, dot, name = path.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return f"--{group}{dot}{'' if value else 'no-'}{name}"
+    return f"--{group}{dot}{name} {_shown(value)}"
+
+
+def refuse_unasked_import(config: Config) -> None:
+    """Refuse an environment whose module nobody here has asked for: a configuration that was received must not run code.
+
+    Raises:
+        ValueError: `env.id` is Gymnasium's `module:Id`, and the module has not been imported yet.
+    """
+    back_end, _, name = config.env.id.partition(":")
+    module = name.rpartition(":")[0]
+    if back_end == "gymnasium" and module and module not in sys.modules:
+        raise ValueError(
+            f"env.id {config.env.id} imports the module {module}; if you trust it, add --import {module} (from Python, import it)"
+        )
+
+
 def field_paths() -> list[str]:
     """Every knob by its path: `seed`, `ppo.gamma`."""
     paths: list[str] = []
@@ -642,16 +877,6 @@ def field_paths() -> list[str]:
         kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
         paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [name]
     return paths
-
-
-def fields_with_the_word(word: str) -> list[str]:
-    """Paths of the fields for which `word` is a value like others: texts, and choices that it is one of."""
-    found: list[str] = []
-    for name, hint in typing.get_type_hints(Config).items():
-        kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-        parts = {name: hint} if not kinds else {f"{name}.{field}": part for field, part in typing.get_type_hints(kinds[0]).items()}
-        found += [path for path, part in parts.items() if part is str or word in typing.get_args(part)]
-    return found
 
 
 def _from_tree(kind: type, tree: Any, path: str) -> Any:
@@ -680,6 +905,9 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
         options = typing.get_args(hint)
         _require(value in options, f"{path} is {value!r}; accepted: {', '.join(map(str, options))}")
         return value
+    if origin is Mapping:
+        _require(isinstance(value, dict), f"{path} is {value!r}; an object of options by name was expected")
+        return Options(value)
     if origin is tuple:
         _require(isinstance(value, list), f"{path} is {value!r}; a list was expected")
         item = typing.get_args(hint)[0]

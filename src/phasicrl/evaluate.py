@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Generator, Tensor
 
 from phasicrl.config import Config, EnvConfig
-from phasicrl.envs.make import make_envs
+from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.heads import Policy
@@ -157,8 +157,8 @@ def evaluate(
 def make_evaluation_envs(
     config: Config, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None = None
 ) -> VectorEnv:
-    """Environments like the run's, with seeds that training never uses."""
-    env: EnvConfig = dataclasses.replace(config.env, num_envs=num_envs)
+    """Environments like the run's, of whole games and with seeds that training never uses."""
+    env: EnvConfig = dataclasses.replace(for_evaluation(config.env), num_envs=num_envs)
     if levels == "unseen":
         env = dataclasses.replace(env, num_levels=0, start_level=0)
     return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env)

@@ -18,10 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from phasicrl.config import Config, ObsNormConfig, ValueNormConfig
+from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig, refuse_idle
+from phasicrl.envs.make import make_envs
 from phasicrl.evaluate import evaluate
 from phasicrl.metrics import read_metrics
 from phasicrl.presets import get_preset
+from phasicrl.run import make_agent, task_of
 from phasicrl.statistics import bootstrap_interval
 from phasicrl.train import train
 
@@ -92,24 +94,29 @@ class Rung:
         }
 
 
-def rungs(base: Config, *, mode: Mode = "ladder", masks: bool = False) -> list[tuple[str, Config]]:
-    """The configurations to train, by name.
+def missing(trick: Trick, task: Task) -> str | None:
+    """What a trick needs and a task does not have, in words: numbers to normalize, say, or action masks; None where it applies."""
+    needs = [need for need in NEEDS if need.task is not None and not set(need.paths.split()).isdisjoint(trick.on)]
+    return next((need.words for need in needs if not need.is_met(None, task)), None)
+
+
+def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str, Config]]:
+    """The configurations to train, by name. Knobs that have no effect on a rung are at their defaults there.
 
     Args:
         base: everything that the tricks leave open: environment, network sizes, budget, learning rate.
         mode: tricks added one by one from REINFORCE, or all of them and then all but one.
-        masks: whether the environment has action masks, so that there is something to mask.
+        task: what is known of the environment; tricks that do not apply to it are left out.
     """
-    tricks = TRICKS if masks else TRICKS[:-1]
-    full = base.changed({**_all(tricks, on=True), "aux": None})
+    tricks = [trick for trick in TRICKS if missing(trick, task) is None]
     if mode == "leave-one-out":
-        return [("everything", full), *((f"without {trick.name}", full.changed(trick.off)) for trick in tricks)]
-    config = base.changed({**_all(tuple(reversed(tricks)), on=False), "aux": None})
-    steps = [("REINFORCE", config)]
-    for trick in tricks:
-        config = config.changed(trick.on)
-        steps.append((f"+ {trick.name}", config))
-    return steps
+        full = {**_all(tricks, on=True), "aux": None}
+        changes = [("everything", full), *((f"without {trick.name}", {**full, **trick.off}) for trick in tricks)]
+    else:
+        changes = [("REINFORCE", {**_all(tuple(reversed(tricks)), on=False), "aux": None})]
+        for trick in tricks:
+            changes.append((f"+ {trick.name}", {**changes[-1][1], **trick.on}))
+    return [(name, base.changed(fields, reset_idle=True)) for name, fields in changes]
 
 
 def run_ladder(
@@ -121,8 +128,9 @@ def run_ladder(
     output_dir: Path = Path("runs/ladder"),
     jobs: int = 1,
     on_run: Callable[[str, int, float], None] = lambda name, seed, reached: None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> list[Rung]:
-    """Train all rungs with all seeds; runs that are there from before are not repeated.
+    """Train all rungs with all seeds; runs that are there from before are not repeated. All of them are checked before the first begins.
 
     Args:
         env_id: a task with vectors as observations.
@@ -132,9 +140,10 @@ def run_ladder(
         output_dir: gets the runs and, at the end, `<mode>.csv`.
         jobs: runs at a time, each on one thread.
         on_run: told of every run: rung, seed, mean greedy return.
+        say: told which tricks are left out, and why.
 
     Raises:
-        ValueError: fewer than one seed or job, or an environment that cannot be trained.
+        ValueError: fewer than one seed or job, or an environment on which some rung cannot be trained; nothing was trained.
     """
     if min(seeds, jobs) < 1:
         raise ValueError(f"seeds is {seeds} and jobs is {jobs}; give at least 1 of each")
@@ -143,7 +152,7 @@ def run_ladder(
     )
     if total_env_steps is not None:
         base = base.changed({"total_env_steps": total_env_steps})
-    steps = rungs(base, mode=mode, masks=_has_masks(base))
+    steps = _checked_rungs(base, mode, say)
     todo = [
         (name, config.changed({"name": f"{mode}-{index:02d}", "seed": seed, "output_dir": str(output_dir)}))
         for index, (name, config) in enumerate(steps)
@@ -191,13 +200,24 @@ def _all(tricks: Sequence[Trick], *, on: bool) -> dict[str, Any]:
     return {path: value for trick in tricks for path, value in (trick.on if on else trick.off).items()}
 
 
-def _has_masks(base: Config) -> bool:
-    """Whether the environment says which actions are allowed."""
-    from phasicrl.envs.make import make_envs
-
+def _checked_rungs(base: Config, mode: Mode, say: Callable[[str], None]) -> list[tuple[str, Config]]:
+    """The rungs for the environment of `base`, each of which can be trained there."""
     envs = make_envs(dataclasses.replace(base.env, num_envs=1), seed=0)
-    envs.close()
-    return envs.mask_size > 0
+    try:
+        task = dataclasses.replace(task_of(envs), has_masks=envs.mask_size > 0)
+        for trick in TRICKS:
+            if (words := missing(trick, task)) is not None:
+                say(f"{trick.name} is left out: it has no effect without {words}")
+        steps = rungs(base, mode=mode, task=task)
+        for name, config in steps:
+            try:
+                refuse_idle(config, task)
+                make_agent(config, envs)
+            except ValueError as error:
+                raise ValueError(f"the rung {name!r} cannot be trained: {error}") from None
+    finally:
+        envs.close()
+    return steps
 
 
 def _results(configs: Sequence[Config], jobs: int) -> Iterator[tuple[float, float]]:

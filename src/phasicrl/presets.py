@@ -182,6 +182,7 @@ _CLEANRL_ATARI = replace(
     _ATARI_PPO,
     name="compat-cleanrl-ppo-atari",
     budget_rounding="down",
+    env=replace(_ATARI_PPO.env, options={"episodic_life": True}),
     ppo=replace(_ATARI_PPO.ppo, advantage_std="unbiased"),
     compute=_FP32,
 )
@@ -225,7 +226,6 @@ _SB3 = replace(
     name="compat-sb3-ppo",
     budget_rounding="up",
     env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=1),
-    action=ActionConfig(squash="clip"),
     ppo=replace(
         _CLEANRL_CLASSIC.ppo, num_steps=2048, bootstrap_truncation=True, policy_epochs=10, value_epochs=10, num_minibatches=32,
         learning_rate=3e-4, schedule="constant", entropy_coef=0.0, value_clip=None, value_coef=1.0,

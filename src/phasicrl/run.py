@@ -28,7 +28,7 @@ from torch.optim import Adam
 from phasicrl.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
 from phasicrl.collect import Collector
 from phasicrl.compute import Compute
-from phasicrl.config import Config
+from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
 from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
@@ -364,7 +364,12 @@ def load_config(directory: Path, *, own_env: bool, own_encoder: bool) -> Config:
     for what, argument, given in (("environment", "make_env", own_env), ("encoder", "make_encoder", own_encoder)):
         if what in _own(directory) and not given:
             raise ValueError(f"{directory} was trained with an {what} of its user's own; call this from Python with {argument}=…")
-    return Config.from_json(path.read_text())
+    try:
+        config = Config.from_json(path.read_text())
+        refuse_unasked_import(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return config
 
 
 def _own(directory: Path) -> list[str]:
@@ -394,6 +399,7 @@ def _build_run(
     envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env)
     made, log = None, None
     try:
+        refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
         if mask_actions is not None:
             envs = HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
         pictures = any(is_picture(part) for _, part in leaves(envs.observation_space))
@@ -427,6 +433,21 @@ def _build_run(
         raise
     _write_card(run)
     return run
+
+
+def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
+    """What the spaces of environments say about which knobs have an effect; their back end has been asked by `make_envs`."""
+    parts = [part for _, part in leaves(envs.observation_space)]
+    numbers = [part for part in parts if not is_picture(part)]
+    return Task(
+        name=envs.name,
+        has_masks=True if envs.mask_size else None,
+        has_heuristic=has_heuristic,
+        has_images=len(numbers) < len(parts),
+        has_numbers=bool(numbers),
+        has_floats=any(isinstance(part, gym.spaces.Box) for part in numbers),
+        has_continuous_actions=any(isinstance(part, gym.spaces.Box) for _, part in leaves(envs.action_space)),
+    )
 
 
 def make_agent(config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:

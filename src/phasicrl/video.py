@@ -14,7 +14,9 @@ import gymnasium as gym
 import numpy as np
 from torch import Generator
 
-from phasicrl.config import Config
+from phasicrl.config import Config, Options
+from phasicrl.envs.gymnasium_adapter import options_for
+from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.evaluate import Evaluation, Levels, PolicyKind, load_agent, make_evaluation_envs, play
 from phasicrl.models.agent import EncoderFactory
@@ -110,20 +112,22 @@ def _open_rendered(
 ) -> tuple[VectorEnv, Callable[[np.ndarray], np.ndarray]]:
     """Gymnasium's environment of the same name, which can draw itself."""
     made: list[gym.Env[Any, Any]] = []
-    game = name.rpartition(":")[2]
-    is_mujoco = make_env is None and game in gym.registry and str(gym.spec(game).entry_point).startswith("gymnasium.envs.mujoco.")
-    follow: dict[str, Any] = (
-        {"camera_name": "track"} if is_mujoco else {}
-    )  # else the camera stands where it is, and the runner leaves the picture
+    env_id, given = name.rpartition(":")[2], for_evaluation(config.env).options
+    is_mujoco = make_env is None and env_id in gym.registry and str(gym.spec(env_id).entry_point).startswith("gymnasium.envs.mujoco.")
+    # Without it the camera stands where it is, and the runner leaves the picture.
+    options: dict[str, Any] = {"camera_name": "track"} if is_mujoco else {}
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
     def make() -> gym.Env[Any, Any]:
-        made.append(make_env() if make_env else gym.make(game, render_mode="rgb_array", **follow))
+        made.append(make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options))
         return made[-1]
 
-    config = replace(config, env=replace(config.env, parallel="sync"))  # what is drawn must be in this process
+    # What is drawn must be in this process, and is made here: knobs of other back ends have no effect on it.
+    config = replace(config, env=replace(config.env, parallel="sync", num_threads=None, options=Options()))
     try:
+        if make_env is None:
+            options |= options_for(gym.spec(env_id), given)
         envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make)
     except gym.error.Error as error:
         raise ValueError(f"{name} has no pictures to film: its observations are vectors, and Gymnasium cannot draw it ({error})") from None

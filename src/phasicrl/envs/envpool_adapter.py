@@ -26,7 +26,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
@@ -34,13 +34,24 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
+from phasicrl.config import OptionValue
 from phasicrl.envs.native import ensure_graphics, ensure_qt
+from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.machine import Companion, num_cores, spread, thread_ids
 from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""
+
+NOT_OPTIONS = {
+    "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed", "env_seed",
+    "gym_reset_return_info", "reward_threshold", "task",
+}  # fmt: skip
+"""Fields of a task's configuration in EnvPool that are set by us, or say what the task is."""
+
+OF_TRAINING = ("episodic_life", "reward_clip")
+"""Options that change what an episode or a reward is, for learning only: an evaluation is of whole games in their own reward."""
 
 REPLAYABLE = (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
 """Families in which the only state that crosses episodes is a generator drawn from at a reset: seed + resets + actions restore it."""
@@ -216,6 +227,26 @@ def task_spaces(task_id: str, options: dict[str, Any] | None = None) -> tuple[gy
         if spec.config.max_num_players != 1:
             raise ValueError(f"envpool:{task_id} has {spec.config.max_num_players} players; only tasks of one player are supported")
         return as_float32(spec.gymnasium_observation_space), _counted(spec.gymnasium_action_space)
+
+
+def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, Any]:
+    """The given options of a task as EnvPool takes them.
+
+    Raises:
+        ValueError: the task does not have such an option, its default is of another type, or EnvPool would crash on the value.
+    """
+    if not given:
+        return {}
+    name, fields = f"envpool:{task_id}", import_envpool().make_spec(task_id).config._asdict()
+    for key in NOT_OPTIONS.intersection(given):
+        raise ValueError(
+            f"{name}: env.options cannot set {key}; use --env.num-envs, --env.num-threads, --seed or --env.id for what they set"
+        )
+    options = checked_options(name, given, {key: value for key, value in fields.items() if key not in NOT_OPTIONS})
+    for key, value in options.items():
+        if type(value) is int and value <= 0 < fields[key]:  # no picture or no-op at all is a segmentation fault
+            raise ValueError(f"{name}: env.options has {key} = {value}; it must be above zero")
+    return options
 
 
 def _counted(space: gym.Space[Any]) -> gym.Space[Any]:

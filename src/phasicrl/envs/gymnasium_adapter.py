@@ -19,6 +19,8 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import importlib
+import inspect
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -32,8 +34,11 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from phasicrl.config import OptionValue
+from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.spaces import (
     ActionLayout,
@@ -115,7 +120,8 @@ class GymnasiumEnv:
         interface = replace(_probe(name, make_env), reads_masks=action_masks)
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
         self._actions = ActionLayout(self.action_space)
-        self.mask_size = sum(choices(self.action_space)) if interface.mask_source and action_masks else 0
+        self.has_masks = interface.mask_source is not None
+        self.mask_size = sum(choices(self.action_space)) if self.has_masks and action_masks else 0
         self.action_mask: np.ndarray | None = None
         if parallel == "processes":
             _refuse_unsendable(name, make_env)
@@ -185,18 +191,56 @@ class GymnasiumEnv:
         raise error
 
 
-def made_by_id(name: str) -> MakeEnv:
-    """A function that makes Gymnasium's environment `name` (also `module:Id`), which still works in another process.
+def made_by_id(name: str, options: Mapping[str, OptionValue] | None = None) -> MakeEnv:
+    """A function that makes Gymnasium's environment `name` (also `module:Id`) with options, and still works in another process.
 
     Raises:
-        ValueError: Gymnasium does not know it.
+        ValueError: Gymnasium does not know it, or it does not have such options.
     """
+    env_id = name.rpartition(":")[2]
     try:
-        spec = gym.spec(name)
+        import_module_of(name)
+        spec = gym.spec(env_id)
     except (gym.error.Error, ImportError) as error:
         raise ValueError(f"Gymnasium does not find {name!r}: {error}") from error
     # By its spec, since a process of its own does not know what was registered here. Our guard checks more than Gymnasium's checker.
-    return functools.partial(gym.make, spec, disable_env_checker=True)
+    return functools.partial(gym.make, spec, disable_env_checker=True, **options_for(spec, options or {}))
+
+
+def import_module_of(name: str) -> None:
+    """Import the module of Gymnasium's `module:Id`, which registers the id; of a plain id there is none.
+
+    Raises:
+        ImportError: it cannot be imported.
+    """
+    module = name.rpartition(":")[0]
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ImportError(
+                f"the module {module!r} cannot be imported ({error}); install it, or put its folder into PYTHONPATH"
+            ) from error
+
+
+def options_for(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, Any]:
+    """The given options as `gym.make` takes them: `max_episode_steps`, and arguments of the environment's constructor.
+
+    Raises:
+        ValueError: the constructor does not have such an argument, or its default is of another type.
+    """
+    if not given:
+        return {}
+    name = f"gymnasium:{spec.id}"
+    try:
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point or "")
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise ImportError(f"{name} needs a package that is not installed: {error}") from error
+    parameters = inspect.signature(creator).parameters.values()
+    named = [part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY) and part.name != "render_mode"]
+    takes = {part.name: None if part.default is part.empty else part.default for part in named}
+    limit = {"max_episode_steps": spec.max_episode_steps or -1}
+    return checked_options(name, given, takes | spec.kwargs | limit, takes_more=any(part.kind is part.VAR_KEYWORD for part in parameters))
 
 
 class GuardedEnv(gym.Env[Any, Any]):

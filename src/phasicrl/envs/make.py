@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig, ProcgenDistribution, nearest_name
-from phasicrl.envs.envpool_adapter import PROCGEN, EnvPoolEnv, import_envpool, task_families, task_spaces
-from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, made_by_id
+from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, nearest_name, refuse_idle_env
+from phasicrl.envs.envpool_adapter import OF_TRAINING, PROCGEN, EnvPoolEnv, import_envpool, task_families, task_options, task_spaces
+from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, import_module_of, made_by_id
 from phasicrl.envs.partial import PartialObservation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.machine import num_cores
@@ -69,35 +69,59 @@ def make_envs(
 def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: Callable[[], gym.Env[Any, Any]] | None) -> VectorEnv:
     """The environments with everything there is to see."""
     if make_env is not None:
-        _refuse_procgen_fields(config, "an environment of your own")
-        return _gymnasium(make_env, config, num_envs=num_envs, seed=seed, name=config.id)
+        return _gymnasium(make_env, config, Task(name=config.id, backend="own"), num_envs=num_envs, seed=seed)
     backend, name = resolve(config.id)
-    env_id, task_id, options = f"{backend}:{name}", name, None
+    env_id = f"{backend}:{name}"
+    if backend == "gymnasium":
+        return _gymnasium(made_by_id(name, config.options), config, Task(name=env_id, backend=backend), num_envs=num_envs, seed=seed)
+    refuse_idle_env(config, Task(name=env_id, backend=backend, has_masks=False))
     if backend == "procgen":
         task_id, options = procgen_task(name, config), procgen_options(name, config)
     else:
-        _refuse_procgen_fields(config, env_id)
-    if backend == "gymnasium":
-        return _gymnasium(made_by_id(name), config, num_envs=num_envs, seed=seed, name=env_id)
+        task_id, options = name, task_options(name, config.options)
     # A step of these takes a fraction of a microsecond: handing it to a second thread costs more than the step.
     quick = task_families()[task_id] in ("envpool.classic_control", "envpool.toy_text")
     num_threads = min(config.num_threads or (1 if quick else num_cores()), num_envs)
-    return EnvPoolEnv(task_id, num_envs=num_envs, seed=seed, num_threads=num_threads, options=options, name=env_id)
+    try:
+        return EnvPoolEnv(task_id, num_envs=num_envs, seed=seed, num_threads=num_threads, options=options, name=env_id)
+    except (RuntimeError, TypeError) as error:  # EnvPool's word for a value that it cannot use
+        if not config.options:
+            raise
+        raise ValueError(f"{env_id}: EnvPool does not take env.options {dict(config.options)}: {str(error).splitlines()[0]}") from error
 
 
-def _gymnasium(make_env: Callable[[], gym.Env[Any, Any]], config: EnvConfig, *, num_envs: int, seed: int, name: str) -> GymnasiumEnv:
+def _gymnasium(
+    make_env: Callable[[], gym.Env[Any, Any]], config: EnvConfig, task: Task, *, num_envs: int, seed: int
+) -> GymnasiumEnv:  # fmt: skip
     """Environments of Gymnasium's, as `config` wants them."""
-    return GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, name=name, parallel=config.parallel, action_masks=config.action_masks)
+    refuse_idle_env(config, task)
+    envs = GymnasiumEnv(
+        make_env, num_envs=num_envs, seed=seed, name=task.name, parallel=config.parallel, action_masks=config.action_masks
+    )  # fmt: skip
+    try:
+        refuse_idle_env(config, replace(task, has_masks=envs.has_masks))
+    except ValueError:
+        envs.close()
+        raise
+    return envs
+
+
+def for_evaluation(config: EnvConfig) -> EnvConfig:
+    """The same environments as they are evaluated: whole games, in their own reward."""
+    if not any(key in OF_TRAINING for key in config.options) or resolve(config.id)[0] != "envpool":
+        return config
+    return replace(config, options=Options({key: value for key, value in config.options.items() if key not in OF_TRAINING}))
 
 
 def resolve(env_id: str) -> tuple[Backend, str]:
     """Find the back end of an id, and its name there.
 
-    `procgen:`, `envpool:` and `gymnasium:` say it; a bare id is looked up as a game of Procgen, then in EnvPool, then in Gymnasium.
+    `procgen:`, `envpool:` and `gymnasium:` say it; `gymnasium:module:Id` imports a module first, which registers the id.
+    A bare id is looked up as a game of Procgen, then in EnvPool, then in Gymnasium.
 
     Raises:
         ValueError: nobody knows it; the message has the nearest name.
-        ImportError: the back end that the id names is not installed.
+        ImportError: the back end that the id names is not installed, or Gymnasium's `module:Id` names a module that cannot be imported.
     """
     prefix, colon, name = env_id.partition(":")
     if not colon:
@@ -110,8 +134,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     if prefix == "envpool":
         return _resolve_envpool(name)
     if prefix == "gymnasium":
-        # Gymnasium's own form `module:Id` imports the module, which registers the id.
-        if ":" not in name and name not in gym.registry:
+        import_module_of(name)
+        if name.rpartition(":")[2] not in gym.registry:
             raise ValueError(f"Gymnasium has no environment {name!r}{nearest_name(name, gym.registry)}; `phasicrl envs` lists them")
         return "gymnasium", name
     known = ", ".join(f"{backend}:" for backend in get_args(Backend))
@@ -169,17 +193,6 @@ def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
 
 def _procgen_task_id(game: str, distribution: str) -> str:
     return f"{game.capitalize()}{distribution.capitalize()}-v0"
-
-
-def _refuse_procgen_fields(config: EnvConfig, name: str) -> None:
-    """Refuse settings that only Procgen understands, rather than ignore them."""
-    for field in PROCGEN_FIELDS:
-        given, default = getattr(config, field), getattr(EnvConfig(), field)
-        if given != default:
-            raise ValueError(
-                f"env.{field} = {given!r} is a setting of Procgen, and {name} does not have it; "
-                f"leave it at {default!r}, or choose a game as procgen:NAME"
-            )
 
 
 def _resolve_bare(name: str) -> tuple[Backend, str]:
