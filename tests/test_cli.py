@@ -73,6 +73,49 @@ def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> 
     assert config.aux == AuxConfig(num_minibatches=8) and config.reward_norm is not None and config.reward_norm.clip == 5
 
 
+@pytest.mark.parametrize("name", ["none", "None", "NONE"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate {}",
+        "evaluate --episodes 5 {}",
+        "resume {}",
+        "video {}",
+        "video --num-envs 1 {}",
+        "plot {}",
+        "plot --smooth-steps 0 {} other",
+    ],
+)
+def test_none_is_a_name_where_a_path_is_asked_for(capsys: pytest.CaptureFixture[str], words: str, name: str) -> None:
+    assert f"error: {name} is not a run directory" in error_of(capsys, *words.format(name).split())
+
+
+def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off() -> None:
+    def parsed(kind: type, *words: str) -> dict[str, object]:
+        return vars(cli._parse(kind, list(words), "verb"))
+
+    evaluation = parsed(cli._EvaluateOptions, "none", "--steps", "none", "--policy", "greedy")
+    assert (evaluation["run"], evaluation["steps"]) == (Path("none"), Path("none"))
+    assert parsed(cli._VideoOptions, "run", "--output", "none")["output"] == Path("none")
+    plotted = parsed(
+        cli._PlotOptions, "none", "b", "--title", "none", "--reference", "none", "--reference-game", "none", "--output", "none"
+    )
+    assert (plotted["runs"], plotted["title"], plotted["reference_game"]) == ((Path("none"), Path("b")), "none", "none")
+    assert plotted["reference"] == plotted["output"] == Path("none")
+    laddered = parsed(cli._LadderOptions, "--env", "none", "--total-env-steps", "none", "--output-dir", "none")
+    assert (laddered["env"], laddered["total_env_steps"], laddered["output_dir"]) == ("none", None, Path("none"))
+    config = parse_config(
+        "procgen-ppg --output-dir none --name None --ppo.clip None --compute.micro-batch none --model.head-init none".split()
+    )
+    assert (config.output_dir, config.name, config.ppo.clip, config.compute.micro_batch, config.model.head_init) == (
+        "none",
+        "None",
+        None,
+        None,
+        None,
+    )
+
+
 def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(get_preset("procgen-ppg-kl").to_json())
     for path in (tmp_path / "config.json", tmp_path):
@@ -95,7 +138,7 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train procgen-ppo --env.id gymnasium:CartPole-v1", "use --model.encoder mlp"),
         ("train classic-ppo --env.id starpilot", "are pictures; use --model.encoder impala"),
         ("train procgen-ppg --env.id gymnasium:CartPole-v1", "not pictures; use --model.encoder mlp"),
-        ("train classic-ppo --env.num-levels 3", "env.num_levels = 3 is a setting of Procgen"),
+        ("train classic-ppo --env.num-levels 3", "env.num_levels is 3, which has no effect without a game of Procgen (procgen:NAME)"),
         ("train procgen-ppg --env.start-level 3", "has no meaning with env.num_levels = 0"),
         ("evaluate /tmp", "/tmp is not a run directory"),
         ("resume /tmp", "/tmp is not a run directory"),

@@ -19,7 +19,6 @@ from phasicrl.config import (
     ObsNormConfig,
     PPOConfig,
     RewardNormConfig,
-    ValueNormConfig,
     field_paths,
 )
 from phasicrl.presets import PRESETS, differences, get_preset
@@ -131,7 +130,8 @@ def test_every_field_says_what_it_is() -> None:
     from phasicrl import config
 
     source = inspect.getsource(config)
-    for kind in (c for c in vars(config).values() if isinstance(c, type) and dataclasses.is_dataclass(c) and c is not Config):
+    groups = [c for c in vars(config).values() if isinstance(c, type) and c.__name__.endswith("Config") and c is not Config]
+    for kind in groups:
         text = source[source.index(f"class {kind.__name__}:") :]
         for field in dataclasses.fields(kind):
             line = text[text.index(f"    {field.name}: ") :].split("\n")[1]
@@ -230,28 +230,17 @@ def test_fields_are_changed_by_their_paths_all_at_once() -> None:
     assert {"seed", "ppo.gamma", "aux.every", "value_norm.decay"} <= set(field_paths()) and "ppo" not in field_paths()
 
 
-REINFORCE = {"ppo.baseline": False, "ppo.estimator": "monte_carlo"}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model.memory": "lstm", "ppo.minibatch_by": "transitions"}, "ppo.minibatch_by is transitions, but with a memory"),
-        ({"model.value_path": "shared", "ppo.value_learning_rate": 0.1}, "ppo.value_learning_rate is 0.1, but there is one network"),
-        ({"model.value_path": "detached", "model.value_activation": "tanh"}, "model.value_activation is tanh, but there is one network"),
         ({"ppo.baseline": False}, "ppo.estimator gae needs values; use monte_carlo"),
         ({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux": AuxConfig()}, "the auxiliary phase distils values"),
-        ({"ppo.kl_penalty_target": 0.1}, "adapts the weight ppo.kl_penalty, which is 0"),
         ({"action.std_value": 0.0}, "action.std_value is 0.0; it must be above zero"),
         ({"action.std": "exp", "action.min_std": 0.0}, "action.min_std is 0.0; it must be above zero"),
-        ({"action.min_std": 0.1}, "action.min_std is 0.1, but action.std parameter has no use for it"),
         ({"action.mean": "tanh", "action.squash": "tanh"}, "would squash twice"),
         ({"ppo.objective": "log_prob"}, "set --ppo.clip none --ppo.policy-epochs 1"),
         ({"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 2}, "ppo.policy_epochs 2; set"),
-        ({"ppo.target_kl": 0.1}, "ppo.policy_epochs is 1; take more epochs"),
-        ({**REINFORCE, "ppo.value_clip": 0.2}, "ppo.value_clip is 0.2, but without ppo.baseline"),
-        ({**REINFORCE, "ppo.recompute_advantages": True}, "ppo.recompute_advantages is True, but without ppo.baseline"),
-        ({**REINFORCE, "value_norm": ValueNormConfig()}, "value_norm is on, but without ppo.baseline"),
     ],
 )
 def test_knobs_that_do_not_go_together_are_refused(changes: dict[str, object], message: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from phasicrl import ladder
-from phasicrl.config import Config, field_paths
-from phasicrl.ladder import TRICKS, Rung, draw_ladder, run_ladder, rungs
+from phasicrl.config import Config, Task, field_paths
+from phasicrl.evaluate import Evaluation
+from phasicrl.ladder import TRICKS, Rung, Trick, draw_ladder, run_ladder, rungs
 from phasicrl.presets import get_preset
 
 BASE = get_preset("classic-ppo").changed({"reward_norm": None})
@@ -32,12 +33,17 @@ def difference(before: Config, after: Config) -> set[str]:
     return {path.split(".")[0] if path.startswith(("obs_norm", "value_norm")) else path for path in old if old[path] != new[path]}
 
 
+EVERYTHING = Task(has_masks=True, has_floats=True)
+UNSCALED = {"model.policy_head_scale", "model.value_head_scale", "ppo.value_epochs"}
+"""Knobs of the base that have no effect without a baseline, or before weights are drawn to scale: at their defaults there."""
+
+
 def test_each_rung_changes_the_fields_of_its_trick_and_no_others() -> None:
-    steps = rungs(BASE, masks=True)
+    steps = rungs(BASE, task=EVERYTHING)
     assert [name for name, _ in steps] == ["REINFORCE", *(f"+ {trick.name}" for trick in TRICKS)]
     for (_, below), (name, above), trick in zip(steps, steps[1:], TRICKS, strict=False):
         changed = difference(below, above)
-        assert changed and changed <= set(trick.on), name
+        assert changed - UNSCALED and changed <= set(trick.on) | UNSCALED, name
     bottom = steps[0][1]
     assert (bottom.ppo.objective, bottom.ppo.baseline, bottom.ppo.estimator, bottom.ppo.clip) == ("log_prob", False, "monte_carlo", None)
     assert (bottom.ppo.policy_epochs, bottom.ppo.num_minibatches, bottom.ppo.advantage_norm) == (1, 1, "none")
@@ -45,16 +51,53 @@ def test_each_rung_changes_the_fields_of_its_trick_and_no_others() -> None:
 
 
 def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick() -> None:
-    top = rungs(BASE, masks=True)[-1][1]
-    alone = rungs(BASE, mode="leave-one-out", masks=True)
+    top = rungs(BASE, task=EVERYTHING)[-1][1]
+    alone = rungs(BASE, mode="leave-one-out", task=EVERYTHING)
     assert alone[0] == ("everything", top)
     for (name, config), trick in zip(alone[1:], TRICKS, strict=True):
         assert name == f"without {trick.name}"
-        assert difference(top, config) and difference(top, config) <= set(trick.off), name
+        assert difference(top, config) and difference(top, config) <= set(trick.off) | UNSCALED, name
+    assert (top.model.policy_head_scale, top.model.value_head_scale) == (0.01, 1.0)
+    assert {name: config.model.value_head_scale for name, config in alone if config.model.value_head_scale != 1.0} == {
+        "without baseline": 0.1, "without initialisation": 0.1,
+    }  # fmt: skip
 
 
 def test_without_masks_there_is_no_rung_for_them() -> None:
-    assert rungs(BASE)[-1][0] == "+ entropy bonus" and len(rungs(BASE, mode="leave-one-out")) == len(TRICKS)
+    task = Task(has_masks=False, has_floats=True)
+    assert rungs(BASE, task=task)[-1][0] == "+ entropy bonus" and len(rungs(BASE, mode="leave-one-out", task=task)) == len(TRICKS)
+
+
+@pytest.mark.parametrize("mode", ["ladder", "leave-one-out"])
+def test_members_of_a_set_need_no_normalization_and_the_ladder_runs_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    trained: list[Config] = []
+    monkeypatch.setattr(ladder, "_trained", lambda config: (trained.append(config), (1.0, 2.0))[1])
+    said: list[str] = []
+    found = run_ladder("gymnasium:Taxi-v4", seeds=1, mode=mode, output_dir=tmp_path, say=said.append)
+    assert said == ["state normalisation is left out: it has no effect without real numbers among the observations"]
+    names = [rung.name for rung in found]
+    assert len(names) == len(trained) == len(TRICKS) and not any("state" in name for name in names)
+    assert names[-1].endswith("action masking")  # Taxi says which actions do something
+    assert all(config.obs_norm is None for config in trained)
+
+
+def test_taxi_is_trained_with_its_last_rung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "TRICKS", TRICKS[5:6] + TRICKS[-1:])
+    monkeypatch.setattr(ladder, "evaluate", lambda *_, **__: [Evaluation("greedy", (-200.0,), (200,))])  # an untrained one takes long
+    found = run_ladder("gymnasium:Taxi-v4", seeds=1, total_env_steps=1024, output_dir=tmp_path)
+    assert [rung.name for rung in found] == ["REINFORCE", "+ action masking"]
+
+
+def test_every_rung_is_checked_before_the_first_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = Trick("memory", {"model.memory": "lstm", "ppo.minibatch_by": "segments", "action.squash": "clip"}, {"action.squash": "none"})
+    monkeypatch.setattr(ladder, "missing", lambda trick, task: None)
+    monkeypatch.setattr(ladder, "TRICKS", (*TRICKS[:2], last))
+    monkeypatch.setattr(ladder, "train", lambda config: pytest.fail("a rung was trained"))
+    with pytest.raises(ValueError, match=r"the rung '\+ memory' cannot be trained: .*action.squash is clip, which has no effect"):
+        run_ladder("gymnasium:CartPole-v1", seeds=1, output_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_trains_every_rung_once_and_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

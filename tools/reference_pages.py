@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from phasicrl import config as config_module
-from phasicrl.config import Config
+from phasicrl.config import NEEDS, Config, defaults
 from phasicrl.metrics import METRICS
 from phasicrl.presets import PRESETS, differences
 from tools.result_tables import blocks, on_reacher, without
@@ -54,7 +54,8 @@ def configuration_page() -> str:
     """Every field with its default and its sentence."""
     text = (
         "# Configuration\n\nEvery knob, as `config.py` has it. On the command line the path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. "
-        "`none` switches off what can be off; `--aux none` makes PPG PPO, and naming any `--aux.…` field makes PPO PPG.\n"
+        "`none` switches off what can be off; `--aux none` makes PPG PPO, and naming any `--aux.…` field makes PPO PPG. "
+        "A knob that needs something which is not there has no effect: it is refused, unless it is at its default.\n"
     )
     hints = typing.get_type_hints(Config)
     groups = {field.name: _dataclass_of(hints[field.name]) for field in dataclasses.fields(Config)}
@@ -162,12 +163,18 @@ def _value(config: Config, path: str) -> object:
 def _table(name: str, kind: type, *, skip: set[str]) -> str:
     """One group of fields."""
     sentences = _sentences(kind)
-    text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}\n\n| field | default | what it is |\n|---|---|---|\n"
+    text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}{_needs(name)}\n\n| field | default | what it is |\n|---|---|---|\n"
     for field in dataclasses.fields(kind):
         if field.name not in skip:
             path = f"{name}.{field.name}" if name else field.name
-            text += f"| `{path}` | {_show(field.default)} | {sentences[field.name]} |\n"
+            text += f"| `{path}` | {_show(defaults()[path])} | {sentences[field.name]}{_needs(path)} |\n"
     return text
+
+
+def _needs(path: str) -> str:
+    """What a knob or group needs, as a sentence to be put behind others."""
+    words = [need.words for need in NEEDS if path in need.paths.split()]
+    return f" Needs {'; '.join(words)}." if words else ""
 
 
 def _sentences(kind: type) -> dict[str, str]:
@@ -192,7 +199,7 @@ def _dataclass_of(hint: object) -> type | None:
 
 def _show(value: object) -> str:
     """A value in a table cell."""
-    return "–" if value is None else f"`{value}`"
+    return "–" if value is None or value == {} else f"`{value}`"
 
 
 def main() -> int:

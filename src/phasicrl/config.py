@@ -81,7 +81,7 @@ class EnvConfig:
     heuristic_mask_steps: int = 100_000
     """Steps at the start of training in which a `mask_actions` function, given from Python, holds."""
     options: Mapping[str, OptionValue] = field(default_factory=Options)
-    """Options of the environment itself, `KEY=VALUE` on the command line; evaluations and films have the same."""
+    """Options of the environment itself, `KEY=VALUE …` on the command line; evaluations and films have them too."""
     distribution: ProcgenDistribution = "easy"
     """Procgen: difficulty of the levels."""
     num_levels: int = 0

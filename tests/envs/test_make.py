@@ -38,7 +38,7 @@ def refused(message: str, make_env: Any = None, **settings: Any) -> None:
         ("envpool:phys2d/CartPole-v1", ("envpool", "phys2d/CartPole-v1")),
         ("gymnasium:CartPole-v1", ("gymnasium", "CartPole-v1")),
         ("FrozenLake8x8-v1", ("gymnasium", "FrozenLake8x8-v1")),
-        ("gymnasium:some_module:Thing-v0", ("gymnasium", "some_module:Thing-v0")),
+        ("gymnasium:gymnasium.envs:CartPole-v1", ("gymnasium", "gymnasium.envs:CartPole-v1")),
     ],
 )
 def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None:
@@ -128,8 +128,8 @@ def test_pictures_change_with_the_settings(field: str) -> None:
 )
 @pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, value: Any) -> None:
-    refused(rf"env.{field} = {value!r} is a setting of Procgen, and {env_id} does not have it", id=env_id, **{field: value})
-    refused(rf"env.{field} = {value!r} is a setting of Procgen", id="mine", make_env=Counting, **{field: value})
+    refused(rf"{env_id}: env.{field} is {value}, which has no effect without a game of Procgen", id=env_id, **{field: value})
+    refused(rf"mine: env.{field} is {value}, which has no effect without a game of Procgen", id="mine", make_env=Counting, **{field: value})
 
 
 @needs_envpool

@@ -135,8 +135,9 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         return _resolve_envpool(name)
     if prefix == "gymnasium":
         import_module_of(name)
-        if name.rpartition(":")[2] not in gym.registry:
-            raise ValueError(f"Gymnasium has no environment {name!r}{nearest_name(name, gym.registry)}; `phasicrl envs` lists them")
+        name_there = name.rpartition(":")[2]
+        if name_there not in gym.registry:
+            raise ValueError(f"Gymnasium has no environment {name_there!r}{nearest_name(name_there, gym.registry)}; `phasicrl envs` lists them")
         return "gymnasium", name
     known = ", ".join(f"{backend}:" for backend in get_args(Backend))
     raise ValueError(

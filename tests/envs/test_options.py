@@ -1,0 +1,261 @@
+"""Options of environments: what a task takes, in which types, and that they reach training, evaluation and film."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+
+from phasicrl.cli import main, parse_config
+from phasicrl.config import Config, EnvConfig, IdleKnobError
+from phasicrl.envs.make import for_evaluation, make_envs
+from phasicrl.envs.options import checked_options
+from phasicrl.evaluate import evaluate, make_evaluation_envs
+from phasicrl.presets import get_preset
+from phasicrl.train import train
+from tests.envs.counting import Counting
+from tests.helpers import tiny
+
+needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "range": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"flag": "false"}, {"flag": False}),
+        ({"flag": "True", "count": "1_000"}, {"flag": True, "count": 1000}),
+        ({"share": "2"}, {"share": 2.0}),
+        ({"share": 2}, {"share": 2.0}),
+        ({"share": "1e-3", "word": "7"}, {"share": 0.001, "word": "7"}),
+        ({"any": "7"}, {"any": 7}),
+        ({"any": "7.5"}, {"any": 7.5}),
+        ({"any": "false"}, {"any": False}),
+        ({"any": "x"}, {"any": "x"}),
+        ({"flag": False, "count": 0, "word": "", "any": True}, {"flag": False, "count": 0, "word": "", "any": True}),
+    ],
+)
+def test_values_are_read_as_the_type_of_the_default(given: dict[str, Any], read: dict[str, Any]) -> None:
+    found = checked_options("x", given, TAKES)
+    assert found == read and [type(value) for value in found.values()] == [type(value) for value in read.values()]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"flagg": "true"}, r"x has no option 'flagg' \(did you mean 'flag'\?\) \(env.options\); .* any=None, count=3, flag=True"),
+        ({"flag": "2"}, "x: env.options has flag = '2'; True or False was expected .its default is True"),
+        ({"flag": 1}, "flag = 1; True or False was expected"),
+        ({"count": "2.5"}, "count = '2.5'; a whole number was expected"),
+        ({"count": True}, "count = True; a whole number was expected"),
+        ({"share": "much"}, "share = 'much'; a number was expected"),
+        ({"share": True}, "share = True; a number was expected"),
+        ({"word": 3}, "word = 3; a text was expected"),
+        ({"range": "1,2"}, r"env.options cannot set range, which is \(1, 2\); make the environment yourself"),
+    ],
+)
+def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked_options("x", given, TAKES)
+    assert checked_options("x", {"new": "1"}, TAKES, takes_more=True) == {"new": 1}
+
+
+def test_options_are_data_that_keeps_its_value() -> None:
+    given: dict[str, Any] = {"b": True, "a": 1, "c": "x", "d": 0.5}
+    config = Config(env=EnvConfig(id="x", options=given))
+    given["a"] = 2
+    assert config.env.options == {"a": 1, "b": True, "c": "x", "d": 0.5}
+    assert Config.from_json(config.to_json()) == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+    assert hash(config) == hash(Config.from_json(config.to_json())) != hash(Config(env=EnvConfig(id="x")))
+    with pytest.raises(TypeError, match="cannot be changed"):
+        config.env.options["a"] = 3  # type: ignore[index]
+    with pytest.raises(TypeError, match="cannot be changed"):
+        config.env.options.update(a=3)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"env.options has a = \[1\]; a text, a number, True or False was expected"):
+        EnvConfig(options={"a": [1]})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="env.options is 3; an object of options by name was expected"):
+        Config.from_json('{"env": {"options": 3}}')
+
+
+def test_a_command_line_adds_to_the_options_of_its_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    def options(*words: str) -> Any:
+        return parse_config(["compat-cleanrl-ppo-atari", *words]).env.options
+
+    assert options() == {"episodic_life": True}
+    assert options("--env.options", "noop_max=3", "--seed", "2", "--env.options", "a=b=c", "stack_num=2") == {
+        "episodic_life": True, "noop_max": "3", "a": "b=c", "stack_num": "2",
+    }  # fmt: skip
+    assert options("--env.options=episodic_life=False") == {"episodic_life": "False"}
+    assert options("--env.options", "none") == {}
+    assert options("--env.options", "None", "x=1") == {"x": "1"}
+    for words in (["noop_max"], ["=3"], []):
+        assert main(["train", "atari-ppo", "--env.options", *words, "--seed", "1"]) == 2
+        assert "--env.options takes KEY=VALUE, or `none`" in capsys.readouterr().err
+
+
+def refused(message: str, make_env: Any = None, **settings: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_envs(EnvConfig(**{"num_envs": 2, **settings}), seed=1, make_env=make_env)
+
+
+@needs_envpool
+def test_options_reach_envpool() -> None:
+    envs = make_envs(EnvConfig(id="Breakout-v5", num_envs=2, options={"img_height": "64", "gray_scale": False, "stack_num": 2}), seed=1)
+    assert envs.observation_space.shape == envs.reset().shape[1:] == (6, 64, 84)
+    envs.close()
+    envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=2, options={"max_episode_steps": "5"}), seed=1)
+    envs.reset()
+    ends = [envs.step(np.array([k % 2, k % 2])).truncated.all() for k in range(10)]
+    assert ends == [False, False, False, False, True] * 2
+    envs.close()
+
+
+@needs_envpool
+@pytest.mark.parametrize(
+    ("env_id", "options", "message"),
+    [
+        ("Breakout-v5", {"episodic_live": True}, r"envpool:Breakout-v5 has no option 'episodic_live' \(did you mean 'episodic_life'\?\)"),
+        ("Breakout-v5", {"num_envs": 4}, "env.options cannot set num_envs; use --env.num-envs"),
+        ("Breakout-v5", {"seed": 4}, "env.options cannot set seed"),
+        ("Breakout-v5", {"noop_max": 0}, "env.options has noop_max = 0; it must be above zero"),  # a segmentation fault in EnvPool
+        ("Breakout-v5", {"stack_num": "-1"}, "env.options has stack_num = -1; it must be above zero"),
+        ("Breakout-v5", {"mode": 99}, "envpool:Breakout-v5: EnvPool does not take env.options {'mode': 99}: Invalid game mode"),
+        ("Breakout-v5", {"stack_num": 10**14}, "EnvPool does not take env.options"),
+        ("procgen:starpilot", {"use_backgrounds": False}, r"procgen:starpilot: env.options is .*Procgen's options are knobs of their own"),
+    ],
+)
+def test_what_envpool_does_not_take_is_refused(env_id: str, options: dict[str, Any], message: str) -> None:
+    refused(message, id=env_id, options=options)
+
+
+def test_options_reach_gymnasium() -> None:
+    options = {"map_name": "8x8", "is_slippery": "false", "max_episode_steps": "3"}
+    envs = make_envs(EnvConfig(id="gymnasium:FrozenLake-v1", num_envs=2, options=options), seed=1)
+    assert envs.observation_space == gym.spaces.Discrete(64)
+    envs.reset()
+    steps = [envs.step(np.array([2, 2])) for _ in range(3)]  # to the right, as it does not slip
+    assert [step.obs.tolist() for step in steps] == [[1, 1], [2, 2], [0, 0]]
+    assert [step.truncated.all() for step in steps] == [False, False, True]
+    envs.close()
+
+
+def test_a_constructor_that_takes_anything_is_given_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def make(size: int = 3, render_mode: str | None = None, **more: Any) -> Counting:
+        seen.append({"size": size, **more})
+        return Counting()
+
+    monkeypatch.setitem(gym.registry, "Anything-v0", EnvSpec("Anything-v0", entry_point=make, kwargs={"level": 1}))
+    make_envs(EnvConfig(id="gymnasium:Anything-v0", num_envs=1, options={"size": "4", "level": "2", "new": "0.5"}), seed=1).close()
+    assert seen[0] == {"size": 4, "level": 2, "new": 0.5}
+    refused("level = 'x'; a whole number was expected", id="gymnasium:Anything-v0", options={"level": "x"})
+
+
+def test_what_gymnasium_does_not_take_is_refused() -> None:
+    refused(
+        r"gymnasium:FrozenLake-v1 has no option 'is_slipery' \(did you mean 'is_slippery'",
+        id="gymnasium:FrozenLake-v1",
+        options={"is_slipery": True},
+    )
+    refused("gymnasium:CartPole-v1 has no option 'render_mode'", id="gymnasium:CartPole-v1", options={"render_mode": "human"})
+    refused("gymnasium:CartPole-v1 has no option 'g' .*max_episode_steps=500", id="gymnasium:CartPole-v1", options={"g": 3})
+    with pytest.raises(IdleKnobError, match="mine: env.options is a=1, which has no effect"):
+        make_envs(EnvConfig(id="mine", num_envs=1, options={"a": 1}), seed=1, make_env=Counting)
+
+
+def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    config = config.changed({"env.id": "gymnasium:CartPole-v1", "env.options": {"max_episode_steps": "4"}})
+    run = train(config)
+    assert set(evaluate(run.directory, episodes=3, policies=("greedy",))[0].lengths) == {4}
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+    pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
+    from phasicrl.video import film
+
+    _, result = film(run.directory, episodes=2, size=16)
+    assert result.lengths == (4, 4)
+
+
+@needs_envpool
+def test_what_envpool_films_are_drawn_from_has_the_options_too(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+    pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
+    from phasicrl.video import film
+
+    config = tiny(tmp_path)
+    config = config.changed({"env.id": "envpool:CartPole-v1", "env.num_threads": 1, "env.options": {"max_episode_steps": 4}})
+    run = train(config)
+    assert film(run.directory, episodes=1, size=16)[1].lengths == (4,)
+
+
+@needs_envpool
+def test_lives_end_episodes_in_training_only() -> None:
+    config = get_preset("compat-cleanrl-ppo-atari")
+    assert for_evaluation(config.env) == get_preset("atari-ppo").env
+    kept = EnvConfig(id="Breakout-v5", options={"episodic_life": True, "reward_clip": "true", "noop_max": 5})
+    assert for_evaluation(kept).options == {"noop_max": 5}
+    assert for_evaluation(get_preset("atari-ppo").env) is get_preset("atari-ppo").env
+
+    def num_ends(envs: Any) -> int:
+        rng = np.random.default_rng(0)
+        envs.reset()
+        ends = sum(int(envs.step(rng.integers(0, 4, 4)).terminated.sum()) for _ in range(250))
+        envs.close()
+        return ends
+
+    of_training = num_ends(make_envs(config.env, seed=1, num_envs=4))
+    of_evaluation = num_ends(make_evaluation_envs(config, num_envs=4, levels="unseen", seed=1))
+    assert of_training > 3 * of_evaluation > 0  # a game of Breakout has five lives
+
+
+MODULE = """
+import gymnasium
+gymnasium.register("Unheard-v0", entry_point="tests.envs.counting:Counting")
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "module_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "gymnasium:module_of_mine:Unheard-v0"
+    sys.modules.pop("module_of_mine", None)
+    gym.registry.pop("Unheard-v0", None)
+
+
+def test_gymnasiums_module_form_imports_the_module(module: str, tmp_path: Path) -> None:
+    envs = make_envs(EnvConfig(id=module, num_envs=2), seed=1)
+    assert envs.name == module and envs.reset().shape == (2, 3)
+    envs.close()
+    refused("Gymnasium has no environment 'Unherd-v0' .did you mean 'Unheard-v0'", id="gymnasium:module_of_mine:Unherd-v0")
+    with pytest.raises(ImportError, match="the module 'no_such_module' cannot be imported .*PYTHONPATH"):
+        make_envs(EnvConfig(id="gymnasium:no_such_module:X-v0", num_envs=1), seed=1)
+
+
+def test_a_module_works_in_processes_and_a_run_that_was_received_does_not_import_one(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(tmp_path / "runs")
+    run = train(config.changed({"env.id": module, "env.num_envs": 2, "env.parallel": "processes", "total_env_steps": 32}))
+    assert main(["evaluate", str(run.directory), "--episodes", "1"]) == 0  # this process has imported it
+    sys.modules.pop("module_of_mine")
+    del gym.registry["Unheard-v0"]
+    capsys.readouterr()
+    for words in (["evaluate", str(run.directory)], ["resume", str(run.directory)], ["train", "--from", str(run.directory)]):
+        assert main(words) == 2
+        assert "imports the module module_of_mine; if you trust it, add --import module_of_mine" in capsys.readouterr().err
+        assert "module_of_mine" not in sys.modules
+    assert main(["evaluate", str(run.directory), "--episodes", "1", "--import", "module_of_mine"]) == 0
+    assert main(["evaluate", str(run.directory), "--import=no_such_module"]) == 2
+    assert main(["evaluate", str(run.directory), "--import"]) == 2
+    err = capsys.readouterr().err
+    assert "--import no_such_module: No module named 'no_such_module'" in err and "--import needs the name of a Python module" in err
