@@ -104,9 +104,8 @@ def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off() -> Non
     assert plotted["reference"] == plotted["output"] == Path("none")
     laddered = parsed(cli._LadderOptions, "--env", "none", "--total-env-steps", "none", "--output-dir", "none")
     assert (laddered["env"], laddered["total_env_steps"], laddered["output_dir"]) == ("none", None, Path("none"))
-    config = parse_config(
-        "procgen-ppg --output-dir none --name None --ppo.clip None --compute.micro-batch none --model.head-init none".split()
-    )
+    flags = ["--output-dir", "none", "--name", "None", "--ppo.clip", "None", "--compute.micro-batch", "none", "--model.head-init", "none"]
+    config = parse_config(["procgen-ppg", *flags])
     assert (config.output_dir, config.name, config.ppo.clip, config.compute.micro_batch, config.model.head_init) == (
         "none",
         "None",

@@ -192,7 +192,7 @@ def test_what_is_not_known_yet_is_not_refused() -> None:
 def test_what_a_run_settled_is_no_mistake_of_its_user() -> None:
     settled = {"compute.aux_micro_batch": 128, "compute.settled": ("cpu", "micro_batch", "aux_micro_batch")}
     assert Config.from_json(BASE.changed(settled).to_json()).aux is None
-    with pytest.raises(IdleKnobError, match="compute.aux_micro_batch is 128"):
+    with pytest.raises(IdleKnobError, match=r"compute.aux_micro_batch is 128"):
         BASE.changed({"compute.aux_micro_batch": 128})
 
 
@@ -200,7 +200,7 @@ def test_idle_knobs_of_a_parent_are_reset_on_request_but_not_those_that_are_kept
     parent = BASE.changed({"model.memory": "lstm", "model.memory_size": 64, "value_norm": ValueNormConfig(statistics="ema", decay=0.5)})
     without = parent.changed({"model.memory": "none"}, reset_idle=True)
     assert without == parent.changed({"model.memory": "none", "model.memory_size": 128})
-    with pytest.raises(IdleKnobError, match="model.memory_size is 64"):
+    with pytest.raises(IdleKnobError, match=r"model.memory_size is 64"):
         parent.changed({"model.memory": "none"}, reset_idle=True, keep={"model.memory_size"})
     reinforce = parent.changed({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm.decay": 0.1}, reset_idle=True)
     assert reinforce.value_norm is None and reinforce.model.memory_size == 64

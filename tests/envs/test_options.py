@@ -81,7 +81,7 @@ def test_options_are_data_that_keeps_its_value() -> None:
         config.env.options.update(a=3)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"env.options has a = \[1\]; a text, a number, True or False was expected"):
         EnvConfig(options={"a": [1]})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="env.options is 3; an object of options by name was expected"):
+    with pytest.raises(ValueError, match=r"env.options is 3; an object of options by name was expected"):
         Config.from_json('{"env": {"options": 3}}')
 
 
@@ -168,7 +168,7 @@ def test_what_gymnasium_does_not_take_is_refused() -> None:
     )
     refused("gymnasium:CartPole-v1 has no option 'render_mode'", id="gymnasium:CartPole-v1", options={"render_mode": "human"})
     refused("gymnasium:CartPole-v1 has no option 'g' .*max_episode_steps=500", id="gymnasium:CartPole-v1", options={"g": 3})
-    with pytest.raises(IdleKnobError, match="mine: env.options is a=1, which has no effect"):
+    with pytest.raises(IdleKnobError, match=r"mine: env.options is a=1, which has no effect"):
         make_envs(EnvConfig(id="mine", num_envs=1, options={"a": 1}), seed=1, make_env=Counting)
 
 
@@ -237,7 +237,7 @@ def test_gymnasiums_module_form_imports_the_module(module: str, tmp_path: Path) 
     assert envs.name == module and envs.reset().shape == (2, 3)
     envs.close()
     refused("Gymnasium has no environment 'Unherd-v0' .did you mean 'Unheard-v0'", id="gymnasium:module_of_mine:Unherd-v0")
-    with pytest.raises(ImportError, match="the module 'no_such_module' cannot be imported .*PYTHONPATH"):
+    with pytest.raises(ImportError, match=r"the module 'no_such_module' cannot be imported .*PYTHONPATH"):
         make_envs(EnvConfig(id="gymnasium:no_such_module:X-v0", num_envs=1), seed=1)
 
 

@@ -137,7 +137,9 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         import_module_of(name)
         name_there = name.rpartition(":")[2]
         if name_there not in gym.registry:
-            raise ValueError(f"Gymnasium has no environment {name_there!r}{nearest_name(name_there, gym.registry)}; `phasicrl envs` lists them")
+            raise ValueError(
+                f"Gymnasium has no environment {name_there!r}{nearest_name(name_there, gym.registry)}; `phasicrl envs` lists them"
+            )
         return "gymnasium", name
     known = ", ".join(f"{backend}:" for backend in get_args(Backend))
     raise ValueError(
