@@ -27,7 +27,7 @@ COMBINATIONS = [
 
 def config_of(tmp_path: Path, memory: bool, ppg: bool, **changes: Any) -> Config:
     config = tiny(tmp_path, aux=tiny_aux() if ppg else None, **changes)
-    return replace(config, model=replace(config.model, memory="lstm" if memory else "none", memory_size=8))
+    return replace(config, model=replace(config.model, memory="lstm", memory_size=8)) if memory else config
 
 
 @pytest.mark.parametrize(("memory", "mask", "ppg", "discrete"), COMBINATIONS)

@@ -34,14 +34,15 @@ def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_pat
 def test_a_task_of_pictures_is_learnt_by_every_value_path(value_path: str, tmp_path: Path) -> None:
     """The side of a dot, five points an episode; chance is 1.67."""
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=16_384)
-    model = replace(config.model, encoder="impala", channels=(8, 8), blocks=1, hidden_sizes=(32,), value_path=value_path)
+    model = replace(config.model, encoder="impala", activation="relu", channels=(8, 8), blocks=1, hidden_sizes=(32,), value_path=value_path)
     config = replace(config, model=model, ppo=replace(config.ppo, num_steps=32, num_minibatches=4, learning_rate=1e-3))
     run = train(config, make_env=Picture)
     assert run.collector.episodes.recent_mean > 4.5
 
 
 def quiet(preset: str, tmp_path: Path, **changes: Any) -> Config:
-    return get_preset(preset).changed({"output_dir": str(tmp_path), "log.console": "off", "log.tensorboard": False, **changes})
+    changes = {"output_dir": str(tmp_path), "log.console": "off", "log.tensorboard": False, **changes}
+    return get_preset(preset).changed(changes, reset_idle=True)
 
 
 @pytest.mark.parametrize(

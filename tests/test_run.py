@@ -289,7 +289,7 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
 def test_a_resumed_optimiser_steps_as_the_unbroken_one_on_convolutions_too(tmp_path: Path) -> None:
     """Convolution weights are channels_last, files are not, and the fused Adam looks at no strides: equal numbers are not enough."""
     config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64)
-    config = replace(config, model=replace(config.model, encoder="impala", channels=(4, 8), blocks=1))
+    config = replace(config, model=replace(config.model, encoder="impala", activation="relu", channels=(4, 8), blocks=1))
     with start_run(config, make_env=Picture) as old:
         learn(old)
         with run_module.resume_run(old.directory, make_env=Picture) as new:
