@@ -113,7 +113,8 @@ def basic_runs(folder: Path) -> dict[str, Case]:
 def short(folder: Path, changes: dict[str, Any], *, ppg: bool = False) -> Config:
     """Three iterations, with `changes` at their paths; of PPG an auxiliary phase follows the second one."""
     config = tiny(folder, aux=tiny_aux() if ppg else None, total_env_steps=96)
-    return config.changed({"ppo.max_grad_norm": 0.5, "model.memory_size": 6, **changes})
+    memory = {"model.memory_size": 6} if "model.memory" in changes else {}
+    return config.changed({"ppo.max_grad_norm": 0.5, **memory, **changes})
 
 
 def memory_and_action_runs(folder: Path) -> dict[str, Case]:

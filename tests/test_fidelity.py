@@ -238,7 +238,11 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
 
 def test_time_limits_are_terminations_for_the_advantages_only(tmp_path: Path) -> None:
     """Values of 3 everywhere, a reward of 1, γ = λ = ½, no bootstrap: the last step of an episode, cut or over, has the advantage 1 − 3."""
-    config = small("compat-cleanrl-ppo-continuous", tmp_path, **{"ppo.gamma": 0.5, "ppo.gae_lambda": 0.5, "ppo.advantage_norm": "none"})
+    config = small(
+        "compat-cleanrl-ppo-continuous",
+        tmp_path,
+        **{"ppo.gamma": 0.5, "ppo.gae_lambda": 0.5, "ppo.advantage_norm": "none", "ppo.advantage_std": "biased"},
+    )
     rollout = collected(opened(config))
     assert rollout.truncated.any() and rollout.terminated.any()
     rollout.value.fill_(3.0)

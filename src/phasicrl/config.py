@@ -719,7 +719,7 @@ NEEDS = (
     Need(_ACTION_PATHS, "continuous actions", task=lambda t: t.has_continuous_actions),
     Need("action.min_std", "action.std softplus or exp", lambda c: c.action.std in ("softplus", "exp")),
     Need("action.rescale", "action.squash none or clip, as tanh always stretches", lambda c: c.action.squash != "tanh"),
-    Need("ppo.gae_lambda", "ppo.estimator gae", lambda c: c.ppo.estimator == "gae"),
+    Need("ppo.gae_lambda ppo.value_target", "ppo.estimator gae", lambda c: c.ppo.estimator == "gae"),
     Need("ppo.n_step", "ppo.estimator n_step", lambda c: c.ppo.estimator == "n_step"),
     Need("model.value_activation model.value_head_scale value_norm", "ppo.baseline", lambda c: c.ppo.baseline),
     Need("ppo.value_epochs ppo.value_coef ppo.value_clip ppo.value_learning_rate ppo.grad_norm_of", "ppo.baseline", lambda c: c.ppo.baseline),
@@ -727,6 +727,8 @@ NEEDS = (
     Need("ppo.value_coef ppo.value_clip", "ppo.value_epochs above 0", lambda c: c.ppo.value_epochs > 0),
     Need("ppo.recompute_advantages", "more than one epoch (ppo.policy_epochs, ppo.value_epochs)", lambda c: len(c.ppo.passes) > 1),
     Need("ppo.kl_estimate ppo.kl_penalty_target", "ppo.kl_penalty above 0", lambda c: c.ppo.kl_penalty > 0),
+    Need("ppo.advantage_std", "ppo.advantage_norm batch or minibatch", lambda c: c.ppo.advantage_norm != "none"),
+    Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl", lambda c: c.ppo.follows_kl),
     Need("ppo.target_kl", "ppo.policy_epochs above 1", lambda c: c.ppo.policy_epochs > 1),
     Need("ppo.schedule_kl", "ppo.schedule adaptive_kl", lambda c: c.ppo.schedule == "adaptive_kl"),
     Need("ppo.grad_norm_of", "ppo.max_grad_norm", lambda c: c.ppo.max_grad_norm is not None),
@@ -745,14 +747,14 @@ NEEDS = (
 
 ALWAYS_MEANINGFUL = frozenset(
     """
-    name seed total_env_steps output_dir env.id env.num_envs env.observe
+    name seed total_env_steps budget_rounding output_dir env.id env.num_envs env.observe
     model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
     ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs ppo.num_minibatches ppo.minibatch_by
     ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_eps
     ppo.adam_eps_hat ppo.max_grad_norm
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by aux.beta_clone aux.value_coef
     aux.optimizer aux.max_grad_norm
-    reward_norm.gamma reward_norm.clip reward_norm.per obs_norm.statistics obs_norm.clip value_norm.statistics
+    reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at obs_norm.statistics obs_norm.clip value_norm.statistics
     compute.device compute.policy_precision compute.compile compute.deterministic compute.settled
     log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.keep
     """.split()  # noqa: SIM905
