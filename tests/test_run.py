@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -393,26 +395,99 @@ def test_the_weight_of_the_divergences_penalty_follows_the_divergence(tmp_path: 
     assert run.kl_penalty == 4.0
 
 
+class Steady(gym.Env[np.ndarray, np.int64]):
+    """Reward −8 for ever, in episodes that are cut after 25 steps; what is seen and done does not count."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at = 0
+        return self.look(), {}
+
+    def look(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.at += 1
+        return self.look(), -8.0, False, self.at == 25, {}
+
+
 def test_statistics_move_after_the_update_and_come_back_with_the_weights(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=64, obs_norm=ObsNormConfig(), value_norm=ValueNormConfig(), checkpoint=EVERY_ITERATION)
     with open_run(config) as run:
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
-        assert run.agent.reader.normalizer is not None and run.agent.value_normalizer is not None
+        assert run.agent.reader.normalizer is not None
         assert run.agent.reader.normalizer.moments.count == 0
         run.update_statistics(rollout)
         assert run.agent.reader.normalizer.moments.count == 32
         torch.testing.assert_close(run.agent.reader.normalizer.moments.mean, rollout.obs.double().mean((0, 1)))
-        assert run.agent.value_normalizer.std == pytest.approx(rollout.value_target.std(correction=0).item(), abs=1e-3)
     done = train(config, make_env=corridor)
-    seen = []
-    learn_row = read_metrics(done.directory)
-    assert len(learn_row) == 2
-    again = resume(done.directory, make_env=corridor)
-    for name, tensor in done.agent.state_dict().items():
-        assert torch.equal(tensor, again.agent.state_dict()[name]), name
-        seen.append(name)
-    assert any("normalizer" in name for name in seen)
+    assert_same_state(done, resume(done.directory, make_env=corridor))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"value_norm.statistics": "ema", "ppo.value_clip": 0.2, "model.value_path": "shared"},
+        {"ppo.recompute_advantages": True, "aux": tiny_aux()},
+    ],
+    ids=["plain", "ema-clip-shared", "recomputed-ppg"],
+)
+def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """V = −8 / (1 − 0.99) = −800. Where the statistics move without the heads, values reach −1,200 here, and go on."""
+    config = tiny(tmp_path, total_env_steps=36 * 128, reward_norm=None, value_norm=ValueNormConfig()).changed(
+        {"ppo.num_steps": 32, "ppo.gamma": 0.99, "ppo.policy_epochs": 4, "ppo.value_epochs": 4, "ppo.num_minibatches": 4,
+         "ppo.minibatch_by": "transitions", "ppo.learning_rate": 0.02, "ppo.schedule": "linear", "model.value_head_scale": 1.0, **changes}
+    )  # fmt: skip
+    means: list[float] = []
+
+    def note(run: Run, record: dict[str, float]) -> None:
+        means.append(run.buffer.rollout((run.iteration - 1) % run.buffer.num_rollouts).value.mean().item())
+
+    train(config, make_env=Steady, on_iteration=note)
+    assert means[0] > -100
+    assert max(after - before for before, after in itertools.pairwise(means)) < 4, means  # downwards in every iteration, up to 0.5 %
+    assert -804 < means[-1] < -750, means
+
+
+def test_constant_targets_are_met_at_once(tmp_path: Path) -> None:
+    """γ = 0: all targets are −8 and have no deviation, so that nothing could be learned in units of it."""
+    config = tiny(tmp_path, total_env_steps=64, reward_norm=None, value_norm=ValueNormConfig()).changed({"ppo.gamma": 0.0})
+    run = train(config, make_env=Steady)
+    torch.testing.assert_close(run.buffer.rollouts.value, torch.full((1, 4, 8), -8.0), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_first(tmp_path: Path, second: bool) -> None:
+    config = tiny(tmp_path, reward_norm=None, value_norm=ValueNormConfig())
+    with open_run(config) as run:
+        normalizer = run.agent.value_normalizer
+        assert normalizer is not None
+        for _ in range(1 + second):
+            run.buffer.clear()
+            run.start_iteration()
+            rollout = run.buffer.next_rollout()
+            run.collect(rollout)
+            values = [rollout.value.clone(), rollout.next_value.clone()]
+            expected, _ = compute_targets(rollout, rollout.reward, config.ppo)
+            target = rollout.value_target.clone()
+            samples, _ = run.targets(rollout, rollout.reward)
+        assert normalizer.moments.count == 32 * (1 + second)
+        if second:  # the heads were rescaled: nothing that was said of the rollout has changed
+            assert torch.equal(rollout.value, values[0]) and torch.equal(rollout.value_target, target)
+            assert torch.equal(samples.advantage, expected.advantage)
+        else:  # all that was said is read in the first targets' mean and deviation, and the targets follow from that
+            mean, std = target.mean(), target.std(correction=0)
+            torch.testing.assert_close(rollout.value, mean + std * values[0])
+            torch.testing.assert_close(rollout.next_value, mean + std * values[1])
+            compute_targets(rollout, rollout.reward, config.ppo)
+            assert torch.equal(samples.value_target, rollout.value_target) and not torch.equal(target, rollout.value_target)
+        with torch.no_grad():
+            torch.testing.assert_close(run.agent.value(rollout.obs, rollout.first, rollout.state), rollout.value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path: Path) -> None:

@@ -391,7 +391,7 @@ class ObsNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueNormConfig:
-    """Normalisation of value targets: the value heads predict in units of the targets' running mean and deviation."""
+    """Normalisation of value targets: the value heads predict in units of the targets' running mean and deviation, and are rescaled when these move (Pop-Art)."""
 
     statistics: Statistics = "moments"
     """Mean and variance of all targets so far, merged in parallel form, or their exponential moving averages over rollouts."""

@@ -52,6 +52,11 @@ class RunningMoments(nn.Module):
         return sums_of_squares / counts
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there was no batch yet. Looks at a tensor's value, for which a GPU is waited for."""
+        return bool(self.count == 0)
+
+    @property
     def variance(self) -> Float[Tensor, "*shape"]:
         """Biased variance; 0 before the first batch."""
         return self.sum_of_squares / self.count.clamp(min=1)
@@ -85,6 +90,11 @@ class EmaMoments(nn.Module):
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))  # 1 − dᵏ
         for name in ("mean", "variance"):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no batch yet. Looks at a tensor's value, for which a GPU is waited for."""
+        return bool(self.weight == 0)
 
     def update(self, batch: Float[Tensor, "..."]) -> None:
         """Mix a batch in: `[*N, *shape]`, which counts as one whatever its size; no leading axes for a single sample."""
@@ -211,9 +221,8 @@ class ObservationNormalizer(nn.Module):
 class ValueNormalizer(nn.Module):
     """Units in which value heads predict: mean and deviation of the value targets so far.
 
-    Values leave the agent through `denormalize`; the loss compares the head's own output with `(target − mean) / std`. As an update
-    moves what the same output means, call it between iterations only, once everything in the old units is used up (the head's weights
-    are not adjusted to it, as Pop-Art would: van Hasselt et al. 2016).
+    Values leave the agent through `denormalize`; the loss compares the head's own output with `(target − mean) / std`. An update changes
+    what an output means, so the heads have to be rescaled with it: `Agent.update_value_statistics` does both.
 
     Args:
         statistics: of everything seen so far, or exponentially weighted; see `make_moments`.
@@ -238,6 +247,16 @@ class ValueNormalizer(nn.Module):
         self.moments.update(target)
         self.mean.copy_(self.moments.mean)
         self.std.copy_(_deviation(self.moments.variance))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no update yet."""
+        return self.moments.is_empty
+
+    @property
+    def units(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Mean and deviation as they are now, copied, in float64."""
+        return self.mean.double(), self.std.double()
 
     def denormalize(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """A value head's output in the rewards' units."""

@@ -136,6 +136,20 @@ class Run:
         }
         return reward
 
+    def targets(self, rollout: Rollout, reward: Tensor) -> tuple[PolicySamples, Record]:
+        """Compute advantages and value targets, and take the targets into the statistics that values are normalized by, if they are.
+
+        The first targets give the value heads their units. What the heads have said of this rollout is then read in these units, too,
+        and the targets are computed once more from that: values, targets and what is learned have one meaning from the start.
+        """
+        samples, record = compute_targets(rollout, reward, self.config.ppo)
+        if self.agent.update_value_statistics(rollout.value_target):
+            assert self.agent.value_normalizer is not None
+            for value in (rollout.value, rollout.next_value):
+                value.copy_(self.agent.value_normalizer.denormalize(value))
+            samples, record = compute_targets(rollout, reward, self.config.ppo)
+        return samples, record
+
     def renewal(self, rollout: Rollout, reward: Tensor) -> Callable[[], PolicySamples] | None:
         """What makes the samples anew before each epoch, if advantages are to be recomputed."""
 
@@ -146,10 +160,8 @@ class Run:
         return renew if self.config.ppo.recompute_advantages else None
 
     def update_statistics(self, rollout: Rollout) -> None:
-        """Take a rollout's observations and value targets into the statistics that the agent normalises by, if it does."""
+        """Take a rollout's observations into the statistics that they are normalized by, if they are."""
         self.agent.reader.update(rollout.obs)
-        if self.agent.value_normalizer is not None:
-            self.agent.value_normalizer.update(rollout.value_target)
 
     def auxiliary_phase_is_due(self) -> bool:
         """Whether a full buffer is to be distilled: every k-th time, and not when the budget is used up (OPPG ppg.py:259)."""

@@ -14,7 +14,7 @@ import gymnasium as gym
 from phasicrl.config import Config
 from phasicrl.envs.heuristic_mask import MaskFunction
 from phasicrl.models.agent import EncoderFactory
-from phasicrl.phases import Record, auxiliary_phase, compute_targets, policy_phase
+from phasicrl.phases import Record, auxiliary_phase, policy_phase
 from phasicrl.run import Run, resume_run, start_run
 
 
@@ -30,7 +30,7 @@ def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -
 
         # Compute the value function target V̂ and the advantage Â for all states
         reward = run.learning_reward(rollout)
-        samples, record = compute_targets(rollout, reward, config.ppo)
+        samples, record = run.targets(rollout, reward)
 
         # For E_π epochs: optimise the clipped surrogate; for E_V epochs: optimise the value function
         record |= policy_phase(
@@ -48,7 +48,7 @@ def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -
                 )  # fmt: skip
             run.buffer.clear()
 
-        # Statistics of observations and targets move only now: a rollout and the epochs over it saw the same ones
+        # Statistics of observations move only now: a rollout and the epochs over it saw the same ones
         run.update_statistics(rollout)
         run.finish_iteration(record)
         if on_iteration is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from phasicrl.config import ModelConfig, ObsNormConfig, ValueNormConfig, ValuePath
+from phasicrl.config import ModelConfig, ObsNormConfig, Statistics, ValueNormConfig, ValuePath
 from phasicrl.models.agent import Agent, AgentOutput
 
 S, L, A = 3, 4, 5
@@ -298,6 +298,55 @@ def test_normalised_values_are_said_in_the_units_of_the_rewards() -> None:
     torch.testing.assert_close(after.aux_value, 20 + 10 * before.aux_value)
     torch.testing.assert_close(normalised.in_value_units(after.value), before.value + 2)
     assert plain.in_value_units(before.value) is before.value
+
+
+@pytest.mark.parametrize("statistics", ["moments", "ema"])
+@pytest.mark.parametrize("value_path", VALUE_PATHS)
+def test_values_stay_what_they_are_when_their_statistics_move(statistics: Statistics, value_path: ValuePath) -> None:
+    config = ModelConfig(encoder="mlp", hidden_sizes=(8,), value_path=value_path)
+    norm = ValueNormConfig(statistics=statistics, decay=0.5)
+    agent = Agent(VECTORS, ACTIONS, config, generator=Generator().manual_seed(0), auxiliary=True, value_norm=norm)
+    assert agent.value_normalizer is not None
+    places = [parameter.data_ptr() for parameter in agent.parameters()]
+    assert agent.update_value_statistics(torch.tensor([[10.0, 30.0]]))  # the first units: mean 20, deviation 10
+    first, raw = ask(agent, observations()), agent.value_normalizer
+    # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32, so in parts of the largest unit.
+    for targets in ([-900.0, -700.0], [1e5, -1e5], [3.0, 3.0], [3.0] * 500, [-5.0, 5.0]):
+        old_mean = raw.mean.item()
+        assert not agent.update_value_statistics(torch.tensor(targets))
+        assert raw.mean.item() != old_mean
+        now = ask(agent, observations())
+        assert first.aux_value is not None and now.aux_value is not None
+        unit = max(abs(raw.mean.item()), raw.std.item(), 100)
+        torch.testing.assert_close(now.value, first.value, rtol=0, atol=4e-6 * unit)
+        torch.testing.assert_close(now.aux_value, first.aux_value, rtol=0, atol=4e-6 * unit)
+        assert torch.equal(now.policy.parameters, first.policy.parameters)
+    assert [parameter.data_ptr() for parameter in agent.parameters()] == places  # in place: compiled steps hold them
+    assert all(parameter.requires_grad for parameter in agent.parameters())
+
+
+def test_rescaled_heads_by_hand() -> None:
+    agent = Agent(VECTORS, ACTIONS, SMALL, generator=Generator(), auxiliary=False, value_norm=ValueNormConfig(statistics="ema", decay=0.0))
+    agent.update_value_statistics(torch.tensor([10.0, 30.0]))  # μ 20, σ 10
+    with torch.no_grad():
+        agent.value_head.weight.fill_(2.0)
+        agent.value_head.bias.fill_(0.5)
+    agent.update_value_statistics(torch.tensor([-5.0, 3.0]))  # μ' −1, σ' 4
+    # w' = 10/4 · 2 and b' = (10 · 0.5 + 20 + 1) / 4
+    torch.testing.assert_close(agent.value_head.weight, torch.full((1, 8), 5.0))
+    torch.testing.assert_close(agent.value_head.bias, torch.tensor([6.5]))
+
+
+def test_the_first_targets_give_the_heads_their_units() -> None:
+    agent = Agent(VECTORS, ACTIONS, SMALL, generator=Generator().manual_seed(0), auxiliary=True, value_norm=ValueNormConfig())
+    before = ask(agent, observations())
+    assert agent.update_value_statistics(torch.tensor([[-90.0, -70.0]]))
+    now = ask(agent, observations())
+    assert before.aux_value is not None and now.aux_value is not None
+    torch.testing.assert_close(now.value, -80 + 10 * before.value)
+    torch.testing.assert_close(now.aux_value, -80 + 10 * before.aux_value)
+    plain = make_agent()
+    assert not plain.update_value_statistics(torch.tensor([1.0, 2.0]))
 
 
 def test_an_encoder_that_does_not_fit_the_observations_is_refused() -> None:

@@ -175,6 +175,36 @@ class Agent(nn.Module):
         features, policy_state = self._follow(self.encoder, self.memory, inputs, first, state[:, : self.memory.state_size])
         return self.policy_head(features, action_mask), torch.cat([policy_state, state[:, self.memory.state_size :]], dim=-1)
 
+    @torch.no_grad()
+    def update_value_statistics(self, target: Float[Tensor, "..."]) -> bool:
+        """Take value targets into the statistics; returns whether values now mean something else.
+
+        From the second call on this is Pop-Art (van Hasselt et al. 2016, "Learning values across many orders of magnitude", equation 9).
+        A head says `o`, which means `σ o + μ`. When the statistics move from (μ, σ) to (μ', σ'), the head's last layer is rescaled to
+        `w' = σ w / σ'` and `b' = (σ b + μ − μ') / σ'`. So every value stays what it was, up to rounding. Without that each move shifts
+        all values, the next targets bootstrap from the shifted ones, these move the statistics further, and values run away.
+
+        The first call leaves the heads as they are, because they have learnt nothing that could be kept. Their output now means the first
+        targets' mean and deviation. Were the values of 0 kept, then a head would begin `μ / σ` deviations away from all targets, which is
+        10⁴ and more where these hardly vary. This call alone returns true.
+
+        Adam's moments stay as they are. They are averages of past gradients, which are in the old units by a factor σ/σ' (its square below
+        the heads). Adam forgets them within 1 / (1 − β₂) steps, and σ'/σ is near 1 soon: the k-th of k equal batches moves it by about 1/k.
+        """
+        if self.value_normalizer is None:
+            return False
+        is_first, old_mean, old_std = self.value_normalizer.is_empty, *self.value_normalizer.units
+        self.value_normalizer.update(target)
+        if is_first:
+            return True
+        mean, std = self.value_normalizer.units
+        for head in (self.value_head, self.aux_value_head):
+            if head is not None:
+                # In place: compiled steps and optimizers hold these tensors.
+                head.weight.copy_(head.weight.double() * (old_std / std))
+                head.bias.copy_((head.bias.double() * old_std + old_mean - mean) / std)
+        return False
+
     def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalised."""
         return value if self.value_normalizer is None else value / self.value_normalizer.std
