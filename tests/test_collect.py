@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector, EpisodeStatistics
 from phasicrl.compute import Compute
-from phasicrl.config import ComputeConfig, ModelConfig, ValuePath
+from phasicrl.config import ComputeConfig, ModelConfig, ObsNormConfig, ValuePath
 from phasicrl.envs.protocol import ExactState, TimeStep
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
@@ -121,20 +121,24 @@ class Masked(Scripted):
         return obs
 
 
-def make_agent(seed: int = 0, *, memory: Literal["none", "lstm", "gru"] = "none", value_path: ValuePath = "separate") -> Agent:
+def make_agent(
+    seed: int = 0, *, memory: Literal["none", "lstm", "gru"] = "none", value_path: ValuePath = "separate", obs_norm: bool = False
+) -> Agent:
     config = ModelConfig(
         encoder="mlp", hidden_sizes=(32,), value_head_scale=1.0, policy_head_scale=0.2, memory=memory, memory_size=8, value_path=value_path
     )
-    return Agent(Scripted.observation_space, Scripted.action_space, config, generator=Generator().manual_seed(seed), auxiliary=False)
+    norm = ObsNormConfig() if obs_norm else None
+    generator = Generator().manual_seed(seed)
+    return Agent(Scripted.observation_space, Scripted.action_space, config, generator=generator, auxiliary=False, obs_norm=norm)
 
 
 def make_collector(
     envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3, memory: Literal["none", "lstm", "gru"] = "none",
-    value_path: ValuePath = "separate",
+    value_path: ValuePath = "separate", obs_norm: bool = False,
 ) -> Collector:  # fmt: skip
     return Collector(
         envs or Scripted(),
-        make_agent(memory=memory, value_path=value_path),
+        make_agent(memory=memory, value_path=value_path, obs_norm=obs_norm),
         generator=Generator().manual_seed(seed),
         compute=Compute(ComputeConfig(device="cpu"), pictures=False),
         bootstrap_truncation=bootstrap_truncation,
@@ -264,6 +268,44 @@ def test_the_state_before_each_rollout_makes_it_repeatable() -> None:
         torch.testing.assert_close(output.value, rollout.value, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(output.policy.log_prob(rollout.action), rollout.log_prob, rtol=1e-5, atol=1e-5)
     assert rollout.state.any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("value_path", ["separate", "shared"])
+@pytest.mark.parametrize("memory", ["none", "lstm", "gru"])
+def test_a_rollout_that_begins_the_statistics_is_valued_with_them_and_acted_without(
+    memory: Literal["none", "lstm", "gru"], value_path: ValuePath
+) -> None:
+    """Every value, next value and memory state is that of single steps under the statistics of this very rollout."""
+    collector = make_collector(memory=memory, value_path=value_path, obs_norm=True)
+    buffer, agent = make_buffer(2, state_size=collector.agent.state_size), collector.agent
+    first_rollout, second_rollout = buffer.next_rollout(), buffer.next_rollout()
+    fill_with_rubbish(first_rollout)
+    collector.collect(first_rollout, begins_statistics=True)
+    assert agent.reader.normalizer is not None and agent.reader.normalizer.moments.count == B * T
+    mean = first_rollout.obs.double().mean((0, 1))
+    torch.testing.assert_close(agent.reader.normalizer.moments.mean, mean)
+    collector.collect(second_rollout)
+    assert agent.reader.normalizer.moments.count == B * T  # the second one counts when it has been learned from
+    yes, no, cells = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.bool), timeline(2 * T)
+    for env in range(B):
+        state = agent.initial_state(1)
+        for t, cell in enumerate(cells[env]):
+            rollout, at = (first_rollout, t) if t < T else (second_rollout, t - T)
+            if t == T:
+                torch.testing.assert_close(rollout.state[env : env + 1], state, rtol=1e-5, atol=1e-5)
+            output = agent(torch.tensor([[cell.obs]], dtype=torch.float32), yes if cell.obs[2] == 0 else no, state)
+            torch.testing.assert_close(rollout.value[env, at], output.value[0, 0], rtol=1e-5, atol=1e-5)
+            state = output.state
+            goes_on = no if cell.leads_to[2] else yes
+            led_to = agent.value(torch.tensor([[cell.leads_to]], dtype=torch.float32), goes_on, state)
+            torch.testing.assert_close(rollout.next_value[env, at], led_to[0, 0], rtol=1e-5, atol=1e-5)
+    assert first_rollout.truncated[:, :-1].any() and first_rollout.truncated[:, -1].any()
+    # The policy that acted saw the observations as they are, and the probabilities are its.
+    raw = make_agent(memory=memory, value_path=value_path, obs_norm=True)
+    output = raw(first_rollout.obs, first_rollout.first, raw.initial_state(B))
+    torch.testing.assert_close(first_rollout.log_prob, output.policy.log_prob(first_rollout.action), rtol=1e-5, atol=1e-5)
+    assert (output.value - first_rollout.value).abs().max() > 1e-2  # the comparison means something
 
 
 def test_masks_are_obeyed_and_kept_beside_the_observation_they_belong_to() -> None:

@@ -246,3 +246,10 @@ def test_fields_are_changed_by_their_paths_all_at_once() -> None:
 def test_knobs_that_do_not_go_together_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Config(env=EnvConfig(id="x")).changed(changes)
+
+
+def test_presets_named_after_another_code_learn_from_the_first_rollout_as_it_does() -> None:
+    norms = {name: preset.config.obs_norm for name, preset in PRESETS.items()}
+    first = {name: norm.from_first_rollout for name, norm in norms.items() if norm is not None}
+    assert {name for name, on in first.items() if not on} == {name for name in first if name.startswith("compat-")}
+    assert len(first) > 10 and not all(first.values())

@@ -23,6 +23,7 @@ from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.normalize import RewardNormalizer
 from phasicrl.phases import compute_targets, policy_phase
+from phasicrl.rollout import Rollout
 from phasicrl.run import Run, derive_seed, start_run
 from phasicrl.train import learn, resume, train
 from tests.golden import Picture
@@ -414,18 +415,76 @@ class Steady(gym.Env[np.ndarray, np.int64]):
         return self.look(), -8.0, False, self.at == 25, {}
 
 
-def test_statistics_move_after_the_update_and_come_back_with_the_weights(tmp_path: Path) -> None:
-    config = tiny(tmp_path, total_env_steps=64, obs_norm=ObsNormConfig(), value_norm=ValueNormConfig(), checkpoint=EVERY_ITERATION)
+@pytest.mark.parametrize("first", [False, True])
+def test_observations_enter_their_statistics_once_each_the_first_ones_before_they_are_learned_from(tmp_path: Path, first: bool) -> None:
+    norm = ObsNormConfig(from_first_rollout=first)
+    config = tiny(tmp_path, total_env_steps=64, obs_norm=norm, value_norm=ValueNormConfig(), checkpoint=EVERY_ITERATION)
     with open_run(config) as run:
+        normalizer = run.agent.reader.normalizer
+        assert normalizer is not None
+        rollout = run.buffer.next_rollout()
+        seen = torch.empty(0, 8, 2)
+        for number in (0, 32):
+            run.start_iteration()
+            run.collect(rollout)
+            assert normalizer.moments.count == (32 if first else number)
+            seen = torch.cat([seen, rollout.obs])
+            run.update_statistics(rollout)
+            assert normalizer.moments.count == number + 32
+            torch.testing.assert_close(normalizer.moments.mean, seen.double().mean((0, 1)))
+
+
+class Parts(Steady):
+    """What is seen is a tree with numbers, a member of a finite set, and more numbers, far from zero."""
+
+    observation_space = gym.spaces.Dict(  # type: ignore[assignment]
+        {
+            "legs": gym.spaces.Box(-1e3, 1e3, (2,), np.float32),
+            "mode": gym.spaces.Discrete(3),
+            "speed": gym.spaces.Box(-1e3, 1e3, (1,), np.float32),
+        }
+    )
+
+    def look(self) -> Any:
+        legs = 100 + 5 * self.np_random.normal(size=2).astype(np.float32)
+        return {"legs": legs, "mode": int(self.np_random.integers(3)), "speed": legs[:1] - 300}
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory: str) -> None:
+    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.memory": memory, "model.memory_size": 4, "ppo.num_steps": 40})
+    with start_run(config, make_env=Parts) as run:
+        run.start_iteration()
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
-        assert run.agent.reader.normalizer is not None
-        assert run.agent.reader.normalizer.moments.count == 0
-        run.update_statistics(rollout)
-        assert run.agent.reader.normalizer.moments.count == 32
-        torch.testing.assert_close(run.agent.reader.normalizer.moments.mean, rollout.obs.double().mean((0, 1)))
+        normalizer = run.agent.reader.normalizer
+        assert normalizer is not None and normalizer.moments.count == 160
+        assert normalizer.moments.mean.tolist() == [pytest.approx(100, abs=2), pytest.approx(100, abs=2), pytest.approx(-200, abs=2)]
+        with torch.no_grad():
+            values = run.agent.value(rollout.obs, rollout.first, rollout.state)
+        torch.testing.assert_close(rollout.value, values)
+        assert rollout.truncated.any() and (rollout.next_value[:, :-1] == rollout.value[:, 1:])[~rollout.truncated[:, :-1]].all()
+
+
+def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_them_again(tmp_path: Path) -> None:
+    config = tiny(tmp_path, total_env_steps=96, obs_norm=ObsNormConfig(), value_norm=ValueNormConfig(), checkpoint=EVERY_ITERATION)
     done = train(config, make_env=corridor)
-    assert_same_state(done, resume(done.directory, make_env=corridor))
+    again = resume(done.directory, make_env=corridor)
+    assert_same_state(done, again)
+    for path in sorted((done.directory / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(path)
+    counts: list[float] = []
+    collect = Run.collect
+
+    def spy(run: Run, rollout: Rollout) -> None:
+        collect(run, rollout)
+        assert run.agent.reader.normalizer is not None
+        counts.append(float(run.agent.reader.normalizer.moments.count))  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "collect", spy)
+        resume(done.directory, make_env=corridor)
+    assert counts == [32, 64]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,10 @@ class EpisodeStatistics:
         self._levels.update(int(level) for level in state["levels"])
 
 
+Truncation = tuple[int, np.ndarray, Tensor, Tensor]
+"""Episodes that were cut in one step: its number t, their environments, their final observations, and the memory's states after the step."""
+
+
 class Collector:
     """Steps the environments with the agent's actions and writes what happens into rollouts.
 
@@ -105,19 +109,26 @@ class Collector:
         self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_parameters))
 
     @torch.inference_mode()
-    def collect(self, rollout: Rollout) -> None:
+    def collect(self, rollout: Rollout, *, begins_statistics: bool = False) -> None:
         """Fill `rollout` with the next T steps of every environment.
+
+        Args:
+            rollout: where to.
+            begins_statistics: take its observations into the statistics that observations are normalized by, before anything is valued.
+                Values, the values that targets bootstrap from, the memory's state after the rollout and the epochs over it then all use
+                these statistics. Log-probabilities stay those of the policy that drew the actions, which saw raw observations: so the
+                ratios of the surrogate remain those of importance sampling.
 
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
         """
         with self.compute.naming_the_knob("collecting a rollout", "fewer env.num_envs"):
-            self._fill(rollout)
+            self._fill(rollout, begins_statistics=begins_statistics)
 
-    def _fill(self, rollout: Rollout) -> None:
+    def _fill(self, rollout: Rollout, *, begins_statistics: bool) -> None:
         """Act, step, write down; then value what is left to be valued."""
         rollout.state.copy_(self._state)
-        truncations: list[tuple[int, np.ndarray, Tensor, Tensor]] = []
+        truncations: list[Truncation] = []
         ends = []
         num_steps = rollout.first.shape[1]
         rewards = np.empty((num_steps, self.envs.num_envs), dtype=np.float32)
@@ -138,7 +149,11 @@ class Collector:
         rollout.reward.copy_(self.compute.upload(rewards.T))
         rollout.terminated.copy_(self.compute.upload(terminated))
         rollout.truncated.copy_(self.compute.upload(truncated))
-        if self._values_afterwards:
+        if begins_statistics:
+            self.agent.reader.update(rollout.obs)
+            if self.agent.state_size:
+                truncations = self._remember_anew(rollout, truncations)
+        if self._values_afterwards or begins_statistics:
             rollout.value.copy_(
                 self.compute.per_segment(rollout.segments(), lambda piece: self.agent.value(piece.obs, piece.first, piece.state))
             )
@@ -170,7 +185,18 @@ class Collector:
         log_prob = policy.log_prob(action)
         return action[:, 0], self.agent.policy_head.env_action(action[:, 0]), log_prob[:, 0], state, *values
 
-    def _fill_next_values(self, rollout: Rollout, truncations: list[tuple[int, np.ndarray, Tensor, Tensor]]) -> None:
+    def _remember_anew(self, rollout: Rollout, truncations: list[Truncation]) -> list[Truncation]:
+        """Follow the rollout with the statistics of now: the memory's state after it, and the truncations with their states of then."""
+        cut = {t: (envs, final_obs) for t, envs, final_obs, _ in truncations}
+        self._state, followed = rollout.state.clone(), []
+        for t in range(rollout.first.shape[1]):
+            with self.compute.acting():
+                self._state = self.agent(rollout.obs[:, t : t + 1], rollout.first[:, t : t + 1], self._state).state
+            if t in cut:
+                followed.append((t, *cut[t], self._state[self.compute.upload(cut[t][0])]))
+        return followed
+
+    def _fill_next_values(self, rollout: Rollout, truncations: list[Truncation]) -> None:
         """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones.
 
         A final observation still belongs to its episode: it is valued with the memory's state of that moment.

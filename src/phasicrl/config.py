@@ -374,12 +374,14 @@ class RewardNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObsNormConfig:
-    """Normalisation of observed numbers (pictures are left alone). The statistics move after the update phase, and are part of the weights."""
+    """Normalisation of observed numbers (pictures are left alone). The statistics move after each iteration, and are part of the weights."""
 
     statistics: Statistics = "moments"
     """Mean and variance of everything seen so far, merged in parallel form, or their exponential moving averages over rollouts."""
     decay: float = 0.999
     """`ema`: share of the old statistics that a rollout leaves."""
+    from_first_rollout: bool = True
+    """Learn from the first rollout in its own statistics; off: its raw observations, and the statistics jump after it."""
     clip: float = 10.0
     """Clip normalised observations to ± this."""
 

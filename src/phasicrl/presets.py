@@ -212,7 +212,7 @@ _CLEANRL_CONTINUOUS = replace(
         _CLEANRL_CLASSIC.ppo, num_steps=2048, policy_epochs=10, value_epochs=10, num_minibatches=32, learning_rate=3e-4, entropy_coef=0.0
     ),
     reward_norm=RewardNormConfig(per="step", reset_at="termination"),
-    obs_norm=ObsNormConfig(),
+    obs_norm=ObsNormConfig(from_first_rollout=False),
     total_env_steps=1_000_000,
 )
 _BASELINES_MUJOCO = replace(
@@ -258,7 +258,7 @@ _MVA = replace(
         value_coef=2.0, advantage_norm="minibatch", learning_rate=1e-5, value_learning_rate=1e-5, schedule="linear", max_grad_norm=0.5,
     ),
     reward_norm=RewardNormConfig(per="step"),
-    obs_norm=ObsNormConfig(),
+    obs_norm=ObsNormConfig(from_first_rollout=False),
     total_env_steps=100_000,
 )  # fmt: skip
 

@@ -106,6 +106,12 @@ class Run:
         """Wall-clock time of the run, earlier parts of a resumed one included."""
         return self._seconds_before + time.perf_counter() - self._started
 
+    @property
+    def _begins_statistics(self) -> bool:
+        """Whether this iteration's observations enter their statistics before anything is learned from them: in the first one, if so wished."""
+        norm = self.config.obs_norm
+        return norm is not None and norm.from_first_rollout and self.iteration <= 1
+
     def start_iteration(self) -> None:
         """Count the iteration and set the learning rates, which are a function of progress alone."""
         self.iteration += 1
@@ -118,7 +124,7 @@ class Run:
         """Fill the rollout and move the clock."""
         start = time.perf_counter()
         self.stage("rollout")
-        self.collector.collect(rollout)
+        self.collector.collect(rollout, begins_statistics=self._begins_statistics)
         self.env_steps += self.config.batch_size
         self._rollout_seconds = time.perf_counter() - start
 
@@ -160,8 +166,9 @@ class Run:
         return renew if self.config.ppo.recompute_advantages else None
 
     def update_statistics(self, rollout: Rollout) -> None:
-        """Take a rollout's observations into the statistics that they are normalized by, if they are."""
-        self.agent.reader.update(rollout.obs)
+        """Take a rollout's observations into the statistics that they are normalized by, unless `collect` has done so."""
+        if not self._begins_statistics:
+            self.agent.reader.update(rollout.obs)
 
     def auxiliary_phase_is_due(self) -> bool:
         """Whether a full buffer is to be distilled: every k-th time, and not when the budget is used up (OPPG ppg.py:259)."""
