@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl import run as run_module
-from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, ValueNormConfig
+from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, ValueNormConfig, ValuePath
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.normalize import RewardNormalizer
@@ -547,6 +547,69 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
             assert torch.equal(samples.value_target, rollout.value_target) and not torch.equal(target, rollout.value_target)
         with torch.no_grad():
             torch.testing.assert_close(run.agent.value(rollout.obs, rollout.first, rollout.state), rollout.value, rtol=1e-5, atol=1e-6)
+
+
+def poison(network: nn.Module) -> None:
+    """Weights as a step of infinite size leaves them."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.fill_(torch.nan)
+
+
+class Anything(gym.Env[np.ndarray, Any]):
+    """Any action space."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, space: gym.Space[Any], *, masked: bool = False) -> None:
+        self.action_space, self.masked = space, masked
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(2, np.float32), self.info()
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.array([False, True, True])} if self.masked else {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, False, self.info()
+
+
+SPACES: dict[str, gym.Space[Any]] = {
+    "discrete": gym.spaces.Discrete(3),
+    "multi-discrete": gym.spaces.MultiDiscrete([3, 2]),
+    "multi-binary": gym.spaces.MultiBinary(4),
+    "box": gym.spaces.Box(-1, 1, (2,), np.float32),
+    "mixed": gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,), np.float32))),
+}
+
+
+@pytest.mark.parametrize("value_path", ["separate", "shared"])
+@pytest.mark.parametrize("space", [*SPACES, "masked"])
+def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(tmp_path: Path, space: str, value_path: ValuePath) -> None:
+    config = tiny(tmp_path, checkpoint=EVERY_ITERATION).changed({"model.value_path": value_path})
+
+    def diverge(run: Run, record: dict[str, float]) -> None:
+        assert run.iteration == 1, "an iteration with weights that are no numbers passed unseen"
+        poison(run.agent.encoder)
+
+    wanted = "policy is finite" if value_path == "separate" else "policy( and the value function)? is finite"
+    with pytest.raises(ValueError, match=rf"training has diverged: not every number of the {wanted}.*ppo\.learning_rate.*max_grad_norm"):
+        train(config, make_env=lambda: Anything(SPACES.get(space, SPACES["discrete"]), masked=space == "masked"), on_iteration=diverge)
+
+
+def test_so_does_a_value_function_of_its_own(tmp_path: Path) -> None:
+    with open_run(tiny(tmp_path)) as run:
+        assert run.agent.value_encoder is not None
+        poison(run.agent.value_encoder)
+        with pytest.raises(ValueError, match="not every number of the value function is finite"):
+            learn(run)
+
+
+def test_an_action_that_is_refused_for_another_reason_is_not_called_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_run(tiny(tmp_path)) as run:
+        monkeypatch.setattr(run.agent.policy_head, "env_action", lambda action: action + 7)
+        with pytest.raises(ValueError, match=r"is outside of 0 … 1"):
+            learn(run)
 
 
 def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path: Path) -> None:

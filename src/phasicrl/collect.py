@@ -121,9 +121,11 @@ class Collector:
 
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
+            ValueError: a network has diverged.
         """
         with self.compute.naming_the_knob("collecting a rollout", "fewer env.num_envs"):
             self._fill(rollout, begins_statistics=begins_statistics)
+        _require_finite(policy=rollout.log_prob, value_function=torch.cat([rollout.value, rollout.next_value]))
 
     def _fill(self, rollout: Rollout, *, begins_statistics: bool) -> None:
         """Act, step, write down; then value what is left to be valued."""
@@ -135,7 +137,7 @@ class Collector:
         for t in range(num_steps):
             rollout.obs[:, t] = self._obs
             rollout.first[:, t] = self._first
-            step = self.envs.step(self.act(rollout, t).cpu().numpy())
+            step = self._step(rollout, t)
             self.episodes.update(step)
             rewards[t] = step.reward
             ended = step.terminated | step.truncated
@@ -158,6 +160,15 @@ class Collector:
                 self.compute.per_segment(rollout.segments(), lambda piece: self.agent.value(piece.obs, piece.first, piece.state))
             )
         self._fill_next_values(rollout, truncations)
+
+    def _step(self, rollout: Rollout, t: int) -> TimeStep:
+        """Act, and step the environments."""
+        action = self.act(rollout, t).cpu().numpy()
+        try:
+            return self.envs.step(action)
+        except ValueError:  # they refuse the action; if a network has diverged, then that is the reason to give
+            _require_finite(policy=rollout.log_prob[:, : t + 1])
+            raise
 
     def act(self, rollout: Rollout, t: int) -> Tensor:
         """Draw the actions of step t, noting what is known of them by now; returns them as the environments want them."""
@@ -213,3 +224,20 @@ class Collector:
         for t, envs, final_obs, _ in truncations:
             rollout.next_value[self.compute.upload(envs), t] = value[start : start + len(final_obs)]
             start += len(final_obs)
+
+
+def _require_finite(**said: Tensor) -> None:
+    """Refuse what a network says if it is not all finite: its weights have diverged, and would be saved over good ones.
+
+    Discrete actions do not show it, because the arg-max of NaN is action 0.
+
+    Raises:
+        ValueError: names the networks, and what to do.
+    """
+    good = torch.stack([numbers.isfinite().all() for numbers in said.values()]).tolist()
+    bad = [name.replace("_", " ") for name, is_good in zip(said, good, strict=True) if not is_good]
+    if bad:
+        raise ValueError(
+            f"training has diverged: not every number of the {' and the '.join(bad)} is finite; start again with a lower "
+            "ppo.learning_rate, with clipped gradients (ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
+        )
