@@ -1,23 +1,25 @@
-"""The loop in your own hands: the parts that `train.py` orders are public. Here the run stops itself when the task is solved."""
+"""The loop in your own hands. Here the run stops itself when the task is solved, and learns from rewards that you may change."""
 
 from dataclasses import replace
 
 from phasicrl import get_preset
-from phasicrl.phases import auxiliary_phase, compute_targets, policy_phase
-from phasicrl.run import start_run
+from phasicrl.run import Run, start_run
+from phasicrl.train import learn_from
 
-config = replace(get_preset("classic-ppg"), total_env_steps=100_000)
-with start_run(config) as run:
-    while run.env_steps < config.total_env_steps and not run.collector.episodes.recent_mean > 195:
+
+def train_until_solved(run: Run, *, solved: float) -> None:
+    """Train until the mean return of the last 100 episodes is above `solved`, or the budget is used up."""
+    while run.env_steps < run.config.total_env_steps and not run.collector.episodes.recent_mean > solved:
         run.start_iteration()
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
-        samples, record = compute_targets(rollout, run.learning_reward(rollout), config.ppo)
-        tools = {"compute": run.compute, "generator": run.generators["shuffle"]}
-        record |= policy_phase(run.agent, run.optimizers, samples, config.ppo, **tools)
-        if run.buffer.is_full:
-            record |= auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, config.aux, **tools)
-            run.buffer.clear()
+        reward = run.learning_reward(rollout)  # [environments, steps]: add a bonus of your own, if you like
+        record = learn_from(run, rollout, reward)  # targets, policy phase, auxiliary phase when it is due, statistics
         run.finish_iteration(record)
     run.finish()
-print(f"return {run.collector.episodes.recent_mean:.0f} after {run.env_steps:,} steps")
+
+
+if __name__ == "__main__":
+    with start_run(replace(get_preset("classic-ppg"), total_env_steps=100_000)) as run:
+        train_until_solved(run, solved=195)
+    print(f"return {run.collector.episodes.recent_mean:.0f} after {run.env_steps:,} steps")

@@ -1,7 +1,8 @@
 """The algorithm: collect, learn, now and then distil, log, save. Kind: effects. Start reading here.
 
-`learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its symbols in the comments. The two phases
-are in `phases.py`, what they minimise in `objectives.py`, the advantages in `returns.py`.
+`learn` and `learn_from` are Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its symbols in the comments.
+The two phases are in `phases.py`, what they minimise in `objectives.py`, the advantages in `returns.py`. A loop of your own collects and
+calls `learn_from`, as examples/own_loop.py does.
 """
 
 from __future__ import annotations
@@ -10,49 +11,60 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium as gym
+from torch import Tensor
 
 from phasicrl.config import Config
 from phasicrl.envs.heuristic_mask import MaskFunction
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import Record, auxiliary_phase, policy_phase
+from phasicrl.rollout import Rollout
 from phasicrl.run import Run, resume_run, start_run
 
 
 def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -> None:
-    """Train until the budget is used up. The phase is a matter of counting: every N_π-th iteration fills the buffer B."""
-    config = run.config
-    while run.env_steps < config.budget:
+    """Train until the budget is used up."""
+    while run.env_steps < run.config.budget:
         run.start_iteration()
 
         # Perform rollouts under the current policy π, straight into the buffer B
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
 
-        # Compute the value function target V̂ and the advantage Â for all states
-        reward = run.learning_reward(rollout)
-        samples, record = run.targets(rollout, reward)
-
-        # For E_π epochs: optimise the clipped surrogate; for E_V epochs: optimise the value function
-        record |= policy_phase(
-            run.agent, run.optimizers, samples, config.ppo,
-            compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
-            kl_penalty=run.kl_penalty, renew=run.renewal(rollout, reward),
-        )  # fmt: skip
-
-        # After N_π iterations, for E_aux epochs over all data in B: distil V̂ into the policy's network, keeping π where it is
-        if run.buffer.is_full:
-            if config.aux is not None and run.auxiliary_phase_is_due():
-                record |= auxiliary_phase(
-                    run.agent, run.optimizers["aux"], run.buffer, config.aux,
-                    compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
-                )  # fmt: skip
-            run.buffer.clear()
-
-        # Statistics of observations move only now: a rollout and the epochs over it saw the same ones
-        run.update_statistics(rollout)
+        record = learn_from(run, rollout, run.learning_reward(rollout))
         run.finish_iteration(record)
         if on_iteration is not None:
             on_iteration(run, record)
+
+
+def learn_from(run: Run, rollout: Rollout, reward: Tensor) -> Record:
+    """Learn from a rollout and from these rewards for it, `[B, T]`; returns the metrics.
+
+    The phase is a matter of counting: every N_π-th rollout fills the buffer B.
+    """
+    config = run.config
+
+    # Compute the value function target V̂ and the advantage Â for all states
+    samples, record = run.targets(rollout, reward)
+
+    # For E_π epochs: optimise the clipped surrogate; for E_V epochs: optimise the value function
+    record |= policy_phase(
+        run.agent, run.optimizers, samples, config.ppo,
+        compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
+        kl_penalty=run.kl_penalty, renew=run.renewal(rollout, reward),
+    )  # fmt: skip
+
+    # After N_π iterations, for E_aux epochs over all data in B: distil V̂ into the policy's network, keeping π where it is
+    if run.buffer.is_full:
+        if config.aux is not None and run.auxiliary_phase_is_due():
+            record |= auxiliary_phase(
+                run.agent, run.optimizers["aux"], run.buffer, config.aux,
+                compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
+            )  # fmt: skip
+        run.buffer.clear()
+
+    # Statistics of observations move only now: a rollout and the epochs over it saw the same ones
+    run.update_statistics(rollout)
+    return record
 
 
 def train(
