@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from phasicrl import get_preset
+from phasicrl.algorithm import learn_from
 from phasicrl.run import Run, start_run
-from phasicrl.train import learn_from
 
 
 def train_until_solved(run: Run, *, solved: float) -> None:

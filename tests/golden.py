@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from phasicrl.algorithm import train
 from phasicrl.config import Config, ModelConfig, ObsNormConfig, RewardNormConfig, ValueNormConfig
 from phasicrl.spaces import choices
-from phasicrl.train import train
 from tests.helpers import corridor, tiny, tiny_aux
 
 FILE = Path(__file__).with_name("golden.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 
@@ -10,11 +11,20 @@ import pytest
 import phasicrl
 
 
-@pytest.mark.parametrize(
-    "before", ["", "import phasicrl.train, phasicrl.evaluate", "from phasicrl.train import learn", "from phasicrl import evaluate"]
-)  # fmt: skip
-def test_functions_are_not_hidden_by_the_modules_of_their_names(before: str) -> None:
-    code = f"{before}\nfrom phasicrl import evaluate, resume, train\nassert callable(train) and callable(evaluate) and callable(resume)"
+def test_no_public_name_is_a_modules_name() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(phasicrl.__path__)}
+    assert {"algorithm", "evaluation", "config"} <= modules
+    assert not modules & set(phasicrl.__all__)
+
+
+@pytest.mark.parametrize("before", ["", "import phasicrl.algorithm, phasicrl.evaluation", "from phasicrl.algorithm import learn"])
+def test_functions_are_functions_and_modules_are_modules_whatever_was_imported_before(before: str) -> None:
+    code = f"""{before}
+import phasicrl.algorithm as page, phasicrl.evaluation, inspect
+from phasicrl import evaluate, resume, train
+assert all(map(inspect.ismodule, (page, phasicrl.algorithm, phasicrl.evaluation)))
+assert all(map(inspect.isfunction, (train, resume, evaluate, phasicrl.train, phasicrl.evaluate)))
+assert page.train is train and "Start reading here" in page.__doc__"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from phasicrl.algorithm import train
 from phasicrl.config import Config
-from phasicrl.evaluate import evaluate
+from phasicrl.evaluation import evaluate
 from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters
 from phasicrl.rollout import Samples
 from phasicrl.run import start_run
-from phasicrl.train import train
 from tests.helpers import Levers, tiny, tiny_aux
 
 COMBINATIONS = [

@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasicrl import compute as compute_module
+from phasicrl.algorithm import learn, train
 from phasicrl.compute import Compute
 from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.fused import _beside, adam_, can_fuse, capture, scale, side_by_side, total_norm
 from phasicrl.models.agent import Agent
 from phasicrl.run import Run
-from phasicrl.train import learn, train
 from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from phasicrl.algorithm import train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.run import start_run
-from phasicrl.train import train
 from tests.helpers import corridor, tiny, tiny_aux
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))

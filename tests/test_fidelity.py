@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.models.agent import Agent
 from phasicrl.phases import PolicyPhaseLoss, compute_targets, policy_phase
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
 from phasicrl.run import Run, start_run
-from phasicrl.train import train
 from tests.helpers import OPENED, corridor, open_run, tiny, tiny_aux
 
 COMPATIBLE = [name for name in PRESETS if name.startswith("compat-")]

@@ -11,7 +11,7 @@ import pytest
 
 from phasicrl import ladder
 from phasicrl.config import Config, Task, field_paths
-from phasicrl.evaluate import Evaluation
+from phasicrl.evaluation import Evaluation
 from phasicrl.ladder import TRICKS, Rung, Trick, draw_ladder, run_ladder, rungs
 from phasicrl.presets import get_preset
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from phasicrl.algorithm import train
 from phasicrl.config import Config, LogConfig
-from phasicrl.evaluate import evaluate
+from phasicrl.evaluation import evaluate
 from phasicrl.metrics import read_metrics
 from phasicrl.presets import get_preset
-from phasicrl.train import train
 from tests.golden import Picture
 from tests.helpers import tiny, tiny_aux
 

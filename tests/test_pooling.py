@@ -12,11 +12,11 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl import fused, pooling
+from phasicrl.algorithm import learn
 from phasicrl.config import ComputeConfig, ModelConfig
 from phasicrl.fused import can_fuse
 from phasicrl.pooling import MaxPool
 from phasicrl.run import resume_run, start_run
-from phasicrl.train import learn
 from tests.golden import Picture
 from tests.helpers import tiny, tiny_aux
 

@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from phasicrl import compute as compute_module
 from phasicrl import phases, pooling
 from phasicrl import probe as probe_module
+from phasicrl.algorithm import learn, train
 from phasicrl.compute import Compute, StepSettings
 from phasicrl.config import ComputeConfig, Config, ModelConfig
 from phasicrl.models.encoders import ImpalaCNN
@@ -22,7 +23,6 @@ from phasicrl.pooling import MaxPool
 from phasicrl.probe import Findings, probe, probe_once
 from phasicrl.rollout import AuxiliarySamples, Minibatch
 from phasicrl.run import Run, resume_run, start_run
-from phasicrl.train import learn, train
 from tests.golden import Picture
 from tests.helpers import tiny, tiny_aux
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from phasicrl.algorithm import train
 from phasicrl.config import AuxConfig, Config, LogConfig
-from phasicrl.evaluate import evaluate
+from phasicrl.evaluation import evaluate
 from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.presets import get_preset
-from phasicrl.train import train
 from phasicrl.video import film
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`")

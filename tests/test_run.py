@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from phasicrl import run as run_module
+from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, ValueNormConfig, ValuePath
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.metrics import METRICS, read_metrics
@@ -25,7 +26,6 @@ from phasicrl.normalize import RewardNormalizer
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
 from phasicrl.run import Run, derive_seed, start_run
-from phasicrl.train import learn, resume, train
 from tests.golden import Picture
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasicrl.algorithm import train
 from phasicrl.config import ModelConfig
-from phasicrl.train import train
 from phasicrl.video import enlarge, film, tile
 from tests.golden import Picture
 from tests.helpers import corridor, tiny

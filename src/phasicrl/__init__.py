@@ -1,17 +1,16 @@
 """Proximal Policy Optimization and Phasic Policy Gradient: one engine, in which PPO is PPG without its auxiliary phase.
 
-`train(get_preset("procgen-ppg"))` trains; `phasicrl.train` is the page to read first. Names are imported when they are first used, so that
-`import phasicrl` and the command line's help do not wait for torch.
+`train(get_preset("procgen-ppg"))` trains; `phasicrl.algorithm` is the page to read first. Names are imported when they are first used, so
+that `import phasicrl` and the command line's help do not wait for torch.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phasicrl.algorithm import resume, train
     from phasicrl.config import (
         ActionConfig,
         AuxConfig,
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
         RewardNormConfig,
         ValueNormConfig,
     )
-    from phasicrl.evaluate import evaluate
+    from phasicrl.evaluation import evaluate
     from phasicrl.presets import get_preset
-    from phasicrl.train import resume, train
 
 _HOME = {
     "ActionConfig": "config",
@@ -37,10 +35,10 @@ _HOME = {
     "PPOConfig": "config",
     "RewardNormConfig": "config",
     "ValueNormConfig": "config",
-    "evaluate": "evaluate",
+    "evaluate": "evaluation",
     "get_preset": "presets",
-    "resume": "train",
-    "train": "train",
+    "resume": "algorithm",
+    "train": "algorithm",
 }
 __all__ = [
     "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig", "RewardNormConfig", "ValueNormConfig",
@@ -53,14 +51,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'phasicrl' has no attribute {name!r}; public names: {', '.join(__all__)}")
     return getattr(import_module(f"phasicrl.{_HOME[name]}"), name)
-
-
-class _Package(ModuleType):
-    """Keeps `phasicrl.train` the function: importing the module of that name would otherwise put itself in its place."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from phasicrl.algorithm import learn
 from phasicrl.compute import WORTH_COMPILING_POOLS, is_worth_compiling
 from phasicrl.config import AuxConfig, Config
 from phasicrl.envs.make import make_envs
@@ -27,7 +28,6 @@ from phasicrl.phases import Record
 from phasicrl.precision import encoders_in
 from phasicrl.rollout import PolicySamples
 from phasicrl.run import EnvFactory, Run, derive_seed, start_run
-from phasicrl.train import learn
 
 
 @dataclass(frozen=True, slots=True)

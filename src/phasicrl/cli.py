@@ -140,7 +140,7 @@ def _flags_that_can_be_off(kind: type, prefix: str = "--") -> set[str]:
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN/config.json`."""
     config = parse_config(words)
-    from phasicrl.train import train
+    from phasicrl.algorithm import train
 
     _print_result(train(config))
 
@@ -255,7 +255,7 @@ class _ResumeOptions:
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
     options = _parse(_ResumeOptions, words, "resume")
-    from phasicrl.train import resume
+    from phasicrl.algorithm import resume
 
     _print_result(resume(options.run))
 
@@ -374,7 +374,7 @@ class _EvaluateOptions:
 def _evaluate(words: list[str]) -> None:
     """Play episodes that the agent has not trained on, and report their returns."""
     options = _parse(_EvaluateOptions, words, "evaluate")
-    from phasicrl.evaluate import evaluate
+    from phasicrl.evaluation import evaluate
 
     policies = ("greedy", "sampled") if options.policy == "both" else (options.policy,)
     results = evaluate(

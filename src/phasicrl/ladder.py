@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from phasicrl.algorithm import train
 from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig, refuse_idle
 from phasicrl.envs.make import make_envs
-from phasicrl.evaluate import evaluate
+from phasicrl.evaluation import evaluate
 from phasicrl.metrics import read_metrics
 from phasicrl.presets import get_preset
 from phasicrl.run import make_agent, task_of
 from phasicrl.statistics import bootstrap_interval
-from phasicrl.train import train
 
 Mode = Literal["ladder", "leave-one-out"]
 

@@ -1,4 +1,4 @@
-"""A run: everything that `train.learn` orders about, and everything that must survive a crash. Kind: state and its set-up."""
+"""A run: everything that `algorithm.learn` orders about, and everything that must survive a crash. Kind: state and its set-up."""
 
 from __future__ import annotations
 

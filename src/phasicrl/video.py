@@ -18,7 +18,7 @@ from phasicrl.config import Config, Options
 from phasicrl.envs.gymnasium_adapter import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.evaluate import Evaluation, Levels, PolicyKind, load_agent, make_evaluation_envs, play
+from phasicrl.evaluation import Evaluation, Levels, PolicyKind, load_agent, make_evaluation_envs, play
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
 from phasicrl.raycast import RayCamera

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from phasicrl.algorithm import train
 from phasicrl.cli import main, parse_config
 from phasicrl.config import Config, EnvConfig, IdleKnobError
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.options import checked_options
-from phasicrl.evaluate import evaluate, make_evaluation_envs
+from phasicrl.evaluation import evaluate, make_evaluation_envs
 from phasicrl.presets import get_preset
-from phasicrl.train import train
 from tests.envs.counting import Counting
 from tests.helpers import tiny
 

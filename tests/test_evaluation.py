@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,15 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from phasicrl import evaluation as evaluation_module
+from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig
-from phasicrl.evaluate import Evaluation, evaluate, make_evaluation_envs, play
+from phasicrl.evaluation import Evaluation, evaluate, make_evaluation_envs, play
 from phasicrl.presets import get_preset
 from phasicrl.run import start_run
 from phasicrl.spaces import env_seeds
-from phasicrl.train import train
 from tests.helpers import Corridor, Levers, corridor, tiny
-
-evaluate_module = import_module("phasicrl.evaluate")  # `phasicrl.evaluate` itself is the function
 
 
 class Countdown(gym.Env[np.ndarray, np.int64]):
@@ -118,7 +116,7 @@ def test_evaluation_leaves_the_run_alone(tmp_path: Path) -> None:
 
 def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[EnvConfig] = []
-    monkeypatch.setattr(evaluate_module, "make_envs", lambda config, seed, make_env: seen.append(config))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env: seen.append(config))
     preset = get_preset("procgen-ppg")
     config = replace(preset, env=replace(preset.env, num_levels=200, start_level=50))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
@@ -130,7 +128,7 @@ def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.Monke
     from phasicrl.run import derive_seed
 
     seen: list[int] = []
-    monkeypatch.setattr(evaluate_module, "make_envs", lambda config, seed, make_env: seen.append(seed))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env: seen.append(seed))
     for seed in range(20):
         make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
     evaluation = {env for seed in seen for env in env_seeds(seed, 16)}
