@@ -9,7 +9,7 @@ from phasicrl.run import Run, start_run
 
 def train_until_solved(run: Run, *, solved: float) -> None:
     """Train until the mean return of the last 100 episodes is above `solved`, or the budget is used up."""
-    while run.env_steps < run.config.total_env_steps and not run.collector.episodes.recent_mean > solved:
+    while run.env_steps < run.config.budget and not run.collector.episodes.recent_mean > solved:
         run.start_iteration()
         rollout = run.buffer.next_rollout()
         run.collect(rollout)

@@ -756,7 +756,7 @@ ALWAYS_MEANINGFUL = frozenset(
     ppo.adam_eps_hat ppo.max_grad_norm
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by aux.beta_clone aux.value_coef
     aux.optimizer aux.max_grad_norm
-    reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at obs_norm.statistics obs_norm.clip value_norm.statistics
+    reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
     compute.device compute.policy_precision compute.compile compute.deterministic compute.settled
     log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.keep
     """.split()  # noqa: SIM905
