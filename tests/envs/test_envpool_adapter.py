@@ -18,7 +18,7 @@ import torch
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool_adapter
-from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool, task_spaces
+from phasicrl.envs.envpool_adapter import EnvPoolEnv, import_envpool, task_families, task_spaces
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.machine import num_cores, thread_ids
@@ -145,14 +145,115 @@ def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.Monke
     assert ended or task_id not in ("CartPole-v1", "Hopper-v4", "FrozenLake-v1")
 
 
-@pytest.mark.parametrize("change", ["_state_keys", "_action_keys", "none"])
-def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call(change: str) -> None:
-    keys = {"_state_keys": ["info:env_id", "done", "reward", "trunc", "obs"], "_action_keys": ["env_id", "players.env_id", "action"]}
-    keys[change] = ["obs:first", "done", "reward", "trunc"] if change == "_state_keys" else ["players.env_id", "env_id", "action"]
-    spec = SimpleNamespace(_action_keys=keys["_action_keys"], _action_spec=[(np.dtype("int32"),)] * 3)
-    pool = SimpleNamespace(spec=spec, _state_keys=keys["_state_keys"], config={"num_envs": 2})
-    assert (envpool_adapter._direct_calls(pool, ()) is None) == (change != "none")
-    assert envpool_adapter._direct_calls(SimpleNamespace(spec=SimpleNamespace()), ()) is None
+class Arrays:
+    """Four environments in the arrays of EnvPool's C++ layer, and the public call of its Python layer, as in 1.2.5 or 1.2.7.
+
+    In every step the first one goes on, the second ends by its rules, the third by its limit, the last by both at once.
+    """
+
+    DONE, TRUNC, TERMINATED = (np.array(row, bool) for row in ((0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1)))
+
+    def __init__(self, keys: tuple[str, ...], *, reader: str = "envpool.python.gymnasium_envpool") -> None:
+        self._state_keys, self.config = keys, {"num_envs": 4}
+        self.spec = SimpleNamespace(_action_keys=["env_id", "players.env_id", "action"], _action_spec=[(np.dtype("int32"),)] * 3)
+        self._to = SimpleNamespace(__module__=reader)
+        self.chosen = np.arange(4)
+
+    def _send(self, actions: list[np.ndarray]) -> None:
+        self.chosen = actions[0]
+
+    def _reset(self, env_ids: np.ndarray) -> None:
+        self.chosen = env_ids
+
+    def _recv(self) -> list[np.ndarray]:
+        values = {"done": self.DONE, "trunc": self.TRUNC, "terminated": self.TERMINATED, "reward": np.ones(4)}
+        return [values.get(key, np.zeros((4, 4)))[self.chosen].copy() for key in self._state_keys]
+
+    def reset(self, *, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros((4 if options is None else options["reset_mask"].sum(), 4)), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, ...]:
+        state = dict(zip(self._state_keys, [values.copy() for values in self._recv()], strict=True))
+        return state["obs"], state["reward"], state.get("terminated", state["done"] & ~state["trunc"]), state["trunc"], {}
+
+
+KEYS = {
+    "1.2.5": ("info:env_id", "elapsed_step", "done", "reward", "discount", "step_type", "trunc", "obs"),
+    "1.2.7": ("info:env_id", "elapsed_step", "done", "reward", "discount", "step_type", "trunc", "terminated", "obs"),
+}
+
+
+@pytest.mark.parametrize("way", ["public", "direct"])
+@pytest.mark.parametrize("version", KEYS)
+def test_an_end_by_the_rules_at_the_time_limit_is_what_the_version_tells(version: str, way: str) -> None:
+    """Worked out by hand: 1.2.5 cannot tell such an end from a cut; 1.2.7 can, and then nothing follows, so it is no truncation."""
+    envs, pool = EnvPoolEnv("CartPole-v1", num_envs=4, seed=1, num_threads=1), Arrays(KEYS[version])
+    calls = envpool_adapter._public_calls(pool) if way == "public" else envpool_adapter._direct_calls(pool, ())
+    assert calls is not None
+    envs._pool, (envs._step, envs._reset) = pool, calls
+    envs.reset()
+    step = envs.step(np.zeros(4, np.int64))
+    assert step.terminated.tolist() == [False, True, False, version == "1.2.7"]
+    assert step.truncated.tolist() == [False, False, True, version == "1.2.5"]
+    assert step.final_obs is not None and len(step.final_obs) == 3
+
+
+def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call() -> None:
+    def direct(pool: Any) -> Any:
+        return envpool_adapter._direct_calls(pool, ())
+
+    def with_actions(*keys: str) -> Arrays:
+        pool = Arrays(KEYS["1.2.5"])
+        pool.spec._action_keys = list(keys)
+        return pool
+
+    assert direct(Arrays(KEYS["1.2.5"])) is not None and direct(Arrays(KEYS["1.2.7"])) is not None
+    assert direct(Arrays((*KEYS["1.2.7"][:-1], "obs:first"))) is None
+    assert direct(Arrays(("obs", "done", "reward"))) is None
+    assert direct(Arrays((*KEYS["1.2.7"], "failed"))) is None, "what nobody has read may change what the others mean"
+    assert direct(Arrays(KEYS["1.2.7"], reader="envpool.mujoco.mjlab")) is None
+    assert direct(with_actions("players.env_id", "env_id", "action")) is None
+    assert direct(with_actions("env_id", "players.env_id", "arm", "leg")) is None
+    assert direct(SimpleNamespace(spec=SimpleNamespace())) is None
+
+
+def tells_terminated(task_id: str) -> bool:
+    """Whether this EnvPool has the task, and its arrays hold `terminated`."""
+    return task_id in task_families() and "terminated" in import_envpool().make_spec(task_id)._state_keys
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+@pytest.mark.parametrize("way", ["public", "direct"])
+def test_fact_from_127_on_some_tasks_end_by_their_rules_at_the_time_limit(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_id = "Intersection-v2"
+    if not tells_terminated(task_id):
+        pytest.skip(f"EnvPool {import_envpool().__version__} does not tell how {task_id} ended; 1.2.7 does")
+    if way == "public":
+        monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
+    pool, envs = raw_pool(task_id, {}, 32), EnvPoolEnv(task_id, num_envs=32, seed=3, num_threads=1)
+    assert (envs._step.__module__ == envpool_adapter.__name__) == (way == "direct")
+    np.testing.assert_array_equal(pool.reset()[0], envs.reset())
+    at_once = 0
+    for action in random_actions(envs.action_space, 32, 60):
+        obs, _, terminated, truncated, _ = pool.step(action)
+        step = envs.step(action)
+        np.testing.assert_array_equal(step.terminated, terminated)
+        np.testing.assert_array_equal(step.truncated, truncated & ~terminated)
+        at_once += int((terminated & truncated).sum())
+        if (done := terminated | truncated).any():
+            np.testing.assert_array_equal(step.final_obs, obs[done])
+            pool.reset(options={"reset_mask": done})
+    assert at_once
+
+
+def test_a_family_that_cuts_its_observations_itself_is_stepped_by_the_public_call() -> None:
+    task_id = "Mjlab-Cartpole-Balance-v0"
+    if task_id not in task_families():
+        pytest.skip(f"EnvPool {import_envpool().__version__} has no MJLab; 1.2.7 does")
+    envs = EnvPoolEnv(task_id, num_envs=2, seed=1, num_threads=1)
+    assert envs._step == envs._pool.step and isinstance(envs.observation_space, gym.spaces.Dict)
+    envs.reset()
+    assert envs.step(np.zeros((2, 1), np.float32)).obs.any()
 
 
 def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
@@ -255,6 +356,14 @@ STRUCTURED = {
 }
 
 
+def with_rows(tree: Any, rows: np.ndarray, others: Any) -> Any:
+    """A tree of arrays with other rows in some places."""
+    if isinstance(tree, dict):
+        return {key: with_rows(part, rows, others[key]) for key, part in tree.items()}
+    tree[rows] = others
+    return tree
+
+
 @pytest.mark.parametrize("family", STRUCTURED)
 def test_structured_observations_are_those_of_the_native_pool(family: str) -> None:
     task_id, one_number_parts = STRUCTURED[family]
@@ -262,7 +371,7 @@ def test_structured_observations_are_those_of_the_native_pool(family: str) -> No
     layout = ObservationLayout(envs.observation_space)
     assert isinstance(envs.observation_space, gym.spaces.Dict)
     assert sum(leaf.shape == () and leaf.dtype == np.float32 for leaf in layout.leaves) == one_number_parts
-    native, obs, rng, over = pool.reset()[0], envs.reset(), np.random.default_rng(1), False
+    native, obs, rng = pool.reset()[0], envs.reset(), np.random.default_rng(1)
     for _ in range(5):
         read = layout.unpack(torch.from_numpy(obs))
         for leaf in layout.leaves:
@@ -270,13 +379,10 @@ def test_structured_observations_are_those_of_the_native_pool(family: str) -> No
             for key in leaf.path:
                 expected, values = expected[key], values[key]
             np.testing.assert_array_equal(values, expected.astype(leaf.dtype))
-        if over:
-            break  # from here on the native pool is a step behind: it resets in the next one
         action = draw_action(envs, rng)
-        native, step = pool.step(action)[0], envs.step(action)
-        obs, over = step.obs, step.final_obs is not None
-        if step.final_obs is not None:
-            obs[step.terminated | step.truncated] = step.final_obs
+        (native, _, terminated, truncated, _), obs = pool.step(action), envs.step(action).obs
+        if (done := terminated | truncated).any():
+            native = with_rows(native, done, pool.reset(options={"reset_mask": done})[0])
     envs.close()
 
 

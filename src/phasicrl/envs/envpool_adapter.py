@@ -1,13 +1,15 @@
 """EnvPool: environments in C++ that are stepped by a pool of threads. Kind: effects.
 
-Facts about EnvPool 1.2.5 that this file rests on (those that results depend on are held by tests in `tests/envs`):
+Facts about EnvPool 1.2.5 and 1.2.7 that this file rests on (those that results depend on are held by tests in `tests/envs`):
 
 - It resets in the step *after* an end: that step ignores its action and returns a first observation with reward zero. Resetting
   just the finished environments right after the step, with `reset_mask`, leaves no such row, and what the step returned is the
   true last observation. In sync mode the answers come in the order of the environments asked for.
 - Every call returns arrays in memory of their own, so they may be kept and written to.
-- `truncated` is "done at the step limit", and `terminated` is never true beside it, so an episode that ends by its
-  rules in exactly the last step counts as truncated.
+- `truncated` is "done at the step limit". In most families nothing else is told, `terminated` is "done and not truncated", and an
+  episode that ends by its rules in exactly the last step counts as truncated. From 1.2.7 on Highway, dm_control's locomotion and
+  MJLab tell `terminated` too; both are then true in such a step, and here it counts as terminated. (`info:terminated` of Atari is
+  something else: the end of the game, not of the life.)
 - A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a step after `close` are accepted
   silently; action -1 of Procgen forces a reset.
 - Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a `Discrete` part is int32 `[B]`, a
@@ -16,7 +18,8 @@ Facts about EnvPool 1.2.5 that this file rests on (those that results depend on 
   `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype, and cast. No family has a structured action.
 - Tasks of several players return one observation and reward for each player, and not one for each environment.
 - Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call. `_send` and `_recv` are what it calls;
-  the names and the order of their arrays are checked when a pool is made.
+  the names and the order of their arrays are checked when a pool is made, and that `_to`, which makes an answer of them, is the
+  common one: MJLab and locomotion have their own, which cut one array into the parts of an observation.
 - Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighbouring seeds
   share environments; we give one seed to each.
 """
@@ -107,6 +110,7 @@ class EnvPoolEnv:
             raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
         self._actions.check(self.name, action, self.num_envs)
         obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
+        truncated = truncated & ~terminated  # where both are true, the rules have ended the episode and nothing follows
         self._num_steps += 1
         obs = self._stored(obs, "step", np.arange(self.num_envs))
         if not np.isfinite(reward).all():
@@ -158,6 +162,13 @@ _Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]
 """Steps all environments with actions; resets those of a mask `[B]` and returns their first observations."""
 
 
+_STATE_KEYS = frozenset({"obs", "reward", "done", "trunc", "terminated", "elapsed_step", "discount", "step_type"})
+"""What a step tells besides `info`, in the versions that were read; another key may change what one of these means."""
+
+_COMMON_READER = "envpool.python.gymnasium_envpool"
+"""Where `_to` is from in the families whose answers are the arrays as they are."""
+
+
 def _public_calls(pool: Any) -> _Calls:
     """The calls that EnvPool means its users to make."""
     return pool.step, lambda done: pool.reset(options={"reset_mask": done})[0]
@@ -168,16 +179,21 @@ def _direct_calls(pool: Any, info: tuple[str, ...]) -> _Calls | None:
     action_keys: Sequence[str] = getattr(pool.spec, "_action_keys", ())
     place: dict[str, int] = {key: index for index, key in enumerate(getattr(pool, "_state_keys", ()))}
     wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info))
-    if tuple(action_keys[:2]) != ("env_id", "players.env_id") or len(action_keys) != 3 or not set(wanted) <= set(place):
+    told = {key for key in place if not key.startswith("info:")}
+    known_actions = tuple(action_keys[:2]) == ("env_id", "players.env_id") and len(action_keys) == 3
+    reader = getattr(getattr(pool, "_to", None), "__module__", None)
+    known_answers = set(wanted) <= set(place) and told <= _STATE_KEYS and reader == _COMMON_READER
+    if not known_actions or not known_answers:
         return None
-    dtype, places = pool.spec._action_spec[-1][0], [place[key] for key in wanted]
+    dtype, places, terminated_at = pool.spec._action_spec[-1][0], [place[key] for key in wanted], place.get("terminated")
     env_ids = np.arange(pool.config["num_envs"], dtype=np.int32)
 
     def step(action: np.ndarray) -> tuple[Any, ...]:
         pool._send([env_ids, env_ids, action.astype(dtype, order="C", copy=False)])
         state = pool._recv()
         obs, reward, done, truncated, *more = (state[index] for index in places)
-        return obs, reward, done & ~truncated, truncated, dict(zip(info, more, strict=True))
+        terminated = done & ~truncated if terminated_at is None else state[terminated_at]
+        return obs, reward, terminated, truncated, dict(zip(info, more, strict=True))
 
     def reset(done: np.ndarray) -> np.ndarray:
         pool._reset(env_ids[done])
