@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,14 @@ from torch.optim import Optimizer
 
 from phasicrl import run as run_module
 from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, ValueNormConfig, ValuePath
+from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.normalize import RewardNormalizer
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
 from phasicrl.run import Run, derive_seed, start_run
-from tests.golden import Picture
+from tests.golden import BOTH, Echo, Picture
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
@@ -84,15 +87,20 @@ class Stopped(Exception):
     """The power goes."""
 
 
-def stopped_after(iterations: int, config: Config) -> Path:
-    """A run directory as a crash right after the end of an iteration leaves it."""
+def stop_after(iterations: int) -> Callable[[Run, dict[str, float]], None]:
+    """What ends a run as a crash does, right after an iteration."""
 
     def stop(run: Run, record: dict[str, float]) -> None:
         if run.iteration == iterations:
             raise Stopped
 
+    return stop
+
+
+def stopped_after(iterations: int, config: Config) -> Path:
+    """A run directory as a crash right after the end of an iteration leaves it."""
     with start_run(config, make_env=corridor) as run, pytest.raises(Stopped):
-        learn(run, on_iteration=stop)
+        learn(run, on_iteration=stop_after(iterations))
     return run.directory
 
 
@@ -100,13 +108,8 @@ def stopped_after(iterations: int, config: Config) -> Path:
 def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_path: Path, iterations: int) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     directory = stopped_after(iterations, config)
-
-    def stop(run: Run, record: dict[str, float]) -> None:
-        if run.iteration == iterations:
-            raise Stopped
-
     with start_run(config, make_env=corridor) as old, pytest.raises(Stopped):
-        learn(old, on_iteration=stop)
+        learn(old, on_iteration=stop_after(iterations))
     with run_module.resume_run(directory, make_env=corridor) as new:
         assert_same_state(old, new)
         assert new.buffer.num_filled == iterations % 3
@@ -125,15 +128,66 @@ def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path
     assert rows[-1]["wall_time"] > rows[3]["wall_time"] > 0
 
 
-def test_learning_goes_on_after_a_resume_as_if_never_stopped_given_the_same_experience(tmp_path: Path) -> None:
-    """Rollouts differ, because episodes start anew; from equal rollouts the resumed run computes bit-equal weights."""
-    config = tiny(tmp_path, total_env_steps=224, checkpoint=EVERY_ITERATION)
-    directory = stopped_after(3, config)
-    runs = [run_module.resume_run(directory, make_env=corridor) for _ in range(2)]
-    for run in runs:
-        with run:
-            learn(run)
-    assert_same_state(*runs)
+def move_episodes(old: Run, new: Run) -> None:
+    """All that a checkpoint does not hold: the environments, what they showed last, its memory, and returns of episodes under way."""
+    new.envs.close()
+    new.envs = new.collector.envs = copy.deepcopy(old.envs)
+    for name in ("_obs", "_first", "_state"):
+        setattr(new.collector, name, getattr(old.collector, name).clone())
+    for name in ("_return", "_length"):
+        setattr(new.collector.episodes, name, getattr(old.collector.episodes, name).copy())
+
+
+KEYS_AND_NUMBERS = partial(Echo, BOTH, masked=True)
+PICTURES = {"model.encoder": "impala", "model.channels": (4, 8), "model.blocks": 1, "model.value_path": "detached", "model.activation": "relu"}
+UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
+    "plain": ({}, KEYS_AND_NUMBERS),
+    "lstm": ({"model.memory": "lstm", "model.memory_size": 6}, KEYS_AND_NUMBERS),
+    "gru": ({"model.memory": "gru", "model.memory_size": 6, "model.value_path": "shared"}, KEYS_AND_NUMBERS),
+    "obs-norm": ({"obs_norm": ObsNormConfig()}, KEYS_AND_NUMBERS),
+    "obs-norm-ema": ({"obs_norm": ObsNormConfig(statistics="ema", decay=0.6)}, KEYS_AND_NUMBERS),
+    "reward-norm-steps": ({"reward_norm": RewardNormConfig(per="step")}, KEYS_AND_NUMBERS),
+    "value-norm": ({"value_norm": ValueNormConfig()}, KEYS_AND_NUMBERS),
+    "value-norm-ema": ({"value_norm": ValueNormConfig(statistics="ema", decay=0.6)}, KEYS_AND_NUMBERS),
+    "linear": ({"ppo.schedule": "linear", "ppo.adam_eps_hat": True}, KEYS_AND_NUMBERS),
+    "adaptive": ({"ppo.schedule": "adaptive_kl", "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 1e-3}, KEYS_AND_NUMBERS),
+    "epochs-apart": ({"ppo.policy_epochs": 2, "ppo.value_epochs": 1}, KEYS_AND_NUMBERS),
+    "pictures-bf16": ({**PICTURES, "compute.policy_precision": "bf16", "compute.aux_precision": "bf16", "compute.num_threads": 1}, Picture),
+}
+
+
+AUXES = {"ppo": None, "ppg": tiny_aux(every=3), "ppg-one-adam": tiny_aux(every=3, optimizer="shared")}
+BOTH_ALGORITHMS = [(name, aux, 4) for name in UNBROKEN for aux in ("ppo", "ppg") if (name, aux) != ("pictures-bf16", "ppo")]
+OTHER_PLACES = [(name, aux, stop) for name in ("plain", "lstm") for aux, stop in (("ppg-one-adam", 4), ("ppg", 2), ("ppg", 6))]
+
+
+@pytest.mark.parametrize(("name", "aux_name", "stop"), BOTH_ALGORITHMS + OTHER_PLACES)
+def test_with_its_episodes_moved_over_a_resumed_run_is_the_unbroken_one(tmp_path: Path, name: str, aux_name: str, stop: int) -> None:
+    """To the bit, in weights, moments, statistics, generators, rollouts and metrics: but for its environments a checkpoint holds everything.
+
+    With a phase of three iterations: stopped one and two iterations into a phase, and between two of them. The run then goes on.
+    """
+    aux = AUXES[aux_name]
+    changes, make_env = UNBROKEN[name]
+    config = tiny(tmp_path, aux=aux, total_env_steps=256, checkpoint=EVERY_ITERATION).changed(changes)
+    with start_run(config, make_env=make_env) as unbroken:
+        with pytest.raises(Stopped):
+            learn(unbroken, on_iteration=stop_after(stop))
+        directory = Path(shutil.copytree(unbroken.directory, tmp_path / "copy"))
+        with run_module.resume_run(directory, make_env=make_env) as resumed:
+            assert resumed.iteration == stop and resumed.buffer.num_filled == (0 if aux is None else stop % 3)
+            move_episodes(unbroken, resumed)
+            for run in (unbroken, resumed):
+                learn(run)
+            assert_same_state(unbroken, resumed)
+            for slot in range(resumed.buffer.num_filled):
+                assert_same_state_tensors(unbroken.buffer.rollout(slot).tensors(), resumed.buffer.rollout(slot).tensors())
+    ours, theirs = ([untimed(row) for row in read_metrics(run.directory)] for run in (unbroken, resumed))
+    assert len(ours) == 8 and ours == theirs
+
+
+def untimed(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith("time/") and name not in ("charts/SPS", "wall_time")}
 
 
 def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
@@ -452,7 +506,7 @@ class Parts(Steady):
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory: str) -> None:
-    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.memory": memory, "model.memory_size": 4, "ppo.num_steps": 40})
+    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.memory": memory, "ppo.num_steps": 40})
     with start_run(config, make_env=Parts) as run:
         run.start_iteration()
         rollout = run.buffer.next_rollout()
