@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import gymnasium as gym
@@ -108,6 +109,27 @@ def test_heads_of_schemes_without_a_scale_are_orthogonal(init: Initialisation) -
     agent = make_agent(ModelConfig(encoder="mlp", hidden_sizes=(32,), init=init, policy_head_scale=0.01))
     weight = agent.policy_head.linear.weight.detach()
     torch.testing.assert_close(weight @ weight.T, 1e-4 * torch.eye(5), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("head_init", SCHEMES)
+def test_heads_may_have_a_scheme_of_their_own(head_init: Initialisation) -> None:
+    """Worked out by hand for 32 features; five actions and a value. The encoder before them keeps its scheme."""
+    config = ModelConfig(encoder="mlp", hidden_sizes=(32,), init="orthogonal", policy_head_scale=0.02, value_head_scale=0.7)
+    agent, usual = make_agent(replace(config, head_init=head_init)), make_agent(config)
+    assert agent.aux_value_head is not None
+    assert all(torch.equal(weight, usual.encoder.state_dict()[name]) for name, weight in agent.encoder.state_dict().items())
+    for layer, scale in ((agent.policy_head.linear, 0.02), (agent.value_head, 0.7), (agent.aux_value_head, 0.7)):
+        weight, outputs = layer.weight.detach(), len(layer.weight)
+        gram = weight @ weight.T
+        is_orthogonal = bool(torch.allclose(gram, scale**2 * torch.eye(outputs), rtol=1e-4, atol=1e-8))
+        if head_init in ("normalized", "orthogonal"):
+            assert_all_norms(weight, scale)
+            assert is_orthogonal == (head_init == "orthogonal" or outputs == 1)
+        else:  # these have no scale: uniform up to a bound
+            bound = math.sqrt(6 / (32 + outputs)) if head_init == "glorot" else 1 / math.sqrt(32)
+            assert 0.85 * bound < weight.abs().max().item() <= bound
+            assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.25)
+        assert bool(layer.bias.any()) == (head_init == "torch")
 
 
 @pytest.mark.parametrize(
