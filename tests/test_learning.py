@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from phasicrl.algorithm import train
@@ -71,4 +73,69 @@ def test_a_long_code_needs_masks_and_memory(masks: bool, memory: str, low: float
     config = config.changed({"env.id": "keypad", "env.observe": None})
     run = train(config, make_env=names["Keypad"])
     (greedy,) = evaluate(run.directory, episodes=50, policies=("greedy",), make_env=names["Keypad"])
+    assert low <= greedy.mean_return < high
+
+
+class Recall(gym.Env[np.ndarray, np.ndarray]):
+    """A number is shown once and must be given back in each of the four steps after it; a point for each, less the distance.
+
+    Without a memory nothing is better than zero, whose mean distance is ½: two points of four.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.number, self.at = float(self.np_random.uniform(-1, 1)), 0
+        return np.array([self.number, 1], np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = 1 - abs(float(action[0]) - self.number) if self.at else 0.0
+        self.at += 1
+        return np.zeros(2, np.float32), reward, self.at == 5, False, {}
+
+
+@pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 3.5, 4), ("gru", 3.5, 4), ("none", 0, 2.3)])
+def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: Path) -> None:
+    """Memory with continuous actions."""
+    config = quiet("cartpolenovel-ppo", tmp_path, total_env_steps=100_000, **{"env.id": "recall", "env.observe": None})
+    run = train(config.changed({"model.memory": memory}), make_env=Recall)
+    (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Recall)
+    assert low <= greedy.mean_return < high
+
+
+class Safes(gym.Env[np.ndarray, Any]):
+    """One of eight safes in each of five steps: its key among 1,600, and the number that is shown, to be given at once.
+
+    Only the right key earns a point, less the number's distance. The mask allows four keys at each safe.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (9,), np.float32)
+    action_space = gym.spaces.Dict({"key": gym.spaces.Discrete(1600), "number": gym.spaces.Box(-2, 2, (1,), np.float32)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at = 0
+        return self._next()
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = 1 - abs(float(action["number"][0]) - self.number) if action["key"] == 200 * self.safe + 13 else 0.0
+        self.at += 1
+        obs, info = self._next()
+        return obs, reward, self.at == 5, False, info
+
+    def _next(self) -> tuple[np.ndarray, dict[str, Any]]:
+        self.safe, self.number = int(self.np_random.integers(8)), float(self.np_random.uniform(-1, 1))
+        mask = np.zeros(1600, bool)
+        mask[200 * self.safe + 11 : 200 * self.safe + 15] = True
+        return np.array([*(np.arange(8) == self.safe), self.number], np.float32), {"action_mask": mask}
+
+
+@pytest.mark.parametrize(("masks", "low", "high"), [(True, 4.3, 5), (False, -1, 1.5)])
+def test_numbers_are_learnt_beside_masked_keys(masks: bool, low: float, high: float, tmp_path: Path) -> None:
+    """Masks with continuous actions."""
+    config = quiet("classic-ppo", tmp_path, total_env_steps=60_000, **{"env.id": "safes", "env.action_masks": masks})
+    run = train(config, make_env=Safes)
+    (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Safes)
     assert low <= greedy.mean_return < high
