@@ -139,7 +139,13 @@ def move_episodes(old: Run, new: Run) -> None:
 
 
 KEYS_AND_NUMBERS = partial(Echo, BOTH, masked=True)
-PICTURES = {"model.encoder": "impala", "model.channels": (4, 8), "model.blocks": 1, "model.value_path": "detached", "model.activation": "relu"}
+PICTURES = {
+    "model.encoder": "impala",
+    "model.channels": (4, 8),
+    "model.blocks": 1,
+    "model.value_path": "detached",
+    "model.activation": "relu",
+}
 UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "plain": ({}, KEYS_AND_NUMBERS),
     "lstm": ({"model.memory": "lstm", "model.memory_size": 6}, KEYS_AND_NUMBERS),
