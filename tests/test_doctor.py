@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from phasicrl import doctor
+from phasicrl import doctor, machine
 from phasicrl.doctor import Check, as_table, diagnose
 
 
@@ -88,3 +88,21 @@ def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 2**70)
     assert doctor._memory().status == doctor._disk().status == "warning"
     assert doctor._memory().found == "1.0 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "found"),
+    [
+        ({0, 1, 2, 3}, None, "4 cores are used (4 in the machine)"),
+        ({1, 3}, None, "2 cores are used (4 in the machine, this process may use 2)"),
+        ({0, 1, 2, 3}, 1.25, "1 core is used (4 in the machine, the container allows the time of 1.25)"),
+        ({0, 1, 2}, 8.0, "3 cores are used (4 in the machine, this process may use 3, the container allows the time of 8)"),
+    ],
+)
+def test_the_cores_that_are_used_and_why(cores: set[int], quota: float | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for module in (machine, doctor):
+        monkeypatch.setattr(module, "usable_cores", lambda: cores)
+        monkeypatch.setattr(module, "cgroup_quota", lambda: quota)
+    check = doctor._cpu()
+    assert (check.status, check.found) == ("ok", found)

@@ -72,6 +72,8 @@ class EnvConfig:
     """Environments that are stepped together, over all processes (B)."""
     num_threads: int | None = None
     """Threads of EnvPool's pool; off: one per core, never more than environments, and one alone for classic control, whose steps are too short to share."""
+    pin_threads: bool = True
+    """Keep EnvPool's threads on cores: one on that of its caller, as many as cores on one each; off: the system places them."""
     parallel: Literal["sync", "processes"] = "sync"
     """How Gymnasium environments are stepped: one after the other, or each in a process of its own."""
     action_masks: bool = True

@@ -6,6 +6,7 @@ Everything that may abort a process (environments in C++) is tried in a process 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import signal
@@ -22,7 +23,7 @@ from rich.table import Table
 from phasicrl.envs.envpool_adapter import PROCGEN, import_envpool, task_families
 from phasicrl.envs.native import GRAPHICS_LIBRARIES, GRAPHICS_REMEDIES, QT_REMEDIES, ensure_graphics, ensure_qt
 from phasicrl.envs.protocol import EnvError
-from phasicrl.machine import free_memory, num_cores, package_version
+from phasicrl.machine import cgroup_quota, free_memory, num_cores, package_version, usable_cores
 
 Status = Literal["ok", "warning", "missing", "broken"]
 
@@ -121,25 +122,12 @@ def _gpu() -> Check:
 
 
 def _cpu() -> Check:
-    """Cores that this process may use, and how many of them PyTorch takes."""
-    import torch
-
-    cores = num_cores()
-    found = f"{cores} cores, PyTorch uses {torch.get_num_threads()} threads"
-    quota = _cgroup_cores()
-    if quota is not None and quota < cores:
-        remedy = f"set compute.num_threads and env.num_threads to {max(1, round(quota))}"
-        return Check(name="CPU", status="warning", found=f"{found}; the container allows {quota:g} cores' time", remedy=remedy)
-    return Check(name="CPU", status="ok", found=found)
-
-
-def _cgroup_cores() -> float | None:
-    """The container's limit of processor time, in cores; None without a limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
+    """Cores that runs use here, and why not all."""
+    used, allowed, quota = num_cores(), len(usable_cores()), cgroup_quota()
+    reasons = [f"{os.cpu_count()} in the machine"]
+    reasons += [f"this process may use {allowed}"] if 0 < allowed < (os.cpu_count() or 1) else []
+    reasons += [f"the container allows the time of {quota:.3g}"] if quota is not None else []
+    return Check(name="CPU", status="ok", found=f"{used} {'core is' if used == 1 else 'cores are'} used ({', '.join(reasons)})")
 
 
 def _envpool() -> list[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import math
 import os
 import platform
 import resource
@@ -14,8 +15,80 @@ from pathlib import Path
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Threads that can run at once: cores that this process may use, or fewer if a container allows less time; never below one.
+
+    Half a core more counts as one: a thread that mostly waits for its share holds up those that wait for it.
+    """
+    cores, quota = len(usable_cores()) or os.cpu_count() or 1, cgroup_quota()
+    return cores if quota is None else max(1, min(cores, math.floor(quota + 0.5)))
+
+
+def usable_cores() -> set[int]:
+    """Numbers of the cores that this process may use; empty where the system does not say.
+
+    OpenMP may have bound the thread that asks to one of them (`OMP_PROC_BIND`, `GOMP_CPU_AFFINITY`), as soon as it was loaded; its list of
+    places then has the others.
+    """
+    return set(os.sched_getaffinity(0)) | _places_of_openmp() if hasattr(os, "sched_getaffinity") else set()
+
+
+def _places_of_openmp() -> set[int]:
+    """The cores to which OpenMP binds its threads; empty if it is not loaded, or leaves them to the system."""
+    try:
+        paths = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    except OSError:
+        return set()
+    cores: set[int] = set()
+    for path in sorted(path for path in paths if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))):
+        with suppress(OSError, AttributeError):  # not a library, or one from before OpenMP 4.5
+            library = ctypes.CDLL(path)
+            for place in range(library.omp_get_num_places()):
+                numbers = (ctypes.c_int * library.omp_get_place_num_procs(place))()
+                library.omp_get_place_proc_ids(place, numbers)
+                cores.update(numbers)
+    return cores
+
+
+def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Processor time that this process's control groups allow, in cores; the tightest of nested ones counts; None without a limit.
+
+    Args:
+        groups: the file that names the process's groups.
+        root: where control groups are mounted: version 2 there or in `unified`, version 1 in a folder for each set of controllers.
+    """
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for _, controllers, name in (line for line in lines if len(line) == 3):
+        if not controllers:
+            mounts, read = (root, root / "unified"), _quota_of_version_2
+        elif "cpu" in controllers.split(","):
+            mounts, read = (root / controllers, root / "cpu"), _quota_of_version_1
+        else:
+            continue
+        # Inside a container the name may be the host's, and not be there; the container's own limit is then at the mount itself.
+        own = Path(name.lstrip("/"))
+        folders = [mount / folder for mount in mounts for folder in (own, *own.parents)]
+        quotas += [quota for folder in folders if (quota := read(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota_of_version_2(folder: Path) -> float | None:
+    """One group's limit in cores: `cpu.max` has quota and period, in microseconds."""
+    with suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    return None
+
+
+def _quota_of_version_1(folder: Path) -> float | None:
+    """One group's limit in cores; a quota of −1 is none."""
+    with suppress(OSError, ValueError):
+        quota, period = (int((folder / f"cpu.cfs_{what}_us").read_text()) for what in ("quota", "period"))
+        return quota / period if quota > 0 else None
+    return None
 
 
 def thread_ids() -> set[int]:
@@ -58,10 +131,15 @@ def spread(threads: set[int]) -> None:
     Linux starts a thread on the core of the one that wakes it, and does not look for an idle core if waits are shorter than half a
     millisecond: of two threads that step environments one would wait for the other.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-    for thread, core in zip(sorted(threads), cycle(cores), strict=False):
-        with suppress(OSError):  # it has ended, or the system does not allow it: this is only about speed
-            os.sched_setaffinity(thread, {core})
+    for thread, core in zip(sorted(threads), cycle(sorted(usable_cores())), strict=False):
+        place({thread}, {core})
+
+
+def place(threads: set[int], cores: set[int]) -> None:
+    """Let these threads run on these cores and no others. 0 is the thread that calls."""
+    for thread in threads:
+        with suppress(OSError, AttributeError):  # it has ended, or the system does not know or allow it: this is only about speed
+            os.sched_setaffinity(thread, cores)
 
 
 def free_memory() -> int | None:

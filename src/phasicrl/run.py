@@ -32,7 +32,7 @@ from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
 from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.machine import free_memory, package_version, processor
+from phasicrl.machine import free_memory, num_cores, package_version, processor
 from phasicrl.metrics import MetricsLog, read_metrics
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.normalize import RewardNormalizer
@@ -602,7 +602,7 @@ def _write_card(run: Run) -> None:
         "exact_state": run.envs.exact_state,
         "device": str(run.compute.device),
         "num_threads": run.compute.num_threads,
-        "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
+        "machine": {"system": platform.platform(), "processor": processor(), "cores": num_cores()},
         "versions": {"python": platform.python_version()}
         | {name: package_version(name) for name in packages}
         | {"torch": torch.__version__},

@@ -41,7 +41,7 @@ from phasicrl.config import OptionValue
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
-from phasicrl.machine import Companion, num_cores, spread, thread_ids
+from phasicrl.machine import Companion, place, spread, thread_ids, usable_cores
 from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
 
 PROCGEN = "envpool.procgen"
@@ -64,9 +64,17 @@ class EnvPoolEnv:
     """A pool of environments of one EnvPool task, in sync mode; a `VectorEnv`."""
 
     def __init__(
-        self, task_id: str, *, num_envs: int, seed: int, num_threads: int, options: dict[str, Any] | None = None, name: str | None = None
+        self,
+        task_id: str,
+        *,
+        num_envs: int,
+        seed: int,
+        num_threads: int,
+        pin_threads: bool = True,
+        options: dict[str, Any] | None = None,
+        name: str | None = None,
     ) -> None:
-        """Make the pool; `options` are EnvPool's own for the task, `name` is for messages."""
+        """Make the pool; `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name` is for messages."""
         family = task_families()[task_id]
         self._is_procgen = family == PROCGEN
         envpool = import_envpool(procgen=self._is_procgen)
@@ -83,9 +91,12 @@ class EnvPoolEnv:
             task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
         )
         made = thread_ids() - before
-        self._worker = Companion(made) if num_threads == 1 else None
-        if num_threads == num_cores() > 1:  # fewer are left to the system: other runs may have the other cores
+        self._worker = Companion(made) if num_threads == 1 and pin_threads else None
+        cores = usable_cores()
+        if num_threads == len(cores) > 1 and pin_threads:
             spread(made)
+        else:  # fewer are left to the system: other runs may have the other cores. They inherited the caller's, which OpenMP may have bound
+            place(made, cores)
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         direct = _direct_calls(self._pool, told)
         self._step: Any

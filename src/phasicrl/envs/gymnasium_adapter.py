@@ -40,6 +40,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from phasicrl.config import OptionValue
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.machine import place, usable_cores
 from phasicrl.spaces import (
     ActionLayout,
     ObservationLayout,
@@ -125,7 +126,8 @@ class GymnasiumEnv:
         self.action_mask: np.ndarray | None = None
         if parallel == "processes":
             _refuse_unsendable(name, make_env)
-        makers = [functools.partial(_make_guard, make_env, name, index, interface, os.getpid()) for index in range(num_envs)]
+        trainer = (os.getpid(), usable_cores())
+        makers = [functools.partial(_make_guard, make_env, name, index, interface, *trainer) for index in range(num_envs)]
         mode = gym.vector.AutoresetMode.SAME_STEP
         self._vector: SyncVectorEnv | _Processes = (
             _Processes(makers, name, step_seconds, reset_seconds) if parallel == "processes" else SyncVectorEnv(makers, autoreset_mode=mode)  # type: ignore[arg-type]
@@ -366,9 +368,10 @@ class _Fault(Exception):
         self.remedy = remedy
 
 
-def _make_guard(make_env: MakeEnv, name: str, index: int, interface: Interface, parent: int) -> GuardedEnv:
-    """Make the guard of one environment. Gymnasium calls this in the trainer's process `parent` too; any other is prepared."""
+def _make_guard(make_env: MakeEnv, name: str, index: int, interface: Interface, parent: int, cores: set[int]) -> GuardedEnv:
+    """Make the guard of one environment. Gymnasium calls this in the trainer's process `parent` too; any other is prepared, to run on `cores`."""
     if os.getpid() != parent:
+        place({0}, cores)  # inherited is the place of the thread that started it, which OpenMP may have bound to a single core
         # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to save and then ends us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
