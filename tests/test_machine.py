@@ -127,3 +127,46 @@ def test_a_main_thread_bound_by_openmp_does_not_hide_the_other_cores(variable: s
     assert answer(f"import torch; {ASK}", {first, second}, **bound) == f"2 {first} {second} 1"
     assert answer(f"import torch; {ASK}", {second}, **bound) == f"1 {second} 1"
     assert answer(ASK, {first, second}, **bound) == f"2 {first} {second} 2"
+
+
+WAITS = """
+import os, time
+{imports}
+from phasicrl.machine import thread_ids
+torch.set_num_threads({threads})
+before = thread_ids()
+numbers = torch.zeros(1_000_000).add(1.0)
+worker = min(thread_ids() - before)
+def worked():
+    return int(open(f"/proc/self/task/{{worker}}/schedstat").read().split()[0])
+def one():
+    start = worked()
+    numbers.add(1.0)
+    time.sleep(0.03)
+    return worked() - start
+print(sorted(one() for _ in range(9))[4] / 1e6)
+"""
+"""Tells the milliseconds for which a thread of PyTorch works, and looks out for more, for a sum that takes hundredths of one."""
+
+
+THREADS_SET = "from phasicrl.compute import Compute; from phasicrl.config import ComputeConfig; Compute(ComputeConfig(), pictures=True)"
+
+
+@needs_affinity
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not say how long a thread has run")
+@pytest.mark.parametrize(
+    ("imports", "variables", "sleeps"),
+    [
+        ("import phasicrl, torch", {}, True),
+        ("import phasicrl, torch", {"GOMP_SPINCOUNT": "200000"}, False),
+        ("import phasicrl, torch", {"OMP_WAIT_POLICY": "active"}, False),
+        ("import torch, phasicrl", {}, False),  # it has been read by then
+        (f"import torch, phasicrl; {THREADS_SET}", {}, True),
+        (f"import torch, phasicrl; {THREADS_SET}", {"GOMP_SPINCOUNT": "200000"}, False),
+    ],
+)
+def test_threads_without_work_soon_sleep_unless_the_user_says_otherwise(imports: str, variables: dict[str, str], sleeps: bool) -> None:
+    free = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    words = [sys.executable, "-c", WAITS.format(imports=imports, threads=num_cores())]
+    milliseconds = float(subprocess.run(words, env=free | variables, capture_output=True, text=True, check=True).stdout)
+    assert milliseconds < 1.5 if sleeps else milliseconds > 2

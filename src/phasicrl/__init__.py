@@ -6,6 +6,8 @@ that `import phasicrl` and the command line's help do not wait for torch.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,13 @@ __all__ = [
     "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig", "RewardNormConfig", "ValueNormConfig",
     "evaluate", "get_preset", "resume", "train",
 ]  # fmt: skip
+
+
+# Threads that wait for each other look around for 25 µs (25 ns each time), and then sleep. libgomp's own 7 ms are longer than a turn on a core: threads
+# that share one, with each other or with another process, spent it waiting (docs/performance.md). Read once, when torch loads libgomp; where that is
+# done, `compute.sleep_soon` helps. Processes that this one starts have it too.
+if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def __getattr__(name: str) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
@@ -27,6 +29,7 @@ from phasicrl.probe import MICRO_BATCHES, TOLERANCE, Findings, bf16_error, is_ou
 from phasicrl.rollout import Minibatch, Samples
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
+_GRAIN = 32_768  # numbers that a thread gets at least (ATen/TensorIterator.h)
 WORTH_COMPILING = 20_000
 """Gradient steps from which compiling them pays: ten seconds, once per machine, for about 0.7 ms each."""
 WORTH_SHARING = 1024
@@ -151,6 +154,8 @@ class Compute:
         if on_cpu:
             torch.set_num_threads(self.num_threads)
             keep_memory()
+            if self.num_threads > 1:
+                sleep_soon(self.num_threads)
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses to be deterministic without
             torch.use_deterministic_algorithms(True)
@@ -568,6 +573,26 @@ def _reached(loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...]
     """Which parameters the loss depends on."""
     value, _ = loss(loss.prepare(minibatch.gather()), *weights)
     return [gradient is not None for gradient in torch.autograd.grad(value, parameters, allow_unused=True)]
+
+
+@functools.cache
+def sleep_soon(num_threads: int) -> None:
+    """Let threads of a PyTorch that was loaded before this package sleep soon when they wait, unless the user's variables say how long they look around.
+
+    While libgomp has more threads than cores it looks around for 2.5 µs instead of 7 ms. A second team of threads brings that about, which does
+    nothing and sleeps until the process ends; it does not where PyTorch is given half of the cores or fewer.
+    """
+    if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():  # the package's own, if it came in time
+        return
+    begun = threading.Event()
+
+    def keep_a_team() -> None:
+        torch.zeros(num_threads * _GRAIN).add_(1.0)
+        begun.set()
+        threading.Event().wait()
+
+    threading.Thread(target=keep_a_team, name="a team for libgomp", daemon=True).start()
+    begun.wait()
 
 
 def keep_memory() -> None:

@@ -284,6 +284,28 @@ def test_as_many_workers_as_cores_have_a_core_each() -> None:
     envs.close()
 
 
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1, reason="there is one core, or it cannot be chosen"
+)
+def test_workers_that_are_not_kept_on_cores_may_use_all() -> None:
+    """Also where OpenMP has bound the thread that makes them, whose single core they inherit."""
+    code = """if True:
+        import os, torch
+        from phasicrl.envs.make import make_envs, EnvConfig
+        from phasicrl.machine import thread_ids, usable_cores
+        before = thread_ids()
+        fields = dict(id="envpool:InvertedPendulum-v5", num_envs=4)
+        several = make_envs(EnvConfig(**fields, num_threads=len(usable_cores()), pin_threads=False), seed=1)
+        alone = make_envs(EnvConfig(**fields, num_threads=1, pin_threads=False), seed=1)
+        alone.reset(), alone.step(alone.action_space.sample()[None].repeat(4, 0))
+        places = [os.sched_getaffinity(thread) for thread in thread_ids() - before]
+        print(len(os.sched_getaffinity(0)), len(places) > len(usable_cores()), all(place == usable_cores() for place in places))
+    """
+    words = [sys.executable, "-c", code]
+    run = subprocess.run(words, env=os.environ | {"OMP_PROC_BIND": "true"}, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["1", "True", "True"]
+
+
 def test_level_complete_means_the_level_was_solved() -> None:
     """Leaper pays 10 when, and only when, the level is solved."""
     envs = make_envs(EnvConfig(id="procgen:leaper", num_envs=8, num_levels=20), seed=1)

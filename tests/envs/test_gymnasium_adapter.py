@@ -415,6 +415,14 @@ def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
         envs.reset()
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed")
+def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phasicrl.envs.gymnasium_adapter.usable_cores", lambda: {max(os.sched_getaffinity(0))})
+    envs = make(Counting, "processes", num_envs=1)
+    assert os.sched_getaffinity(envs._vector.processes[0].pid) == {max(os.sched_getaffinity(0))}  # type: ignore[union-attr]
+    envs.close()
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     envs = make(Counting, "processes", num_envs=1)
