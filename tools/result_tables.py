@@ -53,6 +53,7 @@ def blocks() -> dict[str, str]:
         "pieces": pieces_table(),
         "memory": memory_table(),
         "compiled": compiled_table(),
+        "contention": contention_table(),
         **{f"findings-{name}": findings_table(f"findings_{name}") for name in ("reacher", "rewards", "inverted", "pendulum", "mva")},
     }
 
@@ -91,6 +92,32 @@ def ladder_table(mode: str) -> str:
             f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, {values['interval_high']:.0f}] "
             f"| {values['greedy_min']:.0f} | {values['last_100_mean']:.0f} |\n"
         )
+    return text
+
+
+def contention_table() -> str:
+    """Medians of steps per second beside other work, and their shares of the older code's rate alone; the range of the rounds."""
+    rows = [row for row in read("contention") if float(row["seconds"])]
+    situations = {
+        "alone": "alone",
+        "nice 19": "beside a loop of nice 19",
+        "equal": "beside a loop of the same priority",
+        "two": "two at once, together",
+    }
+    text = f"| work | code | {' | '.join(situations.values())} |\n|---|---|{'---|' * len(situations)}\n"
+    rates: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        rates.setdefault((row["work"], row["code"], row["situation"]), []).append(float(row["steps_per_second"]))
+    for work, code in dict.fromkeys(
+        (row["work"], row["code"]) for row in sorted(rows, key=lambda row: (row["work"], row["code"] != "before"))
+    ):
+        whole = statistics.median(rates[work, "before", "alone"])
+        cells = [rates.get((work, code, name)) for name in situations]
+        shown = [
+            f"{statistics.median(cell):,.0f} ({min(cell):,.0f} to {max(cell):,.0f}): {statistics.median(cell) / whole:.0%}" if cell else "–"
+            for cell in cells
+        ]
+        text += f"| {work} | {code} | {' | '.join(shown)} |\n"
     return text
 
 

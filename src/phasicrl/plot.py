@@ -46,7 +46,7 @@ REFERENCE_COLUMNS = {
 
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
 _NO_DIFFERENCE = (
-    "seed", "name", "output_dir", "total_env_steps", "env.id", "env.num_threads", "env.parallel", "log.", "checkpoint.", "compute.",
+    "seed", "name", "output_dir", "total_env_steps", "env.id", "env.num_threads", "env.pin_threads", "env.parallel", "log.", "checkpoint.", "compute.",
 )  # fmt: skip
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all eyes
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
