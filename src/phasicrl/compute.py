@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -27,6 +27,7 @@ from phasicrl.pooling import MaxPool
 from phasicrl.precision import Precision, encoders_in
 from phasicrl.probe import MICRO_BATCHES, TOLERANCE, Findings, bf16_error, is_out_of_memory, off_by, probe_once
 from phasicrl.rollout import Minibatch, Samples
+from phasicrl.turns import Turns
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
 _GRAIN = 32_768  # numbers that a thread gets at least (ATen/TensorIterator.h)
@@ -104,6 +105,7 @@ class Compute:
         precision: of each phase, by its name: `policy`, `value`, `aux`.
         micro_batch: pictures in a piece, likewise; None is whole minibatches.
         compiles_pools: whether max-pools are compiled.
+        turn: a context in which to use all threads: other runs that would fill the same cores wait meanwhile.
         remarks: what `settle` chose and saw, as lines for people.
         steps_at_once: how many steps go through a network together where no gradient is needed.
         say: told which way was chosen, for people.
@@ -151,6 +153,9 @@ class Compute:
         self._last_fused: tuple[Loss[Any], Samples, FusedStep | None] | None = None
         self._fused_calls: dict[Hashable, FusedCall | None] = {}
         self.say: Callable[[str], None] = lambda sentence: None
+        # Two runs with half of the cores each can go on side by side.
+        takes_turns = on_cpu and config.take_turns and self.num_threads > 1 and 2 * self.num_threads > num_cores()
+        self.turn: Callable[[], AbstractContextManager[object]] = Turns().turn if takes_turns else nullcontext
         if on_cpu:
             torch.set_num_threads(self.num_threads)
             keep_memory()
@@ -256,7 +261,11 @@ class Compute:
             for start in range(0, len(segments), at_once):
                 some = segments.take(slice(start, start + at_once))
                 some = some if some.state.shape[-1] else some.as_transitions()
-                found = torch.cat([function(piece) for piece, _ in self.pieces(some, phase=phase)])
+                found = []
+                for piece, _ in self.pieces(some, phase=phase):
+                    with self.turn():
+                        found.append(function(piece))
+                found = torch.cat(found)
                 results.append(found.reshape(-1, num_steps, *found.shape[2:]))
         return torch.cat(results)
 
@@ -288,7 +297,8 @@ class Compute:
                 if self._records:  # what is recorded reads from where it read before: from a copy of the minibatch
                     minibatch = minibatch.gathered()
                 if (fused := self._fused_step(loss, minibatch, weights, settings)) is not None:
-                    return fused.names, fused(minibatch, weights), number
+                    with self.turn():
+                        return fused.names, fused(minibatch, weights), number
             return *self._eager_step(loss, minibatch, weights, settings), number
 
     def evaluate(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -301,7 +311,8 @@ class Compute:
         """
         with self.acting():
             call = self._fused_call(function, module, inputs) if self.fuses else None
-            return function(*inputs) if call is None else call(inputs)
+            with self.turn():
+                return function(*inputs) if call is None else call(inputs)
 
     def _fused_call(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> FusedCall | None:
         """The compiled evaluation for such inputs, made when it is first needed; None where there cannot be one."""
@@ -339,8 +350,9 @@ class Compute:
         samples = loss.prepare(minibatch.gather())
         rows, names = [], ()
         for piece, share in self.pieces(samples, phase=settings.name):
-            value, noted = loss(piece, *weights)
-            (value * share).backward()
+            with self.turn():
+                value, noted = loss(piece, *weights)
+                (value * share).backward()
             names = tuple(noted)
             rows.append(torch.stack([part.detach() for part in noted.values()]) * share)
         norms = []

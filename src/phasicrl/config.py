@@ -415,6 +415,8 @@ class ComputeConfig:
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
     num_threads: int | None = None
     """Threads of PyTorch on the CPU; off: all cores for pictures, and for vectors with minibatches of 1,024 or more, else one."""
+    take_turns: bool = True
+    """Runs that would fill the same cores compute in turns of some tens of milliseconds; off: at once, which is slower."""
     micro_batch: int | Literal["auto"] | None = "auto"
     """Pictures go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them; with a memory, at least one whole sequence. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
     aux_micro_batch: int | Literal["auto"] | None = "auto"
