@@ -3,13 +3,13 @@
 usage: python benchmarks/contention.py OUT.csv [--code NAME=FOLDER[,VARIABLE=VALUE…] …] [--works NAME …] [--situations NAME …] [--rounds 3] [--seconds 8]
 for example: python benchmarks/contention.py OUT.csv --code before=../before/src --code after=src
 
-A round starts two equal trainings of each work with each code, in random order, and stops the second (SIGSTOP) except in the situation `two`. So all
+A round starts two equal trainings of each work with each code, in random order, of which the second rests except in the situation `two`. So all
 situations are measured in the same processes, one after the other in random order. Iterations are short, with the minibatches of the preset, so that
 a situation shows at once. `--code` names folders with the package `phasicrl` and variables of the environment; without it, the package beside this file.
 
-Situations: `alone`; `nice 19`: beside an endless loop of the lowest priority; `equal`: beside an endless loop of the same priority in a session of its own;
-`two`: both trainings, whose steps are added up. The rate is that of seconds in which processes other than these took less than a tenth of a core.
-A row of OUT.csv is one situation of one pair of trainings.
+Situations: `alone`; `nice 19`: beside an endless loop of the lowest priority; `equal`: beside one of the same priority; `session`: beside one in a
+session of its own, to which Linux gives as much as to all threads of the training (autogroup), whatever its priority; `two`: both trainings, whose steps are added up. The rate is that of seconds in which processes other than these took less than a tenth of a core.
+A row of OUT.csv is one situation of one pair of trainings; further rounds are added to a file that is there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import csv
 import itertools
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -39,7 +38,7 @@ WORKS = {
     "halfcheetah": "compat-cleanrl-ppo-continuous --env.id envpool:HalfCheetah-v4 --env.num-envs 16 --ppo.num-steps 128 --compute.compile on "
     "--total-env-steps 1000000000",
 }
-SITUATIONS = ("alone", "nice 19", "equal", "two")
+SITUATIONS = ("alone", "nice 19", "equal", "session", "two")
 QUIET = 0.1
 """Cores' time of other processes from which a second does not count."""
 LOOP = [sys.executable, "-c", "while True: pass"]
@@ -52,7 +51,8 @@ class Training:
     def __init__(self, work: str, code: str, seed: int, folder: str) -> None:
         source, *variables = code.split(",")
         surroundings = os.environ | {"PYTHONPATH": str(Path(source).resolve())} | dict(pair.split("=", 1) for pair in variables)
-        words = [*WORKS[work].split(), "--seed", str(seed), "--output-dir", folder]
+        self.rest = Path(folder) / f"rest-{time.monotonic_ns()}"
+        words = [str(self.rest), *WORKS[work].split(), "--seed", str(seed), "--output-dir", folder]
         self.process = subprocess.Popen([sys.executable, __file__, "--train", *words], env=surroundings, stdout=subprocess.PIPE, text=True)
         self.marks: list[tuple[float, int]] = []
         threading.Thread(target=self._listen, daemon=True).start()
@@ -63,6 +63,14 @@ class Training:
             if line.startswith("@ "):
                 at, steps = line.split()[1:]
                 self.marks.append((float(at), int(steps)))
+
+    def let_rest(self) -> None:
+        """Let it rest after the phase that it is in, and wait for that."""
+        resting = self.rest.with_suffix(".resting")
+        resting.unlink(missing_ok=True)
+        self.rest.touch()
+        while not resting.exists() and self.process.poll() is None:
+            time.sleep(0.02)
 
     def wait(self, moment: float, marks: int = 1, limit: float = 300.0) -> None:
         """Wait until it has told so many marks after a moment.
@@ -87,11 +95,16 @@ def train(words: Sequence[str]) -> None:
     from phasicrl import train
     from phasicrl.cli import parse_config
 
+    rest = Path(words[0])
+
     def mark(run, record) -> None:
         if run.iteration % run.config.period == 0:
             print(f"@ {time.monotonic()} {run.env_steps}", flush=True)
+            while rest.exists():
+                rest.with_suffix(".resting").touch()
+                time.sleep(0.02)
 
-    config = parse_config(list(words)).changed({"log.console": "off", "log.tensorboard": False, "checkpoint.every_minutes": None})
+    config = parse_config(list(words[1:])).changed({"log.console": "off", "log.tensorboard": False, "checkpoint.every_minutes": None})
     train(config, on_iteration=mark)
 
 
@@ -112,16 +125,16 @@ def situation(name: str, pair: Sequence[Training]) -> Iterator[list[subprocess.P
     """Bring it about; gives the processes that belong to it."""
     first, second = (training.process for training in pair)
     if name == "two":
-        second.send_signal(signal.SIGCONT)
+        pair[1].rest.unlink()
         try:
             yield [first, second]
         finally:
-            second.send_signal(signal.SIGSTOP)
+            pair[1].let_rest()
     elif name == "alone":
         yield [first]
     else:
         words = ["nice", "-n", "19", *LOOP] if name == "nice 19" else LOOP
-        loop = subprocess.Popen(words, start_new_session=name == "equal", text=True)
+        loop = subprocess.Popen(words, start_new_session=name == "session", text=True)
         try:
             yield [first, loop]
         finally:
@@ -166,20 +179,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
     codes = dict(code.split("=", 1) for code in options.code or [f"now={Path(__file__).parents[1] / 'src'}"])
-    new = not options.output.exists()
+    earlier = list(csv.DictReader(options.output.read_text().splitlines())) if options.output.exists() else []
+    first = max((int(row["round"]) + 1 for row in earlier), default=0)
     rates: dict[tuple[str, str, str], list[float]] = {}
     with options.output.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if new:
+        if not earlier:
             writer.writeheader()
-        for number in range(options.rounds):
+        for number in range(first, first + options.rounds):
             cases = list(itertools.product(options.works, codes))
             for work, code in random.sample(cases, len(cases)):
                 pair = [Training(work, codes[code], seed, folder) for seed in (1, 2)]
                 try:
                     for training in pair:
                         training.wait(time.monotonic(), marks=3)
-                    pair[1].process.send_signal(signal.SIGSTOP)
+                    pair[1].let_rest()
                     for name in random.sample(options.situations, len(options.situations)):
                         found = measure(name, pair, options.seconds)
                         rates.setdefault((work, code, name), []).append(found["steps_per_second"])

@@ -48,11 +48,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Threads that wait for each other look around for 25 µs (25 ns each time), and then sleep. libgomp's own 7 ms are longer than a turn on a core: threads
-# that share one, with each other or with another process, spent it waiting (docs/performance.md). Read once, when torch loads libgomp; where that is
-# done, `compute.sleep_soon` helps. Processes that this one starts have it too.
+# Threads that wait for each other look around for 0.25 ms (25 ns each time), and then sleep. libgomp's own 7 ms are longer than a turn on a core: what
+# shares the cores with them stood still (docs/performance.md). Read once, when torch loads libgomp. Processes that this one starts have it too.
 if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-    os.environ["GOMP_SPINCOUNT"] = "1000"
+    os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,6 @@ import functools
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 
 from phasicrl.config import ComputeConfig
 from phasicrl.fused import Borrowed, adam_, can_fuse, capture, fuse, scale, total_norm
-from phasicrl.machine import num_cores
+from phasicrl.machine import Team, num_cores, thread_ids, usable_cores
 from phasicrl.pooling import MaxPool
 from phasicrl.precision import Precision, encoders_in
 from phasicrl.probe import MICRO_BATCHES, TOLERANCE, Findings, bf16_error, is_out_of_memory, off_by, probe_once
@@ -105,7 +104,6 @@ class Compute:
         precision: of each phase, by its name: `policy`, `value`, `aux`.
         micro_batch: pictures in a piece, likewise; None is whole minibatches.
         compiles_pools: whether max-pools are compiled.
-        turn: a context in which to use all threads: other runs that would fill the same cores wait meanwhile.
         remarks: what `settle` chose and saw, as lines for people.
         steps_at_once: how many steps go through a network together where no gradient is needed.
         say: told which way was chosen, for people.
@@ -155,12 +153,14 @@ class Compute:
         self.say: Callable[[str], None] = lambda sentence: None
         # Two runs with half of the cores each can go on side by side.
         takes_turns = on_cpu and config.take_turns and self.num_threads > 1 and 2 * self.num_threads > num_cores()
-        self.turn: Callable[[], AbstractContextManager[object]] = Turns().turn if takes_turns else nullcontext
+        self._turns = Turns() if takes_turns else None
+        self._team = Team(set())
         if on_cpu:
             torch.set_num_threads(self.num_threads)
             keep_memory()
-            if self.num_threads > 1:
-                sleep_soon(self.num_threads)
+            # Fewer are left to the system, and those that OpenMP has bound to it.
+            if config.pin_threads and 1 < self.num_threads == len(usable_cores()) == len(os.sched_getaffinity(0)):
+                self._team = Team(set(_team(self.num_threads)))
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses to be deterministic without
             torch.use_deterministic_algorithms(True)
@@ -320,6 +320,12 @@ class Compute:
         if key not in self._fused_calls:
             self._fused_calls[key] = self._try_to_fuse_call(function, module, inputs)
         return self._fused_calls[key]
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A context in which to use all threads: each has a core of its own, and other runs that would fill the same cores wait."""
+        with nullcontext() if self._turns is None else self._turns.turn(), self._team.at_work():
+            yield
 
     @contextmanager
     def naming_the_knob(self, what: str, knob: str, *, phase: str = "policy") -> Iterator[None]:
@@ -588,23 +594,11 @@ def _reached(loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...]
 
 
 @functools.cache
-def sleep_soon(num_threads: int) -> None:
-    """Let threads of a PyTorch that was loaded before this package sleep soon when they wait, unless the user's variables say how long they look around.
-
-    While libgomp has more threads than cores it looks around for 2.5 µs instead of 7 ms. A second team of threads brings that about, which does
-    nothing and sleeps until the process ends; it does not where PyTorch is given half of the cores or fewer.
-    """
-    if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():  # the package's own, if it came in time
-        return
-    begun = threading.Event()
-
-    def keep_a_team() -> None:
-        torch.zeros(num_threads * _GRAIN).add_(1.0)
-        begun.set()
-        threading.Event().wait()
-
-    threading.Thread(target=keep_a_team, name="a team for libgomp", daemon=True).start()
-    begun.wait()
+def _team(num_threads: int) -> frozenset[int]:
+    """The threads that libgomp makes for PyTorch beside the one that calls, made now; those that were there before cannot be told from others."""
+    before = thread_ids()
+    torch.zeros(num_threads * _GRAIN).add_(1.0)
+    return frozenset(thread_ids() - before)
 
 
 def keep_memory() -> None:

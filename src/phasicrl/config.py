@@ -415,6 +415,8 @@ class ComputeConfig:
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
     num_threads: int | None = None
     """Threads of PyTorch on the CPU; off: all cores for pictures, and for vectors with minibatches of 1,024 or more, else one."""
+    pin_threads: bool = True
+    """Keep PyTorch's threads on a core each while they compute, if there are as many; off: the system places them."""
     take_turns: bool = True
     """Runs that would fill the same cores compute in turns of some tens of milliseconds; off: at once, which is slower."""
     micro_batch: int | Literal["auto"] | None = "auto"

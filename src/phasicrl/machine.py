@@ -9,7 +9,8 @@ import os
 import platform
 import resource
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 
@@ -123,6 +124,39 @@ class Companion:
                 os.sched_setaffinity(thread, {core})
             except OSError:  # it has ended, or the system does not allow it: this is only about speed
                 self._threads.discard(thread)
+
+
+class Team:
+    """Threads that work together with the one that calls, and wait for each other after every piece of it: meanwhile each has a core of its own.
+
+    If another process has a core, the system leaves two of them on another, although each would get half of the first, and both wait for the slower.
+
+    Args:
+        threads: ids of the system's, as `thread_ids` tells them, without that of the caller.
+    """
+
+    def __init__(self, threads: set[int]) -> None:
+        self._threads = set(threads)
+        self._cores = usable_cores()
+        self._core_of_caller = getattr(ctypes.CDLL(None), "sched_getcpu", None) if self._threads and self._cores else None
+        self._core = -1
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Meanwhile the caller stays on the core where it is, and the others are on the others; then the system may move it again."""
+        if self._core_of_caller is None:
+            yield
+            return
+        core = self._core_of_caller()
+        place({0}, {core})
+        if core != self._core:
+            self._core = core
+            for thread, other in zip(sorted(self._threads), cycle(sorted(self._cores - {core}) or [core]), strict=False):
+                place({thread}, {other})
+        try:
+            yield
+        finally:
+            place({0}, self._cores)
 
 
 def spread(threads: set[int]) -> None:

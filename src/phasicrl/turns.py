@@ -21,8 +21,10 @@ except ImportError:  # Windows
 
 from phasicrl.machine import usable_cores
 
-PATIENCE = 1.0
-"""Seconds after which a turn is taken anyway: who has it may have been stopped."""
+PATIENCE = 2.0
+"""Seconds after which a run computes without a turn: who has it may have been stopped."""
+IMPATIENCE = 30.0
+"""Seconds for which it then takes what turns it gets without waiting."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 1e-3
 
 
@@ -30,14 +32,14 @@ class Turns:
     """Turns of this user's runs on the same cores of this machine.
 
     Who computes has `now` locked, who is next has `next`: none that has just had its turn comes before one that waits. The system gives the locks of
-    a process back when it ends. A run that was stopped in its turn is waited for once, and then no more until it goes on.
+    a process back when it ends. For a run that was stopped in its turn, others wait two seconds of every thirty.
 
     Args:
         folder: of the two files; by default one of the user's, in the system's folder for temporary files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._patience = PATIENCE
+        self._impatient_until = 0.0
         self._next = self._now = -1
         if fcntl is None:
             return
@@ -52,12 +54,16 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Wait for a turn, and have it."""
-        deadline = time.monotonic() + self._patience
+        start = time.monotonic()
+        deadline = start + PATIENCE if start >= self._impatient_until else start
         has_turn = self._now >= 0 and _lock(self._next, deadline)
         if has_turn:
             has_turn = _lock(self._now, deadline)
             _unlock(self._next)
-        self._patience = PATIENCE if has_turn else 0.0
+        if has_turn:
+            self._impatient_until = 0.0
+        elif deadline > start:
+            self._impatient_until = deadline + IMPATIENCE
         try:
             yield
         finally:
