@@ -40,6 +40,7 @@ PROCGEN, GYMNASIUM = Task(backend="procgen"), Task(backend="gymnasium")
 
 WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "env.num_threads": (2, PROCGEN),
+    "env.pin_threads": (False, PROCGEN),
     "env.parallel": ("processes", GYMNASIUM),
     "env.action_masks": (False, Task(has_masks=True)),
     "env.heuristic_mask_steps": (5, Task(has_heuristic=True)),
@@ -90,6 +91,8 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "obs_norm.decay": (0.5, {"obs_norm": ObsNormConfig(statistics="ema")}),
     "value_norm.decay": (0.5, {"value_norm": ValueNormConfig(statistics="ema")}),
     "compute.num_threads": (1, {"compute.device": "cpu"}),
+    "compute.pin_threads": (False, {"compute.device": "cpu"}),
+    "compute.take_turns": (False, {"compute.device": "cpu"}),
     "compute.micro_batch": (64, Task(has_images=True)),
     "compute.aux_micro_batch": (None, {"aux": AuxConfig()}),
     "compute.aux_precision": ("bf16", {"aux": AuxConfig()}),

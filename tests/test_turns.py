@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_without_a_folder_all_compute_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_only_runs_that_fill_more_than_half_of_the_cores_take_turns(
-    cores: int, settings: dict[str, int], pictures: bool, takes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cores: int, settings: dict[str, Any], pictures: bool, takes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made: list[Turns] = []
     monkeypatch.setattr(compute, "Turns", lambda: made.append(Turns(tmp_path)) or made[-1])

@@ -711,7 +711,7 @@ _PROCGEN_PATHS = " ".join(f"env.{name}" for name in PROCGEN_FIELDS)
 _ACTION_PATHS = " ".join(f"action.{part.name}" for part in dataclasses.fields(ActionConfig))
 _SCALED = ("normalized", "orthogonal")
 NEEDS = (
-    Need("env.num_threads", "a task of EnvPool (procgen:NAME or envpool:ID)", task=lambda t: t.backend in (None, "procgen", "envpool")),
+    Need("env.num_threads env.pin_threads", "a task of EnvPool (procgen:NAME or envpool:ID)", task=lambda t: t.backend in (None, "procgen", "envpool")),
     Need("env.parallel", "environments of Gymnasium (gymnasium:ID) or your own", task=lambda t: t.backend in (None, "gymnasium", "own")),
     Need("env.action_masks", "an environment that has action masks", task=lambda t: t.has_masks),
     Need("env.heuristic_mask_steps", "a function mask_actions, given from Python", task=lambda t: t.has_heuristic),
@@ -744,7 +744,7 @@ NEEDS = (
     Need("obs_norm", "real numbers among the observations", task=lambda t: t.has_floats),
     Need("obs_norm.decay", "obs_norm.statistics ema", lambda c: c.obs_norm is not None and c.obs_norm.statistics == "ema"),
     Need("value_norm.decay", "value_norm.statistics ema", lambda c: c.value_norm is not None and c.value_norm.statistics == "ema"),
-    Need("compute.num_threads", "a device that is not a GPU (compute.device)", lambda c: not c.compute.device.startswith("cuda")),
+    Need("compute.num_threads compute.pin_threads compute.take_turns", "a device that is not a GPU (compute.device)", lambda c: not c.compute.device.startswith("cuda")),
     Need("compute.micro_batch compute.aux_micro_batch", "images among the observations", task=lambda t: t.has_images),
     Need("compute.aux_micro_batch", "an auxiliary phase (aux)", lambda c: c.aux is not None),
     # Of PPO it is true, too, that nothing is done in anything but fp32.

@@ -124,7 +124,7 @@ def _open_rendered(
         return made[-1]
 
     # What is drawn must be in this process, and is made here: knobs of other back ends have no effect on it.
-    config = replace(config, env=replace(config.env, parallel="sync", num_threads=None, options=Options()))
+    config = replace(config, env=replace(config.env, parallel="sync", num_threads=None, pin_threads=True, options=Options()))
     try:
         if make_env is None:
             options |= options_for(gym.spec(env_id), given)
