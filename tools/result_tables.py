@@ -102,6 +102,7 @@ def contention_table() -> str:
         "alone": "alone",
         "nice 19": "beside a loop of nice 19",
         "equal": "beside a loop of the same priority",
+        "session": "beside a loop in a session of its own",
         "two": "two at once, together",
     }
     text = f"| work | code | {' | '.join(situations.values())} |\n|---|---|{'---|' * len(situations)}\n"
@@ -114,11 +115,15 @@ def contention_table() -> str:
         whole = statistics.median(rates[work, "before", "alone"])
         cells = [rates.get((work, code, name)) for name in situations]
         shown = [
-            f"{statistics.median(cell):,.0f} ({min(cell):,.0f} to {max(cell):,.0f}): {statistics.median(cell) / whole:.0%}" if cell else "–"
-            for cell in cells
+            f"{statistics.median(cell):,.0f}{spread_of(cell)}: {statistics.median(cell) / whole:.0%}" if cell else "–" for cell in cells
         ]
         text += f"| {work} | {code} | {' | '.join(shown)} |\n"
     return text
+
+
+def spread_of(values: list[float]) -> str:
+    """The least and the largest of several."""
+    return f" ({min(values):,.0f} to {max(values):,.0f})" if len(values) > 1 else ""
 
 
 def findings_table(file: str) -> str:
