@@ -62,6 +62,8 @@ MASK = "action_mask"
 MASK_METHOD = "action_masks"
 """The method that says the mask, as sb3-contrib calls it."""
 
+START_REMEDY = "if it speaks of bootstrapping above, put the start of your script under `if __name__ == '__main__':`"
+"""For a process that ends before it is asked for anything."""
 STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
 """How long processes may take; the first reset includes their start and the making of the environment."""
 
@@ -388,7 +390,10 @@ class _Processes(AsyncVectorEnv[Any, Any]):
         self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
         # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at that moment.
         context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        super().__init__(makers, context=context, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        try:
+            super().__init__(makers, context=context, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        except (EOFError, ConnectionError) as error:  # from Python 3.14 on the server that forks them tells it first, and dies with them
+            raise EnvError(f"{name}: the process of environment 0 died in its start ({type(error).__name__}); {START_REMEDY}") from None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all, within the deadline."""
@@ -451,9 +456,7 @@ class _Processes(AsyncVectorEnv[Any, Any]):
             index, how = self._who_died()
             self._end()
             remedy = (
-                "if it speaks of bootstrapping above, put the start of your script under `if __name__ == '__main__':`"
-                if call == "its start"
-                else "if it printed nothing above, memory may have run out: take fewer environments"
+                START_REMEDY if call == "its start" else "if it printed nothing above, memory may have run out: take fewer environments"
             )
             raise EnvError(f"{self._name}: the process of environment {index} died in {call} ({how}); {remedy}") from None
 
