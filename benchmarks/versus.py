@@ -128,16 +128,15 @@ def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, memory_kept
     return *ours, *theirs[: 1 + memory_kept]
 
 
-# Of long runs the probe chooses the size of micro-batches and compiled max-pools; these are too short for it, and have what it chooses here, as has the
-# precision of PPG's auxiliary phase.
+# Of long runs the probe chooses the size of micro-batches and compiled max-pools; these are too short for it, and have what it chooses here.
 _PPO = "--env.id starpilot --total-env-steps 32768 --compute.compile pools"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
-_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.aux-precision bf16 --compute.compile pools"
-_PPG += " --compute.aux-micro-batch 128"
-# Each precision of the policy phase has its own best size.
+_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.compile pools"
+# Each precision has its own best size.
 _FP32 = "--compute.micro-batch 64"
 _BF16 = "--compute.micro-batch 128 --compute.policy-precision bf16"
+_AUX_BF16 = "--compute.aux-micro-batch 128 --compute.aux-precision bf16"
 _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
@@ -157,10 +156,9 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} {_BF16}", begins=1),
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
     "procgen-ppg": _procgen((
-        _ours("phasicrl, one network", "compat-cleanrl-ppg", f"{_PPG} {_FP32}", begins=1, ends=2),
-        _ours("phasicrl, one network, both phases bf16", "compat-cleanrl-ppg", f"{_PPG} {_BF16}", begins=1, ends=2),
-        _ours("phasicrl, two networks", "procgen-ppg", f"{_PPG} {_FP32}", begins=1, ends=2),
-        _ours("phasicrl, two networks, both phases bf16", "procgen-ppg", f"{_PPG} {_BF16}", begins=1, ends=2),
+        *(_ours(f"phasicrl, {networks}{precision}", preset, f"{_PPG} {flags}", begins=1, ends=2)
+          for networks, preset in (("one network", "compat-cleanrl-ppg"), ("two networks", "procgen-ppg"))
+          for precision, flags in (("", _FP32), (", auxiliary phase bf16", f"{_FP32} {_AUX_BF16}"), (", both phases bf16", f"{_BF16} {_AUX_BF16}"))),
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),

@@ -59,9 +59,31 @@ class Brittle(nn.Module):
 def test_bf16_of_a_sound_network_is_right_and_every_rate_is_measured() -> None:
     network = small_network()
     found = probe(network, list(network.parameters()), OBS, seconds=0.02)
-    assert found.bf16_is_right and 0 < found.error < 0.03  # bf16 rounds: an error of zero would mean that it was not used
+    assert found.bf16_is_right and 0.5 < found.error < 1.5  # bf16 rounds: an error of zero would mean that it was not used
     assert set(found.micro_batch.values()) <= {32, 64} and min(found.rate.values()) > 0
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "hidden", "init"),
+    [(64, (16, 32, 32), 256, "orthogonal"), (16, (4, 8), 16, "torch"), (16, (2, 2), 4, "orthogonal")],
+)
+def test_what_rounding_makes_explains_bf16_whatever_the_width(side: int, channels: tuple[int, ...], hidden: int, init: str) -> None:
+    """Relative to fp32 the gradients of the narrowest are off by a twentieth, those of the standard network by a hundredth."""
+    obs = torch.randint(256, (16, side, side, 3), dtype=torch.uint8, generator=Generator().manual_seed(0))
+    for seed in range(2):
+        config = ModelConfig(channels=channels, blocks=1, hidden_sizes=(hidden,), init=init)  # type: ignore[arg-type]
+        network = ImpalaCNN((side, side, 3), config, generator=Generator().manual_seed(seed))
+        assert probe_module.bf16_error(network, list(network.parameters()), obs) == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_network_whose_gradients_are_all_zero_is_right() -> None:
+    """Dead units: nothing over nothing is no error."""
+    network = small_network()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert probe_module.bf16_error(network, list(network.parameters()), OBS) == 0.0
 
 
 def test_gradients_that_are_no_numbers_are_wrong_however_right_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +101,10 @@ def test_gradients_that_are_no_numbers_are_wrong_however_right_the_features(monk
     assert "wrong here" in str(found)
 
 
-@pytest.mark.parametrize(("network", "error"), [(Brittle(wrong=0.05), 0.05), (Brittle(missing=True), float("nan"))])
+@pytest.mark.parametrize(("network", "error"), [(Brittle(wrong=0.05), 0.05 * 256), (Brittle(missing=True), float("nan"))])
 def test_bf16_that_is_wrong_or_missing_is_left_out(network: Brittle, error: float) -> None:
     found = probe(network, list(network.parameters()), OBS, seconds=0.01)
-    assert found.error == pytest.approx(error, abs=0.005, nan_ok=True)
+    assert found.error == pytest.approx(error, rel=0.1, nan_ok=True)
     assert not found.bf16_is_right and not found.bf16_pays
     assert "wrong here" in str(found)
 
@@ -100,9 +122,9 @@ def test_one_small_layer_whose_gradient_is_wrong_does_not_hide_among_the_others(
 
     whole = sum(size**2 for size in sizes) ** 0.5
     assert 0.5 * sizes[smallest] < 0.03 * whole, "the error of all gradients together would show it"
-    assert probe_module.bf16_error(network, list(network.parameters()), OBS) < 0.03
+    assert probe_module.bf16_error(network, list(network.parameters()), OBS) < 1.5
     monkeypatch.setattr(probe_module, "forward_backward", broken)
-    assert probe_module.bf16_error(network, list(network.parameters()), OBS) == pytest.approx(0.5, abs=0.1)
+    assert probe_module.bf16_error(network, list(network.parameters()), OBS) == pytest.approx(5, abs=1)  # of a least rounding of 0.1
 
 
 FULL = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -135,7 +157,7 @@ def test_a_network_that_does_not_fit_at_all_names_the_knob(tmp_path: Path, monke
 
 @pytest.mark.parametrize(("bf16", "pays"), [(100.0, False), (109.0, False), (111.0, True)])
 def test_bf16_must_be_faster_by_a_tenth(bf16: float, pays: bool) -> None:
-    assert Findings({"fp32": 64, "bf16": 64}, {"fp32": 100.0, "bf16": bf16}, 0.01).bf16_pays is pays
+    assert Findings({"fp32": 64, "bf16": 64}, {"fp32": 100.0, "bf16": bf16}, 1.0).bf16_pays is pays
 
 
 def test_what_was_found_is_kept_for_the_same_network_and_threads_only(tmp_path: Path) -> None:
@@ -228,8 +250,8 @@ def test_compiled_pools_that_cannot_be_had_are_left_out(monkeypatch: pytest.Monk
     [
         ({}, False, (103.0, 0.0), 10**7, "pools", True),
         ({}, False, (101.0, 300.0), 10**7, "auto", False),
-        ({}, True, (0.0, 206.0), 10**7, "pools", True),
-        ({}, True, (103.0, 201.0), 10**7, "auto", False),
+        ({"aux_precision": "auto"}, True, (0.0, 206.0), 10**7, "pools", True),
+        ({"aux_precision": "auto"}, True, (103.0, 201.0), 10**7, "auto", False),
         ({}, False, (103.0, 0.0), 10**6, "auto", False),
         ({"compile": "pools"}, False, (99.0, 0.0), 10**6, "pools", True),
         ({"compile": "off"}, False, (103.0, 0.0), 10**7, "off", False),
@@ -263,21 +285,22 @@ def test_pools_are_not_tried_without_a_compiler(monkeypatch: pytest.MonkeyPatch)
     assert compute.settle(network, network, (16, 16, 3), has_aux=False, num_passes=10**7).compile == "auto"
 
 
-FOUND = Findings({"fp32": 128, "bf16": 256}, {"fp32": 100.0, "bf16": 200.0}, 0.01)
-WRONG = replace(FOUND, error=0.2)
+FOUND = Findings({"fp32": 128, "bf16": 256}, {"fp32": 100.0, "bf16": 200.0}, 1.0)
+WRONG = replace(FOUND, error=20.0)
+LEFT_OPEN = {"aux_precision": "auto"}
 
 
 @pytest.mark.parametrize(
     ("found", "given", "has_aux", "expected"),
     [
-        (FOUND, {}, True, (128, 256, "bf16")),
-        (FOUND, {}, False, (128, 128, "fp32")),
-        (WRONG, {}, True, (128, 128, "fp32")),
-        (FOUND, {"micro_batch": 32}, True, (32, 32, "bf16")),
-        (FOUND, {"aux_micro_batch": 32}, True, (128, 32, "bf16")),
-        (FOUND, {"micro_batch": 32, "aux_micro_batch": 16}, True, (32, 16, "bf16")),
-        (FOUND, {"micro_batch": None}, True, (None, None, "bf16")),
-        (FOUND, {"aux_precision": "fp32"}, True, (128, 128, "fp32")),
+        (FOUND, LEFT_OPEN, True, (128, 256, "bf16")),
+        (FOUND, LEFT_OPEN, False, (128, 128, "fp32")),
+        (WRONG, LEFT_OPEN, True, (128, 128, "fp32")),
+        (FOUND, LEFT_OPEN | {"micro_batch": 32}, True, (32, 32, "bf16")),
+        (FOUND, LEFT_OPEN | {"aux_micro_batch": 32}, True, (128, 32, "bf16")),
+        (FOUND, LEFT_OPEN | {"micro_batch": 32, "aux_micro_batch": 16}, True, (32, 16, "bf16")),
+        (FOUND, LEFT_OPEN | {"micro_batch": None}, True, (None, None, "bf16")),
+        (FOUND, {}, True, (128, 128, "fp32")),
         (FOUND, {"policy_precision": "bf16"}, False, (256, 128, "fp32")),
     ],
 )
@@ -303,7 +326,8 @@ def test_a_given_size_is_the_largest_that_is_tried(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compute_module, "probe_once", lambda network, parameters, obs, **options: sizes.append(len(obs)) or FOUND)
     network = small_network()
     for given, minibatch_size in ((16, 0), ("auto", 0), ("auto", 24)):
-        compute = Compute(ComputeConfig(device="cpu", micro_batch=given), pictures=True, minibatch_size=minibatch_size)  # type: ignore[arg-type]
+        config = ComputeConfig(device="cpu", micro_batch=given, aux_precision="auto")  # type: ignore[arg-type]
+        compute = Compute(config, pictures=True, minibatch_size=minibatch_size)
         compute.settle(network, network, (16, 16, 3), has_aux=True, num_passes=10**6)
     assert sizes == [16, 128, 24]
 
@@ -315,7 +339,7 @@ def test_a_given_size_is_the_largest_that_is_tried(monkeypatch: pytest.MonkeyPat
         (0.2, {"policy_precision": "bf16", "aux_precision": "bf16"}, True, ["compute.policy_precision and compute.aux_precision"]),
         (0.2, {"aux_precision": "bf16"}, True, ["compute.aux_precision"]),
         (0.2, {"aux_precision": "bf16"}, False, []),
-        (0.2, {}, True, []),
+        (0.2, LEFT_OPEN, True, []),
         (0.0, {"policy_precision": "bf16"}, True, []),
     ],
 )
@@ -330,7 +354,7 @@ def test_bf16_that_is_wrong_and_used_because_someone_said_so_is_told(
     warnings = [remark for remark in compute.remarks if "and used because" in remark]
     assert len(warnings) == len(said)
     for line, name in zip(warnings, said, strict=True):
-        assert re.fullmatch(rf"bf16 is wrong on this machine \(off by (19|20)\.\d%\), and used because of {name}", line)
+        assert re.fullmatch(rf"bf16 is wrong on this machine \(off by 5\d times what rounding makes\), and used because of {name}", line)
 
 
 def test_pools_of_odd_sizes_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +370,7 @@ def test_pools_of_odd_sizes_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> No
 def test_short_runs_are_not_probed_and_a_run_keeps_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(compute_module, "probe_once", lambda *args, **options: asked.append(1) or FOUND)
-    config = pictures(tmp_path)
+    config = pictures(tmp_path, aux_precision="auto")
     with start_run(config, make_env=Picture) as run:
         assert not asked and run.config.compute == config.compute  # a longer run from its configuration is free to choose
         assert (run.compute.micro_batch["policy"], run.compute.precision["aux"]) == (64, "fp32")

@@ -30,8 +30,8 @@ from phasicrl.turns import Turns
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
 _GRAIN = 32_768  # numbers that a thread gets at least (ATen/TensorIterator.h)
-WORTH_COMPILING = 20_000
-"""Gradient steps from which compiling them pays: ten seconds, once per machine, for about 0.7 ms each."""
+WORTH_COMPILING = 15_000
+"""Gradient steps from which compiling them pays even a machine's first run: ten seconds, later two or three, for about 0.7 ms each."""
 WORTH_SHARING = 1024
 """Samples of a minibatch of vectors from which a second core pays."""
 WORTH_COMPILING_POOLS = 2_000_000

@@ -425,8 +425,8 @@ class ComputeConfig:
     """The same in the auxiliary phase, whose precision may have another best size. `auto`: as `micro_batch`, if that is not `auto`."""
     policy_precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimiser stay fp32."""
-    aux_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """The same in the auxiliary phase. `auto`: bf16 for pictures, where it is right and faster on this machine (fp32 in short runs)."""
+    aux_precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    """The same in the auxiliary phase. `auto`: bf16 for pictures, where a probe finds it right and faster (fp32 in short runs)."""
     compile: Literal["auto", "on", "pools", "off"] = "auto"
     """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; eager otherwise. `pools`: on a CPU, only the max-pools of picture networks are compiled. `auto`, if the run is long enough to pay for compiling and there is a C++ compiler: `on` for vectors, `pools` for pictures where a probe finds that faster (it is asked if micro_batch or aux_precision is `auto`); on a GPU always `on`."""
     deterministic: bool = False
@@ -748,7 +748,7 @@ NEEDS = (
     Need("compute.micro_batch compute.aux_micro_batch", "images among the observations", task=lambda t: t.has_images),
     Need("compute.aux_micro_batch", "an auxiliary phase (aux)", lambda c: c.aux is not None),
     # Of PPO it is true, too, that nothing is done in anything but fp32.
-    Need("compute.aux_precision", "an auxiliary phase (aux)", lambda c: c.aux is not None or c.compute.aux_precision == "fp32"),
+    Need("compute.aux_precision", "an auxiliary phase (aux)", lambda c: c.aux is not None),
     Need("log.wandb_project", "log.wandb", lambda c: c.log.wandb),
 )  # fmt: skip
 """Knobs that have an effect under a condition only. Where it does not hold they are refused, unless they are at their default."""

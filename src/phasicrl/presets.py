@@ -9,7 +9,6 @@ from typing import Any
 from phasicrl.config import (
     ActionConfig,
     AuxConfig,
-    ComputeConfig,
     Config,
     EnvConfig,
     ModelConfig,
@@ -79,8 +78,7 @@ _QUICKSTART = replace(
     total_env_steps=220_000,
 )
 
-# What other code bases run, to the switch (semantics of each in docs/fidelity.md), in the precision that they have.
-_FP32 = ComputeConfig(policy_precision="fp32", aux_precision="fp32")
+# What other code bases run, to the switch (semantics of each in docs/fidelity.md).
 _CLEANRL_PPG = replace(
     _PPG_SINGLE,
     name="compat-cleanrl-ppg",
@@ -88,7 +86,6 @@ _CLEANRL_PPG = replace(
     ppo=replace(_PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5, advantage_std="unbiased"),
     aux=AuxConfig(optimizer="shared", max_grad_norm=0.5),
     reward_norm=RewardNormConfig(per="step"),
-    compute=_FP32,
 )
 _CLEANRL_PPO = replace(
     _CLEANRL_PPG,
@@ -184,7 +181,6 @@ _CLEANRL_ATARI = replace(
     budget_rounding="down",
     env=replace(_ATARI_PPO.env, options={"episodic_life": True}),
     ppo=replace(_ATARI_PPO.ppo, advantage_std="unbiased"),
-    compute=_FP32,
 )
 _ATARI_AUX = AuxConfig(every=32, epochs=6, num_minibatches=8, minibatch_by="segments", learning_rate=2.5e-4, max_grad_norm=0.5)
 
@@ -200,7 +196,6 @@ _CLEANRL_CLASSIC = replace(
         learning_rate=2.5e-4, schedule="linear", adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
     ),
     reward_norm=None,
-    compute=_FP32,
     total_env_steps=500_000,
 )  # fmt: skip
 _CLEANRL_CONTINUOUS = replace(

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor
 from torch.optim import Adam
 
+from phasicrl import provenance
 from phasicrl.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
 from phasicrl.collect import Collector
 from phasicrl.compute import Compute
@@ -606,17 +606,8 @@ def _write_card(run: Run) -> None:
         "versions": {"python": platform.python_version()}
         | {name: package_version(name) for name in packages}
         | {"torch": torch.__version__},
-        "commit": _commit(),
+        "commit": provenance.commit(),
+        "source": provenance.tree(),
         "command": sys.argv,
     }
     (run.directory / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-
-
-def _commit() -> str | None:
-    """Commit of the source tree, if it is a git checkout."""
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
