@@ -1,7 +1,10 @@
 """Trains presets over seeds and writes what was reached: one row a run, with the training curve's end and a greedy evaluation.
 
-usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 5] [--first-seed 1] [--threshold 475] [--jobs 1] [--runs FOLDER]
-for example: python benchmarks/learning.py benchmarks/results/cartpole.csv classic-ppo classic-ppg "classic-ppg:--reward-norm none"
+usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 10] [--first-seed 101] [--threshold 475] [--jobs 1] [--runs FOLDER]
+for example: python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo cartpole-ppg "cartpole-ppg:--reward-norm none"
+
+Runs whose rows the file has already are not made again, so that a command that was stopped goes on where it was. Settings are chosen on seeds 1 to 10,
+whose rows are in benchmarks/results/selection, and reported on seeds from 101 on: no file has both.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,6 +35,8 @@ COLUMNS = (
     "sampled_mean",
     "commit",
 )
+FIRST_REPORT_SEED = 101
+"""Seeds below are for choosing, the others for reporting."""
 
 
 def result(label: str, config: Config, threshold: float) -> dict[str, object]:
@@ -55,33 +60,56 @@ def result(label: str, config: Config, threshold: float) -> dict[str, object]:
     }
 
 
+def rows_of(output: Path, seeds: range) -> set[tuple[str, int]]:
+    """Which runs, by preset and seed, a file has already.
+
+    Raises:
+        SystemExit: seeds for choosing and seeds for reporting would come together in it.
+    """
+    there = {(row["preset"], int(row["seed"])) for row in csv.DictReader(output.read_text().splitlines())} if output.is_file() else set()
+    if len({seed >= FIRST_REPORT_SEED for seed in (*seeds, *(seed for _, seed in there))}) > 1:
+        raise SystemExit(
+            f"{output} would have seeds below {FIRST_REPORT_SEED}, on which settings are chosen, and others, which are reported; "
+            "write them to another file"
+        )
+    return there
+
+
 def main() -> None:
-    """Run everything that the command line names, some runs at a time."""
+    """Run everything that the command line names, some runs at a time; a row is written when its run is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("presets", nargs="+")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=1, help="to add seeds to what is there")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=FIRST_REPORT_SEED)
     parser.add_argument("--threshold", type=float, default=475.0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--runs", default="runs/learning")
     options = parser.parse_args()
-    more = options.first_seed > 1 and options.output.is_file()
-    with options.output.open("a" if more else "w", newline="") as file:
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    there = rows_of(options.output, seeds)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        pending = []
+        for preset in options.presets:
+            name, _, fields = preset.partition(":")
+            label = f"{name} {fields}".strip()
+            config = parse_config([name, "--output-dir", options.runs, "--log.no-tensorboard", "--log.console", "off", *fields.split()])
+            wanted = [seed for seed in seeds if (label, seed) not in there]
+            pending += [pool.submit(result, label, replace(config, seed=seed), options.threshold) for seed in wanted]
+        for run in as_completed(pending):
+            write(options.output, run.result())
+
+
+def write(output: Path, row: dict[str, object]) -> None:
+    """Add a row to a file, which is kept in the order of presets and seeds."""
+    rows = list(csv.DictReader(output.read_text().splitlines())) if output.is_file() else []
+    rows.append({name: str(value) for name, value in row.items()})
+    order = list(dict.fromkeys(row["preset"] for row in rows))
+    rows.sort(key=lambda row: (order.index(row["preset"]), int(row["seed"])))
+    with output.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not more:
-            writer.writeheader()
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            pending = []
-            for preset in options.presets:
-                name, _, fields = preset.partition(":")
-                config = parse_config([name, "--output-dir", options.runs, "--log.no-tensorboard", "--log.console", "off", *fields.split()])
-                label = f"{name} {fields}".strip()
-                seeds = range(options.first_seed, options.first_seed + options.seeds)
-                pending += [pool.submit(result, label, replace(config, seed=seed), options.threshold) for seed in seeds]
-            for run in pending:
-                writer.writerow(run.result())
-                file.flush()
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

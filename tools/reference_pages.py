@@ -15,7 +15,7 @@ from phasicrl import config as config_module
 from phasicrl.config import NEEDS, Config, defaults
 from phasicrl.metrics import METRICS
 from phasicrl.presets import PRESETS, differences
-from tools.result_tables import blocks, on_reacher, without
+from tools.result_tables import blocks, on_reacher, trained, without
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
@@ -68,11 +68,11 @@ def configuration_page() -> str:
 
 def presets_page() -> str:
     """Every preset with its source and its difference to its parent."""
-    text = "# Presets\n\n`phasicrl presets` shows the same.\n"
+    text = "# Presets\n\n`phasicrl presets` shows the same, but for what was trained. Results are of seeds from 101 on, on which no setting was chosen ([learning results](learning.md)).\n"
     for name, preset in PRESETS.items():
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
         changes = differences(preset.config, parent)
-        text += f"\n## {name}\n\n{preset.summary[0].upper()}{preset.summary[1:]}. Source: {preset.source}. "
+        text += f"\n## {name}\n\n{preset.summary[0].upper()}{preset.summary[1:]}. Source: {preset.source}. {trained(name)} "
         text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n| field | here | there |\n|---|---|---|\n"
         text += "".join(f"| `{field}` | {_show(new)} | {_show(old)} |\n" for field, (old, new) in changes.items())
     return NOTE + text
@@ -142,7 +142,7 @@ def tricks_page() -> str:
         "and how the presets set it. What each is worth is measured by the ladder ([learning results](learning.md)):\n\n"
         "```sh\nphasicrl ladder --env CartPole-v1 --seeds 5                  # one trick after the other\n"
         "phasicrl ladder --env CartPole-v1 --seeds 5 --leave-one-out  # all of them, then all but one\n```\n\n"
-        "*Measured* is the greedy return after 100,000 steps without the trick, all others on (and with it), mean of five seeds; intervals are in "
+        "*Measured* is the greedy return after 100,000 steps without the trick, all others on (and with it), mean of seeds 1 to 5; intervals are in "
         "[learning results](learning.md#what-each-trick-is-worth).\n\n"
         f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: CartPole | Reacher |\n|---|---|---|---|{'---|' * len(SHOWN)}---|---|\n"
     )

@@ -18,18 +18,23 @@ from phasicrl.statistics import bootstrap_interval
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 TASKS = (
-    # environment, file, preset without its ending, fields, what others reached
-    ("CartPole-v1", "cartpole", "cartpole", "", "Zoo 500 at 100k (one run)"),
-    ("Acrobot-v1", "acrobot", "acrobot", "", "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
-    ("Pendulum-v1", "pendulum", "pendulum", "", "Zoo −172 at 100k (one run, gSDE)"),
-    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "", "source 004: 1000 reached; CleanRL 963 at 1M"),
-    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000", "source 004: −8.6 at 100k"),
-    ("Reacher-v5", "reacher", "reacher", "", "Tianshou −4.1 at 1M"),
-    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "", "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M"),
-    ("Hopper-v5", "hopper", "hopper", "", "Tianshou 2,609 at 1M"),
-    ("Walker2d-v5", "walker2d", "walker2d", "", "Tianshou 3,589 at 1M"),
-    ("CartPole-v1 without velocities", "cartpolenovel", "cartpolenovel", "", "contrib's PPO with LSTM 500"),
-    ("Pendulum-v1 without velocity", "pendulumnovel", "pendulumnovel", "", "contrib's PPO with LSTM −218"),
+    # environment, file, preset without its ending, fields, return below which a run has failed, what others reached
+    ("CartPole-v1", "cartpole", "cartpole", "", 475, "Zoo 500 at 100k (one run)"),
+    ("Acrobot-v1", "acrobot", "acrobot", "", -100, "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
+    ("MountainCar-v0", "mountaincar", "mountaincar", "", -150, "Zoo −110 at 1M (one run), CleanRL −200 at 500k"),
+    ("LunarLander-v3", "lunarlander", "lunarlander", "", 200, "Zoo 242 at 1M (v2, one run)"),
+    ("Pendulum-v1", "pendulum", "pendulum", "", -200, "Zoo −172 at 100k (one run, gSDE)"),
+    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "", 950, "source 004: 1000 reached; CleanRL 963 at 1M"),
+    ("InvertedDoublePendulum-v5", "inverteddoublependulum", "inverteddoublependulum", "", 9000, "Tianshou 9,231 at 1M"),
+    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000", -8, "source 004: −8.6 at 100k"),
+    ("Reacher-v5", "reacher", "reacher", "", -5, "Tianshou −4.1 at 1M"),
+    ("Swimmer-v5", "swimmer", "swimmer", "", 100, "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67"),
+    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "", 3000, "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M"),
+    ("Hopper-v5", "hopper", "hopper", "", 2000, "Tianshou 2,609 at 1M"),
+    ("Walker2d-v5", "walker2d", "walker2d", "", 2000, "Tianshou 3,589 at 1M"),
+    ("Ant-v5", "ant", "ant", "", 1500, "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
+    ("CartPole-v1 without velocities", "cartpolenovel", "cartpolenovel", "", 475, "contrib's PPO with LSTM 500"),
+    ("Pendulum-v1 without velocity", "pendulumnovel", "pendulumnovel", "", -300, "contrib's PPO with LSTM −218"),
 )
 
 
@@ -41,6 +46,7 @@ def blocks() -> dict[str, str]:
     """Every table by the name that its place in a page has."""
     return {
         "tasks": tasks_table(),
+        "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
         "ladder": ladder_table("ladder"),
         "leave-one-out": ladder_table("leave-one-out"),
@@ -54,7 +60,10 @@ def blocks() -> dict[str, str]:
         "memory": memory_table(),
         "compiled": compiled_table(),
         "contention": contention_table(),
-        **{f"findings-{name}": findings_table(f"findings_{name}") for name in ("reacher", "rewards", "inverted", "pendulum", "mva")},
+        **{
+            f"findings-{name}": findings_table(f"selection/findings_{name}")
+            for name in ("reacher", "rewards", "inverted", "pendulum", "mva")
+        },
     }
 
 
@@ -70,17 +79,56 @@ def fresh_table() -> str:
 
 
 def tasks_table() -> str:
-    """What the presets reach: PPO, PPG and the difference."""
-    text = "| environment | steps | PPO | PPG | PPG − PPO | others |\n|---|---|---|---|---|---|\n"
-    for env, file, preset, fields, others in TASKS:
-        rows = read(file)
-        found = {ending: greedy_means(rows, f"{preset}-{ending}{fields}") for ending in ("ppo", "ppg")}
-        if not any(found.values()):
-            continue
-        steps = next(int(row["env_steps"]) for row in rows)
-        cells = [reached(values) for values in found.values()]
-        text += f"| {env} | {steps // 100_000 * 100}k | {cells[0]} | {cells[1]} | {difference(found['ppg'], found['ppo'])} | {others} |\n"
+    """What the presets reach: PPO, PPG and the difference. Where no fresh seeds were trained, what the seeds reached on which settings were chosen, marked."""
+    text = "| environment | steps | PPO | failed | PPG | failed | PPG − PPO | others |\n|---|---|---|---|---|---|---|---|\n"
+    for env, file, preset, fields, least, others in TASKS:
+        fresh = read(file)
+        for rows, mark in ((fresh, ""), (read(f"selection/{file}") if not fresh else [], " †")):
+            found = {ending: greedy_means(rows, f"{preset}-{ending}{fields}") for ending in ("ppo", "ppg")}
+            if not any(found.values()):
+                continue
+            steps = next(int(row["env_steps"]) for row in rows)
+            cells = [cell for values in found.values() for cell in (reached(values) + mark * bool(values), failed(values, least))]
+            gap = difference(found["ppg"], found["ppo"])
+            text += f"| {env} | {steps // 100_000 * 100}k | {' | '.join(cells)} | {gap} | {others} |\n"
     return text.replace("1000k", "1M")
+
+
+def reward_norm_table() -> str:
+    """PPG on CartPole with and without normalised rewards: greedy, and in training."""
+    rows = read("cartpole") or read("selection/cartpole")
+    text = "| rewards | greedy, mean [95 %] | last 100 training episodes |\n|---|---|---|\n"
+    for title, label in (
+        ("normalised (`cartpole-ppg`)", "cartpole-ppg"),
+        ("as they are (`--reward-norm none`)", "cartpole-ppg --reward-norm none"),
+    ):
+        training = [float(row["return_100"]) for row in rows if row["preset"] == label]
+        text += f"| {title} | {reached(greedy_means(rows, label))} | {reached(training)} |\n"
+    return text
+
+
+def failed(values: list[float], least: float) -> str:
+    """How many runs ended below a return."""
+    limit = f"{least:,}".replace("-", "−")
+    return f"{sum(value < least for value in values)} of {len(values)} (below {limit})" if values else "–"
+
+
+def trained(preset: str) -> str:
+    """What is known of a preset's learning: seeds, result and command of the runs on fresh seeds, in one sentence."""
+    found = []
+    for path in sorted(RESULTS.glob("*.csv")):
+        rows = read(path.stem)
+        for label in dict.fromkeys(row["preset"] for row in rows if row.get("preset", "").split(" ")[0] == preset and "greedy_mean" in row):
+            values = greedy_means(rows, label)
+            fields = label.removeprefix(preset).strip()
+            steps = next(int(row["env_steps"]) for row in rows if row["preset"] == label)
+            words = f'"{preset}:{fields}"' if fields else preset
+            with_fields = f" with `{fields}`" if fields else ""
+            found.append(
+                f"{len(values)} seeds{with_fields}, {steps:,} steps: greedy {reached(values)} "
+                f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}`)"
+            )
+    return f"Trained: {'; '.join(found)}." if found else "Not trained here."
 
 
 def ladder_table(mode: str) -> str:
@@ -139,8 +187,8 @@ def findings_table(file: str) -> str:
 
 def reacher_tricks_table() -> str:
     """What Reacher reaches with one thing changed, worst first."""
-    base = greedy_means(read("reacher_100k"), REACHER)
-    rows = read("reacher_tricks")
+    base = greedy_means(read("selection/reacher_100k"), REACHER)
+    rows = read("selection/reacher_tricks")
     changed = {name: greedy_means(rows, name) for name in dict.fromkeys(row["preset"] for row in rows)}
     text = "| changed | greedy, mean [95 %] | difference |\n|---|---|---|\n"
     text += f"| nothing | {reached(base)} | |\n" if base else ""
@@ -225,7 +273,7 @@ def _summary(work: str) -> list[dict[str, Any]]:
 
 def precision_table() -> str:
     """What benchmarks/precision.py found: by game and precision the last quarter of training, mean over seeds, with the range for the return."""
-    path = RESULTS / "precision.csv.gz"
+    path = RESULTS / "selection" / "precision.csv.gz"
     rows = list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines())) if path.is_file() else []
     metrics = (
         "charts/episodic_return_100",
@@ -373,7 +421,10 @@ def without(trick: str) -> str:
 
 def on_reacher(change: str) -> str:
     """What Reacher reaches with a change, and without it; nothing for one that was not measured."""
-    values, base = greedy_means(read("reacher_tricks"), f"{REACHER} {change}"), greedy_means(read("reacher_100k"), REACHER)
+    values, base = (
+        greedy_means(read("selection/reacher_tricks"), f"{REACHER} {change}"),
+        greedy_means(read("selection/reacher_100k"), REACHER),
+    )
     return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values and base else "–"
 
 

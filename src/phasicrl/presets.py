@@ -103,7 +103,7 @@ _BASELINES_PPO = replace(
 )
 
 # Classic control, discrete. Eight environments of EnvPool, short rollouts, two tanh layers of 64 for each of policy and value. Rewards are
-# normalised because PPG weighs a squared error of returns against a divergence: with CartPole's returns of up to 100 it loses the policy.
+# normalised because PPG weighs a squared error of returns against a divergence, and CartPole's returns go up to 100.
 _CLASSIC_PPO = Config(
     name="classic-ppo",
     env=EnvConfig(id="envpool:CartPole-v1", num_envs=8),
@@ -154,9 +154,11 @@ _MUJOCO_AUX = AuxConfig(
     max_grad_norm=0.5,
 )
 _WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
+# With a deviation of 0.6 at the start it shrinks, in two seeds of ten, before the pendulum was ever swung up from everywhere.
 _PENDULUM_PPO = replace(
     _MUJOCO_PPO,
     env=EnvConfig(id="envpool:Pendulum-v1", num_envs=4),
+    action=replace(_MUJOCO_PPO.action, std_value=1.0),
     ppo=replace(_MUJOCO_PPO.ppo, num_steps=512, gamma=0.9, learning_rate=1e-3),
     total_env_steps=100_000,
 )
@@ -312,8 +314,8 @@ def _task_presets() -> list[Preset]:
         ppo = ppo.changed(changes)
         env = ppo.env.id.partition(":")[2]
         steps = f"{ppo.total_env_steps:,} steps"
-        presets.append(Preset(replace(ppo, name=f"{task}-ppo"), f"PPO on {env}, {steps}", "ours; docs/learning.md"))
-        presets.append(Preset(replace(ppo, name=f"{task}-ppg", aux=aux), f"PPG on {env}, {steps}", "ours; docs/learning.md", f"{task}-ppo"))
+        presets.append(Preset(replace(ppo, name=f"{task}-ppo"), f"PPO on {env}, {steps}", "ours"))
+        presets.append(Preset(replace(ppo, name=f"{task}-ppg", aux=aux), f"PPG on {env}, {steps}", "ours", f"{task}-ppo"))
     return presets
 
 
