@@ -28,23 +28,23 @@ def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[flo
     return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
 
 
-def compare(ours: Curve, published: Curve, edges: list[int], metric: str) -> list[dict[str, object]]:
-    """One row a window: our mean, the published runs' span, and the 95 % interval in which a fourth run of theirs would lie."""
+def compare(ours: Curve, published: Curve, edges: list[int], metric: str, seeds: list[int]) -> list[dict[str, object]]:
+    """One row for a run of ours and a window: our mean, the published runs' span, and the 95 % interval in which one more run of theirs would lie."""
     theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
-    mine = np.array([windows(edges, ours.steps, run) for run in ours.runs])
     half = T_95 * theirs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(theirs))
     rows = []
-    for index, (low, high) in enumerate(pairwise(edges)):
-        value, column = mine[:, index].mean(), theirs[:, index]
-        rows.append(
-            {
-                "env": ours.env_id, "metric": metric, "steps": f"{low:,}–{high:,}", "ours": round(float(value), 3),
-                "published_min": round(float(column.min()), 3), "published_mean": round(float(column.mean()), 3),
-                "published_max": round(float(column.max()), 3),
-                "within_min_max": bool(column.min() <= value <= column.max()),
-                "within_95_prediction": bool(abs(value - column.mean()) <= half[index]),
-            }
-        )  # fmt: skip
+    for seed, run in zip(seeds, ours.runs, strict=True):
+        for index, value in enumerate(windows(edges, ours.steps, run)):
+            column = theirs[:, index]
+            rows.append(
+                {
+                    "env": ours.env_id, "seed": seed, "metric": metric, "steps": f"{edges[index]:,}–{edges[index + 1]:,}",
+                    "ours": round(value, 3), "published_min": round(float(column.min()), 3), "published_mean": round(float(column.mean()), 3),
+                    "published_max": round(float(column.max()), 3), "prediction_half_width": round(float(half[index]), 3),
+                    "within_min_max": bool(column.min() <= value <= column.max()),
+                    "within_95_prediction": bool(abs(value - column.mean()) <= half[index]),
+                }
+            )  # fmt: skip
     return rows
 
 
@@ -63,14 +63,14 @@ def draw(panels: list[list[tuple[Curve, Curve]]], output: Path) -> None:
             panel.fill_between(published.steps / 1e6, *published.band, color="#999999", alpha=0.35, linewidth=0)
             panel.plot(published.steps / 1e6, published.runs.T, color="#777777", linewidth=0.7)
             for run in ours.runs:
-                panel.plot(ours.steps / 1e6, run, color="#0072B2", linewidth=1.6)
+                panel.plot(ours.steps / 1e6, run, color="#0072B2", linewidth=1.2)
             panel.set_title(f"{ours.env_id}: {title}", fontsize=10)
             panel.grid(alpha=0.25)
     for panel in axes[-1]:
         panel.set_xlabel("environment steps (millions)")
     ours, published = panels[0][0]
     lines = [axes[0][0].plot([], [], color=colour, linewidth=2)[0] for colour in ("#0072B2", "#777777")]
-    labels = [f"phasicrl, {len(ours.runs)} seed", f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum"]
+    labels = [f"phasicrl, {len(ours.runs)} seeds", f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum"]
     figure.legend(lines, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     for suffix in (".png", ".svg"):
         figure.savefig(output.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
@@ -84,19 +84,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--windows", type=int, default=4)
     options = parser.parse_args()
-    games: dict[str, list[Path]] = {}
+    games: dict[str, dict[int, Path]] = {}
     for run in options.runs:
-        games.setdefault(json.loads((run / "config.json").read_text())["env"]["id"], []).append(run)
+        config = json.loads((run / "config.json").read_text())
+        games.setdefault(config["env"]["id"], {})[config["seed"]] = run
     panels: list[list[tuple[Curve, Curve]]] = []
     rows: list[dict[str, object]] = []
-    for env_id, runs in games.items():
+    for env_id, of_seed in games.items():
+        seeds = sorted(of_seed)
         panels.append([])
         for metric in METRICS:
-            (ours,) = run_curves(runs, metric)
+            (ours,) = run_curves([of_seed[seed] for seed in seeds], metric)
             end = float(ours.steps[-1])
             (published,) = reference_curves(options.reference, metric, ends={env_id: end})
             edges = [int(edge) for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)]
-            rows += compare(ours, published, edges, metric)
+            rows += compare(ours, published, edges, metric, seeds)
             panels[-1].append((ours, published))
     with options.output.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

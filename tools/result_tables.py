@@ -45,6 +45,7 @@ REACHER = "reacher-ppo --total-env-steps 100_000"
 def blocks() -> dict[str, str]:
     """Every table by the name that its place in a page has."""
     return {
+        "baselines": baselines_table(),
         "tasks": tasks_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
@@ -76,6 +77,37 @@ def fresh_table() -> str:
         result = "passed" if row["exit"] == "0" else f"failed ({row['exit']})"
         table += f"| {row['suite']} | {row['python']} | {row['envpool']} | {row['torch']} | `{row['command']}` | {result} | {row['seconds']} | {row['commit']} |\n"
     return table
+
+
+FOUND_ON = "1"
+"""The seed of the comparison with published runs that was looked at while details of the original were found out."""
+
+
+def baselines_table() -> str:
+    """Ours window by window among the published runs, and how many of the windows lie within their span and within the 95 % interval for one more."""
+    rows = list(csv.DictReader((RESULTS.parents[1] / "docs" / "figures" / "baselines.csv").read_text().splitlines()))
+    windows, seeds = list(dict.fromkeys(row["steps"] for row in rows)), sorted({row["seed"] for row in rows}, key=int)
+    text = f"| game | quantity | {' | '.join(windows)} |\n|---|---|{'---|' * len(windows)}\n"
+    for game, metric in dict.fromkeys((row["env"], row["metric"]) for row in rows):
+        cells = []
+        for window in windows:
+            of_window = [row for row in rows if (row["env"], row["metric"], row["steps"]) == (game, metric, window)]
+            shown = [
+                (f"**{row['ours']}**" if row["within_min_max"] == "True" else row["ours"]) + " !" * (row["within_95_prediction"] == "False")
+                for row in sorted(of_window, key=lambda row: int(row["seed"]))
+            ]
+            cells.append(f"{', '.join(shown)} ({of_window[0]['published_min']} to {of_window[0]['published_max']})")
+        text += f"| {game} | {metric.rpartition('/')[2].removesuffix('_100').replace('_', ' ')} | {' | '.join(cells)} |\n"
+    text += "\n| seeds of ours | windows within the span of the published three | within the 95 % interval for one more |\n|---|---|---|\n"
+    fresh = [seed for seed in seeds if seed != FOUND_ON]
+    for title, some in ((" and ".join(fresh), fresh), (FOUND_ON, [FOUND_ON])):
+        of_seeds = [row for row in rows if row["seed"] in some]
+        if of_seeds:
+            counts = [
+                f"{sum(row[name] == 'True' for row in of_seeds)} of {len(of_seeds)}" for name in ("within_min_max", "within_95_prediction")
+            ]
+            text += f"| {title} | {' | '.join(counts)} |\n"
+    return text
 
 
 def tasks_table() -> str:
