@@ -160,6 +160,16 @@ def trained(preset: str) -> str:
                 f"{len(values)} seeds{with_fields}, {steps:,} steps: greedy {reached(values)} "
                 f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}`)"
             )
+    for folder in sorted({path.parent.parent for path in RESULTS.glob("*/*/card.json")}):
+        runs = [
+            (json.loads((path.parent / "config.json").read_text()), json.loads(path.read_text())) for path in folder.glob("*/card.json")
+        ]
+        of_game: dict[str, list[str]] = {}
+        for config, card in runs:
+            if config["name"] == preset:
+                of_game.setdefault(config["env"]["id"], []).append(f"{card['seed']}")
+        for game, seeds in sorted(of_game.items()):
+            found.append(f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} (`benchmarks/results/{folder.name}`)")
     return f"Trained: {'; '.join(found)}." if found else "Not trained here."
 
 
