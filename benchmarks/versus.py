@@ -4,7 +4,7 @@ usage: python benchmarks/versus.py WORK … [--pairs 5] [--output FOLDER] [--onl
 for example: python benchmarks/versus.py cartpole --pairs 3
 
 Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it (`FOLDER/sb3/bin/python`; they are made with
-`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this, with its usual logs. A round runs every contestant once, in random order,
+`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this, with its `PYTHONPATH` and its usual logs. A round runs every contestant once, in random order,
 with the number of the round as seed, all on the same cores. PyTorch gets as many threads as there are cores, which is the faster choice for the peers;
 ours takes its own choice.
 
@@ -120,11 +120,11 @@ def _cartpole(num_envs: int, *, steps: int, purejaxrl_steps: int) -> tuple[Conte
     )
 
 
-def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, memory_kept: bool) -> tuple[Contestant, ...]:
+def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, begins: int = 1, memory_kept: bool) -> tuple[Contestant, ...]:
     """Procgen: ours against a script of CleanRL, on the same pool of environments; also with memory kept, as ours keeps it."""
     words = ("--envpool", f"{{cleanrl}}/cleanrl/{script}", "--num-envs", "64", "--num-steps", "256", "--seed", "{seed}", *flags)
-    theirs = (Contestant(f"CleanRL {script}", "cleanrl", words, begins=1),
-              Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words), begins=1))  # fmt: skip
+    theirs = (Contestant(f"CleanRL {script}", "cleanrl", words, begins=begins),
+              Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words), begins=begins))  # fmt: skip
     return *ours, *theirs[: 1 + memory_kept]
 
 
@@ -137,6 +137,11 @@ _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.compi
 _FP32 = "--compute.micro-batch 64"
 _BF16 = "--compute.micro-batch 128 --compute.policy-precision bf16"
 _AUX_BF16 = "--compute.aux-micro-batch 128 --compute.aux-precision bf16"
+# A GPU takes minibatches as they are, and is warm after two iterations.
+_GPU = "--env.id starpilot --compute.device cuda --compute.compile on"
+_GPU_PPO = f"{_GPU} --total-env-steps 163840"
+_GPU_PPG = f"{_GPU} --aux.every 1 --total-env-steps 114688"
+_ALL_BF16 = "--compute.policy-precision bf16 --compute.aux-precision bf16"
 _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
@@ -160,6 +165,16 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
           for networks, preset in (("one network", "compat-cleanrl-ppg"), ("two networks", "procgen-ppg"))
           for precision, flags in (("", _FP32), (", auxiliary phase bf16", f"{_FP32} {_AUX_BF16}"), (", both phases bf16", f"{_BF16} {_AUX_BF16}"))),
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
+    "procgen-ppo-gpu": _procgen((
+        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _GPU_PPO),
+        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_GPU_PPO} --compute.policy-precision bf16"),
+    ), "ppo_procgen.py", "--total-timesteps", "163840", begins=2, memory_kept=False),
+    "procgen-ppg-gpu": _procgen((
+        _ours("phasicrl, one network", "compat-cleanrl-ppg", _GPU_PPG, ends=6),
+        _ours("phasicrl, one network, both phases bf16", "compat-cleanrl-ppg", f"{_GPU_PPG} {_ALL_BF16}", ends=6),
+        _ours("phasicrl, two networks", "procgen-ppg", _GPU_PPG, ends=6),
+        _ours("phasicrl, two networks, both phases bf16", "procgen-ppg", f"{_GPU_PPG} {_ALL_BF16}", ends=6),
+    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "98304", begins=2, memory_kept=False),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
         _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco, imageio"),
@@ -200,8 +215,9 @@ def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespac
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONWARNINGS": "ignore",
     }
-    surroundings.pop("PYTHONPATH", None)
-    if contestant.trainer == "phasicrl":
+    if contestant.trainer != "phasicrl":  # a Python of its own, with packages of its own
+        surroundings.pop("PYTHONPATH", None)
+    else:
         words = [*words, "--output-dir", str(folder)]  # it takes the cores that it may use
     load = os.getloadavg()[0]
     start = time.time()

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasicrl import compute as compute_module
-from phasicrl.algorithm import learn, train
+from phasicrl import phases
+from phasicrl.algorithm import learn, learn_from, train
 from phasicrl.compute import Compute
 from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.fused import _beside, adam_, can_fuse, capture, scale, side_by_side, total_norm
@@ -337,6 +338,26 @@ def test_adam_is_pytorchs(at_once: bool) -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
+def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool) -> None:
+    """A convolution's weights are channels_last, its gradient need not be; PyTorch's kernel for all at once looks at no strides."""
+    weight, gradient = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
+    moments = [torch.zeros_like(weight) for _ in range(2)]
+    adam_(
+        [weight],
+        [gradient],
+        moments[:1],
+        moments[1:],
+        [torch.zeros(())],
+        rate=torch.tensor(0.1),
+        betas=(0.9, 0.999),
+        eps=1.0,
+        at_once=at_once,
+    )
+    torch.testing.assert_close(moments[0], 0.1 * gradient)
+    torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))  # the first step: both moments' bias is corrected
+
+
+@pytest.mark.parametrize("at_once", [False, True])
 def test_norm_and_scale_are_those_of_all_numbers(at_once: bool) -> None:
     tensors = [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])]
     assert total_norm(tensors, at_once=at_once).item() == pytest.approx(13)
@@ -465,6 +486,25 @@ def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) 
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     for name, weight in plain.items():
         assert torch.equal(weight, deterministic[name]), name
+
+
+def test_a_gpu_is_waited_for_before_a_clock_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `time/policy` would be the time to ask for the steps."""
+    run, told = open_run(setting(tmp_path, **{"ppo.value_epochs": 2})), []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append(str(device)))
+    monkeypatch.setattr(phases, "perf_counter", lambda: told.append("clock") or 0.0)
+    run.compute.wait()
+    assert told == [], "there is nothing to wait for on a CPU"
+    monkeypatch.setattr(run.compute, "wait", lambda: told.append("wait"))
+    run.start_iteration()
+    run.collect(rollout := run.buffer.next_rollout())
+    learn_from(run, rollout, rollout.reward)
+    assert told == ["clock", "wait", "clock"] * len(run.config.ppo.passes)
+    compute = Compute(ComputeConfig(device="cpu"), pictures=False)
+    compute.device = torch.device("cuda:1")
+    told.clear()
+    compute.wait()
+    assert told == ["cuda:1"]
 
 
 def test_an_upload_on_a_cpu_is_the_same_memory_and_any_layout_will_do() -> None:

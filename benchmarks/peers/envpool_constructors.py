@@ -24,10 +24,10 @@ def install() -> None:
     sys.modules["procgen"] = module
 
 
-def _qt() -> Any:
-    """The one file of phasicrl that makes EnvPool's Procgen find Qt; it depends on nothing."""
-    path = Path(__file__).parents[2] / "src" / "phasicrl" / "envs" / "qt.py"
-    spec = importlib.util.spec_from_file_location("phasicrl_qt", path)
+def native() -> Any:
+    """The one file of phasicrl that makes EnvPool find the libraries that it leaves to the system; it depends on nothing."""
+    path = Path(__file__).parents[2] / "src" / "phasicrl" / "envs" / "native.py"
+    spec = importlib.util.spec_from_file_location("phasicrl_native", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -46,7 +46,9 @@ def procgen_env(*, num_envs: int, env_name: str, num_levels: int, start_level: i
     """What `procgen.ProcgenEnv` makes: observations `{"rgb": [B, 64, 64, 3]}`, four answers to a step, a list of infos."""
     import gym
 
-    _qt().ensure_qt()  # before EnvPool is imported
+    libraries = native()  # before EnvPool is imported
+    libraries.ensure_graphics()
+    libraries.ensure_qt()
     import envpool
 
     pool = envpool.make_gymnasium(

@@ -307,14 +307,20 @@ def _timed(name: str, function: Callable[[], None], number: int, *, repetitions:
     function()
     found = []
     for _ in range(repetitions):
+        _wait_for_gpu()
         start, calls = perf_counter(), 0
         while perf_counter() - start < least_seconds or not calls:
             function()
             calls += 1
-        if torch.cuda.is_initialized():  # launching is not doing
-            torch.cuda.synchronize()
+        _wait_for_gpu()
         found.append(number * calls / (perf_counter() - start))
     return _rate(name, found)
+
+
+def _wait_for_gpu() -> None:
+    """Launching is not doing."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _rate(name: str, found: list[float]) -> Rate:

@@ -321,6 +321,11 @@ class Compute:
             self._fused_calls[key] = self._try_to_fuse_call(function, module, inputs)
         return self._fused_calls[key]
 
+    def wait(self) -> None:
+        """Wait until a GPU has done all that it was given: only then does a clock say how long that took."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     @contextmanager
     def turn(self) -> Iterator[None]:
         """A context in which to use all threads: each has a core of its own, and other runs that would fill the same cores wait."""

@@ -158,6 +158,11 @@ def scale(tensors: list[Tensor], factor: Tensor, *, at_once: bool) -> list[Tenso
     return list(torch._foreach_mul(tensors, factor)) if at_once else [tensor * factor for tensor in tensors]
 
 
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient, in memory as the parameter is; a convolution may give it in another order than channels_last."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
 def adam_(
     parameters: list[Tensor],
     gradients: list[Tensor],
@@ -185,6 +190,8 @@ def adam_(
     """
     beta1, beta2 = betas
     if at_once:
+        # The kernel walks all of them side by side, whatever their strides: with another layout weights would get the steps of others.
+        gradients = [_laid_out_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
         torch._foreach_add_(steps, 1)
         torch._fused_adam_(
             parameters, gradients, first, second, [], steps,

@@ -44,7 +44,9 @@ class RunningMoments(nn.Module):
         point = torch.where(self.count > 0, self.mean, samples.mean())
         away = samples - point
         counts = self.count + len(samples) * torch.arange(1, samples.shape[1] + 1, device=samples.device)
-        sums, squares = away.sum(0).cumsum(0), self.sum_of_squares + away.square().sum(0).cumsum(0)
+        # T numbers each, added up on the CPU: a GPU's `cumsum` of floats has no deterministic kernel, which `compute.deterministic` asks for.
+        sums, squares = (total.cpu().cumsum(0).to(away.device) for total in (away.sum(0), away.square().sum(0)))
+        squares = self.sum_of_squares + squares
         sums_of_squares = (squares - sums.square() / counts).clamp(min=0)
         self.count.copy_(counts[-1])
         self.mean.copy_(point + sums[-1] / counts[-1])

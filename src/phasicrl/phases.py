@@ -216,6 +216,7 @@ def policy_phase(
         if with_policy and ppo.follows_kl:
             record["losses/epoch_kl"] = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
             too_far = ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl
+        compute.wait()
         seconds[f"time/{kind}"] += perf_counter() - start
     return means.result() | record | seconds
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from phasicrl.config import ActionConfig, ModelConfig
+from phasicrl.models import heads
 from phasicrl.models.heads import CategoricalPolicy, Normal, PolicyHead, TanhNormal, make_policy_head
 from phasicrl.spaces import choices
 
@@ -444,6 +445,14 @@ def test_the_squashed_entropy_is_as_near_to_the_integral_as_it_says(greatest: fl
     expected = normal(mean, std).entropy() + log_slope(mean[..., None] + std[..., None] * grid) @ (weights / weights.sum())
     entropy = TanhNormal(torch.from_numpy(mean), torch.from_numpy(std)).entropy()
     np.testing.assert_allclose(entropy.numpy(), expected, rtol=0, atol=tolerance)
+
+
+def test_what_a_gpu_keeps_for_the_entropy_serves_training_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation in inference mode may be the first to ask; a gradient step could not save tensors of that mode."""
+    monkeypatch.setattr(heads, "_on_gpu", {})
+    with torch.inference_mode():
+        made = heads._quadrature(torch.empty(2, device="meta"))
+    assert heads._quadrature(torch.empty(3, device="meta")) is made and not any(part.is_inference() for part in made)
 
 
 def test_the_squashed_entropy_is_the_expected_negative_log_probability() -> None:

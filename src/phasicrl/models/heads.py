@@ -207,7 +207,8 @@ def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
         return POINTS.to(like.dtype), WEIGHTS.to(like.dtype)
     key = (like.device, like.dtype)
     if key not in _on_gpu:
-        _on_gpu[key] = (POINTS.to(like), WEIGHTS.to(like))
+        with torch.inference_mode(False):  # an evaluation may ask first, and a gradient step saves what it multiplies by
+            _on_gpu[key] = (POINTS.to(key[0], key[1]), WEIGHTS.to(key[0], key[1]))
     return _on_gpu[key]
 
 

@@ -1,0 +1,277 @@
+"""What must hold on a GPU, by tests that run on the CPU as well: the same bodies on both, so that they are known to work before there is a GPU.
+
+On the CPU "recorded" is what stands in for a CUDA graph (`again_in_place`). `benchmarks/gpu.py` runs the GPU's half of this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from phasicrl.algorithm import learn, resume, train
+from phasicrl.bench import measure
+from phasicrl.checkpoint import load_checkpoint
+from phasicrl.compute import Compute
+from phasicrl.config import ComputeConfig, Config, RewardNormConfig
+from phasicrl.evaluation import evaluate
+from phasicrl.metrics import read_metrics
+from phasicrl.presets import get_preset
+from phasicrl.probe import probe
+from phasicrl.run import Run, start_run
+from tests.golden import FILE, Picture, runs
+from tests.golden import measure as measure_golden
+from tests.helpers import corridor, tiny, tiny_aux
+from tests.test_compute import CASES, again_in_place, both, record_with, setting
+from tests.test_procgen import small
+
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+DEVICES = ["cpu", GPU]
+OTHER = {"cpu": "cuda" if torch.cuda.is_available() else "cpu", "cuda": "cpu"}
+"""Where a run of a device goes on."""
+GOLDEN = json.loads(FILE.read_text())
+GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-pictures", "ppg-separate", "ppo-together")]  # tests/test_golden.py has them all
+GOLDEN_RUNS += [pytest.param("cuda", name, marks=GPU.marks) for name in GOLDEN]
+Precision = Literal["fp32", "bf16"]
+
+
+@pytest.fixture
+def _exact() -> Iterator[None]:
+    """Convolutions in float32, not TF32, which a GPU takes as a rule: rounding to 10 bits would hide mistakes."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device whose runs record their steps."""
+    if device == "cpu":
+        record_with(again_in_place, monkeypatch)
+    return device
+
+
+def pictures(folder: Path, **changes: Any) -> Config:
+    """PPG on tiny pictures by a tiny IMPALA network, whose weights lie in channels_last."""
+    network = {
+        "model.encoder": "impala",
+        "model.activation": "relu",
+        "model.channels": (4, 6),
+        "model.blocks": 1,
+        "model.hidden_sizes": (8,),
+    }
+    return setting(folder, **{**network, **changes})
+
+
+@pytest.mark.usefixtures("_exact")
+@pytest.mark.parametrize(("device", "name"), GOLDEN_RUNS)
+def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_path: Path) -> None:
+    config, make_env = runs(tmp_path)[name]
+    rows = measure_golden(config.changed({"compute.device": device}), make_env)
+    assert len(rows) == len(GOLDEN[name])
+    for index, (row, golden) in enumerate(zip(rows, GOLDEN[name], strict=True)):
+        assert row.keys() == golden.keys()
+        for metric, value in golden.items():
+            # Sums in another order, of small networks: 1e-5 at first, and Adam makes whole steps of the smallest gradients.
+            assert row[metric] == pytest.approx(value, rel=0.01, abs=2e-3), f"iteration {index + 1}, {metric}"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("value_path", ["separate", "shared"])
+def test_recorded_steps_on_pictures_equal_eager_ones(recorded: str, precision: Precision, value_path: str, tmp_path: Path) -> None:
+    precisions = {"compute.policy_precision": precision, "compute.aux_precision": precision}
+    both(pictures(tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}), Picture)
+
+
+@pytest.mark.parametrize("name", ["separate", "masks-mixed"])
+def test_recorded_acting_gives_the_answers_of_eager_acting(recorded: str, name: str, tmp_path: Path) -> None:
+    changes, make_env = CASES[name]
+    asked: list[tuple[Any, ...]] = []
+    with start_run(setting(tmp_path, **changes, **{"compute.compile": "on", "compute.device": recorded}), make_env=make_env) as run:
+        plain = run.compute.evaluate
+
+        def twice(function: Callable[..., Any], module: Any, inputs: Any) -> Any:
+            found = plain(function, module, inputs)
+            asked.append((found, [part.clone() for part in function(*inputs)]))
+            for ours, expected in zip(*asked[-1], strict=True):
+                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+            return found
+
+        run.compute.evaluate = twice
+        for _ in range(2):
+            run.collect(run.buffer.next_rollout())
+    assert len(asked) == 2 * run.config.ppo.num_steps
+
+
+def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> None:
+    compute = Compute(ComputeConfig(device=device), pictures=False)
+    for values in (
+        np.arange(6.0).reshape(2, 3),
+        np.arange(6.0).reshape(2, 3).T,
+        np.array([True, False]),
+        np.full((2, 4, 4, 3), 200, np.uint8),
+    ):
+        found = compute.upload(values)
+        assert found.device.type == device and found.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
+    """The environments write into the same arrays again while the GPU is still busy with something else."""
+    compute, matrix = Compute(ComputeConfig(device=device), pictures=False), torch.randn(4096, 4096, device=device)
+    values, found = np.zeros(1_000_000, np.float32), []
+    for number in range(20):
+        matrix = matrix @ matrix / 64
+        values[:] = number
+        found.append(compute.upload(values))
+    assert [float(one.min()) for one in found] == [float(one.max()) for one in found] == list(range(20))
+
+
+def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Path) -> None:
+    with start_run(pictures(tmp_path, **{"compute.device": device}), make_env=Picture) as run:
+        tensors = run.buffer.rollouts.tensors()
+        assert {tensor.device.type for tensor in tensors.values()} == {device}
+        assert tensors["obs"].dtype == torch.uint8
+        assert {parameter.device.type for parameter in run.agent.parameters()} == {device}
+
+
+def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
+    """A run that was stopped after three iterations, in the middle of its second phase, and saved."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(run: Run, _: dict[str, float]) -> None:
+        if run.iteration == 3:
+            run.save()
+            raise Stop
+
+    with pytest.raises(Stop), start_run(setting(folder, **{"compute.device": device, **changes}), make_env=corridor) as run:
+        learn(run, stop)
+    return run
+
+
+def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path) -> None:
+    first, other = stopped_in_a_phase(tmp_path, device), OTHER[device]
+    path = first.directory / "config.json"
+    path.write_text(Config.from_json(path.read_text()).changed({"compute.device": other}).to_json())
+    seen: list[bool] = []
+
+    def look(run: Run, _: dict[str, float]) -> None:
+        if not seen:
+            moments = [value for optimizer in run.optimizers.values() for state in optimizer.state.values() for value in state.values()]
+            seen.append({value.device.type for value in moments} == {other})
+
+    second = resume(first.directory, make_env=corridor, on_iteration=look)
+    assert seen == [True] and second.env_steps == second.config.budget
+    assert [row["iteration"] for row in read_metrics(first.directory)] == [1, 2, 3, 4, 5]
+
+
+def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: str, tmp_path: Path) -> None:
+    run = stopped_in_a_phase(tmp_path, device)
+    state, chunks, _ = load_checkpoint(run.directory / "checkpoints")
+    tensors = [*state["agent"].values(), *(value for chunk in chunks.values() for value in chunk.values())]
+    assert len(chunks) == 1 and {tensor.device.type for tensor in tensors} == {"cpu"}
+    for name, tensor in run.agent.state_dict().items():
+        assert torch.equal(state["agent"][name], tensor.cpu()), name
+    for result in evaluate(run.directory, episodes=4, make_env=corridor):
+        assert len(result.returns) == 4
+
+
+def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(device: str, tmp_path: Path) -> None:
+    """On a GPU a clock that does not wait tells how long it took to ask."""
+    run = train(setting(tmp_path, **{"compute.device": device, "ppo.value_epochs": 2}), make_env=corridor)
+    for row in read_metrics(run.directory):
+        parts = [row.get(f"time/{part}", 0.0) for part in ("rollout", "policy", "value", "auxiliary")]
+        assert row["time/policy"] > 0 and row["time/value"] > 0 and sum(parts) < row["time/total"]
+
+
+def test_the_probe_finds_bf16_right_at_standard_width(device: str) -> None:
+    torch.manual_seed(0)
+    channels = (16, 32) if device == "cuda" else (4, 6)
+    layers = [torch.nn.Conv2d(3, channels[0], 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(channels[0], channels[1], 3, padding=1)]
+    network = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(channels[1] * 256, 64)).to(device)
+    obs = torch.randint(256, (64, 16, 16, 3), dtype=torch.uint8, device=device)
+    found = probe(lambda some: network(some.permute(0, 3, 1, 2).float() / 255), list(network.parameters()), obs, seconds=0.01)
+    assert found.bf16_is_right and all(rate > 0 for rate in found.rate.values())
+    assert set(found.micro_batch.values()) == {64} or device == "cpu"
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_a_measurement_knows_how_much_of_the_device_was_taken(device: str, tmp_path: Path) -> None:
+    report = measure(tiny(tmp_path, aux=tiny_aux()).changed({"compute.device": device}), seconds=0.01, make_env=corridor)
+    assert report.peak_gpu_memory > 0 and report.rate("whole loop") < min(report.rate("update"), report.rate("rollout"))
+
+
+PRESETS = product(("procgen-ppo", "procgen-ppg", "procgen-ppg-single"), ("fp32", "bf16"))
+PROCGEN = [("cpu", "procgen-ppg", "bf16"), *(pytest.param("cuda", *choice, marks=GPU.marks) for choice in PRESETS)]
+"""On the CPU tests/test_procgen.py has more."""
+
+
+@pytest.mark.parametrize(("device", "preset", "precision"), PROCGEN)
+def test_a_procgen_preset_trains(device: str, preset: str, precision: Precision, tmp_path: Path) -> None:
+    pytest.importorskip("envpool")
+    changes: dict[str, Any] = {"compute.device": device, "compute.policy_precision": precision}
+    if get_preset(preset).aux is not None:
+        changes["compute.aux_precision"] = precision
+    run = train(small(preset, tmp_path).changed(changes))
+    if device == "cuda":
+        assert run.compute.fuses and run.compute._fused and None not in run.compute._fused.values()
+        assert run.compute._fused_calls and None not in run.compute._fused_calls.values()
+    losses = [value for row in read_metrics(run.directory) for name, value in row.items() if name.startswith("losses/")]
+    assert losses and np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_networks_with_memory_run_eagerly_on_a_gpu(device: str) -> None:
+    config = ComputeConfig(device=device)
+    assert Compute(config, pictures=True).fuses and not Compute(config, pictures=True, has_memory=True).fuses
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_only_deterministic_kernels_run_where_that_is_asked_for(device: str, tmp_path: Path) -> None:
+    """Twice the same run, to the bit; in a process of its own, because cuBLAS reads its setting when it is loaded."""
+    program = f"""
+import torch
+from pathlib import Path
+from phasicrl.algorithm import train
+from phasicrl.config import RewardNormConfig
+from tests.golden import Picture
+from tests.test_gpu import pictures
+changes = {{"compute.device": "cuda", "compute.deterministic": True, "reward_norm": RewardNormConfig(per="step")}}
+one, other = (train(pictures(Path({str(tmp_path)!r}) / name, **changes), make_env=Picture).agent.state_dict() for name in "ab")
+assert all(torch.equal(one[name], other[name]) for name in one)
+"""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, env=os.environ, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[-3000:]
+
+
+def test_rewards_are_normalized_by_steps_on_the_device(device: str, tmp_path: Path) -> None:
+    config = setting(tmp_path, **{"compute.device": device, "reward_norm": RewardNormConfig(per="step")})
+    scales = [row["rewards/scale"] for row in read_metrics(train(config, make_env=corridor).directory)]
+    on_cpu = train(config.changed({"compute.device": "cpu", "output_dir": str(tmp_path / "cpu")}), make_env=corridor)
+    assert scales == pytest.approx([row["rewards/scale"] for row in read_metrics(on_cpu.directory)], rel=1e-5)
+
+
+def test_gymnasium_spaces_of_every_kind_reach_the_device(device: str, tmp_path: Path) -> None:
+    """Trees of observations are bytes in the buffer, and become tensors there."""
+    config, make_env = runs(tmp_path)["ppo-tree-multidiscrete"]
+    run = train(config.changed({"compute.device": device}), make_env=make_env)
+    assert isinstance(make_env().observation_space, gym.spaces.Dict) and run.env_steps == run.config.budget
