@@ -333,7 +333,18 @@ def test_adam_is_pytorchs(at_once: bool) -> None:
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
-        adam_(ours, gradients, first, second, steps, rate=torch.tensor(rate), betas=(0.9, 0.999), eps=1e-5, at_once=at_once)
+        adam_(
+            ours,
+            gradients,
+            first,
+            second,
+            steps,
+            rate=torch.tensor(rate),
+            betas=(0.9, 0.999),
+            eps=1e-5,
+            only_if=torch.tensor(True),
+            at_once=at_once,
+        )
         torch.testing.assert_close(ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7)
 
 
@@ -351,10 +362,23 @@ def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool)
         rate=torch.tensor(0.1),
         betas=(0.9, 0.999),
         eps=1.0,
+        only_if=torch.tensor(True),
         at_once=at_once,
     )
     torch.testing.assert_close(moments[0], 0.1 * gradient)
     torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))  # the first step: both moments' bias is corrected
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once: bool) -> None:
+    everything = [torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 0.4]), torch.tensor(7.0)]
+    changed = [tensor.clone() for tensor in everything]
+    (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
+    adam_(
+        [weight], [gradient], [mean], [square], [step],
+        rate=torch.tensor(0.1), betas=(0.9, 0.999), eps=1e-5, only_if=gradient.norm().isfinite(), at_once=at_once,
+    )  # fmt: skip
+    assert all(map(torch.equal, changed, everything))
 
 
 @pytest.mark.parametrize("at_once", [False, True])

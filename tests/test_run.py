@@ -22,8 +22,10 @@ from torch.optim import Optimizer
 
 from phasicrl import run as run_module
 from phasicrl.algorithm import learn, resume, train
+from phasicrl.checkpoint import checkpoints
 from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
 from phasicrl.envs.protocol import EnvError, VectorEnv
+from phasicrl.fused import can_fuse
 from phasicrl.metrics import METRICS, read_metrics
 from phasicrl.normalize import RewardNormalizer
 from phasicrl.phases import compute_targets, policy_phase
@@ -655,6 +657,39 @@ def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(tmp_path: Path,
     wanted = "policy is finite" if value_path == "separate" else "policy( and the value function)? is finite"
     with pytest.raises(ValueError, match=rf"training has diverged: not every number of the {wanted}.*ppo\.learning_rate.*max_grad_norm"):
         train(config, make_env=lambda: Anything(SPACES.get(space, SPACES["discrete"]), masked=space == "masked"), on_iteration=diverge)
+
+
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler"))]
+)
+def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoilt(tmp_path: Path, compiled: bool) -> None:
+    """In the last iteration too, after which nobody would look at the policy again."""
+    config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64).changed({"compute.compile": "on" if compiled else "off"})
+    weights: list[Tensor] = []
+    with start_run(config, make_env=Corridor) as run:
+
+        def rewards(rollout: Rollout) -> Tensor:
+            reward = plain(rollout)
+            if run.iteration == 2:
+                reward[0, 0] = torch.inf
+            weights[:] = [parameter.detach().clone() for parameter in run.agent.parameters()]
+            return reward
+
+        plain, run.learning_reward = run.learning_reward, rewards  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"):
+            learn(run)
+        assert run.iteration == 2 and all(map(torch.equal, run.agent.parameters(), weights))
+    assert [path.name for path in checkpoints(run.directory / "checkpoints")] == ["step-000000000032"]
+
+
+def test_weights_that_are_not_finite_do_not_take_the_place_of_good_ones(tmp_path: Path) -> None:
+    with open_run(tiny(tmp_path)) as run:
+        run.save()
+        good = (run.directory / "agent.safetensors").read_bytes()
+        poison(run.agent.policy_head)
+        with pytest.raises(ValueError, match="diverged: not every number of the agent's weights is finite"):
+            run.save()
+    assert (run.directory / "agent.safetensors").read_bytes() == good
 
 
 def test_so_does_a_value_function_of_its_own(tmp_path: Path) -> None:

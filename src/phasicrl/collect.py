@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.compute import Compute
+from phasicrl.compute import Compute, diverged
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import Rollout
@@ -237,7 +237,4 @@ def _require_finite(**said: Tensor) -> None:
     good = torch.stack([numbers.isfinite().all() for numbers in said.values()]).tolist()
     bad = [name.replace("_", " ") for name, is_good in zip(said, good, strict=True) if not is_good]
     if bad:
-        raise ValueError(
-            f"training has diverged: not every number of the {' and the '.join(bad)} is finite; start again with a lower "
-            "ppo.learning_rate, with clipped gradients (ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
-        )
+        raise diverged([f"the {name}" for name in bad])

@@ -288,6 +288,7 @@ class Compute:
 
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
+            ValueError: the gradient is not finite. A compiled step is not made then either, but says so only by the norm that it returns.
         """
         knob = f"a larger {'aux' if settings.name == 'aux' else 'ppo'}.num_minibatches"
         phase = settings.name
@@ -374,8 +375,10 @@ class Compute:
             norms.append(nn.utils.get_total_norm(gradients))
             if settings.max_grad_norm is not None:
                 torch._foreach_mul_(gradients, (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
-        settings.optimizer.step()
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+        if not norm.isfinite():
+            raise diverged([settings.norm_name])
+        settings.optimizer.step()
         return (*names, settings.norm_name), torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)])
 
     def _fused_step(self, loss: Loss[S], minibatch: Minibatch[S], weights: tuple[Tensor, ...], settings: StepSettings) -> FusedStep | None:
@@ -491,13 +494,14 @@ class FusedStep:
                     scaled = scale(of_network, (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0), at_once=at_once)
                     for i, gradient in zip(members, scaled, strict=True):
                         gradients[i] = gradient
+            norm = torch.stack(norms).square().sum().sqrt()
             for group in sorted(set(groups)):
                 members = [i for i, its_group in enumerate(groups) if its_group == group]
                 mine = ([tensors[i] for i in members] for tensors in (parameters, gradients, first, second, steps))
                 options = self._groups[group]
-                adam_(*mine, rate=rates[group], betas=options["betas"], eps=options["eps"], at_once=at_once)
+                adam_(*mine, rate=rates[group], betas=options["betas"], eps=options["eps"], only_if=norm.isfinite(), at_once=at_once)
             self.names = (*noted, settings.norm_name)
-            return torch.stack([*(part.detach() for part in noted.values()), torch.stack(norms).square().sum().sqrt()])
+            return torch.stack([*(part.detach() for part in noted.values()), norm])
 
         # No two inputs may be one tensor here by chance, as they would stay one in the compiled code.
         source = [tensor.clone() for tensor in minibatch.source.tensors().values()]
@@ -530,6 +534,14 @@ class FusedStep:
     def _inputs(self, index: Tensor, source: Iterable[Tensor], weights: tuple[Tensor, ...]) -> list[Tensor]:
         """Everything that the compiled code reads or writes, in the order in which it does."""
         return [*self._everything, *weights, index, *source]
+
+
+def diverged(what: Sequence[str]) -> ValueError:
+    """The error for a run whose numbers are no longer finite: what they are, and what to do."""
+    return ValueError(
+        f"training has diverged: not every number of {' and '.join(what)} is finite; start again with a lower ppo.learning_rate, with "
+        "clipped gradients (ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
+    )
 
 
 def _reason(error: Exception) -> str:

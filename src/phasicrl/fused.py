@@ -173,6 +173,7 @@ def adam_(
     rate: Tensor,
     betas: tuple[float, float],
     eps: float,
+    only_if: Tensor,
     at_once: bool,
 ) -> None:
     """One step of Adam in place, as PyTorch's fused one does it (Kingma & Ba 2015, algorithm 1; torch/optim/adam.py).
@@ -186,23 +187,26 @@ def adam_(
         rate: step size, 0-d.
         betas: decays of the two means.
         eps: is added to the root of the second mean.
+        only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil weights and means for good.
         at_once: by PyTorch's kernel for many tensors, else in plain operations, which a compiler fuses with what is around them.
     """
     beta1, beta2 = betas
     if at_once:
         # The kernel walks all of them side by side, whatever their strides: with another layout weights would get the steps of others.
         gradients = [_laid_out_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, only_if.to(steps[0].dtype))
         torch._fused_adam_(
             parameters, gradients, first, second, [], steps,
             lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False,
+            found_inf=(~only_if).float(),
         )  # fmt: skip
         return
     for parameter, gradient, mean, mean_square, step in zip(parameters, gradients, first, second, steps, strict=True):
-        step.add_(1)
-        mean.lerp_(gradient, 1 - beta1)
-        mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        count = step.double()  # 1 − 0.999 in single precision has three digits
+        new_mean = mean.lerp(gradient, 1 - beta1)
+        new_square = (mean_square * beta2).addcmul(gradient, gradient, value=1 - beta2)
+        count = step.double() + 1  # 1 − 0.999 in single precision has three digits
         size = (rate / (1 - beta1**count)).to(parameter.dtype)
         root = (1 - beta2**count).sqrt().to(parameter.dtype)
-        parameter.sub_(size * mean / (mean_square.sqrt() / root + eps))
+        moved = parameter - size * new_mean / (new_square.sqrt() / root + eps)
+        for old, new in ((parameter, moved), (mean, new_mean), (mean_square, new_square), (step, step + 1)):
+            old.copy_(torch.where(only_if, new, old))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +15,7 @@ from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from phasicrl import objectives, returns
-from phasicrl.compute import Compute, StepSettings
+from phasicrl.compute import Compute, StepSettings, diverged
 from phasicrl.config import AuxConfig, PPOConfig
 from phasicrl.metrics import MeanAccumulator
 from phasicrl.models.agent import Agent
@@ -218,7 +219,7 @@ def policy_phase(
             too_far = ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl
         compute.wait()
         seconds[f"time/{kind}"] += perf_counter() - start
-    return means.result() | record | seconds
+    return _finite(means.result()) | record | seconds
 
 
 def auxiliary_phase(
@@ -257,7 +258,19 @@ def auxiliary_phase(
         # N < N_π: fewer minibatches, each still drawn from everything, because the order is shuffled over the whole phase.
         for minibatch in islice(samples.minibatches(num_minibatches, by=aux.minibatch_by, generator=generator), num_used):
             means.add(*compute.gradient_step(loss, minibatch, settings=settings))
-    return means.result() | {"time/auxiliary": perf_counter() - start}
+    return _finite(means.result()) | {"time/auxiliary": perf_counter() - start}
+
+
+def _finite(record: Record) -> Record:
+    """The means of a phase, if its losses and gradients were finite throughout.
+
+    Raises:
+        ValueError: they were not. No step was made by such a gradient, and nothing may be saved as if all were well.
+    """
+    bad = [name for name, value in record.items() if name.endswith(("_loss", "_norm")) and not math.isfinite(value)]
+    if bad:
+        raise diverged(bad)
+    return record
 
 
 @torch.no_grad()

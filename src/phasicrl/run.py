@@ -27,7 +27,7 @@ from torch.optim import Adam
 from phasicrl import provenance
 from phasicrl.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
 from phasicrl.collect import Collector
-from phasicrl.compute import Compute
+from phasicrl.compute import Compute, diverged
 from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
 from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
@@ -207,7 +207,13 @@ class Run:
         _write_card(self)
 
     def save(self) -> None:
-        """Save a checkpoint and the agent's weights. The clock of `checkpoint.every_minutes` starts when the save is done."""
+        """Save a checkpoint and the agent's weights. The clock of `checkpoint.every_minutes` starts when the save is done.
+
+        Raises:
+            ValueError: the weights are not finite. They would take the place of good ones.
+        """
+        if not torch.stack([weights.isfinite().all() for weights in self.agent.parameters()]).all():
+            raise diverged(["the agent's weights"])
         self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
             self.directory / "checkpoints",
