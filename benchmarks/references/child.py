@@ -1,7 +1,10 @@
-"""Runs one side of all cases of one reference in one precision, in a process of its own.
+"""Runs one side of some cases in one precision, in a process of its own.
 
-usage: child.py WHO PRECISION FOLDER [PATH]
+usage: child.py WHO PRECISION FOLDER PATH NUMBER …
+WHO is `ours` or the name of a reference, PATH of its repository (`-` for ours), NUMBER that of a case in cases.py. Our run in float32 writes the
+weights at the start and the orders of samples, which all others read.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -16,27 +19,27 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from references.cases import CASES
 from references.substitute import compute_in
 
-who, precision, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-torch.set_num_threads(1)
-compute_in(precision)
-if who == "ours":
-    from references.ours import Side
-    side = Side(precision)
-    for number, case in enumerate(CASES):
-        start = dict(np.load(folder / f"{number}.start.npz")) if precision == "float64" else None
-        found, start, orders = side.quantities(case, start)
-        if precision == "float32":
-            np.savez(folder / f"{number}.start.npz", **start)
-            np.savez(folder / f"{number}.orders.npz", *orders)
-        found.save(folder / f"{number}.ours.{precision}.npz")
-else:
-    side = importlib.import_module(f"references.{who.replace('-', '_')}").Side(Path(sys.argv[4]), precision)
-    for number, case in enumerate(CASES):
-        if case.reference != who:
+
+def main() -> None:
+    """Run the cases, and write what they said."""
+    who, precision, folder, path = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    compute_in(precision)
+    module = importlib.import_module(f"references.{who.replace('-', '_')}")
+    side = module.Side(precision) if who == "ours" else module.Side(path, precision)
+    for number in map(int, sys.argv[5:]):
+        case, start, orders = CASES[number], folder / f"{number}.start.npz", folder / f"{number}.orders.npz"
+        if who == "ours":
+            found, weights, dealt = side.quantities(case, None if precision == "float32" else dict(np.load(start)))
+            if precision == "float32":
+                np.savez(start, **weights)
+                np.savez(orders, *dealt)
+            found.save(folder / f"{number}.ours.{precision}.npz")
             continue
-        start = dict(np.load(folder / f"{number}.start.npz"))
-        orders = list(np.load(folder / f"{number}.orders.npz").values())
         for turned in (False, True):
-            pass
-            found = side.quantities(case, start, orders, turned=turned)
+            found = side.quantities(case, dict(np.load(start)), list(np.load(orders).values()), turned=turned)
             found.save(folder / f"{number}.theirs.{precision}{'.turned' if turned else ''}.npz")
+
+
+if __name__ == "__main__":
+    main()

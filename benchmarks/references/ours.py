@@ -16,7 +16,7 @@ from references.substitute import fresh_import, losses_noted, torch_and_numpy
 
 QUIET = {
     "env.id": "recorded", "env.parallel": "sync", "env.distribution": "easy", "log.console": "off", "log.tensorboard": False,
-    "checkpoint.every_minutes": None, "compute.device": "cpu", "compute.compile": "off", "compute.num_threads": 1, "compute.micro_batch": None,
+    "checkpoint.every_minutes": None, "compute.device": "cpu", "compute.compile": "off", "compute.num_threads": 1,
     "compute.policy_precision": "fp32", "compute.aux_precision": "fp32", "compute.pin_threads": False, "compute.take_turns": False,
 }  # fmt: skip
 
@@ -45,7 +45,8 @@ class Side:
             What was found, the weights at the start, and the orders of all passes over samples.
         """
         recording = case.experience()
-        changes = {"env.num_envs": case.num_envs, "ppo.num_steps": case.num_steps, "total_env_steps": case.budget}
+        pieces = {"compute.micro_batch": None} if recording.obs.dtype == np.uint8 else {}  # pictures are not cut
+        changes = pieces | {"env.num_envs": case.num_envs, "ppo.num_steps": case.num_steps, "total_env_steps": case.budget}
         with tempfile.TemporaryDirectory() as folder, losses_noted() as losses, patch.object(torch, "randperm", wraps=torch.randperm) as dealt:
             config = self.presets.get_preset(case.preset).changed(QUIET | changes | {"output_dir": folder} | dict(case.changes))
             orders: list[np.ndarray] = []
