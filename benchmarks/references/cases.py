@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from references.playback import BUTTONS, FEW, FORCES, PICTURE, VECTOR, Recording, record
@@ -35,6 +35,8 @@ class Case:
         counts_from: the weight with which a variance of 1 enters their reward statistics; ours are then begun likewise.
         minibatches: of an epoch of the policy phase.
         as_it_is: nothing is done about what is known to be different.
+        initial: the norms of initial weights are no matter of chance.
+        by_design: why numbers differ, where they are meant to.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Case:
     counts_from: float | None = 1e-4
     minibatches: int = 8
     as_it_is: bool = False
+    initial: bool = True
+    by_design: str = ""
 
     def experience(self) -> Recording:
         """What both learn from."""
@@ -63,41 +67,65 @@ class Case:
 
 
 _PICTURES = {"spaces": (PICTURE, BUTTONS), "ends": "rules"}
+_PHASES = {"aux.every": 2, "aux.epochs": 2, "aux.num_minibatches": 2, "ppo.num_minibatches": 4}
+_PUBLISHED = {"reward_norm.gamma": 0.99, "ppo.num_minibatches": 4}
+_CONTINUOUS = {
+    "encoder": ("actor_mean.0", "actor_mean.2"), "policy_head.linear": ("actor_mean.4",), "policy_head.log_std": ("actor_logstd",),
+    "value_encoder": ("critic.0", "critic.2"), "value_head": ("critic.4",),
+}  # fmt: skip
+_SB3 = {
+    "encoder": ("mlp_extractor.policy_net",), "value_encoder": ("mlp_extractor.value_net",), "policy_head.linear": ("action_net",),
+    "value_head": ("value_net",),
+}  # fmt: skip
+_SPINNING_UP = {
+    "encoder": ("pi.mu_net.0", "pi.mu_net.2"), "value_encoder": ("v.v_net.0", "v.v_net.2"), "policy_head.linear": ("pi.mu_net.4",),
+    "policy_head.log_std": ("pi.log_std",), "value_head": ("v.v_net.4",),
+}  # fmt: skip
+_START = "running moments begin there with a variance of 1 that counts as 1e-4 samples, and with nothing here"
+_STALE = "its first auxiliary step of each phase takes the last policy gradient along, which nobody has set to zero: a bug"
+_EPSILON = "ours adds 1e-8 to the deviation that advantages are divided by, and theirs adds nothing"
+
+OPPG = Case(
+    "train_fn, two networks", "openai-ppg", "train.py", "procgen-ppg-paper", DUAL, 5, 8, 8, _PICTURES, _PHASES,
+    {"n_pi": 2, "n_aux_epochs": 2}, minibatches=4,
+)  # fmt: skip
+PPG_SCRIPT = Case(
+    "ppg_procgen.py", "cleanrl", "ppg_procgen.py", "compat-cleanrl-ppg", IMPALA, 5, 8, 8, _PICTURES,
+    {"aux.every": 2, "aux.epochs": 2, "aux.num_minibatches": 2}, {"n_iteration": 2, "e_auxiliary": 2},
+)  # fmt: skip
+SPINNING_UP = Case(
+    "ppo", "spinning-up", "ppo.py", "compat-spinningup-ppo", _SPINNING_UP, 3, 1, 128,
+    {"spaces": (VECTOR, FORCES), "ends": "limit", "limit": 12, "rollout": 128}, minibatches=1, initial=False,
+)  # fmt: skip
+BASELINES = Case(
+    "VecNormalize and Runner", "baselines", "vec_normalize.py, runner.py", "compat-baselines-ppo-procgen", {}, 1, 8, 32, _PICTURES,
+    settings={"gamma": 0.999, "reward_gamma": 0.99}, initial=False,
+)  # fmt: skip
 CASES = (
-    Case(
-        "OpenAI PPG, two networks", "openai-ppg", "dual", "procgen-ppg-paper", DUAL, 3, 8, 8, _PICTURES,
-        {"aux.every": 2, "aux.epochs": 2, "aux.num_minibatches": 2},
-        {"arch": "dual", "n_pi": 2, "n_aux_epochs": 2},
+    OPPG,
+    replace(
+        OPPG, name="train_fn --arch detach", preset="procgen-ppg-single", names=SINGLE, iterations=3, changes=_PHASES | _PUBLISHED,
+        settings={**OPPG.settings, "arch": "detach"},
     ),
-    Case(
-        "CleanRL ppo.py", "cleanrl", "ppo.py", "compat-cleanrl-ppo", TANH_64, 3, 4, 32, {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=4,
+    replace(
+        OPPG, name="train_fn --kl_penalty 1 --clip_param 0", preset="procgen-ppg-kl", iterations=3, changes=_PHASES | _PUBLISHED,
+        settings={**OPPG.settings, "kl_penalty": 1.0, "clip_param": 0.0},
     ),
-    Case(
-        "CleanRL ppo_continuous_action.py", "cleanrl", "ppo_continuous_action.py", "compat-cleanrl-ppo-continuous",
-        TANH_64 | {"policy_head.linear": ("actor_mean.4",), "policy_head.log_std": ("actor_logstd",), "encoder": ("actor_mean.0", "actor_mean.2")},
-        3, 1, 256, {"spaces": (VECTOR, FORCES), "ends": "both"}, {"obs_norm": None}, minibatches=32,
+    replace(
+        OPPG, name="train_fn --arch shared, three epochs, no auxiliary phase", preset="procgen-ppo-paper", names=SINGLE, iterations=2,
+        changes=_PUBLISHED, settings={"arch": "shared", "n_epoch_pi": 3, "n_epoch_vf": 3, "n_aux_epochs": 0, "n_pi": 0},
     ),
+    Case("ppo.py", "cleanrl", "ppo.py", "compat-cleanrl-ppo", TANH_64, 3, 4, 32, {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=4),
     Case(
-        "CleanRL ppo_procgen.py", "cleanrl", "ppo_procgen.py", "compat-cleanrl-ppo-procgen", IMPALA, 2, 8, 8, _PICTURES,
+        "ppo_continuous_action.py", "cleanrl", "ppo_continuous_action.py", "compat-cleanrl-ppo-continuous", _CONTINUOUS, 3, 1, 256,
+        {"spaces": (VECTOR, FORCES), "ends": "both"}, {"obs_norm": None}, minibatches=32,
     ),
-    Case(
-        "CleanRL ppg_procgen.py", "cleanrl", "ppg_procgen.py", "compat-cleanrl-ppg", IMPALA, 3, 8, 8, _PICTURES,
-        {"aux.every": 2, "aux.epochs": 2, "aux.num_minibatches": 2}, {"n_iteration": 2, "e_auxiliary": 2},
-    ),
-    Case(
-        "Stable-Baselines3 PPO", "sb3", "PPO", "compat-sb3-ppo",
-        {
-            "encoder": ("mlp_extractor.policy_net",), "value_encoder": ("mlp_extractor.value_net",), "policy_head.linear": ("action_net",),
-            "value_head": ("value_net",),
-        },
-        3, 2, 128, {"spaces": (VECTOR, FEW), "ends": "both"}, {"env.num_envs": 2}, minibatches=32,
-    ),
-    Case(
-        "Spinning Up ppo", "spinning-up", "ppo", "compat-spinningup-ppo",
-        {
-            "encoder": ("pi.mu_net.0", "pi.mu_net.2"), "value_encoder": ("v.v_net.0", "v.v_net.2"), "policy_head.linear": ("pi.mu_net.4",),
-            "policy_head.log_std": ("pi.log_std",), "value_head": ("v.v_net.4",),
-        },
-        3, 1, 128, {"spaces": (VECTOR, FORCES), "ends": "limit", "limit": 12, "rollout": 128}, minibatches=1,
-    ),
+    Case("ppo_procgen.py", "cleanrl", "ppo_procgen.py", "compat-cleanrl-ppo-procgen", IMPALA, 2, 8, 8, _PICTURES, initial=False),
+    PPG_SCRIPT,
+    replace(PPG_SCRIPT, name="ppg_procgen.py, stale gradient and all", iterations=3, as_it_is=True, by_design=_STALE),
+    Case("PPO", "sb3", "PPO", "compat-sb3-ppo", _SB3, 3, 2, 128, {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=32),
+    SPINNING_UP,
+    replace(SPINNING_UP, name="ppo, without 1e-8", iterations=1, as_it_is=True, by_design=_EPSILON),
+    BASELINES,
+    replace(BASELINES, name="VecNormalize and Runner, from their start", counts_from=None, by_design=_START),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 usage: child.py WHO PRECISION FOLDER PATH NUMBER …
 WHO is `ours` or the name of a reference, PATH of its repository (`-` for ours), NUMBER that of a case in cases.py. Our run in float32 writes the
 weights at the start and the orders of samples, which all others read.
+Baselines, whose networks cannot be run, reads our values.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def main() -> None:
                 np.savez(orders, *dealt)
             found.save(folder / f"{number}.ours.{precision}.npz")
             continue
+        more = {"given": dict(np.load(folder / f"{number}.ours.{precision}.npz"))} if who == "baselines" else {}
         for turned in (False, True):
-            found = side.quantities(case, dict(np.load(start)), list(np.load(orders).values()), turned=turned)
+            found = side.quantities(case, dict(np.load(start)), list(np.load(orders).values()), turned=turned, **more)
             found.save(folder / f"{number}.theirs.{precision}{'.turned' if turned else ''}.npz")
 
 

@@ -154,6 +154,8 @@ class Notes:
         def first(*args: Any, **options: Any) -> Any:
             theirs = dict(self.namespace["agent"].named_parameters())
             self.weights = {ours: theirs[name] for ours, name in matched(self.start, theirs, self.case.names).items()}
+            if self.case.initial:
+                self.found.put_initial(self.weights)
             with torch.no_grad():
                 for name, weight in self.weights.items():
                     weight.copy_(torch.from_numpy(self.start[name]).reshape(weight.shape))
@@ -171,6 +173,7 @@ class Notes:
             names = {"values": "values", "log-probabilities": "logprobs", "rewards, normalized": "rewards", "value targets": "returns"}
             for quantity, theirs in names.items():
                 self.found.put(self.iteration, quantity, script[theirs].T)
+            self.found.put(self.iteration, "values after the rollout", script["next_value"][0])
             self.found.put(self.iteration, "advantages", script["b_advantages"].reshape(script["values"].shape).T)
             self._state("policy phase")
         elif name == "losses/aux/real_value_loss":

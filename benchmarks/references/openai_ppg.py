@@ -163,7 +163,7 @@ class Side:
             ):
                 stack.enter_context(context)
             self._watch(stack, found, start, case)
-            self.train.train_fn(num_envs=case.num_envs, interacts_total=case.budget, log_dir=folder, **case.settings)
+            self.train.train_fn(num_envs=case.num_envs, nminibatch=case.minibatches, interacts_total=case.budget, log_dir=folder, **case.settings)
         assert not self.orders, f"{len(self.orders)} orders were left"
         return found
 
@@ -178,6 +178,8 @@ class Side:
         def begin(*, model: Any, **options: Any) -> None:
             theirs = dict(model.named_parameters())
             weights.update({ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()})
+            if case.initial:
+                found.put_initial(weights)
             with torch.no_grad():
                 for name, weight in weights.items():
                     weight.copy_(torch.from_numpy(start[name]))
@@ -219,7 +221,7 @@ class Side:
     @staticmethod
     def _in_their_numbers(order: np.ndarray, case: Case, *, turned: bool) -> np.ndarray:
         """Segments of a phase are numbered by environment there, by rollout here."""
-        size = 1
+        size = case.num_envs // case.minibatches
         if len(order) > case.num_envs:
             rollout, env = np.divmod(order, case.num_envs)
             order, size = env * (len(order) // case.num_envs) + rollout, 4

@@ -57,6 +57,8 @@ class Side:
     def _follow(self, case: Case, run: Any, recording: Recording, losses: list[float], start: Arrays | None) -> tuple[Quantities, Arrays]:
         """All iterations of a run."""
         found, weights = Quantities(), dict(run.agent.named_parameters())
+        if case.initial:
+            found.put_initial(weights)
         with torch.no_grad():
             for name, weight in weights.items():
                 weight.copy_(torch.from_numpy(start[name]) if start is not None else weight)
@@ -84,6 +86,7 @@ class Side:
             reward = run.learning_reward(rollout)
             found.put(i, "values", rollout.value)
             found.put(i, "log-probabilities", rollout.log_prob)
+            found.put(i, "values after the rollout", rollout.next_value[:, -1])
             found.put(i, "rewards, normalized", reward)
             record = self.algorithm.learn_from(run, rollout, reward)
             found.put(i, "advantages", self.phases.compute_targets(rollout, reward, run.config.ppo)[0].advantage)

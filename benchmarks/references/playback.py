@@ -39,7 +39,7 @@ class Recording:
         return self.terminated | self.truncated
 
 
-PICTURE, VECTOR = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8), gym.spaces.Box(-10, 10, (7,), np.float32)
+PICTURE, VECTOR = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8), gym.spaces.Box(-10, 10, (7,), np.float32)
 BUTTONS, FEW, FORCES = gym.spaces.Discrete(15), gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (3,), np.float32)
 
 

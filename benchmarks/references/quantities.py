@@ -40,9 +40,15 @@ class Quantities:
             for name, weight in weights.items():
                 states = [adam.state[weight] for adam in adams if weight in adam.state]
                 if states:
+                    self.put(iteration, f"steps of Adam, after the {when}", states[0]["step"], f"{task}: {name}")
                     for moment, order in (("exp_avg", "first"), ("exp_avg_sq", "second")):
                         value = states[0][moment].detach().numpy().reshape(start[name].shape)
                         self.put(iteration, f"Adam's {order} moment after the {when}", value, f"{task}: {name}")
+
+    def put_initial(self, weights: Mapping[str, Any]) -> None:
+        """Note the norms of the weights that a program begins with of its own accord."""
+        for name, weight in weights.items():
+            self.put(0, "norms of the initial weights", weight.detach().norm(), name)
 
     def save(self, path: Path) -> None:
         """Write to a file."""
@@ -53,16 +59,16 @@ def matched(ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, 
     """Their name of each of our parameters: those under one beginning are in the same order in both.
 
     Raises:
-        ValueError: there are more of them on one side.
+        ValueError: there are more of them on one side, though we have any.
     """
     found: dict[str, str] = {}
     ours = list(ours)
     for beginning, others in names.items():
         mine = [name for name in ours if name == beginning or name.startswith(f"{beginning}.")]
         them = [name for other in others for name in theirs if name == other or name.startswith(f"{other}.")]
-        if len(mine) != len(them):
+        if mine and len(mine) != len(them):
             raise ValueError(f"{beginning} has {len(mine)} parameters here, {' and '.join(others)} {len(them)} there")
-        found |= dict(zip(mine, them, strict=True))
+        found |= dict(zip(mine, them, strict=bool(mine)))
     if missing := [name for name in ours if name not in found]:
         raise ValueError(f"no names for {', '.join(missing)}")
     return {name: found[name] for name in ours}

@@ -54,6 +54,8 @@ class Side:
             model = self.ppo.PPO("MlpPolicy", _environments(self.vec_env, player, self.precision), n_steps=case.num_steps, batch_size=size, device="cpu")
             theirs = dict(model.policy.named_parameters())
             weights = {ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()}
+            if case.initial:
+                found.put_initial(weights)
             with torch.no_grad():
                 for name, weight in weights.items():
                     weight.copy_(torch.from_numpy(start[name]))

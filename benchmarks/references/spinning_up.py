@@ -1,6 +1,7 @@
 """Their side: Spinning Up's `ppo` on a recording.
 
-What does not install is replaced: `mpi4py` (a single process), its logger, which asks for TensorFlow, and gym's spaces, which are Gymnasium's.
+What does not install is replaced: `mpi4py` (a single process), its logger, which asks for TensorFlow, and gym's spaces, which are Gymnasium's. Ours adds
+1e-8 to the deviation that advantages are divided by; so does theirs here, unless it is to be shown as it is.
 """
 
 from __future__ import annotations
@@ -104,7 +105,15 @@ class Side:
             found.put(iterations[-1], "values", buffer.val_buf[None])
             return {name: value.flip(0) if turned else value for name, value in data.items()}
 
-        with draws_given(player.action), optimizers_noted() as adams, patch.object(self.ppo.PPOBuffer, "get", watched), patch("builtins.print"):
+        moments = self.ppo.mpi_statistics_scalar
+
+        def with_epsilon(values: np.ndarray) -> tuple[float, float]:
+            mean, std = moments(values)
+            return mean, std if case.as_it_is else std + 1e-8
+
+        with draws_given(player.action), patch.object(self.ppo, "mpi_statistics_scalar", with_epsilon), optimizers_noted() as adams, patch.object(
+            self.ppo.PPOBuffer, "get", watched
+        ), patch("builtins.print"):
 
             def after(logger: Any) -> None:
                 found.put_state(iterations[-1], weights, start, {"policy": adams}, "policy phase")
