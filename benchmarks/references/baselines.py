@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-
 from references.cases import Case
-from references.playback import Player
+from references.playback import Player, played
 from references.quantities import Arrays, Quantities
 from references.substitute import folder_of, fresh_import, importing, invented, torch_and_numpy
 
@@ -51,7 +50,9 @@ class Side:
         player, found, shape = Player(case.experience()), Quantities(), (case.num_envs, case.num_steps)
         scaled: list[np.ndarray] = []
         with importing(self.substitutes):
-            envs = self.normalize.VecNormalize(_environments(self.vec_env, player), ob=False, gamma=case.settings["reward_gamma"])
+            envs = self.normalize.VecNormalize(
+                played(self.vec_env.VecEnv, player, "float64"), ob=False, gamma=case.settings["reward_gamma"]
+            )
         step_wait = envs.step_wait
 
         def watched() -> tuple[Any, ...]:
@@ -76,20 +77,3 @@ class Side:
             found.put(iteration, "value targets", returns.reshape(shape))
             found.put(iteration, "advantages", (returns - values).reshape(shape))
         return found
-
-
-def _environments(vec_env: Any, player: Player) -> Any:
-    """A recording with the interface of their vector environments."""
-    recording = player.recording
-
-    class Environments(vec_env.VecEnv):  # type: ignore[misc]
-        def reset(self) -> np.ndarray:
-            return player.seen()
-
-        def step_async(self, actions: np.ndarray) -> None: ...
-
-        def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-            n = player.step()
-            return player.seen(), recording.reward[n].astype(np.float64), recording.ended[n], [{} for _ in range(player.num_envs)]
-
-    return Environments(player.num_envs, *recording.spaces)

@@ -7,7 +7,6 @@ move at other times than ours (docs/fidelity.md), and the one seed-driven order,
 from __future__ import annotations
 
 import builtins
-import contextlib
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-
 from references.cases import Case
 from references.playback import Player, playbacks
 from references.quantities import Arrays, Quantities, matched
@@ -111,14 +109,19 @@ class Side:
 
             namespace["__builtins__"] = {**vars(builtins), "__import__": importer, "print": notes.hear}
             exec(compile(script.read_text(), str(script), "exec"), namespace)
-        assert len(left) == case.iterations - notes.iteration, f"{len(left)} orders were left"  # an update that fills no phase is dropped there
+        assert len(left) == case.iterations - notes.iteration, (
+            f"{len(left)} orders were left"
+        )  # an update that fills no phase is dropped there
         return notes.found
 
     def _replaced(self, case: Case, player: Player, shuffle: Any, notes: Notes) -> dict[str, Any]:
         """What the script's import statements find."""
         random = SimpleNamespace(shuffle=shuffle, seed=lambda seed: None)
         arguments = {"total_timesteps": case.budget, "num_envs": case.num_envs, "num_steps": case.num_steps, "cuda": False, **case.settings}
-        summary = invented("torch.utils.tensorboard", SummaryWriter=lambda folder: SimpleNamespace(add_text=_nothing, add_scalar=notes.scalar, close=_nothing))
+        summary = invented(
+            "torch.utils.tensorboard",
+            SummaryWriter=lambda folder: SimpleNamespace(add_text=_nothing, add_scalar=notes.scalar, close=_nothing),
+        )
         return torch_and_numpy(self.precision, of_numpy={"random": random}) | {
             "tyro": invented("tyro", cli=lambda kind: kind(**arguments)),
             "torch.utils.tensorboard": summary,

@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-
 from references.cases import Case
 from references.playback import Player
 from references.quantities import Arrays, Quantities, matched
@@ -67,10 +66,10 @@ class Alone:
 
     rank, size = 0, 1
 
-    def Get_rank(self) -> int:  # noqa: N802  # MPI's name
+    def Get_rank(self) -> int:  # MPI's name
         return 0
 
-    def Get_size(self) -> int:  # noqa: N802  # MPI's name
+    def Get_size(self) -> int:  # MPI's name
         return 1
 
     def allgather(self, value: Any) -> list[Any]:
@@ -82,7 +81,7 @@ class Alone:
     def bcast(self, value: Any, root: int = 0) -> Any:
         return value
 
-    def Allreduce(self, given: np.ndarray, result: np.ndarray, **_: Any) -> None:  # noqa: N802  # MPI's name
+    def Allreduce(self, given: np.ndarray, result: np.ndarray, **_: Any) -> None:  # MPI's name
         np.copyto(result, given)
 
 
@@ -148,7 +147,7 @@ class Side:
             turned: add up each minibatch's samples in another order.
         """
         self.orders = [self._in_their_numbers(order, case, turned=turned) for order in orders]
-        environments, found = Environments(Player(case.experience()), self.precision), Quantities()
+        environments = Environments(Player(case.experience()), self.precision)
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             for context in (
@@ -162,61 +161,14 @@ class Side:
                 patch.object(self.log_save_helper.LogSaveHelper, "save"),
             ):
                 stack.enter_context(context)
-            self._watch(stack, found, start, case)
-            self.train.train_fn(num_envs=case.num_envs, nminibatch=case.minibatches, interacts_total=case.budget, log_dir=folder, **case.settings)
+            notes = Notes(self, case, start, stack.enter_context(losses_noted()), stack.enter_context(optimizers_noted()))
+            for owner, name, watched in notes.watched():
+                stack.enter_context(patch.object(owner, name, watched))
+            self.train.train_fn(
+                num_envs=case.num_envs, nminibatch=case.minibatches, interacts_total=case.budget, log_dir=folder, **case.settings
+            )
         assert not self.orders, f"{len(self.orders)} orders were left"
-        return found
-
-    def _watch(self, stack: ExitStack, found: Quantities, start: Arrays, case: Case) -> None:
-        """Begin with the given weights, and write down what goes through their functions."""
-        losses, adams = stack.enter_context(losses_noted()), stack.enter_context(optimizers_noted())
-        learn, advantages, train = self.ppg.learn, self.ppo.compute_advantage, self.ppg.aux_train
-        log, learn_policy = self.log_save_helper.LogSaveHelper.__call__, self.ppo.learn
-        weights: dict[str, torch.Tensor] = {}
-        iterations: list[int] = []
-
-        def begin(*, model: Any, **options: Any) -> None:
-            theirs = dict(model.named_parameters())
-            weights.update({ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()})
-            if case.initial:
-                found.put_initial(weights)
-            with torch.no_grad():
-                for name, weight in weights.items():
-                    weight.copy_(torch.from_numpy(start[name]))
-            learn(model=model, **options)
-
-        def learn_policy_in_short_rollouts(**options: Any) -> Any:
-            return learn_policy(**options, nstep=case.num_steps)
-
-        def compute_advantage(model: Any, segment: dict[str, Any], *args: Any, **options: Any) -> None:
-            advantages(model, segment, *args, **options)
-            iterations.append(len(iterations) + 1)
-            names = {"values": "vpred", "log-probabilities": "logp", "rewards, normalized": "reward", "advantages": "adv", "value targets": "vtarg"}
-            for quantity, name in names.items():
-                found.put(iterations[-1], quantity, segment[name])
-
-        def note(phase: str) -> None:
-            found.put_state(iterations[-1], weights, start, {"policy": adams[1:], "aux": adams[:1]}, phase)  # the auxiliary phase's is made first
-            key = f"{iterations[-1]}|losses of the {phase}'s steps|"
-            found.arrays[key] = np.append(found.arrays.get(key, []), losses)
-            losses.clear()
-
-        def log_iteration(helper: Any) -> bool:
-            note("policy phase")
-            return log(helper)
-
-        def aux_train(**options: Any) -> None:
-            train(**options)
-            note("auxiliary phase")
-
-        for owner, name, watched in (
-            (self.ppg, "learn", begin),
-            (self.ppo, "learn", learn_policy_in_short_rollouts),
-            (self.ppo, "compute_advantage", compute_advantage),
-            (self.log_save_helper.LogSaveHelper, "__call__", log_iteration),
-            (self.ppg, "aux_train", aux_train),
-        ):
-            stack.enter_context(patch.object(owner, name, watched))
+        return notes.found
 
     @staticmethod
     def _in_their_numbers(order: np.ndarray, case: Case, *, turned: bool) -> np.ndarray:
@@ -226,3 +178,74 @@ class Side:
             rollout, env = np.divmod(order, case.num_envs)
             order, size = env * (len(order) // case.num_envs) + rollout, 4
         return order.reshape(-1, size)[:, ::-1].reshape(-1).copy() if turned else order
+
+
+class Notes:
+    """What is written down while their functions call each other, each of which is called as it is."""
+
+    def __init__(self, side: Side, case: Case, start: Arrays, losses: list[float], adams: list[Any]) -> None:
+        self.side, self.case, self.start, self.losses, self.adams = side, case, start, losses, adams
+        self.found = Quantities()
+        self.weights: dict[str, torch.Tensor] = {}
+        self.iteration = 0
+
+    def watched(self) -> list[tuple[Any, str, Any]]:
+        """Owner and name of each function that is watched, and what stands in its place."""
+        side, helper = self.side, self.side.log_save_helper.LogSaveHelper
+        learn, learn_policy, advantages = side.ppg.learn, side.ppo.learn, side.ppo.compute_advantage
+        log, train = helper.__call__, side.ppg.aux_train
+
+        def begin(*, model: Any, **options: Any) -> None:
+            self._begin(model)
+            learn(model=model, **options)
+
+        def learn_policy_in_short_rollouts(**options: Any) -> Any:
+            return learn_policy(**options, nstep=self.case.num_steps)
+
+        def compute_advantage(model: Any, segment: dict[str, Any], *args: Any, **options: Any) -> None:
+            advantages(model, segment, *args, **options)
+            self._segment(segment)
+
+        def log_iteration(of_run: Any) -> bool:
+            self._state("policy phase")
+            return log(of_run)
+
+        def aux_train(**options: Any) -> None:
+            train(**options)
+            self._state("auxiliary phase")
+
+        return [
+            (side.ppg, "learn", begin),
+            (side.ppo, "learn", learn_policy_in_short_rollouts),
+            (side.ppo, "compute_advantage", compute_advantage),
+            (helper, "__call__", log_iteration),
+            (side.ppg, "aux_train", aux_train),
+        ]
+
+    def _begin(self, model: Any) -> None:
+        theirs = dict(model.named_parameters())
+        self.weights = {ours: theirs[name] for ours, name in matched(self.start, theirs, self.case.names).items()}
+        if self.case.initial:
+            self.found.put_initial(self.weights)
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(torch.from_numpy(self.start[name]))
+
+    def _segment(self, segment: dict[str, Any]) -> None:
+        self.iteration += 1
+        names = {
+            "values": "vpred",
+            "log-probabilities": "logp",
+            "rewards, normalized": "reward",
+            "advantages": "adv",
+            "value targets": "vtarg",
+        }
+        for quantity, name in names.items():
+            self.found.put(self.iteration, quantity, segment[name])
+
+    def _state(self, phase: str) -> None:
+        tasks = {"policy": self.adams[1:], "aux": self.adams[:1]}  # the auxiliary phase's is made first
+        self.found.put_state(self.iteration, self.weights, self.start, tasks, phase)
+        key = f"{self.iteration}|losses of the {phase}'s steps|"
+        self.found.arrays[key] = np.append(self.found.arrays.get(key, []), self.losses)
+        self.losses.clear()

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-
 from references.cases import Case
 from references.playback import Recording, playbacks
 from references.quantities import Arrays, Quantities
@@ -47,7 +46,11 @@ class Side:
         recording = case.experience()
         pieces = {"compute.micro_batch": None} if recording.obs.dtype == np.uint8 else {}  # pictures are not cut
         changes = pieces | {"env.num_envs": case.num_envs, "ppo.num_steps": case.num_steps, "total_env_steps": case.budget}
-        with tempfile.TemporaryDirectory() as folder, losses_noted() as losses, patch.object(torch, "randperm", wraps=torch.randperm) as dealt:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            losses_noted() as losses,
+            patch.object(torch, "randperm", wraps=torch.randperm) as dealt,
+        ):
             config = self.presets.get_preset(case.preset).changed(QUIET | changes | {"output_dir": folder} | dict(case.changes))
             orders: list[np.ndarray] = []
             dealt.side_effect = lambda size, **options: _noted(orders, dealt._mock_wraps(size, **options))

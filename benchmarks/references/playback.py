@@ -44,7 +44,14 @@ BUTTONS, FEW, FORCES = gym.spaces.Discrete(15), gym.spaces.Discrete(3), gym.spac
 
 
 def record(
-    spaces: tuple[gym.Space[Any], gym.Space[Any]], num_steps: int, num_envs: int, *, ends: str, limit: int = 12, rollout: int = 0, seed: int = 0
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+    num_steps: int,
+    num_envs: int,
+    *,
+    ends: str,
+    limit: int = 12,
+    rollout: int = 0,
+    seed: int = 0,
 ) -> Recording:
     """Make experience up.
 
@@ -150,3 +157,47 @@ def playbacks(recording: Recording, *, first: int = 0) -> Callable[[], Playback]
     """Makes the environments of a recording, one a call, from this number on."""
     numbers = itertools.count(first)
     return lambda: Playback(recording, next(numbers))
+
+
+class Played:
+    """A recording with what their vector environments have; to be put before their base class."""
+
+    player: Player
+    precision: str
+
+    def reset(self) -> np.ndarray:
+        return self.player.seen()
+
+    def step_async(self, actions: np.ndarray) -> None: ...
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        n, recording = self.player.step(), self.player.recording
+        infos: list[dict[str, Any]] = [{} for _ in range(self.player.num_envs)]
+        for env in np.flatnonzero(recording.ended[n]):
+            infos[env] = {"terminal_observation": recording.final_obs[n, env], "TimeLimit.truncated": bool(recording.truncated[n, env])}
+        return self.player.seen(), recording.reward[n].astype(self.precision), recording.ended[n], infos
+
+    def close(self) -> None: ...
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [None] * self.player.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **options: Any) -> list[Any]:
+        return [None] * self.player.num_envs
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.player.num_envs
+
+
+def played(base: Any, player: Player, precision: str) -> Any:
+    """A recording as an environment of a reference.
+
+    Args:
+        base: its class of vector environments, made from their number and the spaces.
+        player: of the recording.
+        precision: of rewards.
+    """
+    kind = type("Environments", (Played, base), {"player": player, "precision": precision})
+    return kind(player.num_envs, *player.recording.spaces)

@@ -23,7 +23,12 @@ class Quantities:
         self.arrays[f"{iteration}|{quantity}|{part}"] = np.array(value, dtype=np.float64)
 
     def put_state(
-        self, iteration: int, weights: Mapping[str, Any], start: Mapping[str, np.ndarray], optimizers: Mapping[str, Sequence[Any]], when: str
+        self,
+        iteration: int,
+        weights: Mapping[str, Any],
+        start: Mapping[str, np.ndarray],
+        optimizers: Mapping[str, Sequence[Any]],
+        when: str,
     ) -> None:
         """Note how far all weights have moved, and Adam's two moments of each.
 
@@ -35,7 +40,9 @@ class Quantities:
             when: `policy phase` or `auxiliary phase`.
         """
         for name, weight in weights.items():
-            self.put(iteration, f"weights after the {when}", weight.detach().double().numpy().reshape(start[name].shape) - start[name], name)
+            self.put(
+                iteration, f"weights after the {when}", weight.detach().double().numpy().reshape(start[name].shape) - start[name], name
+            )
         for task, adams in optimizers.items():
             for name, weight in weights.items():
                 states = [adam.state[weight] for adam in adams if weight in adam.state]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-
 from references.cases import Case
-from references.playback import Player
+from references.playback import Player, played
 from references.quantities import Arrays, Quantities, matched
 from references.substitute import draws_given, fresh_import, losses_noted, optimizers_noted, stand_in, torch_and_numpy
 
@@ -51,7 +48,9 @@ class Side:
         self.orders = [order.reshape(-1, size)[:, ::-1].reshape(-1) if turned else order for order in orders]
         player, found = Player(case.experience()), Quantities()
         with draws_given(player.action), losses_noted() as losses, optimizers_noted() as adams:
-            model = self.ppo.PPO("MlpPolicy", _environments(self.vec_env, player, self.precision), n_steps=case.num_steps, batch_size=size, device="cpu")
+            model = self.ppo.PPO(
+                "MlpPolicy", played(self.vec_env.VecEnv, player, self.precision), n_steps=case.num_steps, batch_size=size, device="cpu"
+            )
             theirs = dict(model.policy.named_parameters())
             weights = {ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()}
             if case.initial:
@@ -76,39 +75,3 @@ class Side:
                 model.learn(case.budget)
         assert not self.orders, f"{len(self.orders)} orders were left"
         return found
-
-
-def _environments(vec_env: Any, player: Player, precision: str) -> Any:
-    """A recording with the interface of their vector environments."""
-    recording = player.recording
-
-    class Environments(vec_env.VecEnv):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(player.num_envs, *recording.spaces)
-
-        def reset(self) -> np.ndarray:
-            return player.seen()
-
-        def step_async(self, actions: np.ndarray) -> None: ...
-
-        def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-            n = player.step()
-            infos: list[dict[str, Any]] = [{} for _ in range(player.num_envs)]
-            for env in np.flatnonzero(recording.ended[n]):
-                infos[env] = {"terminal_observation": recording.final_obs[n, env], "TimeLimit.truncated": bool(recording.truncated[n, env])}
-            return player.seen(), recording.reward[n].astype(precision), recording.ended[n], infos
-
-        def close(self) -> None: ...
-
-        def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-            return [getattr(SimpleNamespace(render_mode=None), attr_name)] * player.num_envs
-
-        def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
-
-        def env_method(self, method_name: str, *args: Any, indices: Any = None, **options: Any) -> list[Any]:
-            return [None] * player.num_envs
-
-        def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-            return [False] * player.num_envs
-
-    return Environments()

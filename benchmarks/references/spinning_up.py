@@ -13,7 +13,6 @@ from unittest.mock import patch
 import gymnasium
 import numpy as np
 import torch
-
 from references.cases import Case
 from references.openai_ppg import mpi
 from references.playback import Player
@@ -111,9 +110,13 @@ class Side:
             mean, std = moments(values)
             return mean, std if case.as_it_is else std + 1e-8
 
-        with draws_given(player.action), patch.object(self.ppo, "mpi_statistics_scalar", with_epsilon), optimizers_noted() as adams, patch.object(
-            self.ppo.PPOBuffer, "get", watched
-        ), patch("builtins.print"):
+        with (
+            draws_given(player.action),
+            patch.object(self.ppo, "mpi_statistics_scalar", with_epsilon),
+            optimizers_noted() as adams,
+            patch.object(self.ppo.PPOBuffer, "get", watched),
+            patch("builtins.print"),
+        ):
 
             def after(logger: Any) -> None:
                 found.put_state(iterations[-1], weights, start, {"policy": adams}, "policy phase")
