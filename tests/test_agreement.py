@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -20,7 +22,7 @@ RESULT = json.loads((ROOT / "benchmarks" / "results" / "agreement.json").read_te
 @pytest.fixture
 def agreement(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return __import__("agreement")
+    return importlib.import_module("agreement")
 
 
 def test_the_largest_difference_is_by_norm_and_over_all_updates_and_parts(agreement: ModuleType) -> None:
@@ -72,6 +74,59 @@ def test_what_is_not_there_is_said(
         assert said in " ".join(capsys.readouterr().err.split())
     monkeypatch.setattr(agreement.importlib.util, "find_spec", lambda name: None)
     assert "the package stable_baselines3 is not installed" in agreement.absent({"sb3": True})[0]
+
+
+def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:
+    side = importlib.import_module("references.ours").Side("float32")
+    for program, steps, orders in (("ppg_procgen.py", 2, 5 + 2 * 2), ("ppo.py", 8, 3 * 4)):  # an epoch of 5 updates, two of 2 phases
+        case = dataclasses.replace(next(case for case in agreement.CASES if case.name == program), num_steps=steps)
+        found, start, dealt = side.quantities(case, None)
+        assert len(dealt) == orders and start
+        wanted = {row["quantity"] for row in RESULT["rows"] if row["program"] == program}
+        assert wanted == {name.split("|")[1] for name in found.arrays}
+        assert all(np.isfinite(value).all() for value in found.arrays.values())
+    again, _, _ = side.quantities(case, start)
+    assert all(np.array_equal(value, again.arrays[name]) for name, value in found.arrays.items())
+
+
+def test_an_episode_with_a_limit_is_cut_at_the_end_of_each_rollout(agreement: ModuleType) -> None:
+    playback = importlib.import_module("references.playback")
+    recording = playback.record((playback.VECTOR, playback.FEW), 120, 1, ends="limit", limit=12, rollout=40)
+    length, cut = 0, []
+    for t in range(120):
+        length += 1
+        over, truncated = recording.terminated[t, 0], recording.truncated[t, 0]
+        assert truncated == (length == 12) and not (over and truncated)
+        cut += [t] if truncated else []
+        length = 0 if over or truncated else length
+    assert {39, 79, 119} <= set(cut) and recording.terminated.any()
+
+
+def test_parameters_are_matched_in_order_under_each_name(agreement: ModuleType) -> None:
+    matched = importlib.import_module("references.quantities").matched
+    theirs = dict.fromkeys(["v.w", "a.0.w", "a.0.b", "a.2.w", "a.2.b", "s"])
+    ours = ["enc.0.weight", "enc.0.bias", "enc.1.weight", "enc.1.bias", "head", "std"]
+    names = {"enc": ("a.0", "a.2"), "head": ("v",), "std": ("s",), "aux": ("unused",)}
+    assert list(matched(ours, theirs, names).values()) == ["a.0.w", "a.0.b", "a.2.w", "a.2.b", "v.w", "s"]
+    with pytest.raises(ValueError, match=r"enc has 4 parameters here, a\.0 2 there"):
+        matched(ours, theirs, {"enc": ("a.0",)})
+    with pytest.raises(ValueError, match="no names for std"):
+        matched(ours, theirs, {name: others for name, others in names.items() if name != "std"})
+
+
+def test_in_float64_a_module_that_names_float32_gets_doubles(
+    agreement: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    substitute = importlib.import_module("references.substitute")
+    (tmp_path / "of_singles.py").write_text(
+        "import numpy as np, torch\nfrom torch import nn\nkinds = np.float32, torch.zeros(1, dtype=torch.float32).dtype\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for precision, kinds in (("float64", (np.float64, np.dtype("float64"))), ("float32", (np.float32, np.dtype("float32")))):
+        sys.modules.pop("of_singles", None)
+        module = substitute.fresh_import("of_singles", substitute.torch_and_numpy(precision))
+        assert (module.kinds[0], np.dtype(str(module.kinds[1]).removeprefix("torch."))) == kinds
+    assert sys.modules["numpy"] is np
 
 
 def test_every_row_of_the_result_agrees_unless_it_is_meant_to_differ(agreement: ModuleType) -> None:
