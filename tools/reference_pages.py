@@ -28,7 +28,10 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration_page(),
         "presets.md": presets_page(),
         "tricks.md": tricks_page(),
-        **{name: with_tables((DOCS / name).read_text()) for name in ("installation.md", "learning.md", "performance.md", "../README.md")},
+        **{
+            name: with_tables((DOCS / name).read_text())
+            for name in ("agreement.md", "installation.md", "learning.md", "performance.md", "../README.md")
+        },
     }
 
 

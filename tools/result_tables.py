@@ -61,6 +61,9 @@ def blocks() -> dict[str, str]:
         "memory": memory_table(),
         "compiled": compiled_table(),
         "contention": contention_table(),
+        "agreement": agreement_table("float64"),
+        "agreement-float32": agreement_table("float32"),
+        "agreement-by-design": by_design_table(),
         **{
             f"findings-{name}": findings_table(f"selection/findings_{name}")
             for name in ("reacher", "rewards", "inverted", "pendulum", "mva")
@@ -375,6 +378,65 @@ def speed_table() -> str:
             rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
             text += f"| {result['work']} | {row['contestant']} | {rate} | {ratios or '–'} | {seconds} |\n"
     return text
+
+
+PROGRAMS = {
+    "openai-ppg": "OpenAI PPG",
+    "cleanrl": "CleanRL",
+    "sb3": "Stable-Baselines3",
+    "spinning-up": "Spinning Up",
+    "baselines": "Baselines",
+}
+"""References of benchmarks/agreement.py."""
+AGREEMENT = {
+    "rollout: values, log-probabilities, rewards, advantages, targets": ("values", "log-prob", "rewards", "advantages", "value targets"),
+    "loss of every gradient step": ("losses",),
+    "weights, by how far they have moved": ("weights after",),
+    "Adam's moments": ("Adam's",),
+}
+"""Columns of its table, with beginnings of the quantities that are in each."""
+
+
+def agreement_rows(*, by_design: bool) -> list[tuple[str, list[dict[str, Any]]]]:
+    """What benchmarks/agreement.py found, by program of theirs; those that are meant to differ, or the others."""
+    path = RESULTS / "agreement.json"
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if bool(row["by_design"]) == by_design:
+            cases.setdefault(f"{PROGRAMS[row['reference']]}: `{row['program']}`", []).append(row)
+    return list(cases.items())
+
+
+def agreement_table(precision: str) -> str:
+    """Largest difference between a reference's numbers and ours in one precision, and their own noise."""
+    text = f"| theirs | ours | updates | {' | '.join(AGREEMENT)} |\n|---|---|---|{'---|' * len(AGREEMENT)}\n"
+    for program, rows in agreement_rows(by_design=False):
+        cells = [
+            _difference_and_noise([row for row in rows if row["quantity"].startswith(names)], precision) for names in AGREEMENT.values()
+        ]
+        text += f"| {program} | `{rows[0]['preset']}` | {rows[0]['updates']} | {' | '.join(cells)} |\n"
+    return text
+
+
+def by_design_table() -> str:
+    """What differs by design, and by how much, in float64."""
+    text = f"| theirs | why ours differs | {' | '.join(AGREEMENT)} |\n|---|---|{'---|' * len(AGREEMENT)}\n"
+    for program, rows in agreement_rows(by_design=True):
+        cells = [
+            _difference_and_noise([row for row in rows if row["quantity"].startswith(names)], "float64") for names in AGREEMENT.values()
+        ]
+        text += f"| {program} | {rows[0]['by_design']} | {' | '.join(cells)} |\n"
+    return text
+
+
+def _difference_and_noise(rows: list[dict[str, Any]], precision: str) -> str:
+    """The largest difference of several quantities, and the noise of that one."""
+    if not rows:
+        return "–"
+    bits = precision.removeprefix("float")
+    worst = max(rows, key=lambda row: row[precision])
+    return f"{worst[precision]:.0e} ({worst[f'noise{bits}']:.0e})".replace("0e+00", "0")
 
 
 BENCHES = {

@@ -1,0 +1,208 @@
+"""Their side: CleanRL's scripts, each run from its first line to its last on a recording.
+
+What is replaced: the environments' constructors, TensorBoard, tyro's command line, `print`, the wrapper that normalizes observations, whose statistics
+move at other times than ours (docs/fidelity.md), and the one seed-driven order, `np.random.shuffle`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from references.cases import Case
+from references.playback import Player, playbacks
+from references.quantities import Arrays, Quantities, matched
+from references.substitute import divergence_turned, draws_given, invented, losses_noted, optimizers_noted, stand_in, torch_and_numpy
+
+
+class SameStep:
+    """`gymnasium.vector.SyncVectorEnv` of the Gymnasium that CleanRL pins: an ended environment is reset in the same step."""
+
+    def __init__(self, makers: list[Any], player: Player) -> None:
+        self.envs, self.player = [make() for make in makers], player
+        self.single_observation_space, self.single_action_space = self.envs[0].observation_space, self.envs[0].action_space
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.stack([env.reset()[0] for env in self.envs]), {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self.player.step()
+        obs, *rest = zip(*(self._step(env, action) for env, action in zip(self.envs, actions, strict=True)), strict=True)
+        return np.stack(obs), *(np.array(part) for part in rest), {}
+
+    @staticmethod
+    def _step(env: Any, action: Any) -> tuple[Any, ...]:
+        obs, reward, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            obs, _ = env.reset()
+        return obs, float(reward), terminated, truncated
+
+    def close(self) -> None: ...
+
+
+def gym_env(player: Player) -> Any:
+    """`procgen.ProcgenEnv`, with the interface of gym 0.23."""
+    import gym
+
+    recording = player.recording
+
+    class ProcgenEnv(gym.Env):  # type: ignore[misc]
+        observation_space = gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, recording.spaces[0].shape, np.uint8)})
+        action_space = gym.spaces.Discrete(int(recording.spaces[1].n))  # type: ignore[attr-defined]  # it is discrete
+        metadata: dict[str, Any] = {"render.modes": []}  # noqa: RUF012  # gym's own is one
+        num_envs = player.num_envs
+
+        def reset(self) -> dict[str, np.ndarray]:
+            return {"rgb": player.seen()}
+
+        def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict[str, Any]]]:
+            n = player.step()
+            return {"rgb": player.seen()}, recording.reward[n].astype(np.float64), recording.ended[n], [{} for _ in range(player.num_envs)]
+
+    return ProcgenEnv()
+
+
+class Side:
+    """Their scripts, run in a precision.
+
+    Args:
+        path: of their repository.
+        precision: `float32` or `float64`.
+    """
+
+    def __init__(self, path: Path, precision: str) -> None:
+        self.path, self.precision = path / "cleanrl", precision
+
+    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool) -> Quantities:
+        """Run a script.
+
+        Args:
+            case: which.
+            start: weights to begin with, by our names.
+            orders: of all passes over samples, in our numbers.
+            turned: add up each minibatch's samples in another order.
+        """
+        script, player = self.path / case.program, Player(case.experience())
+        left = [self._in_their_numbers(order, case, turned=turned) for order in orders]
+
+        def shuffle(indices: np.ndarray) -> None:
+            indices[:] = left.pop(0)
+
+        with (
+            warnings.catch_warnings(), draws_given(player.action), divergence_turned(turned), losses_noted() as losses,
+            optimizers_noted() as adams,
+        ):  # fmt: skip
+            warnings.simplefilter("ignore")
+            notes = Notes(case, start, losses, adams)
+            namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(script)}
+            notes.namespace = namespace
+            replaced = self._replaced(case, player, shuffle, notes)
+
+            def importer(name: str, *where: Any) -> Any:
+                return replaced[name] if name in replaced else builtins.__import__(name, *where)
+
+            namespace["__builtins__"] = {**vars(builtins), "__import__": importer, "print": notes.hear}
+            exec(compile(script.read_text(), str(script), "exec"), namespace)
+        assert len(left) == case.iterations - notes.iteration, (
+            f"{len(left)} orders were left"
+        )  # an update that fills no phase is dropped there
+        return notes.found
+
+    def _replaced(self, case: Case, player: Player, shuffle: Any, notes: Notes) -> dict[str, Any]:
+        """What the script's import statements find."""
+        random = SimpleNamespace(shuffle=shuffle, seed=lambda seed: None)
+        arguments = {"total_timesteps": case.budget, "num_envs": case.num_envs, "num_steps": case.num_steps, "cuda": False, **case.settings}
+        summary = invented(
+            "torch.utils.tensorboard",
+            SummaryWriter=lambda folder: SimpleNamespace(add_text=_nothing, add_scalar=notes.scalar, close=_nothing),
+        )
+        return torch_and_numpy(self.precision, of_numpy={"random": random}) | {
+            "tyro": invented("tyro", cli=lambda kind: kind(**arguments)),
+            "torch.utils.tensorboard": summary,
+            "gymnasium": _gymnasium(player, notes),
+            "procgen": invented("procgen", ProcgenEnv=lambda **_: notes.begins_with(gym_env(player))),
+        }
+
+    @staticmethod
+    def _in_their_numbers(order: np.ndarray, case: Case, *, turned: bool) -> np.ndarray:
+        """Transitions are numbered step by step there, environment by environment here; segments of a phase alike."""
+        if len(order) == case.num_envs * case.num_steps:
+            env, step = np.divmod(order, case.num_steps)
+            order, size = step * case.num_envs + env, len(order) // case.minibatches
+        else:
+            size = 4
+        return order.reshape(-1, size)[:, ::-1].reshape(-1) if turned else order
+
+
+class Notes:
+    """What is written down of a script while it runs."""
+
+    def __init__(self, case: Case, start: Arrays, losses: list[float], adams: list[Any]) -> None:
+        self.case, self.start, self.losses, self.adams = case, start, losses, adams
+        self.found = Quantities()
+        self.namespace: dict[str, Any] = {}
+        self.weights: dict[str, torch.Tensor] = {}
+        self.iteration = 0
+
+    def begins_with(self, envs: Any) -> Any:
+        """Let the agent begin with the given weights, at the first reset: it is made by then."""
+        reset = envs.reset
+
+        def first(*args: Any, **options: Any) -> Any:
+            theirs = dict(self.namespace["agent"].named_parameters())
+            self.weights = {ours: theirs[name] for ours, name in matched(self.start, theirs, self.case.names).items()}
+            if self.case.initial:
+                self.found.put_initial(self.weights)
+            with torch.no_grad():
+                for name, weight in self.weights.items():
+                    weight.copy_(torch.from_numpy(self.start[name]).reshape(weight.shape))
+            envs.reset = reset
+            return reset(*args, **options)
+
+        envs.reset = first
+        return envs
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        """What a script logs last of an update, and last of an auxiliary phase."""
+        if name == "charts/SPS":
+            self.iteration += 1
+            script = self.namespace
+            names = {"values": "values", "log-probabilities": "logprobs", "rewards, normalized": "rewards", "value targets": "returns"}
+            for quantity, theirs in names.items():
+                self.found.put(self.iteration, quantity, script[theirs].T)
+            self.found.put(self.iteration, "values after the rollout", script["next_value"][0])
+            self.found.put(self.iteration, "advantages", script["b_advantages"].reshape(script["values"].shape).T)
+            self._state("policy phase")
+        elif name == "losses/aux/real_value_loss":
+            self._state("auxiliary phase")
+
+    def hear(self, *words: Any, **_: Any) -> None:
+        """At the start of an auxiliary phase the last policy gradient is still there, and goes into its first step; dropped, unless it is to be shown."""
+        if words == ("aux epoch 1",) and not self.case.as_it_is:
+            self.namespace["optimizer"].zero_grad()
+
+    def _state(self, phase: str) -> None:
+        self.found.put_state(self.iteration, self.weights, self.start, {"policy": self.adams}, phase)
+        self.found.put(self.iteration, f"losses of the {phase}'s steps", self.losses)
+        self.losses.clear()
+
+
+def _gymnasium(player: Player, notes: Notes) -> Any:
+    """Gymnasium with the recording for an environment."""
+    make = playbacks(player.recording)
+    wrappers = stand_in(
+        gymnasium.wrappers,
+        NormalizeObservation=lambda env: env,
+        TransformObservation=lambda env, function: gymnasium.wrappers.TransformObservation(env, function, env.observation_space),
+    )
+    vector = stand_in(gymnasium.vector, SyncVectorEnv=lambda makers: notes.begins_with(SameStep(makers, player)))
+    return stand_in(gymnasium, make=lambda name: make(), wrappers=wrappers, vector=vector)
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...

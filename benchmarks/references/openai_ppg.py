@@ -1,0 +1,251 @@
+"""Their side: openai/phasic-policy-gradient, its `train.train_fn` on a recording.
+
+What does not install is replaced: `mpi4py` (a single process), `gym3` (its types and its wrapper's forwarding), `procgen`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from references.cases import Case
+from references.playback import Player
+from references.quantities import Arrays, Quantities, matched
+from references.substitute import divergence_turned, draws_given, fresh_import, invented, losses_noted, optimizers_noted, torch_and_numpy
+
+PACKAGE = "phasic_policy_gradient"
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """`gym3.types.Discrete`."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class Real:
+    """`gym3.types.Real`."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """`gym3.types.TensorType`."""
+
+    eltype: Any
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+
+class Wrapper:
+    """`gym3.Wrapper`: forwards what it does not do."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+
+class Alone:
+    """An MPI communicator of one process."""
+
+    rank, size = 0, 1
+
+    def Get_rank(self) -> int:  # MPI's name
+        return 0
+
+    def Get_size(self) -> int:  # MPI's name
+        return 1
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return value
+
+    def Allreduce(self, given: np.ndarray, result: np.ndarray, **_: Any) -> None:  # MPI's name
+        np.copyto(result, given)
+
+
+def mpi() -> dict[str, Any]:
+    """`mpi4py`, for a program that is alone."""
+    inner = invented("mpi4py.MPI", COMM_WORLD=Alone(), Comm=Alone, SUM="sum", MIN="min", MAX="max")
+    return {"mpi4py": invented("mpi4py", MPI=inner), "mpi4py.MPI": inner}
+
+
+class Environments:
+    """A recording with gym3's interface: what is observed is the reward of the step before, the observation, and whether it is a first one."""
+
+    def __init__(self, player: Player, precision: str) -> None:
+        observation, action = player.recording.spaces
+        self.player, self.num, self.precision = player, player.num_envs, precision
+        self.ob_space = TensorType(Real(), tuple(observation.shape or ()))
+        self.ac_space = TensorType(Discrete(int(action.n)), ())  # type: ignore[attr-defined]  # it is discrete
+        self.reward, self.first = np.zeros(self.num, precision), np.ones(self.num, bool)
+
+    def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.reward, self.player.seen(), self.first
+
+    def act(self, action: np.ndarray) -> None:
+        n = self.player.step()
+        self.reward, self.first = self.player.recording.reward[n].astype(self.precision), self.player.recording.ended[n]
+
+    def get_info(self) -> list[dict[str, Any]]:
+        return [{} for _ in range(self.num)]
+
+
+class Side:
+    """Their package, imported in a precision.
+
+    Args:
+        path: of their repository.
+        precision: `float32` or `float64`.
+    """
+
+    def __init__(self, path: Path, precision: str) -> None:
+        self.precision = precision
+        self.orders: list[np.ndarray] = []
+        types = invented("gym3.types", Discrete=Discrete, Real=Real, TensorType=TensorType)
+        substitutes = mpi() | {"gym3": invented("gym3", Wrapper=Wrapper, types=types), "gym3.types": types}
+        substitutes |= {"procgen": invented("procgen", ProcgenGym3Env=None)}
+        substitutes |= {"torch": torch_and_numpy(precision, of_torch={"randperm": self._order, "has_cuda": False})["torch"]}
+        with patch.object(sys, "path", [str(path), *sys.path]):
+            names = ("train", "ppg", "ppo", "torch_util", "log_save_helper")
+            self.train, self.ppg, self.ppo, self.torch_util, self.log_save_helper = (
+                fresh_import(f"{PACKAGE}.{name}", substitutes) for name in names
+            )
+
+    def _order(self, number: int) -> torch.Tensor:
+        """In place of `torch.randperm`."""
+        return torch.from_numpy(self.orders.pop(0))
+
+    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool) -> Quantities:
+        """Run `ppg.learn`.
+
+        Args:
+            case: which.
+            start: weights to begin with, by our names.
+            orders: of all passes over samples, in our numbers.
+            turned: add up each minibatch's samples in another order.
+        """
+        self.orders = [self._in_their_numbers(order, case, turned=turned) for order in orders]
+        environments = Environments(Player(case.experience()), self.precision)
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            for context in (
+                draws_given(environments.player.action),
+                divergence_turned(turned),
+                patch.dict(os.environ, RCALL_LOGDIR=folder),
+                contextlib.redirect_stdout(io.StringIO()),
+                patch.object(self.train, "get_venv", lambda **_: environments),
+                patch.object(self.torch_util, "setup_dist"),  # looks for other processes
+                patch.object(self.torch_util, "format_model", return_value=""),
+                patch.object(self.log_save_helper.LogSaveHelper, "save"),
+            ):
+                stack.enter_context(context)
+            notes = Notes(self, case, start, stack.enter_context(losses_noted()), stack.enter_context(optimizers_noted()))
+            for owner, name, watched in notes.watched():
+                stack.enter_context(patch.object(owner, name, watched))
+            self.train.train_fn(
+                num_envs=case.num_envs, nminibatch=case.minibatches, interacts_total=case.budget, log_dir=folder, **case.settings
+            )
+        assert not self.orders, f"{len(self.orders)} orders were left"
+        return notes.found
+
+    @staticmethod
+    def _in_their_numbers(order: np.ndarray, case: Case, *, turned: bool) -> np.ndarray:
+        """Segments of a phase are numbered by environment there, by rollout here."""
+        size = case.num_envs // case.minibatches
+        if len(order) > case.num_envs:
+            rollout, env = np.divmod(order, case.num_envs)
+            order, size = env * (len(order) // case.num_envs) + rollout, 4
+        return order.reshape(-1, size)[:, ::-1].reshape(-1).copy() if turned else order
+
+
+class Notes:
+    """What is written down while their functions call each other, each of which is called as it is."""
+
+    def __init__(self, side: Side, case: Case, start: Arrays, losses: list[float], adams: list[Any]) -> None:
+        self.side, self.case, self.start, self.losses, self.adams = side, case, start, losses, adams
+        self.found = Quantities()
+        self.weights: dict[str, torch.Tensor] = {}
+        self.iteration = 0
+
+    def watched(self) -> list[tuple[Any, str, Any]]:
+        """Owner and name of each function that is watched, and what stands in its place."""
+        side, helper = self.side, self.side.log_save_helper.LogSaveHelper
+        learn, learn_policy, advantages = side.ppg.learn, side.ppo.learn, side.ppo.compute_advantage
+        log, train = helper.__call__, side.ppg.aux_train
+
+        def begin(*, model: Any, **options: Any) -> None:
+            self._begin(model)
+            learn(model=model, **options)
+
+        def learn_policy_in_short_rollouts(**options: Any) -> Any:
+            return learn_policy(**options, nstep=self.case.num_steps)
+
+        def compute_advantage(model: Any, segment: dict[str, Any], *args: Any, **options: Any) -> None:
+            advantages(model, segment, *args, **options)
+            self._segment(segment)
+
+        def log_iteration(of_run: Any) -> bool:
+            self._state("policy phase")
+            return log(of_run)
+
+        def aux_train(**options: Any) -> None:
+            train(**options)
+            self._state("auxiliary phase")
+
+        return [
+            (side.ppg, "learn", begin),
+            (side.ppo, "learn", learn_policy_in_short_rollouts),
+            (side.ppo, "compute_advantage", compute_advantage),
+            (helper, "__call__", log_iteration),
+            (side.ppg, "aux_train", aux_train),
+        ]
+
+    def _begin(self, model: Any) -> None:
+        theirs = dict(model.named_parameters())
+        self.weights = {ours: theirs[name] for ours, name in matched(self.start, theirs, self.case.names).items()}
+        if self.case.initial:
+            self.found.put_initial(self.weights)
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(torch.from_numpy(self.start[name]))
+
+    def _segment(self, segment: dict[str, Any]) -> None:
+        self.iteration += 1
+        names = {
+            "values": "vpred",
+            "log-probabilities": "logp",
+            "rewards, normalized": "reward",
+            "advantages": "adv",
+            "value targets": "vtarg",
+        }
+        for quantity, name in names.items():
+            self.found.put(self.iteration, quantity, segment[name])
+
+    def _state(self, phase: str) -> None:
+        tasks = {"policy": self.adams[1:], "aux": self.adams[:1]}  # the auxiliary phase's is made first
+        self.found.put_state(self.iteration, self.weights, self.start, tasks, phase)
+        key = f"{self.iteration}|losses of the {phase}'s steps|"
+        self.found.arrays[key] = np.append(self.found.arrays.get(key, []), self.losses)
+        self.losses.clear()

@@ -1,0 +1,203 @@
+"""Recorded experience, played back to anyone who asks for an environment: the same whatever is done."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Recording:
+    """N steps of B environments.
+
+    Attributes:
+        obs: `[N + 1, B, …]`, what each action answers to; after an end the first of a new episode.
+        final_obs: `[N, B, …]`, where an episode ended: what it ended with.
+        reward: `[N, B]`, of numbers that float32 has.
+        terminated: `[N, B]`, ended by the rules.
+        truncated: `[N, B]`, cut.
+        action: `[N, B]` or `[N, B, K]`.
+        spaces: of observations and actions.
+    """
+
+    obs: np.ndarray
+    final_obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    action: np.ndarray
+    spaces: tuple[gym.Space[Any], gym.Space[Any]]
+
+    @property
+    def ended(self) -> np.ndarray:
+        """`[N, B]`."""
+        return self.terminated | self.truncated
+
+
+PICTURE, VECTOR = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8), gym.spaces.Box(-10, 10, (7,), np.float32)
+BUTTONS, FEW, FORCES = gym.spaces.Discrete(15), gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (3,), np.float32)
+
+
+def record(
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+    num_steps: int,
+    num_envs: int,
+    *,
+    ends: str,
+    limit: int = 12,
+    rollout: int = 0,
+    seed: int = 0,
+) -> Recording:
+    """Make experience up.
+
+    Args:
+        spaces: of observations and actions.
+        num_steps: N.
+        num_envs: B.
+        ends: `rules`: episodes end by the rules only, of any length. `both`: some are cut, too. `limit`: those that reach `limit` are cut.
+        limit: most steps of an episode, for `limit`.
+        rollout: for `limit`: an episode is cut at each end of so many steps, by a limit that it has reached just then.
+        seed: of everything.
+    """
+    random = np.random.default_rng(seed)
+    observation, action = spaces
+    shape = (num_steps + 1, num_envs, *(observation.shape or ()))
+    if observation.dtype == np.uint8:
+        obs, final = (_pictures(random, shape) for _ in range(2))
+    else:
+        obs, final = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
+    # Sparse and of different sizes, as rewards are.
+    reward = (random.random((num_steps, num_envs)) < 0.4) * random.exponential(2, (num_steps, num_envs))
+    terminated, truncated = random.random((num_steps, num_envs)) < 0.1, np.zeros((num_steps, num_envs), bool)
+    if ends == "both":
+        truncated = ~terminated & (random.random((num_steps, num_envs)) < 0.05)
+    if ends == "limit":
+        terminated, truncated = _limited(terminated, limit, rollout)
+    if isinstance(action, gym.spaces.Discrete):
+        actions = random.integers(0, action.n, (num_steps, num_envs))
+    else:
+        actions = random.standard_normal((num_steps, num_envs, *(action.shape or ()))).astype(np.float32)
+    return Recording(obs, final[:-1], reward.astype(np.float32), terminated, truncated, actions, spaces)
+
+
+def _pictures(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Pictures `[…, H, W, C]` of patches 8 pixels wide with a little noise: they differ from each other, as those of games do, and pure noise does not."""
+    *many, height, width, channels = shape
+    patches = random.integers(16, 240, (*many, height // 8, width // 8, channels))
+    pictures = patches.repeat(8, axis=-3).repeat(8, axis=-2) + random.integers(-16, 16, shape)
+    return pictures.astype(np.uint8)
+
+
+def _limited(terminated: np.ndarray, limit: int, rollout: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of one environment with a time limit: one episode of `limit` steps is the last of each rollout, and is cut."""
+    terminated, truncated = terminated.copy(), np.zeros_like(terminated)
+    length = 0
+    for t in range(len(terminated)):
+        left = rollout - t % rollout
+        if left == limit:
+            terminated[t - 1 if t else 0] |= t > 0
+        if left <= limit:
+            terminated[t] = False
+        length = 0 if t and (terminated[t - 1, 0] or truncated[t - 1, 0]) else length
+        length += 1
+        truncated[t] = length == limit
+        terminated[t] &= ~truncated[t]
+    return terminated, truncated
+
+
+class Player:
+    """Plays a recording to all its environments at once; an ended episode is followed by the next one in the same step."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.num_envs = recording.reward.shape[1]
+        self.at = 0
+
+    def seen(self) -> np.ndarray:
+        """What all environments show now."""
+        return self.recording.obs[self.at].copy()
+
+    def action(self) -> np.ndarray:
+        """What is done about it."""
+        return self.recording.action[min(self.at, len(self.recording.action) - 1)]
+
+    def step(self) -> int:
+        """Go on; returns the number of the step that was made."""
+        self.at += 1
+        return self.at - 1
+
+
+class Playback(gym.Env[np.ndarray, Any]):
+    """One environment of a recording, with Gymnasium's interface; `reset` is needed after an end."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium's own is one
+
+    def __init__(self, recording: Recording, number: int) -> None:
+        self.observation_space, self.action_space = recording.spaces
+        self.recording, self.number, self.at = recording, number, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """The first observation of the episode that begins here."""
+        return self.recording.obs[self.at, self.number].copy(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """What was recorded."""
+        n, i, self.at = self.at, self.number, self.at + 1
+        obs = self.recording.final_obs[n, i] if self.recording.ended[n, i] else self.recording.obs[self.at, i]
+        of_step = (self.recording.reward[n, i], self.recording.terminated[n, i], self.recording.truncated[n, i])
+        return obs.copy(), float(of_step[0]), bool(of_step[1]), bool(of_step[2]), {}
+
+
+def playbacks(recording: Recording, *, first: int = 0) -> Callable[[], Playback]:
+    """Makes the environments of a recording, one a call, from this number on."""
+    numbers = itertools.count(first)
+    return lambda: Playback(recording, next(numbers))
+
+
+class Played:
+    """A recording with what their vector environments have; to be put before their base class."""
+
+    player: Player
+    precision: str
+
+    def reset(self) -> np.ndarray:
+        return self.player.seen()
+
+    def step_async(self, actions: np.ndarray) -> None: ...
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        n, recording = self.player.step(), self.player.recording
+        infos: list[dict[str, Any]] = [{} for _ in range(self.player.num_envs)]
+        for env in np.flatnonzero(recording.ended[n]):
+            infos[env] = {"terminal_observation": recording.final_obs[n, env], "TimeLimit.truncated": bool(recording.truncated[n, env])}
+        return self.player.seen(), recording.reward[n].astype(self.precision), recording.ended[n], infos
+
+    def close(self) -> None: ...
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [None] * self.player.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **options: Any) -> list[Any]:
+        return [None] * self.player.num_envs
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.player.num_envs
+
+
+def played(base: Any, player: Player, precision: str) -> Any:
+    """A recording as an environment of a reference.
+
+    Args:
+        base: its class of vector environments, made from their number and the spaces.
+        player: of the recording.
+        precision: of rewards.
+    """
+    kind = type("Environments", (Played, base), {"player": player, "precision": precision})
+    return kind(player.num_envs, *player.recording.spaces)

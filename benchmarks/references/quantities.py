@@ -1,0 +1,81 @@
+"""What a run says: numbers by iteration, quantity and part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+class Quantities:
+    """Arrays by `iteration|quantity|part`; each part (a layer's weights, for example) is compared by itself."""
+
+    def __init__(self) -> None:
+        self.arrays: Arrays = {}
+
+    def put(self, iteration: int, quantity: str, value: Any, part: str = "") -> None:
+        """Note an array, as it is now."""
+        value = value.detach().numpy() if hasattr(value, "detach") else value
+        self.arrays[f"{iteration}|{quantity}|{part}"] = np.array(value, dtype=np.float64)
+
+    def put_state(
+        self,
+        iteration: int,
+        weights: Mapping[str, Any],
+        start: Mapping[str, np.ndarray],
+        optimizers: Mapping[str, Sequence[Any]],
+        when: str,
+    ) -> None:
+        """Note how far all weights have moved, and Adam's two moments of each.
+
+        Args:
+            iteration: its number.
+            weights: parameters by our names.
+            start: as they were at the start.
+            optimizers: Adams by their task; of those for one task, one has the parameter.
+            when: `policy phase` or `auxiliary phase`.
+        """
+        for name, weight in weights.items():
+            self.put(
+                iteration, f"weights after the {when}", weight.detach().double().numpy().reshape(start[name].shape) - start[name], name
+            )
+        for task, adams in optimizers.items():
+            for name, weight in weights.items():
+                states = [adam.state[weight] for adam in adams if weight in adam.state]
+                if states:
+                    self.put(iteration, f"steps of Adam, after the {when}", states[0]["step"], f"{task}: {name}")
+                    for moment, order in (("exp_avg", "first"), ("exp_avg_sq", "second")):
+                        value = states[0][moment].detach().numpy().reshape(start[name].shape)
+                        self.put(iteration, f"Adam's {order} moment after the {when}", value, f"{task}: {name}")
+
+    def put_initial(self, weights: Mapping[str, Any]) -> None:
+        """Note the norms of the weights that a program begins with of its own accord."""
+        for name, weight in weights.items():
+            self.put(0, "norms of the initial weights", weight.detach().norm(), name)
+
+    def save(self, path: Path) -> None:
+        """Write to a file."""
+        np.savez(path, **self.arrays)
+
+
+def matched(ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Their name of each of our parameters: those under one beginning are in the same order in both.
+
+    Raises:
+        ValueError: there are more of them on one side, though we have any.
+    """
+    found: dict[str, str] = {}
+    ours = list(ours)
+    for beginning, others in names.items():
+        mine = [name for name in ours if name == beginning or name.startswith(f"{beginning}.")]
+        them = [name for other in others for name in theirs if name == other or name.startswith(f"{other}.")]
+        if mine and len(mine) != len(them):
+            raise ValueError(f"{beginning} has {len(mine)} parameters here, {' and '.join(others)} {len(them)} there")
+        found |= dict(zip(mine, them, strict=bool(mine)))
+    if missing := [name for name in ours if name not in found]:
+        raise ValueError(f"no names for {', '.join(missing)}")
+    return {name: found[name] for name in ours}

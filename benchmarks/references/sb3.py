@@ -1,0 +1,77 @@
+"""Their side: Stable-Baselines3's `PPO.learn` on a recording, from the package that is installed beside this program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from references.cases import Case
+from references.playback import Player, played
+from references.quantities import Arrays, Quantities, matched
+from references.substitute import draws_given, fresh_import, losses_noted, optimizers_noted, stand_in, torch_and_numpy
+
+
+class Side:
+    """Their package, imported in a precision.
+
+    Args:
+        path: not used: it is a package that installs.
+        precision: `float32` or `float64`.
+    """
+
+    def __init__(self, path: Path, precision: str) -> None:
+        self.precision = precision
+        self.orders: list[np.ndarray] = []
+        for name in ("pandas", "matplotlib.pyplot", "torch.utils.tensorboard"):  # what they import is not substituted for others
+            try:
+                fresh_import(name, {})
+            except ImportError:
+                continue
+        random = stand_in(np.random, permutation=lambda number: self.orders.pop(0))
+        substitutes = torch_and_numpy(precision, of_numpy={"random": random})
+        self.ppo = fresh_import("stable_baselines3.ppo.ppo", substitutes)
+        self.vec_env = fresh_import("stable_baselines3.common.vec_env", substitutes)
+        self.policy = fresh_import("stable_baselines3.common.on_policy_algorithm", substitutes)
+
+    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool) -> Quantities:
+        """Run `PPO.learn` with its defaults.
+
+        Args:
+            case: which.
+            start: weights to begin with, by our names.
+            orders: of all passes over samples; they number them as we do.
+            turned: add up each minibatch's samples in another order.
+        """
+        size = case.num_envs * case.num_steps // case.minibatches
+        self.orders = [order.reshape(-1, size)[:, ::-1].reshape(-1) if turned else order for order in orders]
+        player, found = Player(case.experience()), Quantities()
+        with draws_given(player.action), losses_noted() as losses, optimizers_noted() as adams:
+            model = self.ppo.PPO(
+                "MlpPolicy", played(self.vec_env.VecEnv, player, self.precision), n_steps=case.num_steps, batch_size=size, device="cpu"
+            )
+            theirs = dict(model.policy.named_parameters())
+            weights = {ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()}
+            if case.initial:
+                found.put_initial(weights)
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    weight.copy_(torch.from_numpy(start[name]))
+            train, iterations = model.train, []
+
+            def watched() -> None:
+                buffer = model.rollout_buffer
+                iterations.append(len(iterations) + 1)
+                names = {"values": "values", "log-probabilities": "log_probs", "advantages": "advantages", "value targets": "returns"}
+                for quantity, name in names.items():
+                    found.put(iterations[-1], quantity, getattr(buffer, name).T)
+                train()
+                found.put_state(iterations[-1], weights, start, {"policy": adams}, "policy phase")
+                found.put(iterations[-1], "losses of the policy phase's steps", losses)
+                losses.clear()
+
+            with patch.object(model, "train", watched):
+                model.learn(case.budget)
+        assert not self.orders, f"{len(self.orders)} orders were left"
+        return found
