@@ -232,7 +232,18 @@ def run_tests(session: Session) -> Result:
     report = session.volatile / "tests.xml"
     report.parent.mkdir(parents=True, exist_ok=True)
     # The suite's own settings ask for packages that may not be there.
-    words = [sys.executable, "-m", "pytest", "tests/test_gpu.py", "tests/test_compute.py", "-q", "-k", "cuda or waited", "-o", "addopts="]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/test_gpu.py",
+        "tests/test_compute.py",
+        "-q",
+        "-k",
+        "test_gpu or cuda or waited",
+        "-o",
+        "addopts=",
+    ]
     words += ["-o", "filterwarnings=default", "-o", "minversion=7", "-o", "timeout=90", "-p", "no:cacheprovider", f"--junitxml={report}"]
     words += ["-n", "4"] if importlib.util.find_spec("xdist") else []
     session.run(words, seconds=session.time_for(300), log=session.log("tests"), accept=(0, 1))
