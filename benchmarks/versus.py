@@ -175,6 +175,13 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         _ours("phasicrl, two networks", "procgen-ppg", _GPU_PPG, ends=6),
         _ours("phasicrl, two networks, both phases bf16", "procgen-ppg", f"{_GPU_PPG} {_ALL_BF16}", ends=6),
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "98304", begins=2, memory_kept=False),
+    # A minute, to see that everything is there; its rates say nothing.
+    "procgen-toy": (
+        _ours("phasicrl", "compat-cleanrl-ppo-procgen", "--env.id starpilot --env.num-envs 4 --ppo.num-steps 8 --ppo.num-minibatches 2 --total-env-steps 128"),
+        Contestant("CleanRL ppo_procgen.py", "cleanrl", (
+            "--envpool", "{cleanrl}/cleanrl/ppo_procgen.py", "--num-envs", "4", "--num-steps", "8", "--total-timesteps", "128", "--seed", "{seed}"
+        )),
+    ),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
         _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco, imageio"),
