@@ -28,12 +28,12 @@ def agreement(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_largest_difference_is_by_norm_and_over_all_updates_and_parts(agreement: ModuleType) -> None:
     theirs = {"1|weights|a": np.array([3.0, 4.0]), "2|weights|b": np.array([[0.0], [2.0]]), "1|values|": np.zeros(2)}
     ours = {
-        "1|weights|a": np.array([3.0, 4.5]),
+        "1|weights|a": np.array([3.0, 6.0]),
         "2|weights|b": np.array([0.0, 2.5]),
         "1|values|": np.array([0.0, 1e-9]),
         "3|weights|a": np.ones(2),
     }
-    assert agreement.largest(ours, theirs) == {"weights": 0.25, "values": 1e-9}  # 0.5 / 5 and 0.5 / 2; nothing to be a share of
+    assert agreement.largest(ours, theirs) == {"weights": 0.4, "values": 1e-9}  # 2 / 5 and 0.5 / 2; nothing to be a share of
     with pytest.raises(ValueError, match=r"only one side has 1\|values\|"):
         agreement.largest({name: value for name, value in ours.items() if "values" not in name}, theirs)
 
