@@ -28,17 +28,17 @@ def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[flo
     return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
 
 
-def compare(ours: Curve, published: Curve, edges: list[int], metric: str, seeds: list[int]) -> list[dict[str, object]]:
+def compare(ours: dict[int, Curve], published: Curve, edges: list[int], metric: str) -> list[dict[str, object]]:
     """One row for a run of ours and a window: our mean, the published runs' span, and the 95 % interval in which one more run of theirs would lie."""
     theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
     half = T_95 * theirs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(theirs))
     rows = []
-    for seed, run in zip(seeds, ours.runs, strict=True):
-        for index, value in enumerate(windows(edges, ours.steps, run)):
+    for seed, curve in ours.items():
+        for index, value in enumerate(windows(edges, curve.steps, curve.runs[0])):
             column = theirs[:, index]
             rows.append(
                 {
-                    "env": ours.env_id, "seed": seed, "metric": metric, "steps": f"{edges[index]:,}–{edges[index + 1]:,}",
+                    "env": curve.env_id, "seed": seed, "metric": metric, "steps": f"{edges[index]:,}–{edges[index + 1]:,}",
                     "ours": round(value, 3), "published_min": round(float(column.min()), 3), "published_mean": round(float(column.mean()), 3),
                     "published_max": round(float(column.max()), 3), "prediction_half_width": round(float(half[index]), 3),
                     "within_min_max": bool(column.min() <= value <= column.max()),
@@ -48,7 +48,7 @@ def compare(ours: Curve, published: Curve, edges: list[int], metric: str, seeds:
     return rows
 
 
-def draw(panels: list[list[tuple[Curve, Curve]]], output: Path) -> None:
+def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> None:
     """A row for each game, a column for each metric."""
     import matplotlib
 
@@ -62,15 +62,15 @@ def draw(panels: list[list[tuple[Curve, Curve]]], output: Path) -> None:
         for panel, title, (ours, published) in zip(row, METRICS.values(), pairs, strict=True):
             panel.fill_between(published.steps / 1e6, *published.band, color="#999999", alpha=0.35, linewidth=0)
             panel.plot(published.steps / 1e6, published.runs.T, color="#777777", linewidth=0.7)
-            for run in ours.runs:
-                panel.plot(ours.steps / 1e6, run, color="#0072B2", linewidth=1.2)
-            panel.set_title(f"{ours.env_id}: {title}", fontsize=10)
+            for curve in ours.values():
+                panel.plot(curve.steps / 1e6, curve.runs[0], color="#0072B2", linewidth=1.2)
+            panel.set_title(f"{published.env_id}: {title}", fontsize=10)
             panel.grid(alpha=0.25)
     for panel in axes[-1]:
         panel.set_xlabel("environment steps (millions)")
     ours, published = panels[0][0]
     lines = [axes[0][0].plot([], [], color=colour, linewidth=2)[0] for colour in ("#0072B2", "#777777")]
-    labels = [f"phasicrl, {len(ours.runs)} seeds", f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum"]
+    labels = [f"phasicrl, {len(ours)} seeds", f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum"]
     figure.legend(lines, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     for suffix in (".png", ".svg"):
         figure.savefig(output.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
@@ -88,17 +88,16 @@ def main() -> None:
     for run in options.runs:
         config = json.loads((run / "config.json").read_text())
         games.setdefault(config["env"]["id"], {})[config["seed"]] = run
-    panels: list[list[tuple[Curve, Curve]]] = []
+    panels: list[list[tuple[dict[int, Curve], Curve]]] = []
     rows: list[dict[str, object]] = []
     for env_id, of_seed in games.items():
-        seeds = sorted(of_seed)
         panels.append([])
         for metric in METRICS:
-            (ours,) = run_curves([of_seed[seed] for seed in seeds], metric)
-            end = float(ours.steps[-1])
+            ours = {seed: run_curves([of_seed[seed]], metric)[0] for seed in sorted(of_seed)}
+            end = min(float(curve.steps[-1]) for curve in ours.values())
             (published,) = reference_curves(options.reference, metric, ends={env_id: end})
             edges = [int(edge) for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)]
-            rows += compare(ours, published, edges, metric, seeds)
+            rows += compare(ours, published, edges, metric)
             panels[-1].append((ours, published))
     with options.output.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

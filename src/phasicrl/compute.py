@@ -105,6 +105,8 @@ class Compute:
         micro_batch: pictures in a piece, likewise; None is whole minibatches.
         compiles_pools: whether max-pools are compiled.
         remarks: what `settle` chose and saw, as lines for people.
+        looks_at_gradients: whether an eager step is refused at once if its gradient is not finite. A GPU would be waited for, so that there
+            the means of the phase tell.
         steps_at_once: how many steps go through a network together where no gradient is needed.
         say: told which way was chosen, for people.
 
@@ -135,6 +137,7 @@ class Compute:
         self.micro_batch = {phase: (usual if size == "auto" else size) if pictures else None for phase, size in asked.items()}
         aux: Precision = "bf16" if config.aux_precision == "bf16" else "fp32"
         self.precision: dict[str, Precision] = {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
+        self.looks_at_gradients = on_cpu
         self.findings: Findings | None = None
         self.remarks: list[str] = []
         self.num_threads = config.num_threads or (num_cores() if pictures or minibatch_size >= WORTH_SHARING else 1)
@@ -288,7 +291,8 @@ class Compute:
 
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
-            ValueError: the gradient is not finite. A compiled step is not made then either, but says so only by the norm that it returns.
+            ValueError: the gradient of an eager step on a CPU is not finite. A step that is one call is not made then either, and says so by
+                the norm that it returns.
         """
         knob = f"a larger {'aux' if settings.name == 'aux' else 'ppo'}.num_minibatches"
         phase = settings.name
@@ -376,7 +380,7 @@ class Compute:
             if settings.max_grad_norm is not None:
                 torch._foreach_mul_(gradients, (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
-        if not norm.isfinite():
+        if self.looks_at_gradients and not norm.isfinite():
             raise diverged([settings.norm_name])
         settings.optimizer.step()
         return (*names, settings.norm_name), torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)])
