@@ -38,6 +38,29 @@ TASKS = (
 )
 
 
+ZOO_ACROBOT = (
+    "--env.id gymnasium:Acrobot-v1 --env.num-envs 16 --ppo.num-steps 256 --ppo.policy-epochs 4 --ppo.value-epochs 4 --ppo.num-minibatches 64 "
+    "--ppo.gae-lambda 0.94 --obs-norm.no-from-first-rollout --reward-norm.per step --total-env-steps 1_000_000"
+)
+"""RL-Zoo's settings for Acrobot, where they differ from Stable-Baselines3's defaults."""
+COMPATIBLE = (
+    # preset with fields, environment, what its own code base published
+    ("compat-cleanrl-ppo", "CartPole-v1", "490.0 ± 6.1 in training (docs/benchmark/ppo.md, 3 seeds)"),
+    ("compat-cleanrl-ppo --env.id gymnasium:Acrobot-v1", "Acrobot-v1", "−86.4 ± 1.3 in training (likewise)"),
+    ("compat-cleanrl-ppo --env.id gymnasium:MountainCar-v0", "MountainCar-v0", "−200 in training (likewise)"),
+    (
+        "compat-cleanrl-ppo-continuous --env.id envpool:InvertedPendulum-v4",
+        "InvertedPendulum-v4",
+        "963.1 ± 22.2 in training (ppo_continuous_action.md, 3 seeds)",
+    ),
+    ("compat-cleanrl-ppo-continuous", "HalfCheetah-v4", "1,442.6 ± 46.0 in training (likewise)"),
+    ("compat-sb3-ppo", "CartPole-v1", "none with the defaults"),
+    (f"compat-sb3-ppo {ZOO_ACROBOT}", "Acrobot-v1, settings of RL-Zoo", "−73.5 ± 18.2 greedy (RL-Zoo, one run; the spread is of episodes)"),
+    ("compat-spinningup-ppo", "HalfCheetah-v4", "about 1,670 (v3, its page's curve, as Tianshou reads it)"),
+    ("compat-mva-ppo", "InvertedPendulum-v5", "1,000 reached (source 004, one run)"),
+)
+
+
 REACHER = "reacher-ppo --total-env-steps 100_000"
 """What the changes to Reacher's settings start from."""
 
@@ -47,6 +70,7 @@ def blocks() -> dict[str, str]:
     return {
         "baselines": baselines_table(),
         "tasks": tasks_table(),
+        "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
         "ladder": ladder_table("ladder"),
@@ -127,6 +151,21 @@ def tasks_table() -> str:
             gap = difference(found["ppg"], found["ppo"])
             text += f"| {env} | {steps // 100_000 * 100}k | {' | '.join(cells)} | {gap} | {others} |\n"
     return text.replace("1000k", "1M")
+
+
+def compatible_table() -> str:
+    """What presets named after other code bases reach, beside what these published."""
+    rows = read("compat")
+    text = "| preset | environment | steps | seeds | last 100 training episodes | greedy | published |\n|---|---|---|---|---|---|---|\n"
+    for label, env, published in COMPATIBLE:
+        mine = [row for row in rows if row["preset"] == label]
+        if mine:
+            training = reached([float(row["return_100"]) for row in mine])
+            greedy = reached(greedy_means(mine, label))
+            text += (
+                f"| `{label.split()[0]}` | {env} | {int(mine[0]['env_steps']):,} | {len(mine)} | {training} | {greedy} | {published} |\n"
+            )
+    return text
 
 
 def reward_norm_table() -> str:
