@@ -70,6 +70,7 @@ def blocks() -> dict[str, str]:
     return {
         "baselines": baselines_table(),
         "tasks": tasks_table(),
+        "quickstart": quickstart_table(),
         "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
@@ -165,6 +166,22 @@ def compatible_table() -> str:
             text += (
                 f"| `{label.split()[0]}` | {env} | {int(mine[0]['env_steps']):,} | {len(mine)} | {training} | {greedy} | {published} |\n"
             )
+    return text
+
+
+def quickstart_table() -> str:
+    """What `make train` made: time, where it went, and the return over training."""
+    text = "| seed | commit | minutes | rollouts, policy phases, auxiliary phases | return of 100 training episodes: first, best, last |\n|---|---|---|---|---|\n"
+    for folder in sorted((RESULTS / "quickstart").glob("*/")):
+        card = json.loads((folder / "card.json").read_text())
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        parts = [
+            sum(row.get(name) or 0.0 for row in rows for name in names)
+            for names in (("time/rollout",), ("time/policy", "time/value"), ("time/auxiliary",))
+        ]
+        returns = [value for row in rows if (value := row.get("charts/episodic_return_100")) is not None]
+        shares = ", ".join(f"{part / sum(parts):.0%}" for part in parts)
+        text += f"| {card['seed']} | {card['commit']} | {card['seconds'] / 60:.1f} | {shares} | {returns[0]:.2f}, {max(returns):.2f}, {returns[-1]:.2f} |\n"
     return text
 
 
