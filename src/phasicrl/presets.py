@@ -312,7 +312,7 @@ def _task_presets() -> list[Preset]:
     presets = []
     for task, (ppo, aux, changes) in _TASKS.items():
         ppo = ppo.changed(changes)
-        env = ppo.env.id.partition(":")[2]
+        env = ppo.env.id.partition(":")[2] + " without velocities" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps:,} steps"
         presets.append(Preset(replace(ppo, name=f"{task}-ppo"), f"PPO on {env}, {steps}", "ours"))
         presets.append(Preset(replace(ppo, name=f"{task}-ppg", aux=aux), f"PPG on {env}, {steps}", "ours", f"{task}-ppo"))
