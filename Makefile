@@ -8,7 +8,7 @@
 
 PRESET ?= quickstart
 ARGS ?=
-# Processes for the tests; 0: this one. Two on two cores took 3 min 37 s for 6 min 12 s of CPU time.
+# Processes for the tests; 0: this one.
 WORKERS ?= 2
 
 VENV := .venv

@@ -4,7 +4,7 @@ usage: python benchmarks/versus.py WORK … [--pairs 5] [--output FOLDER] [--onl
 for example: python benchmarks/versus.py cartpole --pairs 3
 
 Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it (`FOLDER/sb3/bin/python`; they are made with
-`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this, with its `PYTHONPATH` and its usual logs. A round runs every contestant once, in random order,
+`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this, with its `PYTHONPATH` and its usual logs, but no display and no checkpoints. A round runs every contestant once, in random order,
 with the number of the round as seed, all on the same cores. PyTorch gets as many threads as there are cores, which is the faster choice for the peers;
 ours takes its own choice.
 

@@ -37,6 +37,34 @@ def test_links_lead_somewhere(name: str) -> None:
         assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
 
 
+def prose(text: str) -> str:
+    """A page without its code blocks, in which `#` begins a comment and brackets are no links."""
+    return re.sub(r"```.*?```", "", text, flags=re.S)
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub calls the headings of a page: small letters, hyphens for blanks, no punctuation; a name that was there gets a number."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ +(.+?) *#*$", prose(text), flags=re.M):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    earlier = [found[:index].count(name) for index, name in enumerate(found)]
+    return {f"{name}-{number}" if number else name for name, number in zip(found, earlier, strict=True)}
+
+
+def test_headings_get_githubs_names() -> None:
+    page = "# What `x` is, by [name](a.md#b)\n```sh\n# not this\n```\n## The λ-return: how?\n## Two\n## Two\n"
+    assert anchors(page) == {"what-x-is-by-name", "the-λ-return-how", "two", "two-1"}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_to_headings_that_exist(name: str) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", prose(TEXTS[name])):
+        if "://" not in target:
+            page = (ROOT / name).parent / target if target else ROOT / name
+            assert anchor in anchors(page.read_text()), f"{name} links to {target}#{anchor}, which is no heading there"
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
     for language, block in re.findall(r"```(\w+)\n(.*?)```", TEXTS[name], flags=re.S):
@@ -58,6 +86,15 @@ def test_knobs_that_a_page_names_exist(name: str) -> None:
     groups = "env|model|action|ppo|aux|reward_norm|obs_norm|value_norm|compute|log|checkpoint"
     for path in re.findall(rf"`((?:{groups})\.[a-z_]+)`", TEXTS[name]):
         assert path.endswith(".py") or path in field_paths(), f"{name} names {path}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_flags_that_a_page_names_exist(name: str) -> None:
+    """`--ppo.clip`, and `--env.no-pin-threads` for a field that is on or off."""
+    knobs, groups = {path.replace("_", "-") for path in field_paths()}, {path.partition(".")[0] for path in field_paths() if "." in path}
+    for no, group, off, field in re.findall(r"--(no-)?([a-z-]+)\.(no-)?([a-z-]+)", TEXTS[name]):
+        if group.replace("-", "_") in groups:
+            assert not no and f"{group}.{field}" in knobs, f"{name} names --{no}{group}.{off}{field}"
 
 
 @pytest.mark.parametrize("name", TEXTS)

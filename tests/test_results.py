@@ -94,7 +94,7 @@ def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(
         learning.write(tmp_path / "selection" / "cartpole.csv", row(seed))
     (line,) = result_tables.tasks_table().splitlines()[2:]
     assert "500.0, all 2 † | 0 of 2 (below 475) | – | –" in line.replace("500, all", "500.0, all")
-    assert result_tables.trained("cartpole-ppo") == "Not trained here."
+    assert result_tables.trained("cartpole-ppo") == "Trained on selection seeds only (`benchmarks/results/selection`)."
     for seed, greedy in ((101, 500.0), (102, 100.0), (103, 474.0)):
         learning.write(tmp_path / "cartpole.csv", row(seed, greedy=greedy))
     (line,) = result_tables.tasks_table().splitlines()[2:]

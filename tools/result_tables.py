@@ -205,7 +205,7 @@ def failed(values: list[float], least: float) -> str:
 
 
 def trained(preset: str) -> str:
-    """What is known of a preset's learning: seeds, result and command of the runs on fresh seeds, in one sentence."""
+    """What is known of a preset's learning, in one sentence: seeds, result and command of the runs on fresh seeds, or that there are none."""
     found = []
     for path in sorted(RESULTS.glob("*.csv")):
         rows = read(path.stem)
@@ -229,7 +229,11 @@ def trained(preset: str) -> str:
                 of_game.setdefault(config["env"]["id"], []).append(f"{card['seed']}")
         for game, seeds in sorted(of_game.items()):
             found.append(f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} (`benchmarks/results/{folder.name}`)")
-    return f"Trained: {'; '.join(found)}." if found else "Not trained here."
+    if found:
+        return f"Trained: {'; '.join(found)}."
+    labels = {row["preset"] for path in (RESULTS / "selection").glob("*.csv") for row in read(f"selection/{path.stem}")}
+    chosen_on = any(label.split(" ")[0] == preset for label in labels)
+    return "Trained on selection seeds only (`benchmarks/results/selection`)." if chosen_on else "Not trained here."
 
 
 def ladder_table(mode: str) -> str:

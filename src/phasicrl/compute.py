@@ -625,8 +625,8 @@ def _team(num_threads: int) -> frozenset[int]:
 def keep_memory() -> None:
     """Ask glibc to keep freed memory instead of giving it back to the system after every layer.
 
-    PyTorch's CPU allocator has no cache of its own, so that each activation would be mapped, faulted in and unmapped again: a quarter
-    of the IMPALA network's time with pieces of 64 pictures, half of it with 2,048 (docs/performance.md). Other C libraries do without.
+    PyTorch's CPU allocator has no cache of its own, so that each activation would be mapped, faulted in and unmapped again: a fifth
+    of the IMPALA network's time with pieces of 64 pictures, more than half of it with 2,048 (docs/performance.md). Other C libraries do without.
     """
     if not sys.platform.startswith("linux"):
         return

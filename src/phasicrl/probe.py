@@ -23,7 +23,7 @@ from phasicrl.pooling import MaxPool
 from phasicrl.precision import Precision, encode, encoders_in
 
 MICRO_BATCHES = (32, 64, 128)
-"""Pieces of 256 were 1 % faster in bf16, 5 % slower in fp32, and take half a gigabyte more."""
+"""Pieces of 256 were 3 % faster than the best of these in bf16, 8 % slower in fp32 (docs/performance.md), and take half a gigabyte more."""
 LARGEST_PIECE = 256 * 64 * 64 * 3
 """Numbers in a piece: of larger pictures, the largest pieces would need too much memory."""
 TOLERANCE = 2.0
