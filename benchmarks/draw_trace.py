@@ -5,8 +5,8 @@ usage: python benchmarks/draw_trace.py trace.json OUT.png
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,11 @@ ENVIRONMENTS = "environments, Python, everything else"
 
 def main() -> None:
     """Read, sort into kinds, draw."""
-    events = [event for event in json.loads(Path(sys.argv[1]).read_text())["traceEvents"] if event.get("cat") == "cpu_op"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    events = [event for event in json.loads(options.trace.read_text())["traceEvents"] if event.get("cat") == "cpu_op"]
     begin = min(event["ts"] for event in events)
     end = max(event["ts"] + event["dur"] for event in events)
     spans = {
@@ -62,7 +66,7 @@ def main() -> None:
         piece.broken_barh([(1e3 * (at - start), 1e3 * duration) for at, duration in inside], (0, 1), color=colours[kind])
     piece.set(xlim=(0, 1e3 * (stop - start)), yticks=[], xlabel="milliseconds", facecolor="0.9")
     piece.set_title("One piece of a minibatch: backward of one, then forward of the next", loc="left", fontsize="medium")
-    figure.savefig(sys.argv[2], dpi=130)
+    figure.savefig(options.output, dpi=130)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ The environments are stepped for all seeds in one pool.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import statistics
-import sys
 from pathlib import Path
 from time import perf_counter
 
@@ -68,7 +68,8 @@ def gradient_step(*inputs: Tensor) -> Tensor:
     norm = torch.stack([gradient.square().sum((1, 2)) for gradient in gradients]).sum(0).sqrt()
     factor = (0.5 / (norm + 1e-6)).clamp(max=1.0).view(-1, 1, 1)
     gradients = [gradient * factor for gradient in gradients]
-    adam_(parameters, gradients, first, second, steps, rate=rate, betas=(0.9, 0.999), eps=1e-5, at_once=False)
+    good = norm.isfinite().all()
+    adam_(parameters, gradients, first, second, steps, rate=rate, betas=(0.9, 0.999), eps=1e-5, only_if=good, at_once=False)
     return total.detach()
 
 
@@ -123,7 +124,10 @@ def seconds(part: object) -> float:
 
 def main() -> None:
     """Measure with one thread and with all; a row for each."""
-    with Path(sys.argv[1]).open("w", newline="") as file:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    with options.output.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["seeds", "threads", "part", "microseconds", "least", "most", "steps_per_second_of_all_seeds"])
         for threads in sorted({1, num_cores()}):

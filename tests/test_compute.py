@@ -205,9 +205,8 @@ class Looks(TorchDispatchMode):
 
 
 def looks(config: Config) -> list[str]:
-    """What is looked at in two iterations, with the auxiliary phase between them, by a run that does what one on a GPU does."""
+    """What is looked at in two iterations, with the auxiliary phase between them."""
     run = open_run(config)
-    run.compute.looks_at_gradients = False
     with Looks() as seen:
         learn(run)
     return sorted(seen.names)

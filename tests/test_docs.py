@@ -15,7 +15,10 @@ from phasicrl.metrics import METRICS
 from tools.reference_pages import DOCS, pages
 
 ROOT = Path(__file__).parents[1]
-TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]}
+TEXTS = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")), *sorted(DOCS.glob("*.md"))]
+}
 
 
 @pytest.mark.parametrize("name", pages())

@@ -105,8 +105,6 @@ class Compute:
         micro_batch: pictures in a piece, likewise; None is whole minibatches.
         compiles_pools: whether max-pools are compiled.
         remarks: what `settle` chose and saw, as lines for people.
-        looks_at_gradients: whether an eager step is refused at once if its gradient is not finite. A GPU would be waited for, so that there
-            the means of the phase tell.
         steps_at_once: how many steps go through a network together where no gradient is needed.
         say: told which way was chosen, for people.
 
@@ -137,7 +135,6 @@ class Compute:
         self.micro_batch = {phase: (usual if size == "auto" else size) if pictures else None for phase, size in asked.items()}
         aux: Precision = "bf16" if config.aux_precision == "bf16" else "fp32"
         self.precision: dict[str, Precision] = {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
-        self.looks_at_gradients = on_cpu
         self.findings: Findings | None = None
         self.remarks: list[str] = []
         self.num_threads = config.num_threads or (num_cores() if pictures or minibatch_size >= WORTH_SHARING else 1)
@@ -278,7 +275,8 @@ class Compute:
         """One step of gradient descent on the mean loss over a minibatch.
 
         The gradient of each network is clipped by its own norm, so that a large value loss does not shrink the policy's step.
-        Parameters that the loss does not reach have no gradient, rather than a zero one, so that Adam leaves them alone.
+        Parameters that the loss does not reach have no gradient, rather than a zero one, so that Adam leaves them alone. A gradient that is
+        not finite makes no step; the norm that is returned says so.
 
         Args:
             loss: what is minimised.
@@ -291,8 +289,6 @@ class Compute:
 
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
-            ValueError: the gradient of an eager step on a CPU is not finite. A step that is one call is not made then either, and says so by
-                the norm that it returns.
         """
         knob = f"a larger {'aux' if settings.name == 'aux' else 'ppo'}.num_minibatches"
         phase = settings.name
@@ -380,8 +376,9 @@ class Compute:
             if settings.max_grad_norm is not None:
                 torch._foreach_mul_(gradients, (settings.max_grad_norm / (norms[-1] + 1e-6)).clamp(max=1.0))
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
-        if self.looks_at_gradients and not norm.isfinite():
-            raise diverged([settings.norm_name])
+        # As GradScaler tells it: Adam leaves everything as it is. To look here would wait for a GPU; the phase's means are looked at.
+        if settings.optimizer.defaults.get("fused"):
+            settings.optimizer.found_inf = norm.isfinite().logical_not().to(norm.dtype)  # pyright: ignore[reportAttributeAccessIssue]
         settings.optimizer.step()
         return (*names, settings.norm_name), torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)])
 
