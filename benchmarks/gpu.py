@@ -184,6 +184,12 @@ class Session:
         """Keep what a step found, with what it was found on."""
         write_json(self.results / f"{name}.json", {**result, "about": about(self.commit, self.sizes.device)})
 
+    @property
+    def attempts(self) -> dict[str, Any]:
+        """Steps that failed or were cut off: how often, and why."""
+        path = self.results / "attempts.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
     def pack(self) -> None:
         """Write the archive, if one is wanted."""
         if self.archive is not None:
@@ -531,8 +537,7 @@ def is_done(session: Session, step: Step) -> bool:
 
 def do(session: Session, step: Step) -> None:
     """Do a step and keep its result; of one that fails its reason is kept, and how often it was tried."""
-    path = session.results / "attempts.json"
-    attempts: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    path, attempts = session.results / "attempts.json", session.attempts
     before = attempts.get(step.name, {"times": 0})
     attempts[step.name] = {"times": before["times"] + 1, "why": "it was cut off"}  # kept in case it is
     write_json(path, attempts)
@@ -552,8 +557,7 @@ def do(session: Session, step: Step) -> None:
 
 def status(session: Session, steps: Sequence[Step]) -> Iterator[str]:
     """A line for each step."""
-    path = session.results / "attempts.json"
-    attempts = json.loads(path.read_text()) if path.is_file() else {}
+    attempts = session.attempts
     for step in steps:
         found, failed = session.result(step.name), attempts.get(step.name)
         said = "done" if is_done(session, step) else "waits"
@@ -566,14 +570,13 @@ def status(session: Session, steps: Sequence[Step]) -> Iterator[str]:
 
 def call(session: Session, *, only: Sequence[str], again: bool) -> None:
     """Do what fits."""
-    path = session.results / "attempts.json"
     session.results.mkdir(parents=True, exist_ok=True)
     if again:
-        path.unlink(missing_ok=True)
+        (session.results / "attempts.json").unlink(missing_ok=True)
     for step in all_steps(session):
         if step.piece not in only or is_done(session, step):
             continue
-        tried = json.loads(path.read_text()).get(step.name, {"times": 0})["times"] if path.is_file() else 0
+        tried = session.attempts.get(step.name, {"times": 0})["times"]
         if tried < ATTEMPTS and session.left > step.seconds:
             do(session, step)
 

@@ -472,9 +472,7 @@ def agreement_table(precision: str) -> str:
     """Largest difference between a reference's numbers and ours in one precision, and their own noise."""
     text = f"| theirs | ours | updates | {' | '.join(AGREEMENT)} |\n|---|---|---|{'---|' * len(AGREEMENT)}\n"
     for program, rows in agreement_rows(by_design=False):
-        cells = [
-            _difference_and_noise([row for row in rows if row["quantity"].startswith(names)], precision) for names in AGREEMENT.values()
-        ]
+        cells = _agreement_cells(rows, precision)
         text += f"| {program} | `{rows[0]['preset']}` | {rows[0]['updates']} | {' | '.join(cells)} |\n"
     return text
 
@@ -483,11 +481,14 @@ def by_design_table() -> str:
     """What differs by design, and by how much, in float64."""
     text = f"| theirs | why ours differs | {' | '.join(AGREEMENT)} |\n|---|---|{'---|' * len(AGREEMENT)}\n"
     for program, rows in agreement_rows(by_design=True):
-        cells = [
-            _difference_and_noise([row for row in rows if row["quantity"].startswith(names)], "float64") for names in AGREEMENT.values()
-        ]
+        cells = _agreement_cells(rows, "float64")
         text += f"| {program} | {rows[0]['by_design']} | {' | '.join(cells)} |\n"
     return text
+
+
+def _agreement_cells(rows: list[dict[str, Any]], precision: str) -> list[str]:
+    """A program's cells, one for each column."""
+    return [_difference_and_noise([row for row in rows if row["quantity"].startswith(names)], precision) for names in AGREEMENT.values()]
 
 
 def _difference_and_noise(rows: list[dict[str, Any]], precision: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from references.cases import Case
 from references.playback import Player, playbacks
-from references.quantities import Arrays, Quantities, matched
+from references.quantities import Arrays, Quantities
 from references.substitute import divergence_turned, draws_given, invented, losses_noted, optimizers_noted, stand_in, torch_and_numpy
 
 
@@ -155,13 +155,7 @@ class Notes:
         reset = envs.reset
 
         def first(*args: Any, **options: Any) -> Any:
-            theirs = dict(self.namespace["agent"].named_parameters())
-            self.weights = {ours: theirs[name] for ours, name in matched(self.start, theirs, self.case.names).items()}
-            if self.case.initial:
-                self.found.put_initial(self.weights)
-            with torch.no_grad():
-                for name, weight in self.weights.items():
-                    weight.copy_(torch.from_numpy(self.start[name]).reshape(weight.shape))
+            self.weights = self.found.begin(self.namespace["agent"], self.start, self.case)
             envs.reset = reset
             return reset(*args, **options)
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from references.cases import Case
 from references.playback import Player
-from references.quantities import Arrays, Quantities, matched
+from references.quantities import Arrays, Quantities
 from references.substitute import divergence_turned, draws_given, fresh_import, invented, losses_noted, optimizers_noted, torch_and_numpy
 
 PACKAGE = "phasic_policy_gradient"
@@ -196,7 +196,7 @@ class Notes:
         log, train = helper.__call__, side.ppg.aux_train
 
         def begin(*, model: Any, **options: Any) -> None:
-            self._begin(model)
+            self.weights = self.found.begin(model, self.start, self.case)
             learn(model=model, **options)
 
         def learn_policy_in_short_rollouts(**options: Any) -> Any:
@@ -221,15 +221,6 @@ class Notes:
             (helper, "__call__", log_iteration),
             (side.ppg, "aux_train", aux_train),
         ]
-
-    def _begin(self, model: Any) -> None:
-        theirs = dict(model.named_parameters())
-        self.weights = {ours: theirs[name] for ours, name in matched(self.start, theirs, self.case.names).items()}
-        if self.case.initial:
-            self.found.put_initial(self.weights)
-        with torch.no_grad():
-            for name, weight in self.weights.items():
-                weight.copy_(torch.from_numpy(self.start[name]))
 
     def _segment(self, segment: dict[str, Any]) -> None:
         self.iteration += 1

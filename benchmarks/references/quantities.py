@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from references.cases import Case
 
 Arrays = dict[str, np.ndarray]
 
@@ -56,6 +58,26 @@ class Quantities:
         """Note the norms of the weights that a program begins with of its own accord."""
         for name, weight in weights.items():
             self.put(0, "norms of the initial weights", weight.detach().norm(), name)
+
+    def begin(self, model: torch.nn.Module, start: Arrays, case: Case) -> dict[str, torch.nn.Parameter]:
+        """Let a model of theirs begin with the given weights, and note the norms of those that it has of its own accord, if these compare.
+
+        Args:
+            model: theirs.
+            start: weights by our names.
+            case: says which are which.
+
+        Returns:
+            Its parameters, by our names.
+        """
+        theirs = dict(model.named_parameters())
+        weights = {ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()}
+        if case.initial:
+            self.put_initial(weights)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(torch.from_numpy(start[name]).reshape(weight.shape))
+        return weights
 
     def save(self, path: Path) -> None:
         """Write to a file."""

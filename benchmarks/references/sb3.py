@@ -6,10 +6,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-import torch
 from references.cases import Case
 from references.playback import Player, played
-from references.quantities import Arrays, Quantities, matched
+from references.quantities import Arrays, Quantities
 from references.substitute import draws_given, fresh_import, losses_noted, optimizers_noted, stand_in, torch_and_numpy
 
 
@@ -51,13 +50,7 @@ class Side:
             model = self.ppo.PPO(
                 "MlpPolicy", played(self.vec_env.VecEnv, player, self.precision), n_steps=case.num_steps, batch_size=size, device="cpu"
             )
-            theirs = dict(model.policy.named_parameters())
-            weights = {ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()}
-            if case.initial:
-                found.put_initial(weights)
-            with torch.no_grad():
-                for name, weight in weights.items():
-                    weight.copy_(torch.from_numpy(start[name]))
+            weights = found.begin(model.policy, start, case)
             train, iterations = model.train, []
 
             def watched() -> None:

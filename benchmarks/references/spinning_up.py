@@ -16,7 +16,7 @@ import torch
 from references.cases import Case
 from references.openai_ppg import mpi
 from references.playback import Player
-from references.quantities import Arrays, Quantities, matched
+from references.quantities import Arrays, Quantities
 from references.substitute import draws_given, folder_of, fresh_import, invented, optimizers_noted, torch_and_numpy
 
 PACKAGES = ("spinup", "spinup.algos", "spinup.algos.pytorch", "spinup.algos.pytorch.ppo", "spinup.utils")
@@ -87,11 +87,7 @@ class Side:
         class Given(core.MLPActorCritic):  # type: ignore[misc,name-defined]
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **options)
-                theirs = dict(self.named_parameters())
-                weights.update({ours: theirs[name] for ours, name in matched(start, theirs, case.names).items()})
-                with torch.no_grad():
-                    for name, weight in weights.items():
-                        weight.copy_(torch.from_numpy(start[name]))
+                weights.update(found.begin(self, start, case))
 
         get = self.ppo.PPOBuffer.get
 

@@ -378,7 +378,7 @@ class Compute:
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         # As GradScaler tells it: Adam leaves everything as it is. To look here would wait for a GPU; the phase's means are looked at.
         if settings.optimizer.defaults.get("fused"):
-            settings.optimizer.found_inf = norm.isfinite().logical_not().to(norm.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+            settings.optimizer.found_inf = norm.isfinite().logical_not().to(torch.float)  # pyright: ignore[reportAttributeAccessIssue]
         settings.optimizer.step()
         return (*names, settings.norm_name), torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)])
 
