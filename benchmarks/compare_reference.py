@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phasicrl.plot import Curve, reference_curves, run_curves
+from phasicrl.experiments.plot import Curve, reference_curves, run_curves
 
 METRICS = {
     "charts/episodic_return_100": "episodic return, last 100 episodes",

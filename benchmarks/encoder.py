@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phasicrl.machine import num_cores
+from phasicrl.host.machine import num_cores
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
@@ -40,10 +40,10 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     """One case in this process: pictures per second, and of bf16 its errors."""
     import torch
 
-    from phasicrl import compute, probe
     from phasicrl.config import ModelConfig
+    from phasicrl.execution import compute, probe
+    from phasicrl.execution.pooling import MaxPool
     from phasicrl.models.encoders import ImpalaCNN
-    from phasicrl.pooling import MaxPool
 
     if case["memory"] == "kept":
         compute.keep_memory()

@@ -223,7 +223,7 @@ def machine(device: str) -> Result:
     """Device and versions."""
     import torch
 
-    from phasicrl.machine import describe
+    from phasicrl.host.machine import describe
 
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     more = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "system": platform.platform()}
@@ -431,7 +431,7 @@ def training(sizes: Sizes, game: str, folder: Path) -> Any:
 
 def open_run(session: Session, game: str) -> Any:
     """The game's run: from its checkpoint, or from the start."""
-    from phasicrl.run import resume_run, start_run
+    from phasicrl.runs.run import resume_run, start_run
 
     folder = session.volatile / "train" / game
     for config in sorted(folder.glob("*/config.json")):
@@ -473,7 +473,7 @@ def checkpointed(directory: Path) -> int:
 
 def keep_curve(session: Session, game: str, directory: Path, result: Result) -> None:
     """Copy what is worth keeping of a run, and draw its curve beside the published one; why it cannot be drawn is noted."""
-    from phasicrl.plot import plot_runs
+    from phasicrl.experiments.plot import plot_runs
 
     folder = session.results / "train" / game
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from phasicrl import evaluate, train
 from phasicrl.cli import parse_config
 from phasicrl.config import Config
-from phasicrl.metrics import read_metrics
+from phasicrl.runs.metrics import read_metrics
 
 COLUMNS = (
     "preset",

@@ -22,8 +22,8 @@ from torch import Tensor
 from phasicrl import objectives
 from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
-from phasicrl.fused import adam_, fuse
-from phasicrl.machine import num_cores
+from phasicrl.execution.compiled import adam_, fuse
+from phasicrl.host.machine import num_cores
 
 ENVS, STEPS, MINIBATCHES, EPOCHS, OBS, WIDTH, ACTIONS = 4, 128, 4, 4, 4, 64, 2
 SEEDS = (1, 4, 16, 64)

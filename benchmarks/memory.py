@@ -18,9 +18,9 @@ from pathlib import Path
 from versus import PEERS, commit
 
 from phasicrl import get_preset
-from phasicrl.machine import peak_memory, processor
+from phasicrl.host.machine import peak_memory, processor
 from phasicrl.phases import auxiliary_phase, compute_targets, policy_phase
-from phasicrl.run import start_run
+from phasicrl.runs.run import start_run
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.machine import num_cores
-from phasicrl.run import Run
+from phasicrl.host.machine import num_cores
+from phasicrl.runs.run import Run
 
 SETTINGS = {
     "fp32": "--compute.policy-precision fp32 --compute.aux-precision fp32",

@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from phasicrl.machine import describe, num_cores, package_version, processor
+from phasicrl.host.machine import describe, num_cores, package_version, processor
 
 PEERS = Path(__file__).parent / "peers"
 PEERS_PACKAGES = ("torch", "stable_baselines3", "gymnasium", "gym", "envpool", "numpy", "mujoco", "jax", "jaxlib", "flax", "gymnax")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from phasicrl import get_preset
 from phasicrl.algorithm import learn_from
-from phasicrl.run import Run, start_run
+from phasicrl.runs.run import Run, start_run
 
 
 def train_until_solved(run: Run, *, solved: float) -> None:

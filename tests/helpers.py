@@ -20,7 +20,7 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
-from phasicrl.run import Run, start_run
+from phasicrl.runs.run import Run, start_run
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):

@@ -13,16 +13,16 @@ import phasicrl
 
 def test_no_public_name_is_a_modules_name() -> None:
     modules = {module.name for module in pkgutil.iter_modules(phasicrl.__path__)}
-    assert {"algorithm", "evaluation", "config"} <= modules
+    assert {"algorithm", "collect", "config"} <= modules
     assert not modules & set(phasicrl.__all__)
 
 
-@pytest.mark.parametrize("before", ["", "import phasicrl.algorithm, phasicrl.evaluation", "from phasicrl.algorithm import learn"])
+@pytest.mark.parametrize("before", ["", "import phasicrl.algorithm, phasicrl.experiments.evaluate", "from phasicrl.algorithm import learn"])
 def test_functions_are_functions_and_modules_are_modules_whatever_was_imported_before(before: str) -> None:
     code = f"""{before}
-import phasicrl.algorithm as page, phasicrl.evaluation, inspect
+import phasicrl.algorithm as page, phasicrl.experiments.evaluate, inspect
 from phasicrl import evaluate, resume, train
-assert all(map(inspect.ismodule, (page, phasicrl.algorithm, phasicrl.evaluation)))
+assert all(map(inspect.ismodule, (page, phasicrl.algorithm, phasicrl.experiments.evaluate)))
 assert all(map(inspect.isfunction, (train, resume, evaluate, phasicrl.train, phasicrl.evaluate)))
 assert page.train is train and "Start reading here" in page.__doc__"""
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ from phasicrl import cli
 from phasicrl.cli import main, parse_config
 from phasicrl.config import AuxConfig
 from phasicrl.presets import get_preset
-from phasicrl.run import Run
+from phasicrl.runs.run import Run
 
 SMALL = ["--total-env-steps", "256", "--env.id", "gymnasium:CartPole-v1", "--env.num-envs", "4", "--ppo.num-steps", "16"]
 QUIET = ["--log.console", "off", "--log.no-tensorboard"]

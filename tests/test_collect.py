@@ -13,9 +13,9 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector, EpisodeStatistics
-from phasicrl.compute import Compute
 from phasicrl.config import ComputeConfig, ModelConfig, ObsNormConfig, ValuePath
 from phasicrl.envs.protocol import ExactState, TimeStep
+from phasicrl.execution.compute import Compute
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
 

@@ -13,10 +13,10 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config
-from phasicrl.evaluation import evaluate
+from phasicrl.experiments.evaluate import evaluate
 from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters
 from phasicrl.rollout import Samples
-from phasicrl.run import start_run
+from phasicrl.runs.run import start_run
 from tests.helpers import Levers, tiny, tiny_aux
 
 COMBINATIONS = [

@@ -11,7 +11,7 @@ import pytest
 
 from phasicrl import cli
 from phasicrl.config import field_paths
-from phasicrl.metrics import METRICS
+from phasicrl.runs.metrics import METRICS
 from tools.reference_pages import DOCS, pages
 
 ROOT = Path(__file__).parents[1]

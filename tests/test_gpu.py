@@ -20,19 +20,19 @@ import pytest
 import torch
 
 from phasicrl.algorithm import learn, resume, train
-from phasicrl.bench import measure
-from phasicrl.checkpoint import load_checkpoint
-from phasicrl.compute import Compute
 from phasicrl.config import ComputeConfig, Config, RewardNormConfig
-from phasicrl.evaluation import evaluate
-from phasicrl.metrics import read_metrics
+from phasicrl.execution.compute import Compute
+from phasicrl.execution.probe import probe
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.host.bench import measure
 from phasicrl.presets import get_preset
-from phasicrl.probe import probe
-from phasicrl.run import Run, start_run
+from phasicrl.runs.checkpoint import load_checkpoint
+from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.run import Run, start_run
+from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
 from tests.golden import FILE, Picture, runs
 from tests.golden import measure as measure_golden
 from tests.helpers import corridor, tiny, tiny_aux
-from tests.test_compute import CASES, again_in_place, both, record_with, setting
 from tests.test_procgen import small
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 
-from phasicrl import bench, cli
+from phasicrl import cli
 from phasicrl.config import Config
-from phasicrl.metrics import read_metrics
+from phasicrl.host import bench
+from phasicrl.runs.metrics import read_metrics
 from tools import offline_bundle
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ import pytest
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config, LogConfig
-from phasicrl.evaluation import evaluate
-from phasicrl.metrics import read_metrics
+from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import get_preset
+from phasicrl.runs.metrics import read_metrics
 from tests.golden import Picture
 from tests.helpers import tiny, tiny_aux
 

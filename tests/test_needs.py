@@ -31,7 +31,7 @@ from phasicrl.config import (
 )
 from phasicrl.envs.make import make_envs
 from phasicrl.presets import PRESETS, get_preset
-from phasicrl.run import load_config, start_run, task_of
+from phasicrl.runs.run import load_config, start_run, task_of
 from tests.envs.counting import MaskedInInfo
 from tests.helpers import corridor, tiny
 

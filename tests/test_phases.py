@@ -11,11 +11,11 @@ from torch import Tensor
 
 from phasicrl import objectives, phases, returns
 from phasicrl.algorithm import learn, train
-from phasicrl.compute import StepSettings
 from phasicrl.config import Config, ValueNormConfig
+from phasicrl.execution.compute import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
-from phasicrl.run import Run
+from phasicrl.runs.run import Run
 from tests.helpers import corridor, open_run, tiny, tiny_aux
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from phasicrl.algorithm import train
 from phasicrl.config import AuxConfig, Config, LogConfig
-from phasicrl.evaluation import evaluate
-from phasicrl.metrics import METRICS, read_metrics
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
-from phasicrl.video import film
+from phasicrl.runs.metrics import METRICS, read_metrics
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from phasicrl import config as config_module
 from phasicrl.config import NEEDS, Config, defaults
-from phasicrl.metrics import METRICS
 from phasicrl.presets import PRESETS, differences
+from phasicrl.runs.metrics import METRICS
 from tools.result_tables import blocks, on_reacher, trained, without
 
 DOCS = Path(__file__).parents[1] / "docs"

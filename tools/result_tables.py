@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from phasicrl.statistics import bootstrap_interval
+from phasicrl.experiments.statistics import bootstrap_interval
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         RewardNormConfig,
         ValueNormConfig,
     )
-    from phasicrl.evaluation import evaluate
+    from phasicrl.experiments.evaluate import evaluate
     from phasicrl.presets import get_preset
 
 _HOME = {
@@ -37,7 +37,7 @@ _HOME = {
     "PPOConfig": "config",
     "RewardNormConfig": "config",
     "ValueNormConfig": "config",
-    "evaluate": "evaluation",
+    "evaluate": "experiments.evaluate",
     "get_preset": "presets",
     "resume": "algorithm",
     "train": "algorithm",

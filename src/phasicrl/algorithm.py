@@ -18,7 +18,7 @@ from phasicrl.envs.heuristic_mask import MaskFunction
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import Record, auxiliary_phase, policy_phase
 from phasicrl.rollout import Rollout
-from phasicrl.run import Run, resume_run, start_run
+from phasicrl.runs.run import Run, resume_run, start_run
 
 
 def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -> None:

@@ -32,7 +32,7 @@ from phasicrl.config import (
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
-    from phasicrl.run import Run
+    from phasicrl.runs.run import Run
 
 T = TypeVar("T")
 
@@ -297,7 +297,7 @@ def _ladder(words: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from phasicrl.ladder import draw_ladder, run_ladder
+    from phasicrl.experiments.ladder import draw_ladder, run_ladder
 
     mode = "leave-one-out" if options.leave_one_out else "ladder"
     console = Console()
@@ -340,7 +340,7 @@ def _bench(words: list[str]) -> None:
         raise ValueError("name a preset first: `phasicrl bench PRESET`; `phasicrl presets` lists them")
     options, rest = tyro.cli(_BenchOptions, args=words[1:], prog="phasicrl bench PRESET", return_unknown_args=True)
     config = parse_config([words[0], *rest])
-    from phasicrl.bench import measure, print_report
+    from phasicrl.host.bench import measure, print_report
 
     report = measure(config, seconds=options.seconds, trace=options.trace)
     options.output.write_text(report.to_json() + "\n")
@@ -374,7 +374,7 @@ class _EvaluateOptions:
 def _evaluate(words: list[str]) -> None:
     """Play episodes that the agent has not trained on, and report their returns."""
     options = _parse(_EvaluateOptions, words, "evaluate")
-    from phasicrl.evaluation import evaluate
+    from phasicrl.experiments.evaluate import evaluate
 
     policies = ("greedy", "sampled") if options.policy == "both" else (options.policy,)
     results = evaluate(
@@ -433,7 +433,7 @@ class _VideoOptions:
 def _video(words: list[str]) -> None:
     """Film the agent of a run; no screen needed."""
     options = _parse(_VideoOptions, words, "video")
-    from phasicrl.video import film
+    from phasicrl.experiments.video import film
 
     arguments = {name: value for name, value in vars(options).items() if name != "run"}
     path, result = film(options.run, **arguments)
@@ -470,7 +470,7 @@ def _plot(words: list[str]) -> None:
     options = _parse(_PlotOptions, words, "plot")
     if not options.runs:
         raise ValueError("name at least one run directory: `phasicrl plot RUN …`")
-    from phasicrl.plot import plot_runs
+    from phasicrl.experiments.plot import plot_runs
 
     arguments = {name: value for name, value in vars(options).items() if name != "runs"}
     for path in plot_runs(options.runs, **arguments):
@@ -517,7 +517,7 @@ def _envs(words: list[str]) -> None:
 
 def _doctor(words: list[str]) -> None:
     """Say what works on this machine, and the remedy for what does not."""
-    from phasicrl.doctor import print_diagnosis
+    from phasicrl.host.doctor import print_diagnosis
 
     print_diagnosis()
 

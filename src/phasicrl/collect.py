@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.compute import Compute, diverged
 from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.execution.compute import Compute, diverged
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import Rollout
 

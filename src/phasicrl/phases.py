@@ -11,13 +11,13 @@ from time import perf_counter
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from phasicrl import objectives, returns
-from phasicrl.compute import Compute, StepSettings, diverged
 from phasicrl.config import AuxConfig, PPOConfig
-from phasicrl.metrics import MeanAccumulator
+from phasicrl.execution.compute import Compute, StepSettings, diverged
 from phasicrl.models.agent import Agent
 from phasicrl.models.heads import Policy
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, PolicySamples, Rollout, Samples
@@ -25,6 +25,33 @@ from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, PolicySamples, Rollo
 Record = dict[str, float]
 Noted = dict[str, Tensor]
 """Parts of a loss by name, 0-d, for the metrics."""
+
+
+class MeanAccumulator:
+    """Means weighted by samples. They are added up on their device and read once, at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._weights: dict[tuple[str, ...], float] = {}
+
+    def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
+        """Add means over `weight` samples, one for each name; copied at once, as they may be overwritten afterwards (CUDA graphs)."""
+        assert values.shape == (len(names),), f"{len(names)} names, {names}, but values of shape {tuple(values.shape)}"
+        with torch.inference_mode():  # one kernel, however many names
+            if names not in self._sums:
+                self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
+                self._weights[names] = 0.0
+            self._sums[names].add_(values, alpha=weight)
+        self._weights[names] += weight
+
+    def result(self) -> dict[str, float]:
+        """The mean of every name that was added, in alphabetical order; NaN where all weights are zero."""
+        sums: dict[str, tuple[float, float]] = {}
+        for names, tensor in self._sums.items():
+            for name, total in zip(names, tensor.tolist(), strict=True):
+                before, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = (before + total, weights + self._weights[names])
+        return {name: total / weights if weights else math.nan for name, (total, weights) in sorted(sums.items())}
 
 
 @dataclass(frozen=True)

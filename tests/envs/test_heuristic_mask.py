@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from phasicrl.envs.gymnasium_adapter import GymnasiumEnv
+from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.heuristic_mask import HeuristicMask
 from phasicrl.envs.protocol import EnvError
 from tests.envs.counting import Counting, MaskedInInfo, Spaces, draw_action

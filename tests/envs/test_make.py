@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig
 from phasicrl.envs import make as make_module
-from phasicrl.envs.envpool_adapter import import_envpool
+from phasicrl.envs.envpool import import_envpool
 from phasicrl.envs.make import PROCGEN_GAMES, list_envs, make_envs, procgen_options, procgen_task, resolve
 from phasicrl.envs.protocol import VectorEnv
 from tests.envs.counting import Counting, Spaces

@@ -27,7 +27,7 @@ pool = import_envpool(procgen=True).make_gymnasium("CoinrunHard-v0", num_envs=2,
 frames = [pool.reset()[0]] + [pool.step(np.full(2, 7, np.int32))[0] for _ in range(30)]
 print("ANSWER" + json.dumps([source, hashlib.sha256(np.stack(frames).tobytes()).hexdigest(), int(np.max(frames))]))
 """
-HEAD = "import json, os\nfrom phasicrl.envs import native\nfrom phasicrl.envs.envpool_adapter import import_envpool\n"
+HEAD = "import json, os\nfrom phasicrl.envs import native\nfrom phasicrl.envs.envpool import import_envpool\n"
 
 
 def run(code: str) -> list[object]:

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, nearest_name, refuse_idle_env
-from phasicrl.envs.envpool_adapter import OF_TRAINING, PROCGEN, EnvPoolEnv, import_envpool, task_families, task_options, task_spaces
-from phasicrl.envs.gymnasium_adapter import GymnasiumEnv, import_module_of, made_by_id
+from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, import_envpool, task_families, task_options, task_spaces
+from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
 from phasicrl.envs.partial import PartialObservation
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.machine import num_cores
+from phasicrl.host.machine import num_cores
 from phasicrl.spaces import check_spaces
 
 Backend = Literal["procgen", "envpool", "gymnasium"]

@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
 
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, ValueNormConfig
-from phasicrl.fused import side_by_side
+from phasicrl.execution.precision import encode
+from phasicrl.execution.streams import side_by_side
 from phasicrl.models.encoders import ObservationReader, encoder_for
 from phasicrl.models.heads import Policy, linear_head, make_policy_head
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
-from phasicrl.precision import encode
 
 EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
 """A user's own encoder: from the space of observations to a module with an attribute `num_features` (D), which maps `[N, …]` to `[N, D]`;

@@ -16,9 +16,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from phasicrl.config import Initialisation, ModelConfig, ObsNormConfig
+from phasicrl.execution.pooling import MaxPool
 from phasicrl.models.init import initialise
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.pooling import MaxPool
 from phasicrl.spaces import ObservationLayout, Path, choices, is_picture, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}

@@ -1,0 +1,292 @@
+"""EnvPool: environments in C++ that are stepped by a pool of threads. Kind: effects.
+
+Facts about EnvPool 1.2.5 and 1.2.7 that this file rests on (those that results depend on are held by tests in `tests/envs`):
+
+- It resets in the step *after* an end: that step ignores its action and returns a first observation with reward zero. Resetting
+  just the finished environments right after the step, with `reset_mask`, leaves no such row, and what the step returned is the
+  true last observation. In sync mode the answers come in the order of the environments asked for.
+- Every call returns arrays in memory of their own, so they may be kept and written to.
+- `truncated` is "done at the step limit". In most families nothing else is told, `terminated` is "done and not truncated", and an
+  episode that ends by its rules in exactly the last step counts as truncated. From 1.2.7 on Highway, dm_control's locomotion and
+  MJLab tell `terminated` too; both are then true in such a step, and here it counts as terminated. (`info:terminated` of Atari is
+  something else: the end of the game, not of the life.)
+- A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a step after `close` are accepted
+  silently; action -1 of Procgen forces a reset.
+- Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a `Discrete` part is int32 `[B]`, a
+  `MultiBinary` one is bool. The bounds of dm_control's are not kept: above zero, for numbers of both signs.
+- Actions of several integers (Jumanji) have a `Box` of integers as their space, with both bounds included; there is no
+  `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype, and cast. No family has a structured action.
+- Tasks of several players return one observation and reward for each player, and not one for each environment.
+- Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call. `_send` and `_recv` are what it calls;
+  the names and the order of their arrays are checked when a pool is made, and that `_to`, which makes an answer of them, is the
+  common one: MJLab and locomotion have their own, which cut one array into the parts of an observation.
+- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighbouring seeds
+  share environments; we give one seed to each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+
+from phasicrl.config import OptionValue
+from phasicrl.envs.native import ensure_graphics, ensure_qt
+from phasicrl.envs.options import checked_options
+from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.host.machine import Companion, place, spread, thread_ids, usable_cores
+from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
+
+PROCGEN = "envpool.procgen"
+"""EnvPool's name of the Procgen family."""
+
+NOT_OPTIONS = {
+    "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed", "env_seed",
+    "gym_reset_return_info", "reward_threshold", "task",
+}  # fmt: skip
+"""Fields of a task's configuration in EnvPool that are set by us, or say what the task is."""
+
+OF_TRAINING = ("episodic_life", "reward_clip")
+"""Options that change what an episode or a reward is, for learning only: an evaluation is of whole games in their own reward."""
+
+REPLAYABLE = (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
+"""Families in which the only state that crosses episodes is a generator drawn from at a reset: seed + resets + actions restore it."""
+
+
+class EnvPoolEnv:
+    """A pool of environments of one EnvPool task, in sync mode; a `VectorEnv`."""
+
+    def __init__(
+        self,
+        task_id: str,
+        *,
+        num_envs: int,
+        seed: int,
+        num_threads: int,
+        pin_threads: bool = True,
+        options: dict[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Make the pool; `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name` is for messages."""
+        family = task_families()[task_id]
+        self._is_procgen = family == PROCGEN
+        envpool = import_envpool(procgen=self._is_procgen)
+        self.name = name or f"envpool:{task_id}"
+        self.num_envs = num_envs
+        self.exact_state: ExactState = "replay" if family in REPLAYABLE else "none"
+        self.observation_space, self.action_space = task_spaces(task_id, options)
+        check_spaces(self.name, self.observation_space, self.action_space)
+        self.mask_size = 0
+        self.action_mask: np.ndarray | None = None
+        self._observations, self._actions = ObservationLayout(self.observation_space), ActionLayout(self.action_space)
+        before = thread_ids()
+        self._pool: Any = envpool.make_gymnasium(
+            task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
+        )
+        made = thread_ids() - before
+        self._worker = Companion(made) if num_threads == 1 and pin_threads else None
+        cores = usable_cores()
+        if num_threads == len(cores) > 1 and pin_threads:
+            spread(made)
+        else:  # fewer are left to the system: other runs may have the other cores. They inherited the caller's, which OpenMP may have bound
+            place(made, cores)
+        told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
+        direct = _direct_calls(self._pool, told)
+        self._step: Any
+        self._reset: Any
+        self._step, self._reset = _public_calls(self._pool) if direct is None else direct
+        with _quiet():
+            _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
+        self._num_steps = -1  # steps since the last reset of everything; below zero: never reset
+
+    def reset(self) -> np.ndarray:
+        """Start every environment anew and return the first observations `[B, …]`."""
+        obs, _ = self._running_pool("reset").reset()
+        self._num_steps = 0
+        return self._stored(obs, "reset", np.arange(self.num_envs))
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """Step every environment with its action `[B]` or `[B, K]`, and reset at once those whose episode ended."""
+        self._running_pool("step")
+        if self._worker is not None:
+            self._worker.follow()
+        if self._num_steps < 0:
+            raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
+        self._actions.check(self.name, action, self.num_envs)
+        obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
+        truncated = truncated & ~terminated  # where both are true, the rules have ended the episode and nothing follows
+        self._num_steps += 1
+        obs = self._stored(obs, "step", np.arange(self.num_envs))
+        if not np.isfinite(reward).all():
+            self._refuse(f"a reward that is not finite: {reward}", "step", int(np.argmin(np.isfinite(reward))))
+        done = terminated | truncated
+        extras, final_obs = {}, None
+        if self._is_procgen:
+            # Since the pool's games do not reset themselves, `level_seed` is still that of the level that was played, and
+            # `prev_level_complete` tells about it, at the step where it ended only; after the reset both are gone.
+            extras = {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
+        if done.any():
+            final_obs = obs[done]
+            obs[done] = self._stored(self._reset(done), "reset", np.flatnonzero(done))
+        return TimeStep(
+            obs=obs,
+            reward=reward.astype(np.float32, copy=False),
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=final_obs,
+            info=extras,
+        )
+
+    def close(self) -> None:
+        """Stop the pool's threads; calling it twice is harmless."""
+        self._pool = self._step = self._reset = None  # EnvPool's own close() leaves the threads running; they end with the pool
+
+    def _running_pool(self, call: str) -> Any:
+        """The pool, or an error if it was closed."""
+        if self._pool is None:
+            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
+        return self._pool
+
+    def _stored(self, obs: Any, call: str, env_ids: np.ndarray) -> np.ndarray:
+        """Observations of the environments `env_ids` as they are stored, refusing unusable ones."""
+        stored = self._observations.pack(obs, len(env_ids))
+        fault = self._observations.find_fault(stored)
+        if fault is not None:
+            self._refuse(fault[1], call, int(env_ids[fault[0]]))
+        return stored
+
+    def _refuse(self, what: str, call: str, index: int) -> NoReturn:
+        raise EnvError(
+            f"{self.name}: environment {index} returned {what}, from {call}(), at step {self._num_steps}; "
+            "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
+        )
+
+
+_Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]
+"""Steps all environments with actions; resets those of a mask `[B]` and returns their first observations."""
+
+
+_STATE_KEYS = frozenset({"obs", "reward", "done", "trunc", "terminated", "elapsed_step", "discount", "step_type"})
+"""What a step tells besides `info`, in the versions that were read; another key may change what one of these means."""
+
+_COMMON_READER = "envpool.python.gymnasium_envpool"
+"""Where `_to` is from in the families whose answers are the arrays as they are."""
+
+
+def _public_calls(pool: Any) -> _Calls:
+    """The calls that EnvPool means its users to make."""
+    return pool.step, lambda done: pool.reset(options={"reset_mask": done})[0]
+
+
+def _direct_calls(pool: Any, info: tuple[str, ...]) -> _Calls | None:
+    """The same without EnvPool's Python layer; of what a step tells besides, only `info`. None where its arrays are not as known."""
+    action_keys: Sequence[str] = getattr(pool.spec, "_action_keys", ())
+    place: dict[str, int] = {key: index for index, key in enumerate(getattr(pool, "_state_keys", ()))}
+    wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info))
+    told = {key for key in place if not key.startswith("info:")}
+    known_actions = tuple(action_keys[:2]) == ("env_id", "players.env_id") and len(action_keys) == 3
+    reader = getattr(getattr(pool, "_to", None), "__module__", None)
+    known_answers = set(wanted) <= set(place) and told <= _STATE_KEYS and reader == _COMMON_READER
+    if not known_actions or not known_answers:
+        return None
+    dtype, places, terminated_at = pool.spec._action_spec[-1][0], [place[key] for key in wanted], place.get("terminated")
+    env_ids = np.arange(pool.config["num_envs"], dtype=np.int32)
+
+    def step(action: np.ndarray) -> tuple[Any, ...]:
+        pool._send([env_ids, env_ids, action.astype(dtype, order="C", copy=False)])
+        state = pool._recv()
+        obs, reward, done, truncated, *more = (state[index] for index in places)
+        terminated = done & ~truncated if terminated_at is None else state[terminated_at]
+        return obs, reward, terminated, truncated, dict(zip(info, more, strict=True))
+
+    def reset(done: np.ndarray) -> np.ndarray:
+        pool._reset(env_ids[done])
+        return pool._recv()[places[0]]
+
+    return step, reset
+
+
+def import_envpool(*, procgen: bool = False) -> ModuleType:
+    """Import EnvPool (about a second); with `procgen` including Qt.
+
+    Raises:
+        ImportError: EnvPool, a library that it needs or, with `procgen`, Qt is not there; the message names the remedy.
+    """
+    try:
+        if importlib.util.find_spec("envpool") is not None:
+            ensure_graphics()
+            if procgen:
+                ensure_qt()
+        import envpool
+    except ModuleNotFoundError as error:
+        raise ImportError(f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'") from error
+    if procgen:
+        family = importlib.import_module(PROCGEN)
+        # EnvPool keeps the failure if somebody imported it before Qt was there; importing the family once more heals that.
+        if getattr(family, "_PROCGEN_IMPORT_ERROR", None) is not None:
+            importlib.reload(family)
+    return envpool
+
+
+def task_families() -> dict[str, str]:
+    """EnvPool's tasks, and the packages they are from, such as `envpool.procgen`, `envpool.atari` or `envpool.mujoco.gym`."""
+    import_envpool()
+    registration = importlib.import_module("envpool.registration")
+    return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
+
+
+def task_spaces(task_id: str, options: dict[str, Any] | None = None) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """Observation and action space of a task as the adapter hands them out, without making environments.
+
+    Raises:
+        ValueError: a task of several players.
+    """
+    envpool = import_envpool(procgen=task_families()[task_id] == PROCGEN)
+    with _quiet():
+        spec = envpool.make_spec(task_id, **(options or {}))
+        if spec.config.max_num_players != 1:
+            raise ValueError(f"envpool:{task_id} has {spec.config.max_num_players} players; only tasks of one player are supported")
+        return as_float32(spec.gymnasium_observation_space), _counted(spec.gymnasium_action_space)
+
+
+def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, Any]:
+    """The given options of a task as EnvPool takes them.
+
+    Raises:
+        ValueError: the task does not have such an option, its default is of another type, or EnvPool would crash on the value.
+    """
+    if not given:
+        return {}
+    name, fields = f"envpool:{task_id}", import_envpool().make_spec(task_id).config._asdict()
+    for key in NOT_OPTIONS.intersection(given):
+        raise ValueError(
+            f"{name}: env.options cannot set {key}; use --env.num-envs, --env.num-threads, --seed or --env.id for what they set"
+        )
+    options = checked_options(name, given, {key: value for key, value in fields.items() if key not in NOT_OPTIONS})
+    for key, value in options.items():
+        if type(value) is int and value <= 0 < fields[key]:  # no picture or no-op at all is a segmentation fault
+            raise ValueError(f"{name}: env.options has {key} = {value}; it must be above zero")
+    return options
+
+
+def _counted(space: gym.Space[Any]) -> gym.Space[Any]:
+    """An action space with `MultiDiscrete` in place of a `Box` of integers, which is EnvPool's word for it."""
+    if not isinstance(space, gym.spaces.Box) or np.dtype(space.dtype).kind not in "iu":
+        return space
+    low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+    return gym.spaces.MultiDiscrete(high - low + 1, start=low)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Gymnasium's warning that EnvPool makes float32 spaces from float64 bounds; nobody here can do anything about it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        yield

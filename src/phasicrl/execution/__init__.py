@@ -1,0 +1,1 @@
+"""How the arithmetic is executed: device, threads, precision, compiled steps."""

@@ -1,0 +1,238 @@
+"""Evaluation of a trained agent on episodes it has not trained on. Kind: effects (steps environments of its own)."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Generator, Tensor
+
+from phasicrl.config import Config, EnvConfig
+from phasicrl.envs.make import for_evaluation, make_envs
+from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.experiments.statistics import bootstrap_interval
+from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.models.heads import Policy
+from phasicrl.runs.run import derive_seed, load_config, make_agent
+
+PolicyKind = Literal["greedy", "sampled"]
+Levels = Literal["unseen", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Finished episodes under one way of choosing actions.
+
+    Attributes:
+        policy: `greedy` takes the most likely action, `sampled` draws one.
+        returns: undiscounted return of each episode, in the environment's own reward.
+        lengths: steps of each episode.
+    """
+
+    policy: PolicyKind
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def mean_return(self) -> float:
+        """Mean over episodes."""
+        return float(np.mean(self.returns))
+
+    def to_dict(self) -> dict[str, float | int | str | list[float]]:
+        """Numbers for people and programs: mean, standard deviation, median, and the 95 % bootstrap interval of the mean."""
+        returns = np.array(self.returns)
+        return {
+            "policy": self.policy,
+            "episodes": len(returns),
+            "mean_return": self.mean_return,
+            "std_return": float(returns.std()),
+            "median_return": float(np.median(returns)),
+            "interval_95": list(bootstrap_interval(returns)),
+            "mean_length": float(np.mean(self.lengths)),
+        }
+
+
+class StepTable:
+    """Every step of the episodes that an evaluation counts, as a row of CSV.
+
+    Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`, `return` (of the episode so far), `entropy`
+    (nats), `std` (mean over continuous components, before a squash; empty without them), and for each component k of an action `mean_k`, the
+    policy's mean (of a discrete component the likeliest option), and `action_k`, what was taken, before it was clipped, squashed or rescaled.
+
+    Args:
+        file: open for writing, with `newline=""`.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._rows = csv.writer(file)
+        self._has_head = False
+        self._kind = ""
+        self._episode = np.zeros(0, dtype=int)
+
+    def begin(self, kind: PolicyKind, num_envs: int) -> None:
+        """Episodes of freshly reset environments follow."""
+        self._kind, self._episode = kind, np.zeros(num_envs, dtype=int)
+
+    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: np.ndarray, lengths: np.ndarray, *, counted: np.ndarray) -> None:
+        """One step of B environments.
+
+        Args:
+            policy: what actions were chosen from, `[B, 1]`.
+            action: the actions, `[B, 1, …]`.
+            step: what came of them.
+            returns: of the episodes so far, this step included, `[B]`.
+            lengths: the same of their steps.
+            counted: which environments' episodes count; the others have had their share, `[B]`.
+        """
+        num_envs = len(returns)
+        means, actions = (values.reshape(num_envs, -1).tolist() for values in (policy.mode(), action))
+        stds = [""] * num_envs if policy.mean_std is None else policy.mean_std.reshape(num_envs).tolist()
+        if not self._has_head:
+            parts = [f"{what}_{k}" for what in ("mean", "action") for k in range(len(actions[0]))]
+            self._rows.writerow(["policy", "env", "episode", "step", "reward", "return", "entropy", "std", *parts])
+            self._has_head = True
+        for env, entropy in enumerate(policy.entropy().reshape(num_envs).tolist()):
+            if not counted[env]:
+                continue
+            place = (self._kind, env, self._episode[env], lengths[env], step.reward[env], returns[env], entropy, stds[env])
+            self._rows.writerow([*place, *means[env], *actions[env]])
+        self._episode[step.terminated | step.truncated] += 1
+
+
+def evaluate(
+    run_dir: Path | str,
+    *,
+    episodes: int = 100,
+    policies: Sequence[PolicyKind] = ("greedy", "sampled"),
+    levels: Levels = "unseen",
+    seed: int = 0,
+    make_env: Callable[[], gym.Env] | None = None,
+    make_encoder: EncoderFactory | None = None,
+    steps_file: Path | None = None,
+) -> list[Evaluation]:
+    """Play `episodes` episodes with the agent of a run, for each way of choosing actions.
+
+    Every environment plays the same number of episodes (or one more), so that short episodes are not favoured. Seeds are a
+    stream of their own: the same for every run, and none that training used.
+
+    Args:
+        run_dir: the run directory.
+        episodes: how many for each policy.
+        policies: ways of choosing actions.
+        levels: Procgen agents that trained on some levels play the full distribution (`unseen`, the benchmark's protocol), or those (`train`).
+        seed: another seed, other episodes.
+        make_env: what training was given, for runs on an environment of your own.
+        make_encoder: what training was given, for runs with a network of your own.
+        steps_file: gets every step as a row of CSV (`StepTable`).
+
+    Raises:
+        ValueError: not a run directory, or one without weights yet.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes is {episodes}; give at least 1")
+    config = load_config(Path(run_dir), own_env=make_env is not None, own_encoder=make_encoder is not None)
+    results: list[Evaluation] = []
+    with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
+        table = None if file is None else StepTable(file)
+        for policy in policies:
+            envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env)
+            try:
+                agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
+                results.append(play(agent, envs, episodes=episodes, policy=policy, generator=Generator().manual_seed(seed), table=table))
+            finally:
+                envs.close()
+    return results
+
+
+def make_evaluation_envs(
+    config: Config, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None = None
+) -> VectorEnv:
+    """Environments like the run's, of whole games and with seeds that training never uses."""
+    env: EnvConfig = dataclasses.replace(for_evaluation(config.env), num_envs=num_envs)
+    if levels == "unseen":
+        env = dataclasses.replace(env, num_levels=0, start_level=0)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env)
+
+
+def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
+    """The agent of a run with the weights that were saved last.
+
+    Raises:
+        ValueError: there are none yet, or they are those of another network.
+    """
+    path = run_dir / "agent.safetensors"
+    if not path.is_file():
+        raise ValueError(f"{run_dir} has no agent.safetensors yet: it is written with the first checkpoint and at the end of the run")
+    agent = make_agent(config, envs, make_encoder=make_encoder)
+    try:
+        agent.load_state_dict(load_file(path))
+    except (RuntimeError, SafetensorError) as error:
+        hint = "" if make_encoder else "; a run with an encoder of your own needs `make_encoder` here too"
+        raise ValueError(f"the weights in {path} do not fit the network that config.json describes{hint}: {error}") from None
+    return agent.eval()
+
+
+@torch.inference_mode()
+def play(
+    agent: Agent,
+    envs: VectorEnv,
+    *,
+    episodes: int,
+    policy: PolicyKind,
+    generator: Generator,
+    on_obs: Callable[[np.ndarray], None] = lambda obs: None,
+    table: StepTable | None = None,
+) -> Evaluation:
+    """Play until every environment has had its share of `episodes`.
+
+    Args:
+        agent: acts.
+        envs: freshly made; they are reset here.
+        episodes: in total.
+        policy: how actions are chosen.
+        generator: source of sampled actions.
+        on_obs: shown every batch of observations, the last ones of episodes included.
+        table: gets every step.
+    """
+    share = np.full(envs.num_envs, episodes // envs.num_envs)
+    share[: episodes % envs.num_envs] += 1
+    obs, first = envs.reset(), np.ones(envs.num_envs, dtype=bool)
+    state = agent.initial_state(envs.num_envs)
+    running, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=int)
+    returns: list[float] = []
+    lengths: list[int] = []
+    on_obs(obs)
+    if table is not None:
+        table.begin(policy, envs.num_envs)
+    while (share > 0).any():
+        mask = None if envs.action_mask is None else torch.from_numpy(envs.action_mask).unsqueeze(1)
+        distribution, state = agent.policy(torch.from_numpy(obs).unsqueeze(1), torch.from_numpy(first).unsqueeze(1), state, mask)
+        action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
+        step = envs.step(agent.policy_head.env_action(action[:, 0]).numpy())
+        running += step.reward
+        length += 1
+        if table is not None:
+            table.add(distribution, action, step, running, length, counted=share > 0)
+        first = step.terminated | step.truncated
+        for env in np.flatnonzero(first & (share > 0)):
+            returns.append(float(running[env]))
+            lengths.append(int(length[env]))
+            share[env] -= 1
+        running[first], length[first] = 0, 0
+        obs = step.obs
+        if step.final_obs is not None:
+            last = obs.copy()
+            last[first] = step.final_obs
+            on_obs(last)
+        on_obs(obs)
+    return Evaluation(policy, tuple(returns), tuple(lengths))

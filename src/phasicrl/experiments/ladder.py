@@ -1,0 +1,256 @@
+"""The ladder: what each trick of PPO is worth, by adding them one by one, or by taking one away. Kind: effects (trains).
+
+The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a configuration that differs from the one
+below in the fields named here; nothing else about the runs differs.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from phasicrl.algorithm import train
+from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig, refuse_idle
+from phasicrl.envs.make import make_envs
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.experiments.statistics import bootstrap_interval
+from phasicrl.presets import get_preset
+from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.run import make_agent, task_of
+
+Mode = Literal["ladder", "leave-one-out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trick:
+    """One rung: the fields that switch it on, and those without it.
+
+    Attributes:
+        name: what the rung adds.
+        on: fields by path with their values from this rung upwards.
+        off: the same fields on the rungs below.
+    """
+
+    name: str
+    on: dict[str, Any]
+    off: dict[str, Any]
+
+
+TRICKS = (
+    Trick("baseline", {"ppo.baseline": True}, {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None}),
+    Trick(
+        "clipping",
+        {"ppo.objective": "surrogate", "ppo.clip": 0.2, "ppo.policy_epochs": 8, "ppo.value_epochs": 8, "ppo.num_minibatches": 8},
+        {"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 1, "ppo.value_epochs": 1, "ppo.num_minibatches": 1},
+    ),
+    Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}),
+    Trick(
+        "initialisation", {"model.init": "orthogonal", "model.head_init": "orthogonal"}, {"model.init": "torch", "model.head_init": "torch"}
+    ),
+    Trick("advantage normalisation", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
+    Trick("state normalisation", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
+    Trick("return normalisation", {"value_norm": ValueNormConfig(statistics="ema")}, {"value_norm": None}),
+    Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
+    Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
+    Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
+)
+"""In the order of the document. Return normalisation is that of value targets, as there; rewards are never normalised here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """What the runs of one configuration reached.
+
+    Attributes:
+        name: of the rung.
+        greedy: mean return of the greedy policy at the end, one number per seed.
+        last_100: mean return of the last 100 training episodes, one number per seed.
+    """
+
+    name: str
+    greedy: tuple[float, ...]
+    last_100: tuple[float, ...]
+
+    def row(self) -> dict[str, Any]:
+        """Numbers for a table."""
+        low, high = bootstrap_interval(self.greedy)
+        return {
+            "rung": self.name,
+            "seeds": len(self.greedy),
+            "greedy_mean": float(np.mean(self.greedy)),
+            "interval_low": low,
+            "interval_high": high,
+            "greedy_min": min(self.greedy),
+            "last_100_mean": float(np.mean(self.last_100)),
+        }
+
+
+def missing(trick: Trick, task: Task) -> str | None:
+    """What a trick needs and a task does not have, in words: numbers to normalize, say, or action masks; None where it applies."""
+    needs = [need for need in NEEDS if need.task is not None and not set(need.paths.split()).isdisjoint(trick.on)]
+    return next((need.words for need in needs if not need.is_met(None, task)), None)
+
+
+def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str, Config]]:
+    """The configurations to train, by name. Knobs that have no effect on a rung are at their defaults there.
+
+    Args:
+        base: everything that the tricks leave open: environment, network sizes, budget, learning rate.
+        mode: tricks added one by one from REINFORCE, or all of them and then all but one.
+        task: what is known of the environment; tricks that do not apply to it are left out.
+    """
+    tricks = [trick for trick in TRICKS if missing(trick, task) is None]
+    if mode == "leave-one-out":
+        full = {**_all(tricks, on=True), "aux": None}
+        changes = [("everything", full), *((f"without {trick.name}", {**full, **trick.off}) for trick in tricks)]
+    else:
+        changes = [("REINFORCE", {**_all(tuple(reversed(tricks)), on=False), "aux": None})]
+        for trick in tricks:
+            changes.append((f"+ {trick.name}", {**changes[-1][1], **trick.on}))
+    return [(name, base.changed(fields, reset_idle=True)) for name, fields in changes]
+
+
+def run_ladder(
+    env_id: str,
+    *,
+    seeds: int = 5,
+    mode: Mode = "ladder",
+    total_env_steps: int | None = None,
+    output_dir: Path = Path("runs/ladder"),
+    jobs: int = 1,
+    on_run: Callable[[str, int, float], None] = lambda name, seed, reached: None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> list[Rung]:
+    """Train all rungs with all seeds; runs that are there from before are not repeated. All of them are checked before the first begins.
+
+    Args:
+        env_id: a task with vectors as observations.
+        seeds: how many, from 1.
+        mode: see `rungs`.
+        total_env_steps: budget of each run; the preset's, unless given.
+        output_dir: gets the runs and, at the end, `<mode>.csv`.
+        jobs: runs at a time, each on one thread.
+        on_run: told of every run: rung, seed, mean greedy return.
+        say: told which tricks are left out, and why.
+
+    Raises:
+        ValueError: fewer than one seed or job, or an environment on which some rung cannot be trained; nothing was trained.
+    """
+    if min(seeds, jobs) < 1:
+        raise ValueError(f"seeds is {seeds} and jobs is {jobs}; give at least 1 of each")
+    base = get_preset("classic-ppo").changed(
+        {"env.id": env_id, "reward_norm": None, "log.console": "off", "checkpoint.every_minutes": None}
+    )
+    if total_env_steps is not None:
+        base = base.changed({"total_env_steps": total_env_steps})
+    steps = _checked_rungs(base, mode, say)
+    todo = [
+        (name, config.changed({"name": f"{mode}-{index:02d}", "seed": seed, "output_dir": str(output_dir)}))
+        for index, (name, config) in enumerate(steps)
+        for seed in range(1, seeds + 1)
+    ]
+    reached: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in steps}
+    for (name, config), result in zip(todo, _results([config for _, config in todo], jobs), strict=True):
+        reached[name].append(result)
+        on_run(name, config.seed, result[0])
+    found = [Rung(name, *(tuple(column) for column in zip(*values, strict=True))) for name, values in reached.items()]
+    _write(found, output_dir / f"{mode}.csv")
+    return found
+
+
+def draw_ladder(found: Sequence[Rung], path: Path, *, title: str) -> None:
+    """Draw every rung's seeds, mean and 95 % interval, the first at the top, as SVG or PNG by the name's ending.
+
+    Raises:
+        ImportError: matplotlib is not installed; the message names the extra.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ImportError(f"the figure needs matplotlib ({error}); pip install 'phasicrl[plot]'") from error
+    figure = Figure(figsize=(7.5, 0.45 * len(found) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for height, rung in enumerate(found):
+        row = rung.row()
+        axes.plot(rung.greedy, [height] * len(rung.greedy), "o", color="0.65", markersize=4, zorder=2)
+        axes.plot(
+            [row["interval_low"], row["interval_high"]], [height] * 2, color="tab:blue", linewidth=4, solid_capstyle="butt", alpha=0.5
+        )
+        axes.plot(row["greedy_mean"], height, "D", color="tab:blue", markersize=6, zorder=3)
+    axes.set_yticks(range(len(found)), [rung.name for rung in found])
+    axes.invert_yaxis()
+    axes.set_xlabel("mean return of the greedy policy after training")
+    axes.set_title(f"{title} (grey: seeds; blue: mean and its 95 % interval)", fontsize="medium", loc="right")
+    axes.grid(axis="x", alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _all(tricks: Sequence[Trick], *, on: bool) -> dict[str, Any]:
+    """The fields of all tricks together; where two name one field, the later decides."""
+    return {path: value for trick in tricks for path, value in (trick.on if on else trick.off).items()}
+
+
+def _checked_rungs(base: Config, mode: Mode, say: Callable[[str], None]) -> list[tuple[str, Config]]:
+    """The rungs for the environment of `base`, each of which can be trained there."""
+    envs = make_envs(dataclasses.replace(base.env, num_envs=1), seed=0)
+    try:
+        task = dataclasses.replace(task_of(envs), has_masks=envs.mask_size > 0)
+        for trick in TRICKS:
+            if (words := missing(trick, task)) is not None:
+                say(f"{trick.name} is left out: it has no effect without {words}")
+        steps = rungs(base, mode=mode, task=task)
+        for name, config in steps:
+            try:
+                refuse_idle(config, task)
+                make_agent(config, envs)
+            except ValueError as error:
+                raise ValueError(f"the rung {name!r} cannot be trained: {error}") from None
+    finally:
+        envs.close()
+    return steps
+
+
+def _results(configs: Sequence[Config], jobs: int) -> Iterator[tuple[float, float]]:
+    """What each run reached, in order."""
+    if jobs == 1:
+        yield from map(_trained, configs)
+        return
+    # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_trained, configs)
+
+
+def _trained(config: Config) -> tuple[float, float]:
+    """Mean greedy return and return of the last 100 training episodes of a run, which is trained unless it is there already."""
+    for directory in sorted(Path(config.output_dir).glob(f"{config.name}_*_s{config.seed}_*")):
+        done = directory / "result.json"
+        if done.is_file() and Config.from_json((directory / "config.json").read_text()) == config:
+            result = json.loads(done.read_text())
+            return result["greedy"], result["last_100"]
+    run = train(config)
+    returns = [row.get("charts/episodic_return_100") for row in read_metrics(run.directory)]
+    result = {
+        "greedy": evaluate(run.directory, episodes=20, policies=("greedy",))[0].mean_return,
+        "last_100": next((value for value in reversed(returns) if value is not None), float("nan")),
+    }
+    (run.directory / "result.json").write_text(json.dumps(result) + "\n")
+    return result["greedy"], result["last_100"]
+
+
+def _write(found: Sequence[Rung], path: Path) -> None:
+    """The table as CSV."""
+    rows = [rung.row() for rung in found]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

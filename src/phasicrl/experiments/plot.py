@@ -1,0 +1,484 @@
+"""Learning curves from run directories, beside published ones: PNG, SVG and the CSV behind them. Kind: effects (writes files).
+
+One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is always environment steps.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import math
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasicrl.config import Config, nearest_name
+from phasicrl.experiments.statistics import bootstrap_band
+from phasicrl.runs.metrics import METRICS, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array: TypeAlias = NDArray[np.float64]
+Series: TypeAlias = dict[tuple[str, str], tuple[Array, Array]]  # steps and values by (experiment, run)
+Looks: TypeAlias = dict[tuple[str, bool], dict[str, Any]]  # settings of a line by (label, published)
+
+REFERENCE_COLUMNS = {
+    "charts/episodic_return": "episodic_return",
+    "charts/episodic_return_100": "episodic_return",
+    "charts/episodic_length": "episodic_length",
+    "losses/entropy": "entropy",
+    "losses/value_loss": "value_loss",
+    "losses/approx_kl": "approx_kl",  # Baselines logs half the mean squared log-ratio (k2): the same to first order
+    "losses/clipfrac": "clipfrac",
+    "losses/explained_variance": "explained_variance",
+}
+"""Our metrics that published curves may hold, and the column of a reference file that holds them."""
+
+_NEEDED_COLUMNS = ("experiment", "run", "game", "step")
+_NO_DIFFERENCE = (
+    "seed", "name", "output_dir", "total_env_steps", "env.id", "env.num_threads", "env.pin_threads", "env.parallel", "log.", "checkpoint.", "compute.",
+)  # fmt: skip
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all eyes
+_DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
+_MOST_POINTS = 1_000
+_MOST_REFERENCES = 6
+_LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.18  # of a legend
+_AXIS_LABELS = {
+    "charts/episodic_return": "episodic return",
+    "charts/episodic_return_100": "episodic return, last 100 episodes",
+    "charts/SPS": "environment steps per second",
+    "losses/old_approx_kl": "KL divergence, k1 (nats)",
+    "losses/approx_kl": "KL divergence, k3 (nats)",
+    "losses/clipfrac": "fraction of clipped samples",
+    "losses/entropy": "entropy of the policy (nats)",
+    "losses/aux/kl_loss": "KL divergence in the auxiliary phase (nats)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """Runs on one grid of steps: their mean is the line, what they spread over is the band."""
+
+    label: str
+    env_id: str
+    steps: Array
+    runs: Array
+    """Runs × steps."""
+    noun: str = "seed"
+    published: bool = False
+
+    @property
+    def mean(self) -> Array:
+        """Mean over runs at each step."""
+        return self.runs.mean(axis=0)
+
+    @property
+    def band_name(self) -> str:
+        """What the band is; empty if there is none."""
+        if len(self.runs) == 1:
+            return ""
+        return "minimum to maximum" if self.published or len(self.runs) == 2 else "95 % bootstrap interval of the mean"
+
+    @cached_property
+    def band(self) -> tuple[Array, Array]:
+        """Lower and upper edge."""
+        if len(self.runs) > 2 and not self.published:
+            return bootstrap_band(self.runs)
+        return self.runs.min(axis=0), self.runs.max(axis=0)
+
+    @property
+    def about(self) -> str:
+        """Over how many runs the curve is, and what its band is."""
+        count = len(self.runs)
+        band = f", band: {self.band_name}" if self.band_name else ""
+        if self.published:
+            return f"published ({count} run{'s' if count > 1 else ''}){band}"
+        return f"mean of {count} {self.noun}s{band}" if count > 1 else f"one {self.noun}"
+
+
+def plot_runs(
+    runs: Sequence[Path],
+    *,
+    output: Path,
+    metric: str = "charts/episodic_return_100",
+    smooth_steps: int = 0,
+    reference: Path | None = None,
+    reference_experiments: Sequence[str] = (),
+    reference_game: str | None = None,
+    reference_split: str = "train",
+    title: str | None = None,
+) -> list[Path]:
+    """Draw one metric of some runs over environment steps: one panel for each environment, one curve for each experiment.
+
+    Args:
+        runs: run directories. Those of one experiment (same name, environment and settings) are one curve over their seeds.
+        output: the picture's name; `.png`, `.svg` and `.csv` are put behind it.
+        metric: one of `METRICS`.
+        smooth_steps: replace each value by the mean over so many environment steps up to it; 0: leave them.
+        reference: CSV file (`.gz` or not) of published curves: columns experiment, run, game, step, perhaps split, and metrics.
+        reference_experiments: which of its experiments; none: all, if they are few.
+        reference_game: the game in the file, if it is not the environment's name without its back end.
+        reference_split: which rows, if the file has a column `split`.
+        title: over the figure.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ValueError: an unknown metric, runs without data for it, or a reference without that metric, game or experiment.
+        FileNotFoundError: a folder that is not a run directory, or no reference file.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    if metric not in METRICS:
+        raise ValueError(f"there is no metric {metric!r}{nearest_name(metric, METRICS)}; accepted: {', '.join(METRICS)}")
+    if smooth_steps < 0:
+        raise ValueError(f"smooth_steps is {smooth_steps}; give the environment steps to average over, or 0 for none")
+    curves = run_curves(runs, metric, smooth_steps=smooth_steps)
+    if reference is not None:
+        ends: dict[str, float] = {}
+        for curve in curves:
+            ends[curve.env_id] = max(ends.get(curve.env_id, 0.0), curve.steps[-1])
+        curves += reference_curves(
+            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments, split=reference_split,
+            smooth_steps=smooth_steps,
+        )  # fmt: skip
+    figure = _draw(curves, _axis_label(metric, smooth_steps), title)
+    stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".csv")]
+    about = f"{metric} of {', '.join(str(run) for run in runs)}" + (f"; published: {reference}" if reference else "")
+    _save(figure, paths[0], paths[1], about)
+    _write_csv(curves, metric, paths[2])
+    return paths
+
+
+def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
+    """The curves of run directories, in the order in which their experiments first come.
+
+    Raises:
+        ValueError: no runs, runs without data for `metric`, or runs of one experiment that share no steps.
+        FileNotFoundError: a folder that is not a run directory.
+    """
+    if not runs:
+        raise ValueError("there are no runs to plot; give one or more run directories")
+    configs = {run: _read_config(run) for run in runs}
+    labels = _labels(configs)
+    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for run in configs:
+        groups[configs[run].env.id, labels[run]].append(run)
+    curves = []
+    for (env_id, label), members in groups.items():
+        steps, values = _align([_smooth(*_read_series(run, metric), smooth_steps) for run in members], label)
+        distinct = len({configs[run].seed for run in members}) == len(members)
+        curves.append(Curve(label=label, env_id=env_id, steps=steps, runs=values, noun="seed" if distinct else "run"))
+    return curves
+
+
+def reference_curves(
+    path: Path,
+    metric: str,
+    *,
+    ends: Mapping[str, float],
+    game: str | None = None,
+    experiments: Sequence[str] = (),
+    split: str = "train",
+    smooth_steps: int = 0,
+) -> list[Curve]:
+    """Published curves, one for each environment and experiment.
+
+    Args:
+        path: CSV file, see `plot_runs`.
+        metric: one of `REFERENCE_COLUMNS`.
+        ends: environments, and the steps up to which their curves are wanted.
+        game: the game in the file; none: the environment's name without its back end.
+        experiments: none: all, if they are few.
+        split: which rows, if the file has a column `split`.
+        smooth_steps: see `plot_runs`.
+
+    Raises:
+        ValueError: the file lacks columns, a game or an experiment, or holds too many experiments to draw them all.
+        FileNotFoundError: no such file.
+    """
+    games = {env_id: (game or env_id.rpartition(":")[2]).lower() for env_id in ends}
+    series = _read_reference(path, metric, games=set(games.values()), split=split)
+    curves = []
+    for env_id, name in games.items():
+        present = list(dict.fromkeys(experiment for experiment, _ in series[name]))
+        for experiment in _choose_experiments(path, name, present, experiments):
+            runs = [_smooth(*points, smooth_steps) for key, points in series[name].items() if key[0] == experiment]
+            steps, values = _align(runs, f"experiment {experiment} of {path}")
+            seen = steps <= ends[env_id]
+            if not seen.any():
+                raise ValueError(
+                    f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at {ends[env_id]:,.0f}: "
+                    "there is nothing to compare yet"
+                )
+            curves.append(Curve(label=experiment, env_id=env_id, steps=steps[seen], runs=values[:, seen], noun="run", published=True))
+    return curves
+
+
+def _choose_experiments(path: Path, game: str, present: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
+    for name in wanted:
+        if name not in present:
+            raise ValueError(f"{path} has no experiment {name!r} for {game}{nearest_name(name, present)}; it has: {', '.join(present)}")
+    if not wanted and len(present) > _MOST_REFERENCES:
+        raise ValueError(f"{path} holds {len(present)} experiments for {game}, too many to draw; choose from: {', '.join(present)}")
+    return wanted or present
+
+
+def _read_config(run: Path) -> Config:
+    path = run / "config.json"
+    if not path.is_file():
+        inside = sorted(child.parent.name for child in run.glob("*/config.json")) if run.is_dir() else []
+        hint = f"it holds run directories: give {run}/*" if inside else "give folders that `phasicrl train` made"
+        raise FileNotFoundError(f"{run} is not a run directory, it has no config.json; {hint}")
+    return Config.from_json(path.read_text(encoding="utf-8"))
+
+
+def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
+    """Steps and values of the rows that have a number."""
+    path = run / "metrics.jsonl"
+    rows = read_metrics(run) if path.is_file() else []
+    if not rows:
+        raise ValueError(f"{run} has no data yet: its first iteration is not finished; leave it out or try again later")
+    known = [(row["env_steps"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
+    if not known:
+        others = sorted({name for row in rows for name in row if name in METRICS and math.isfinite(row[name])})
+        raise ValueError(f"{run} has no {metric!r} in its {len(rows)} iterations; it has: {', '.join(others)}")
+    steps, values = np.array(known, dtype=np.float64).T
+    return steps, values
+
+
+def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
+    """Name of each run's experiment; runs of one name and environment that differ in more than the seed also get what they differ in."""
+    knobs = {run: dict(_knobs(dataclasses.asdict(config))) for run, config in configs.items()}
+    seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)  # values by name, environment and knob
+    for run, config in configs.items():
+        for knob in {knob for other in knobs.values() for knob in other}:
+            seen[config.name, config.env.id, knob].add(knobs[run].get(knob))
+    labels = {}
+    for run, config in configs.items():
+        differing = [knob for knob in knobs[run] if len(seen[config.name, config.env.id, knob]) > 1]
+        # Where a whole group is off in some runs, "aux on" says it; its knobs would only repeat it.
+        shown = [knob for knob in differing if not knob.startswith(_NO_DIFFERENCE) and knob.rpartition(".")[0] not in differing]
+        labels[run] = ", ".join([config.name, *(f"{knob} {knobs[run][knob]}" for knob in shown)])
+    return labels
+
+
+def _knobs(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Every knob as (dotted name, value)."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield path + name, "on"
+            yield from _knobs(value, f"{path}{name}.")
+        else:
+            yield path + name, "off" if value is None else str(value)
+
+
+def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:
+    """The runs of some games."""
+    points: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    present: set[str] = set()
+    for game, experiment, run, step, value in _reference_points(path, metric, split):
+        present.add(game)
+        if game in games and math.isfinite(value):
+            points[game, experiment, run].append((step, value))
+    series: dict[str, Series] = {game: {} for game in games}
+    for (game, experiment, run), pairs in points.items():
+        steps, values = np.array(sorted(pairs)).T
+        series[game][experiment, run] = steps, values
+    for game in sorted(games):
+        if game not in present:
+            known = ", ".join(sorted(present))
+            raise ValueError(f"{path} has no game {game!r} (split {split!r}){nearest_name(game, present)}; it has: {known}")
+        if not series[game]:
+            raise ValueError(f"{path} has no numbers for {metric!r} of {game} (split {split!r}); leave the reference out")
+    return series
+
+
+def _reference_points(path: Path, metric: str, split: str) -> Iterator[tuple[str, str, str, float, float]]:
+    """(game, experiment, run, step, value) of every row of the split."""
+    with _open_text(path) as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        experiment, run, game, step, value = _find_columns(path, header, metric)
+        split_at = header.index("split") if "split" in header else None
+        for row in reader:
+            try:
+                if split_at is not None and row[split_at] != split:
+                    continue
+                name = row[game].lower().removesuffix("-train")  # train-procgen's name of a game's training levels
+                yield name, row[experiment], row[run], float(row[step]), float(row[value] or "nan")
+            except (ValueError, IndexError) as error:
+                raise ValueError(f"line {reader.line_num} of {path} is not a row of published curves ({error}): {row}") from None
+
+
+def _find_columns(path: Path, header: list[str], metric: str) -> list[int]:
+    missing = [name for name in _NEEDED_COLUMNS if name not in header]
+    if missing:
+        raise ValueError(f"{path} has no column {', '.join(missing)}; a reference has {', '.join(_NEEDED_COLUMNS)} and metrics")
+    column = REFERENCE_COLUMNS.get(metric)
+    if column not in header:
+        known = [name for name, column in REFERENCE_COLUMNS.items() if column in header]
+        raise ValueError(f"{path} has nothing to compare {metric!r} with; it has: {', '.join(known)}")
+    return [header.index(name) for name in (*_NEEDED_COLUMNS, column)]
+
+
+def _open_text(path: Path) -> TextIO:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no reference file {path}; give a CSV file of published curves, or leave it out")
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _smooth(steps: Array, values: Array, window: int) -> tuple[Array, Array]:
+    """Mean over the values in `(step − window, step]`."""
+    if window == 0:
+        return steps, values
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.searchsorted(steps, steps - window, side="right")
+    after = np.arange(1, len(steps) + 1)
+    return steps, (sums[after] - sums[first]) / (after - first)
+
+
+def _align(series: list[tuple[Array, Array]], owner: str) -> tuple[Array, Array]:
+    """Put runs on one grid of steps, by interpolation, from where all have begun to where the first ends."""
+    start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
+    if start > end:
+        raise ValueError(
+            f"the runs of {owner} have no steps in common: one ends at {end:,.0f}, before another's first number at {start:,.0f}"
+        )
+    grid = np.unique(np.concatenate([steps for steps, _ in series]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if len(grid) > _MOST_POINTS:
+        grid = grid[np.linspace(0, len(grid) - 1, _MOST_POINTS).round().astype(int)]
+    return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
+
+
+def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["metric", "env_id", "curve", "published", "num_runs", "band", "env_steps", "mean", "low", "high"])
+        for curve in curves:
+            low, high = curve.band
+            about = [metric, curve.env_id, curve.label, int(curve.published), len(curve.runs), curve.band_name]
+            for step, *numbers in zip(curve.steps, curve.mean, low, high, strict=True):
+                shown = numbers if curve.band_name else [numbers[0], "", ""]
+                writer.writerow([*about, int(step), *shown])
+
+
+def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
+    """One panel for each environment, one legend for all."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.lines import Line2D
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("plots need matplotlib: pip install 'phasicrl[plot]'") from None
+
+    env_ids = list(dict.fromkeys(curve.env_id for curve in curves))
+    columns = len(env_ids) if len(env_ids) <= 3 else min(4, math.ceil(math.sqrt(len(env_ids))))
+    rows = math.ceil(len(env_ids) / columns)
+    width, height = (6.4, 3.7) if len(env_ids) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
+    legend = {key: textwrap.fill(text, int(_LETTERS_PER_INCH * width)) for key, text in legend_texts(curves).items()}
+    total_height = height + _INCHES_PER_LINE * sum(text.count("\n") + 1 for text in legend.values())
+    looks = _looks(list(legend))
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, total_height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
+        panels = figure.subplots(rows, columns, squeeze=False)
+        for index, panel in enumerate(panels.flat):
+            if index < len(env_ids):
+                _draw_panel(panel, [curve for curve in curves if curve.env_id == env_ids[index]], looks)
+                panel.set_title(env_ids[index])
+                panel.set_xlabel("environment steps" if index + columns >= len(env_ids) else "")
+            else:
+                panel.set_axis_off()
+        figure.supylabel(y_label, y=1 - 0.5 * height / total_height, fontsize=_STYLE["axes.labelsize"])  # the middle of the panels
+        if title:
+            figure.suptitle(title)
+        handles = [Line2D([], [], **looks[key]) for key in legend]
+        # Below all panels: it says too much to fit into one.
+        figure.legend(handles, list(legend.values()), loc="outside lower center", frameon=False, handlelength=3)
+    return figure
+
+
+def legend_texts(curves: list[Curve]) -> dict[tuple[str, bool], str]:
+    """Legend by (label, published): what its curves are, and in which environments if that differs."""
+    abouts: dict[tuple[str, bool], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for curve in curves:
+        abouts[curve.label, curve.published][curve.about].append(curve.env_id.rpartition(":")[2])
+    texts = {}
+    for (label, published), where in abouts.items():
+        parts = [about if len(where) == 1 else f"{about} ({', '.join(games)})" for about, games in where.items()]
+        texts[label, published] = f"{label}: {'; '.join(parts)}"
+    return texts
+
+
+_STYLE: Any = {
+    "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9, "figure.titlesize": 12,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E5E5E5", "grid.linewidth": 0.6,
+    "axes.axisbelow": True, "axes.edgecolor": "#666666", "xtick.color": "#333333", "ytick.color": "#333333",
+    "svg.hashsalt": "phasicrl",
+}  # fmt: skip
+
+
+def _looks(keys: list[tuple[str, bool]]) -> Looks:
+    """Colour and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first grey."""
+    own = [key for key in keys if not key[1]]
+    looks: Looks = {}
+    for index, key in enumerate(own):
+        looks[key] = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": ("-", *_DASHES)[index // len(_COLOURS) % 4], "linewidth": 1.8}
+    unused = ("#4D4D4D", *(_COLOURS[len(own) :] or _COLOURS))
+    for index, key in enumerate(key for key in keys if key[1]):
+        looks[key] = {"color": unused[index % len(unused)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.4}
+    return looks
+
+
+def _draw_panel(panel: Axes, curves: list[Curve], looks: Looks) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    for curve in curves:
+        look = looks[curve.label, curve.published]
+        marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
+        panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **look, **marker)
+        if curve.band_name:
+            panel.fill_between(curve.steps, *curve.band, color=look["color"], alpha=0.18, linewidth=0, zorder=1)
+            panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=look["color"], zorder=1.5)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda step, _: steps_text(step)))
+    panel.margins(x=0.01)
+    panel.set_xlim(left=0)
+
+
+def steps_text(steps: float) -> str:
+    """A number of steps as on an axis: 0, 500, 20k, 2.5M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(steps) >= size:
+            return f"{steps / size:.10g}{unit}"
+    return f"{steps:.10g}"
+
+
+def _axis_label(metric: str, smooth_steps: int) -> str:
+    label = _AXIS_LABELS.get(metric, metric.rpartition("/")[2].replace("_", " "))
+    return f"{label}\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else label
+
+
+def _save(figure: Figure, png: Path, svg: Path, about: str) -> None:
+    """Write the pictures; the same data gives the same files, so that they can be kept under version control."""
+    from matplotlib import rc_context
+
+    with rc_context(_STYLE):
+        figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": about})
+        figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": about, "Date": None})

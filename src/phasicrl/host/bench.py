@@ -1,0 +1,361 @@
+"""How fast this machine trains a configuration, and where the time goes. Kind: effects (trains, in a folder that is deleted)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from phasicrl.algorithm import learn
+from phasicrl.config import AuxConfig, Config
+from phasicrl.envs.make import make_envs
+from phasicrl.execution.compute import WORTH_COMPILING_POOLS, is_worth_compiling
+from phasicrl.execution.precision import encoders_in
+from phasicrl.host.machine import describe, peak_memory
+from phasicrl.phases import Record
+from phasicrl.rollout import PolicySamples
+from phasicrl.runs.run import EnvFactory, Run, derive_seed, start_run
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How often something was done in a second.
+
+    Attributes:
+        name: what.
+        per_second: median.
+        low: slowest repetition.
+        high: fastest repetition.
+        unit: of what there are so many in a second.
+    """
+
+    name: str
+    per_second: float
+    low: float
+    high: float
+    unit: str = "environment steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `measure` found.
+
+    Attributes:
+        config: what was trained.
+        machine: processor, versions, threads.
+        rates: what was timed.
+        split: share of a whole loop's time, by part.
+        passes: how often each step goes through the network: forward, and forward and backward.
+        gflops_per_step: floating-point operations of the networks for one environment step, in 10⁹.
+        peak_memory: most memory that the process has held, in bytes.
+        peak_gpu_memory: most memory of the GPU that tensors took, in bytes; 0 without one.
+        buffer: memory of the phase buffer, in bytes.
+        notes: what was chosen or scaled.
+    """
+
+    config: Config
+    machine: dict[str, Any]
+    rates: tuple[Rate, ...]
+    split: dict[str, float]
+    passes: dict[str, float]
+    gflops_per_step: float
+    peak_memory: int
+    peak_gpu_memory: int
+    buffer: int
+    notes: tuple[str, ...]
+
+    def rate(self, name: str) -> float:
+        """Median of the rate of that name."""
+        return next(rate.per_second for rate in self.rates if rate.name == name)
+
+    @property
+    def share_of_limit(self) -> float:
+        """The whole loop's rate as a part of what the networks alone would allow."""
+        return self.rate("whole loop") / self.rate("networks alone")
+
+    def to_json(self) -> str:
+        """All of it."""
+        values = dataclasses.asdict(self) | {"config": json.loads(self.config.to_json()), "share_of_limit": self.share_of_limit}
+        return json.dumps(values, indent=2)
+
+
+def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
+    """Train for a while and time the parts.
+
+    PPG's phases are cut to as few iterations as have the same work per step, two if its passes are over everything.
+
+    Args:
+        config: what to train; budget, TensorBoard, display and checkpoints are ignored.
+        seconds: how long the whole loop is measured, after an iteration (with PPG a phase) that warms up; at least three of them.
+        make_env: makes one of your own Gymnasium environments, as for `train`.
+        trace: gets every kernel of one more phase, in the format of Chrome's tracing and of Perfetto.
+    """
+    notes: list[str] = []
+    changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
+    if config.aux is not None and (every := _shortest_phase(config.aux)) < config.aux.every:
+        used = config.aux.iterations_per_epoch
+        changes |= {"aux.every": every, "aux.iterations_per_epoch": used and used * every // config.aux.every}
+        notes.append(f"phases of {every} iterations instead of {config.aux.every}: the same work per step")
+    with tempfile.TemporaryDirectory() as folder:
+        real, config = config, config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
+        with start_run(config, make_env=make_env) as run:
+            run.compute.say = notes.append
+            # The real budget decides, not that of the measurement.
+            if config.compute.compile == "auto" and run.compute.device.type == "cpu":
+                run.compute.fuses &= is_worth_compiling(real.num_gradient_steps)
+                run.compute.compiles_pools &= real.num_network_passes >= WORTH_COMPILING_POOLS
+                run.compute.prepare(run.agent)
+            if run.compute.findings is not None:
+                notes.append(str(run.compute.findings))
+            loops = _whole_loops(run, seconds)
+            steps = config.batch_size * config.period
+            rates = [
+                _rate("whole loop", [steps / loop.seconds for loop in loops]),
+                _rate("rollout", [steps / loop.spent("rollout") for loop in loops]),
+                _rate("update", [steps / loop.spent("policy", "value", "auxiliary") for loop in loops]),
+                _environments(run, make_env),
+                _acting(run),
+            ]
+            limit, passes, flops = _networks(run)
+            if trace is not None:
+                notes.extend(_write_trace(run, trace))
+            gpu_memory = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+            buffer = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
+            return Report(
+                config=config.changed({"total_env_steps": real.total_env_steps, "output_dir": real.output_dir}), machine=_machine(run),
+                rates=(*rates, limit), split=_split(loops), passes=passes, gflops_per_step=flops / 1e9, peak_memory=peak_memory(),
+                peak_gpu_memory=gpu_memory, buffer=buffer, notes=tuple(notes),
+            )  # fmt: skip
+
+
+class _Enough(Exception):
+    """Ends a training that would go on for ever."""
+
+
+def _shortest_phase(aux: AuxConfig) -> int:
+    """Fewest iterations of a phase, two at least, with as many passes over a step as this one's."""
+    return max(aux.every // math.gcd(aux.every, aux.iterations_per_epoch or aux.every), 2)
+
+
+class _Loop(NamedTuple):
+    """One period: the seconds that it took, all in all, and its iterations' records."""
+
+    seconds: float
+    records: list[Record]
+
+    def spent(self, *parts: str) -> float:
+        """Seconds in these parts."""
+        return sum(record.get(f"time/{part}", 0.0) for record in self.records for part in parts)
+
+
+def _whole_loops(run: Run, seconds: float) -> list[_Loop]:
+    """Periods after the first one."""
+    records: list[Record] = []
+    times: list[float] = []
+    length = run.config.period
+
+    def note(_: Run, record: Record) -> None:
+        records.append(record)
+        times.append(perf_counter())
+        if len(records) % length == 0 and len(records) >= 4 * length and times[-1] - times[length - 1] >= seconds:
+            raise _Enough
+
+    with contextlib.suppress(_Enough):
+        learn(run, note)
+    return [
+        _Loop(times[last] - times[last - length], records[last - length + 1 : last + 1])
+        for last in range(2 * length - 1, len(times), length)
+    ]
+
+
+def _write_trace(run: Run, path: Path) -> list[str]:
+    """Record the kernels of one phase; returns what took most of the time, as lines."""
+    with torch.profiler.profile() as profile, contextlib.suppress(_Enough):
+        count = iter(range(run.config.phase_length - 1))
+
+        def note(run: Run, record: Record) -> None:
+            if next(count, None) is None:
+                raise _Enough
+
+        learn(run, note)
+    profile.export_chrome_trace(str(path))
+    table = profile.key_averages()
+    on_gpu = run.compute.device.type == "cuda"
+    spent = {event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in table}
+    total = sum(spent.values())
+    most = sorted(spent, key=lambda key: -spent[key])[:8]
+    return [f"kernels of one phase, all: {path}", *(f"{spent[key] / total:6.1%}  {key}" for key in most)]
+
+
+def _split(loops: list[_Loop]) -> dict[str, float]:
+    """Share of each part in the time of all loops."""
+    total = sum(loop.seconds for loop in loops)
+    split = {part: sum(loop.spent(part) for loop in loops) / total for part in ("rollout", "policy", "value", "auxiliary")}
+    return {part: share for part, share in split.items() if share} | {"everything else": 1 - sum(split.values())}
+
+
+def _environments(run: Run, make_env: EnvFactory | None) -> Rate:
+    """The environments alone, with random actions: drawn beforehand, or where masks must be kept to before each step, which is not counted."""
+    envs = make_envs(run.config.env, seed=derive_seed(run.config.seed, "env", 1), make_env=make_env)
+    head, generator = run.agent.policy_head, Generator().manual_seed(0)
+    features = torch.zeros(envs.num_envs, head.linear.in_features, device=run.compute.device)
+
+    @torch.inference_mode()
+    def draw() -> np.ndarray:
+        policy = head(features, None if envs.action_mask is None else run.compute.upload(envs.action_mask))
+        return head.env_action(policy.draw(run.compute.upload(policy.noise(generator)))).cpu().numpy()
+
+    def hundred() -> float:
+        spent = 0.0
+        for number in range(100):
+            action = draw() if actions is None else actions[number % len(actions)]
+            start = perf_counter()
+            envs.step(action)
+            spent += perf_counter() - start
+        return spent
+
+    try:
+        envs.reset()
+        actions = None if envs.mask_size else [draw() for _ in range(16)]
+        hundred()
+        found = []
+        for _ in range(5):
+            spent, calls = 0.0, 0
+            while spent < 0.5:
+                spent, calls = spent + hundred(), calls + 1
+            found.append(100 * envs.num_envs * calls / spent)
+        return _rate("environments alone", found)
+    finally:
+        envs.close()
+
+
+def _acting(run: Run) -> Rate:
+    """The agent alone, answering to one vector of observations again and again."""
+    rollout = run.buffer.rollout(0)
+
+    @torch.inference_mode()
+    def ten() -> None:
+        for _ in range(10):
+            run.collector.act(rollout, 0)
+
+    return _timed("acting alone", ten, 10 * run.config.env.num_envs)
+
+
+def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
+    """Bare forward and backward passes, as many as a step needs, not as one call: rate, passes, and FLOP per step."""
+    config, agent = run.config, run.agent
+    rollout = run.buffer.rollout(0)
+    segments = rollout.policy_samples(rollout.value_target)
+    samples = segments if segments.state.shape[-1] else segments.as_transitions()
+    minibatch = samples.take(slice(0, len(samples) // config.ppo.num_minibatches))
+
+    def outputs(kind: str, piece: PolicySamples) -> Tensor:
+        conditions = (piece.obs, piece.first, piece.state)
+        if kind == "value":
+            return agent.value(*conditions).sum()
+        if kind == "policy":
+            return agent.policy(*conditions, piece.action_mask)[0].parameters.sum()
+        output = agent(*conditions, piece.action_mask)
+        aux = 0.0 if output.aux_value is None else output.aux_value.sum()
+        return output.policy.parameters.sum() + output.value.sum() + aux
+
+    names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
+    passes = [(names[kind], True, "policy", 1.0) for kind in config.ppo.passes]
+    passes.append(("policy and value", False, "policy", 1.0))  # acting
+    if config.aux is not None and config.has_auxiliary_phase:
+        passes += [("policy and value", True, "aux", config.aux_passes), ("policy", False, "aux", 1 / config.aux.run_every)]
+    seconds, flops = 0.0, 0.0
+    spread = []
+    for kind, backward, phase, times in passes:
+        piece = next(run.compute.pieces(minibatch, phase=phase))[0]
+        number = piece.first.numel()
+
+        def once(kind: str = kind, backward: bool = backward, phase: str = phase, piece: PolicySamples = piece) -> None:
+            with torch.set_grad_enabled(backward), encoders_in(run.compute.precision[phase]):
+                result = outputs(kind, piece)
+            if backward:
+                result.backward()
+                agent.zero_grad(set_to_none=True)
+
+        with FlopCounterMode(display=False) as counter:
+            once()
+        flops += times * counter.get_total_flops() / number
+        timed = _timed(kind, once, number, repetitions=3, least_seconds=0.3)
+        seconds += times / timed.per_second
+        spread.append(timed.high / timed.low)
+    rate, width = 1 / seconds, statistics.median(spread) ** 0.5
+    kinds = {"forward and backward": True, "forward": False}
+    counts = {name: sum(times for _, backward, _, times in passes if backward is kind) for name, kind in kinds.items()}
+    return Rate("networks alone", rate, rate / width, rate * width), counts, flops
+
+
+def _timed(name: str, function: Callable[[], None], number: int, *, repetitions: int = 5, least_seconds: float = 0.5) -> Rate:
+    """How many a second, if a call does so many: repetitions of at least so long each, after one call that warms up."""
+    function()
+    found = []
+    for _ in range(repetitions):
+        _wait_for_gpu()
+        start, calls = perf_counter(), 0
+        while perf_counter() - start < least_seconds or not calls:
+            function()
+            calls += 1
+        _wait_for_gpu()
+        found.append(number * calls / (perf_counter() - start))
+    return _rate(name, found)
+
+
+def _wait_for_gpu() -> None:
+    """Launching is not doing."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _rate(name: str, found: list[float]) -> Rate:
+    return Rate(name, statistics.median(found), min(found), max(found))
+
+
+def _machine(run: Run) -> dict[str, Any]:
+    """What decides about speed."""
+    device = torch.cuda.get_device_name(run.compute.device) if run.compute.device.type == "cuda" else "cpu"
+    return {
+        **describe(), "device": device, "threads of PyTorch": run.compute.num_threads, "threads of the environments": run.config.env.num_threads,
+        "precision": dict(run.compute.precision), "micro-batch": dict(run.compute.micro_batch), "in one call": run.compute.fuses,
+        "compiled max-pools": run.compute.compiles_pools,
+    }  # fmt: skip
+
+
+def print_report(report: Report) -> None:
+    """The report as a table, for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{report.config.name} on {report.config.env.id}, {report.config.env.num_envs} environments", title_justify="left")
+    for column in ("", "steps per second", "slowest to fastest"):
+        table.add_column(column, justify="left" if not column else "right")
+    for rate in report.rates:
+        table.add_row(rate.name, f"{rate.per_second:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in report.split.items()))
+    passes = " and ".join(f"{number:g} × {kind}" for kind, number in report.passes.items())
+    console.print(
+        f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {report.gflops_per_step * report.rate('whole loop'):,.1f} GFLOP/s; "
+        f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, not as one call"
+    )
+    on_gpu = f" and {report.peak_gpu_memory / 1e9:.2f} GB of the GPU" if report.peak_gpu_memory else ""
+    console.print(f"memory: {report.peak_memory / 1e9:.2f} GB{on_gpu} at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")
+    for note in report.notes:
+        console.print(note)

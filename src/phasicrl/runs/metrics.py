@@ -1,0 +1,254 @@
+"""One record per iteration → metrics.jsonl, TensorBoard, W&B, console; the table of metric names is data. Kind: effects.
+
+Means are over the data that they describe, weighted by samples, never the last minibatch. Every sink has the same names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import uuid
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from phasicrl.config import Config, nearest_name
+from phasicrl.runs.console import Values, open_display
+
+METRICS: dict[str, str] = {
+    "charts/episodic_return": "Mean undiscounted return of all episodes that finished in the iteration (reward units).",
+    "charts/episodic_return_100": "Mean undiscounted return of the last 100 finished episodes (reward units).",
+    "charts/episodic_length": "Mean length of all episodes that finished in the iteration (environment steps).",
+    "charts/num_episodes": "Episodes that finished in the iteration (count).",
+    "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
+    "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
+    "charts/value_learning_rate": "Step size of the value network in the policy phase, where it has one of its own (no unit).",
+    "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalised advantage).",
+    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalised).",
+    "losses/entropy": "Entropy of the policy (nats).",
+    "losses/old_approx_kl": "KL divergence of the new from the rollout's policy, estimator k1: mean of −log ratio (nats).",
+    "losses/approx_kl": "KL divergence of the new from the rollout's policy, estimator k3: mean of ratio − 1 − log ratio (nats).",
+    "losses/epoch_kl": "The same (by `ppo.epoch_kl`), measured after the last policy epoch of the iteration, where something is steered by it (nats).",
+    "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
+    "losses/action_std": "Mean standard deviation of the policy's continuous actions (units of the action).",
+    "losses/clipfrac": "Fraction of samples whose probability ratio lies outside the clip range (0 to 1).",
+    "losses/explained_variance": "Share of the value targets' variance that the rollout's values explain (at most 1; 0 is a constant).",
+    "losses/aux/kl_loss": "Auxiliary phase: KL divergence from the policy before the phase (nats).",
+    "losses/aux/aux_value_loss": "Auxiliary phase: half the squared error of the policy network's value head (squared reward units).",
+    "losses/aux/real_value_loss": "Auxiliary phase: half the squared error of the value network (squared reward units).",
+    "gradients/policy_norm": "Global norm of the gradient in policy passes, before clipping (no unit).",
+    "gradients/value_norm": "Global norm of the gradient in value passes, before clipping (no unit).",
+    "gradients/aux_norm": "Auxiliary phase: global norm of the gradient, before clipping (no unit).",
+    "time/rollout": "Time of the iteration spent on stepping environments and acting (seconds).",
+    "time/policy": "Time of the iteration spent on passes with the policy loss (seconds).",
+    "time/value": "Time of the iteration spent on passes with the value loss alone (seconds).",
+    "time/auxiliary": "Time of the iteration spent on the auxiliary phase (seconds).",
+    "time/total": "Time of the whole iteration (seconds).",
+    "procgen/level_complete": "Procgen: fraction of the episodes finished in the iteration that completed their level (0 to 1).",
+    "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
+    "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
+    "rewards/clipped_fraction": "Fraction of the iteration's normalised rewards that were clipped (0 to 1).",
+}
+"""Every metric: its name, and what it means with its unit."""
+
+METRICS_FILE = "metrics.jsonl"
+_FSYNC_SECONDS = 10.0
+
+
+class MetricsLog:
+    """Where a run's numbers go. Use it as a context manager: the display leaves the terminal as it found it."""
+
+    def __init__(self, run_dir: Path, config: Config, *, resumed_at: int | None = None) -> None:
+        """Open the files of `run_dir` and the display.
+
+        Args:
+            run_dir: folder of the run; made if it is not there.
+            config: the run's settings; `config.log` says where the numbers go.
+            resumed_at: environment steps of the checkpoint that the run goes on from. Later rows are cut off, so that none appears twice.
+
+        Raises:
+            FileExistsError: the folder holds metrics of an earlier run, and this one does not resume it.
+            ModuleNotFoundError: `log.wandb` is on and Weights & Biases is not installed.
+        """
+        self._sinks: list[_TensorBoard | _WandB] = []
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file, self._earlier_seconds = _open_rows(run_dir / METRICS_FILE, resumed_at)
+        try:
+            notice = self._open_sinks(run_dir, config, resumed_at)
+        except BaseException:
+            self._file.close()
+            raise
+        # The clocks start last: opening the sinks takes seconds that say nothing about the speed of the run.
+        self._started = self._synced = monotonic()
+        self._display = open_display(config, resumed_at or 0, sys.stdout)
+        if notice:
+            self.message(notice)
+
+    def _open_sinks(self, run_dir: Path, config: Config, resumed_at: int | None) -> str:
+        """Open what the settings ask for; returns what the user must be told."""
+        if config.log.wandb:
+            self._sinks.append(_WandB(run_dir, config))
+        if config.log.tensorboard:
+            try:
+                self._sinks.append(_TensorBoard(run_dir, resumed_at))
+            except ImportError:
+                return "no TensorBoard events, it is not installed: pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
+        return ""
+
+    def progress(self, stage: str, *, env_steps: int) -> None:
+        """Tell the display where the run is: `rollout`, `policy`, `auxiliary 2/6`. Nearly free; call it as often as you like."""
+        self._display.progress(stage, env_steps)
+
+    def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
+        """Write the metrics of one iteration to every sink. NaN and infinity are written as null.
+
+        Raises:
+            ValueError: a name that is not in `METRICS`.
+        """
+        unknown = record.keys() - METRICS.keys()
+        if unknown:
+            name = min(unknown)
+            raise ValueError(f"metric {name!r} has no description{nearest_name(name, METRICS)}; add it to METRICS in metrics.py")
+        values = {name: float(record[name]) for name in METRICS if name in record}
+        seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
+        head = {"env_steps": int(env_steps), "iteration": int(iteration), "phase": int(phase), "wall_time": seconds}
+        row = head | {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+        if monotonic() - self._synced > _FSYNC_SECONDS:
+            self.flush()
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        for sink in self._sinks:
+            sink.write(finite, env_steps)
+        self._display.record(values, env_steps)
+
+    def message(self, text: str) -> None:
+        """Show a line of text, above the live display if there is one."""
+        self._display.message(text)
+
+    def flush(self) -> None:
+        """Put the rows on the disk; call it before a checkpoint, so that no crash leaves a checkpoint that is ahead of its rows."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._synced = monotonic()
+
+    def close(self) -> None:
+        """Close everything; calling it again does nothing."""
+        if not self._file.closed:
+            self._display.close()
+            self.flush()
+            self._file.close()
+            for sink in self._sinks:
+                sink.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of a run's `metrics.jsonl`, in order; null is NaN, and a last line torn by a crash is left out.
+
+    Raises:
+        FileNotFoundError: the folder has no such file.
+        ValueError: a line before the last is damaged.
+    """
+    path = run_dir / METRICS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{run_dir} has no {METRICS_FILE}: it is not a run directory, or its first iteration is not finished")
+    rows = [row for _, row in _read_lines(path)]
+    return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
+
+
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line with what it says."""
+    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or "env_steps" not in row:
+                raise ValueError("no object with env_steps")
+        except ValueError as error:  # json.JSONDecodeError is one
+            if number < len(lines):
+                raise ValueError(f"line {number} of {path} is damaged ({error}); remove that line, or restore the file") from None
+            break  # torn: the process died while it wrote
+        rows.append((line, row))
+    return rows
+
+
+def _open_rows(path: Path, resumed_at: int | None) -> tuple[IO[str], float]:
+    """Open the rows' file for appending; also the seconds that the run had taken by its last row."""
+    seconds = 0.0
+    if resumed_at is None:
+        if path.exists() and path.stat().st_size > 0:
+            raise FileExistsError(f"{path} holds the metrics of an earlier run; resume that run, or give this one a folder of its own")
+    elif path.exists():
+        rows = [(line, row) for line, row in _read_lines(path) if row["env_steps"] <= resumed_at]
+        seconds = float(rows[-1][1].get("wall_time", 0.0)) if rows else 0.0
+        shorter = path.with_name(path.name + ".tmp")
+        with shorter.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line, _ in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        shorter.replace(path)
+    return path.open("a", encoding="utf-8"), seconds
+
+
+class _TensorBoard:
+    """TensorBoard events in the run directory."""
+
+    def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._summary = Summary
+        # TensorBoard hides events from `purge_step` on that an earlier process wrote.
+        self._writer = SummaryWriter(str(run_dir), purge_step=None if resumed_at is None else resumed_at + 1)
+
+    def write(self, values: Values, env_steps: int) -> None:
+        """One event with all metrics: a tenth of the time of an `add_scalar` for each."""
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer._get_file_writer().add_summary(self._summary(value=scalars), env_steps)
+
+    def close(self) -> None:
+        """Write out what is left."""
+        self._writer.close()
+
+
+class _WandB:
+    """Weights & Biases. The id of the run is kept in the run directory, so that a resumed run goes on in the same place."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("log.wandb needs Weights & Biases: pip install 'phasicrl[track]'") from None
+
+        id_file = run_dir / "wandb_id"
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
+        self._run: Any = wandb.init(
+            project=config.log.wandb_project, id=id_file.read_text(encoding="utf-8").strip(), resume="allow", name=run_dir.name,
+            group=config.name, config=dataclasses.asdict(config), dir=str(run_dir),
+        )  # fmt: skip
+        # W&B refuses steps that go back, which a resumed run's do; with an axis of its own it takes them.
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def write(self, values: Values, env_steps: int) -> None:
+        """One row with all metrics."""
+        self._run.log({"env_steps": env_steps, **values})
+
+    def close(self) -> None:
+        """Wait until everything is sent."""
+        self._run.finish()

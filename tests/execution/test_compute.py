@@ -1,0 +1,558 @@
+"""Gradient steps as one call against the same steps run eagerly."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phasicrl import phases
+from phasicrl.algorithm import learn, learn_from, train
+from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, ValueNormConfig
+from phasicrl.execution import compute as compute_module
+from phasicrl.execution.compiled import adam_, can_fuse, capture, scale, total_norm
+from phasicrl.execution.compute import Compute
+from phasicrl.execution.streams import beside, side_by_side
+from phasicrl.models.agent import Agent
+from phasicrl.runs.run import Run
+from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
+
+
+def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+    """In place of `fuse`: the function that would be compiled, after a call such as tracing makes."""
+    return function
+
+
+def both(
+    config: Config,
+    make_env: Callable[[], gym.Env[Any, Any]],
+) -> None:
+    """Train with and without compiled steps and compare weights, moments and metrics."""
+
+    def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
+        records: list[dict[str, float]] = []
+        config_now = replace(config, compute=replace(config.compute, compile=choice))
+        return train(config_now, make_env=make_env, on_iteration=lambda _, record: records.append(record)), records
+
+    (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
+    assert not eager_run.compute._fused
+    for kept in (fused_run.compute._fused, fused_run.compute._fused_calls):
+        assert kept and all(one is not None for one in kept.values())
+    (agent, optimizers), (fused_agent, fused_optimizers) = (
+        (s["agent"], s["optimizers"]) for s in (eager_run.state_dict(), fused_run.state_dict())
+    )
+    for name, tensor in agent.items():
+        torch.testing.assert_close(fused_agent[name], tensor, rtol=2e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+    for name, optimizer in optimizers.items():
+        fused_state = fused_optimizers[name]["state"]
+        assert optimizer["state"].keys() == fused_state.keys()
+        assert [int(value["step"]) for value in optimizer["state"].values()] == [int(value["step"]) for value in fused_state.values()]
+    for eager, fused in zip(records, fused_records, strict=True):
+        assert eager.keys() == fused.keys()
+        for name in (name for name in eager if name.startswith(("losses/", "gradients/"))):
+            assert fused[name] == pytest.approx(eager[name], rel=5e-3, abs=5e-5), name
+
+
+def setting(tmp_path: Path, **changes: Any) -> Config:
+    return tiny(tmp_path, aux=tiny_aux()).changed({"total_env_steps": 160, "ppo.max_grad_norm": 0.5, **changes})
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
+    "separate": ({}, Corridor),
+    "detached": ({"model.value_path": "detached"}, Corridor),
+    "shared": ({"model.value_path": "shared"}, Corridor),
+    "epochs-apart": ({"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"}, Corridor),
+    "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch", "ppo.schedule": "linear"}, Corridor),
+    "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
+    "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
+    "normalised": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
+    "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"}, Corridor),
+    "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
+    "masks-discrete": ({}, lambda: Levers(masked=True)),
+    # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an Adam with a small ε makes a whole step of.
+    "masks-mixed": (
+        {"action": ActionConfig(std="softplus", squash="clip"), "ppo.adam_eps": 1e-5},
+        lambda: Levers(discrete=False, masked=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_written_for_the_compiler_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_module, "fuse", as_it_is)
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes), make_env)
+
+
+def again_in_place(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """In place of a CUDA graph, which needs a GPU: what was recorded runs again, on the same inputs and into the same outputs."""
+    for _ in range(3):
+        function()
+    outputs = function()
+
+    def replay() -> None:
+        anew = function()
+        for old, new in zip(*((x,) if isinstance(x, Tensor) else x for x in (outputs, anew)), strict=True):
+            old.copy_(new)
+
+    return outputs, replay
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_that_are_recorded_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the CUDA graph itself: what is copied in, what is read where it lies, what a recording leaves behind."""
+    record_with(again_in_place, monkeypatch)
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes), make_env)
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_recording_that_fails_or_does_nothing_leaves_the_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    config = setting(tmp_path)
+    reference = train(config, make_env=Corridor)
+
+    def bad(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        outputs = again_in_place(function)[0]  # the warm-up makes steps
+        if works:
+            return outputs, lambda: None
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    record_with(bad, monkeypatch)
+    run = train(config.changed({"compute.compile": "on"}), make_env=Corridor)
+    assert set(run.compute._fused.values()) == set(run.compute._fused_calls.values()) == {None}
+    for name, tensor in reference.agent.state_dict().items():
+        assert torch.equal(run.agent.state_dict()[name], tensor), name
+
+
+def record_with(record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs on the CPU record their steps, by something in place of a CUDA graph."""
+    monkeypatch.setattr(compute_module, "_as_one_call", partial(capture, record=record))
+    plain = compute_module.Compute.__init__
+
+    def recording(self: compute_module.Compute, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        self._records = True
+
+    monkeypatch.setattr(compute_module.Compute, "__init__", recording)
+
+
+def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_module, "fuse", as_it_is)
+
+    class Nothing(Corridor):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, 0.0, *rest
+
+    changes = {
+        "ppo.baseline": False,
+        "ppo.estimator": "monte_carlo",
+        "ppo.entropy_coef": 0.0,
+        "aux": None,
+        "compute.compile": "on",
+        "ppo.objective": "log_prob",
+    }
+    train(setting(tmp_path).changed({**changes, "ppo.clip": None}), make_env=Nothing)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_cuda_graphs_equal_eager_steps(name: str, tmp_path: Path) -> None:
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes).changed({"compute.device": "cuda"}), make_env)
+
+
+class Looks(TorchDispatchMode):
+    """Notes the operations that need a tensor's values to go on: each of them waits for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            getattr(index, "dtype", None) is torch.bool for index in (args[1] or ()) if index is not None
+        )
+        if by_mask or name in (
+            "item",
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "equal",
+            "is_nonzero",
+            "_unique2",
+            "repeat_interleave",
+        ):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def looks(config: Config) -> list[str]:
+    """What is looked at in two iterations, with the auxiliary phase between them."""
+    run = open_run(config)
+    with Looks() as seen:
+        learn(run)
+    return sorted(seen.names)
+
+
+@pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
+def test_neither_a_step_nor_a_minibatch_looks_at_values(value_path: str, tmp_path: Path) -> None:
+    few = {
+        "model.value_path": value_path,
+        "aux.every": 1,
+        "ppo.num_steps": 12,
+        "total_env_steps": 96,
+        "ppo.num_minibatches": 1,
+        "aux.num_minibatches": 1,
+    }
+    once = looks(setting(tmp_path / "few", **few))
+    more = few | {
+        "ppo.num_steps": 24,
+        "total_env_steps": 192,
+        "ppo.num_minibatches": 4,
+        "aux.num_minibatches": 4,
+        "ppo.policy_epochs": 3,
+        "ppo.value_epochs": 3,
+    }
+    assert looks(setting(tmp_path / "more", **more)) == once
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
+    def waits(num_steps: int) -> int:
+        run = open_run(setting(tmp_path / str(num_steps), **{"compute.device": "cuda", "ppo.num_steps": num_steps}))
+        for _ in range(2):  # in the first one graphs are recorded
+            run.start_iteration()
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                try:
+                    run.collect(run.buffer.next_rollout())
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in seen)
+
+    assert waits(24) - waits(12) == 12
+
+
+def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
+    kept, given = torch.zeros(2), torch.ones(2)
+    call = capture(lambda total, x: (total.add_(x).clone(),), [kept, given], num_kept=1, record=again_in_place)
+    kept.zero_()
+    (out,) = call(kept, torch.tensor([1.0, 2.0]))
+    assert kept.tolist() == out.tolist() == [1.0, 2.0] and given.tolist() == [1.0, 1.0]
+    call(kept, torch.tensor([1.0, 2.0]))
+    assert kept.tolist() == out.tolist() == [2.0, 4.0]  # the same outputs, written again
+
+
+OFTEN = ("normalised", "shared", "shuffled", "masks-mixed")
+"""Cases that are compiled in every run of the tests; compiling them all takes minutes."""
+
+
+@pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in CASES])
+def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes), make_env)
+
+
+def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = setting(tmp_path, **{"model.memory": "lstm", "compute.compile": "on", "log.console": "plain"})
+    run = train(config, make_env=Corridor)
+    assert set(run.compute._fused.values()) == {None}
+    assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
+
+
+def test_an_optimiser_that_does_more_is_left_alone(tmp_path: Path) -> None:
+    config = setting(tmp_path, **{"ppo.adam_eps_hat": True, "compute.compile": "on"})
+    assert set(train(config, make_env=Corridor).compute._fused.values()) == {None}
+
+
+def test_compiled_code_that_computes_something_else_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
+        def call(*inputs: Tensor) -> Any:
+            result = function(*inputs)
+            if isinstance(result, tuple):  # acting
+                return tuple(part + 1 for part in result)
+            inputs[0].add_(0.01)
+            return result
+
+        return call
+
+    config = setting(tmp_path, **{"log.console": "plain"})
+    reference = train(replace(config, compute=replace(config.compute, compile="off")), make_env=Corridor)
+    monkeypatch.setattr(compute_module, "fuse", wrong)
+    run = train(replace(config, compute=replace(config.compute, compile="on")), make_env=Corridor)
+    assert set(run.compute._fused.values()) == {None}
+    said = capsys.readouterr().out
+    assert "policy steps run eagerly: compiled, they give other numbers here" in said
+    assert "acting runs eagerly: compiled, it gives other numbers here" in said
+    for name, tensor in reference.agent.state_dict().items():
+        assert torch.equal(run.agent.state_dict()[name], tensor), name
+
+
+def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    assert config.compute.compile == "auto" and config.num_gradient_steps < compute_module.WORTH_COMPILING
+    assert not train(config, make_env=Corridor).compute.fuses
+    long = compute_module.Compute(config.compute, pictures=False, num_gradient_steps=compute_module.WORTH_COMPILING)
+    assert long.fuses == can_fuse()
+    assert not compute_module.Compute(config.compute, pictures=True, num_gradient_steps=10**6).fuses
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_is_pytorchs(at_once: bool) -> None:
+    torch.manual_seed(0)
+    ours = [torch.randn(5, 3), torch.randn(4)]
+    theirs = [torch.nn.Parameter(tensor.clone()) for tensor in ours]
+    optimizer = torch.optim.Adam(theirs, lr=0.1, eps=1e-5)
+    first, second = ([torch.zeros_like(tensor) for tensor in ours] for _ in range(2))
+    steps = [torch.zeros(()) for _ in ours]
+    for number in range(20):
+        optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + number)
+        gradients = [torch.randn_like(tensor) * 10.0 ** (number % 5 - 3) for tensor in ours]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        adam_(
+            ours,
+            gradients,
+            first,
+            second,
+            steps,
+            rate=torch.tensor(rate),
+            betas=(0.9, 0.999),
+            eps=1e-5,
+            only_if=torch.tensor(True),
+            at_once=at_once,
+        )
+        torch.testing.assert_close(ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool) -> None:
+    """A convolution's weights are channels_last, its gradient need not be; PyTorch's kernel for all at once looks at no strides."""
+    weight, gradient = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
+    moments = [torch.zeros_like(weight) for _ in range(2)]
+    adam_(
+        [weight],
+        [gradient],
+        moments[:1],
+        moments[1:],
+        [torch.zeros(())],
+        rate=torch.tensor(0.1),
+        betas=(0.9, 0.999),
+        eps=1.0,
+        only_if=torch.tensor(True),
+        at_once=at_once,
+    )
+    torch.testing.assert_close(moments[0], 0.1 * gradient)
+    torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))  # the first step: both moments' bias is corrected
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once: bool) -> None:
+    everything = [torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 0.4]), torch.tensor(7.0)]
+    changed = [tensor.clone() for tensor in everything]
+    (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
+    adam_(
+        [weight], [gradient], [mean], [square], [step],
+        rate=torch.tensor(0.1), betas=(0.9, 0.999), eps=1e-5, only_if=gradient.norm().isfinite(), at_once=at_once,
+    )  # fmt: skip
+    assert all(map(torch.equal, changed, everything))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_norm_and_scale_are_those_of_all_numbers(at_once: bool) -> None:
+    tensors = [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])]
+    assert total_norm(tensors, at_once=at_once).item() == pytest.approx(13)
+    assert [tensor.tolist() for tensor in scale(tensors, torch.tensor(0.5), at_once=at_once)] == [[[1.5, 0.0]], [2.0, 6.0]]
+
+
+def test_a_number_of_pictures_in_a_piece_is_kept_to_everywhere() -> None:
+    """Also where steps would be one call of whole minibatches: whoever gives a number may have no room for more."""
+    choices: tuple[tuple[int | Literal["auto"] | None, int | None], ...] = (("auto", 64), (16, 16), (None, None))
+    for chosen, expected in choices:
+        compute = Compute(ComputeConfig(device="cpu", micro_batch=chosen, compile="on"), pictures=True)
+        assert set(compute.micro_batch.values()) == {expected} and bool(compute._in_pieces) == (chosen == 16)
+    assert set(Compute(ComputeConfig(device="cpu", micro_batch=16), pictures=False).micro_batch.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "knob"),
+    [
+        (
+            "policy",
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            "ppo.num_minibatches",
+        ),
+        ("aux", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "aux.num_minibatches"),
+        ("policy", RuntimeError("something else"), None),
+    ],
+)
+def test_a_step_that_does_not_fit_names_the_knob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, knob: str | None
+) -> None:
+    plain = compute_module.Compute._eager_step
+
+    def full(self: compute_module.Compute, *args: Any) -> Any:
+        if args[3].name == name:
+            raise error
+        return plain(self, *args)
+
+    monkeypatch.setattr(compute_module.Compute, "_eager_step", full)
+    with pytest.raises(MemoryError if knob else RuntimeError, match=knob or "something else"):
+        train(setting(tmp_path), make_env=Corridor)
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "called"),
+    [
+        ("separate", "policy", "collecting a rollout"),
+        ("separate", "value", "asking the networks about a rollout"),
+        ("shared", "value", "collecting a rollout"),  # what came last is in no rollout and is valued by itself
+    ],
+)
+def test_a_rollout_that_does_not_fit_names_the_knob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, method: str, called: str
+) -> None:
+    def full(self: Agent, *args: Any) -> Any:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(Agent, method, full)
+    with pytest.raises(MemoryError, match=rf"{called} does not fit .* try fewer env\.num_envs"):
+        train(setting(tmp_path, **{"model.value_path": path}), make_env=Corridor)
+
+
+class FakeStream:
+    """Notes who waits for whom."""
+
+    device = "cuda:0"
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.told.append(f"{self.name} waits for {other.name}")
+
+
+def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    main, side = FakeStream("main", told), FakeStream("side", told)
+
+    @contextmanager
+    def stream(chosen: FakeStream) -> Iterator[None]:
+        told.append(f"on {chosen.name}")
+        yield
+        told.append("on main")
+
+    def function(name: str) -> str:
+        told.append(name)
+        return name
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    assert side_by_side(lambda: function("policy"), lambda: function("value")) == ("policy", "value")
+    assert told == ["policy", "value"], "nothing is forked where nothing is recorded"
+    told.clear()
+    with beside(side):  # type: ignore[arg-type]
+        assert side_by_side(lambda: function("policy"), lambda: function("value")) == ("policy", "value")
+    assert told == ["side waits for main", "on side", "value", "on main", "policy", "main waits for side"]
+    told.clear()
+    side_by_side(lambda: function("policy"), lambda: function("value"))
+    assert told == ["policy", "value"]
+
+
+@pytest.fixture
+def _determinism_is_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("_determinism_is_put_back")
+def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) -> None:
+    """PyTorch knows no deterministic `put_`, on a CPU either: it must be refused, and nothing that training needs may be."""
+
+    def put() -> Tensor:
+        return torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
+
+    def trained(deterministic: bool) -> dict[str, Tensor]:
+        config = setting(tmp_path, **{"model.memory": "lstm", "compute.deterministic": deterministic})
+        return train(config, make_env=lambda: Levers(discrete=False, masked=True)).agent.state_dict()
+
+    plain = trained(False)
+    assert put().tolist() == [0, 2, 0]
+    deterministic = trained(True)
+    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+        put()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    for name, weight in plain.items():
+        assert torch.equal(weight, deterministic[name]), name
+
+
+def test_a_gpu_is_waited_for_before_a_clock_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `time/policy` would be the time to ask for the steps."""
+    run, told = open_run(setting(tmp_path, **{"ppo.value_epochs": 2})), []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append(str(device)))
+    monkeypatch.setattr(phases, "perf_counter", lambda: told.append("clock") or 0.0)
+    run.compute.wait()
+    assert told == [], "there is nothing to wait for on a CPU"
+    monkeypatch.setattr(run.compute, "wait", lambda: told.append("wait"))
+    run.start_iteration()
+    run.collect(rollout := run.buffer.next_rollout())
+    learn_from(run, rollout, rollout.reward)
+    assert told == ["clock", "wait", "clock"] * len(run.config.ppo.passes)
+    compute = Compute(ComputeConfig(device="cpu"), pictures=False)
+    compute.device = torch.device("cuda:1")
+    told.clear()
+    compute.wait()
+    assert told == ["cuda:1"]
+
+
+def test_an_upload_on_a_cpu_is_the_same_memory_and_any_layout_will_do() -> None:
+    compute = Compute(ComputeConfig(device="cpu"), pictures=False)
+    values = np.arange(6.0).reshape(2, 3)
+    assert compute.upload(values).data_ptr() == values.ctypes.data
+    assert compute.upload(values.T).tolist() == values.T.tolist()
+    noise = torch.ones(3)
+    assert compute.upload(noise) is noise
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists() or platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
+def test_freed_memory_is_kept_for_the_next_layer() -> None:
+    """Else every activation would be mapped, faulted in and unmapped again. In a process of its own, whose allocator nobody has asked yet."""
+    program = """
+import torch
+from phasicrl.execution.compute import keep_memory
+def after_a_large_tensor() -> int:
+    torch.ones(50_000_000)
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+given_back = after_a_large_tensor()
+keep_memory()
+print(after_a_large_tensor() - given_back)
+"""
+    kept = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert 180e6 < kept < 220e6

@@ -1,0 +1,91 @@
+"""Runs that would fill the same cores compute in turns, and none waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasicrl.config import ComputeConfig
+from phasicrl.execution import compute, turns
+from phasicrl.execution.compute import Compute
+from phasicrl.execution.turns import Turns
+
+
+def test_one_at_a_time_and_none_twice_before_one_that_waits(tmp_path: Path) -> None:
+    order: list[str] = []
+    computing = threading.Lock()
+    others = threading.Barrier(2)
+
+    def run(name: str) -> None:
+        mine = Turns(tmp_path)
+        others.wait()
+        for _ in range(8):
+            with mine.turn():
+                assert computing.acquire(blocking=False), "two have a turn"
+                order.append(name)
+                time.sleep(0.01)  # the other one tries again within a millisecond
+                computing.release()
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(order) == 16
+    assert 2 <= order[:8].count("a") <= 6, order
+
+
+def test_who_was_stopped_in_its_turn_is_waited_for_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 0.2)
+    monkeypatch.setattr(turns, "IMPATIENCE", 1.0)
+    stopped, mine, third = Turns(tmp_path), Turns(tmp_path), Turns(tmp_path)
+
+    def seconds(waiting: Turns) -> float:
+        start = time.monotonic()
+        with waiting.turn():
+            return time.monotonic() - start
+
+    with stopped.turn():
+        assert seconds(mine) > 0.2
+        assert seconds(mine) < 0.1 and seconds(mine) < 0.1
+        time.sleep(1.0)
+        assert seconds(mine) > 0.2, "now and then it is asked again"
+    assert seconds(mine) < 0.1
+    with stopped.turn():
+        assert seconds(mine) > 0.2, "once it has had a turn, it waits again"
+    with mine.turn():
+        assert seconds(third) > 0.2, "and others wait for it"
+
+
+def test_without_a_folder_all_compute_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    first, second = Turns(tmp_path / "file"), Turns(tmp_path / "file")
+    with first.turn(), second.turn():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "pictures", "takes"),
+    [
+        (4, {}, True, True),
+        (4, {"num_threads": 3}, True, True),
+        (4, {"num_threads": 2}, True, False),  # another has the other half
+        (4, {"take_turns": False}, True, False),
+        (4, {}, False, False),
+        (1, {}, True, False),
+    ],
+)
+def test_only_runs_that_fill_more_than_half_of_the_cores_take_turns(
+    cores: int, settings: dict[str, Any], pictures: bool, takes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Turns] = []
+    monkeypatch.setattr(compute, "Turns", lambda: made.append(Turns(tmp_path)) or made[-1])
+    monkeypatch.setattr(compute, "num_cores", lambda: cores)
+    monkeypatch.setattr(compute, "_team", lambda num_threads: frozenset())
+    monkeypatch.setattr(compute.torch, "set_num_threads", lambda number: None)
+    Compute(ComputeConfig(device="cpu", **settings), pictures=pictures)
+    assert bool(made) == takes

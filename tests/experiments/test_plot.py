@@ -1,0 +1,350 @@
+"""Learning curves: what is averaged, what the band is called, and the files behind a picture."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from phasicrl.config import AuxConfig, CheckpointConfig, Config, EnvConfig, PPOConfig
+from phasicrl.experiments import plot
+from phasicrl.experiments.plot import plot_runs, run_curves
+from phasicrl.experiments.statistics import bootstrap_interval
+
+pytest.importorskip("matplotlib")
+
+RETURN = "charts/episodic_return_100"
+HEADER = "experiment,run,game,step,episodic_return\n"
+
+
+def make_run(
+    folder: Path, points: Sequence[tuple[int, float | None]], *, metric: str = RETURN, env: str = "procgen:starpilot", **settings: Any
+) -> Path:
+    """A run directory with one number in each row."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(Config(**{"name": "demo", **settings}, env=EnvConfig(id=env)).to_json())
+    rows = [
+        {"env_steps": steps, "iteration": i, "phase": 0, "wall_time": float(i), metric: value} for i, (steps, value) in enumerate(points)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def make_runs(tmp_path: Path, *curves: Sequence[float], **settings: Any) -> list[Path]:
+    """A run for each curve, with seeds 1, 2, … and rows at 100, 200, … steps."""
+    return [
+        make_run(tmp_path / f"run{seed}", [(100 * i, value) for i, value in enumerate(curve, start=1)], seed=seed, **settings)
+        for seed, curve in enumerate(curves, start=1)
+    ]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def numbers(rows: list[dict[str, str]], column: str) -> list[float]:
+    return [float(row[column]) for row in rows]
+
+
+def test_the_csv_holds_means_and_intervals_over_seeds(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path, [1.0, 4.0], [2.0, 6.0], [6.0, 11.0])
+    rows = read_csv(plot_runs(runs, output=tmp_path / "curve")[2])
+    assert numbers(rows, "env_steps") == [100, 200]
+    assert numbers(rows, "mean") == [3.0, 7.0]
+    intervals = list(zip(numbers(rows, "low"), numbers(rows, "high"), strict=True))
+    assert intervals == [pytest.approx(bootstrap_interval(values)) for values in ([1, 2, 6], [4, 6, 11])]
+    assert {(row["metric"], row["env_id"], row["curve"], row["published"], row["num_runs"]) for row in rows} == {
+        (RETURN, "procgen:starpilot", "demo", "0", "3")
+    }
+
+
+def test_the_band_of_two_seeds_is_minimum_to_maximum_and_one_seed_has_none(tmp_path: Path) -> None:
+    two = make_runs(tmp_path / "two", [1.0, 4.0], [3.0, 2.0])
+    rows = read_csv(plot_runs(two, output=tmp_path / "two.png")[2])
+    assert (numbers(rows, "mean"), numbers(rows, "low"), numbers(rows, "high")) == ([2.0, 3.0], [1.0, 2.0], [3.0, 4.0])
+    rows = read_csv(plot_runs(two[:1], output=tmp_path / "one.png")[2])
+    assert [(row["mean"], row["low"], row["high"], row["band"]) for row in rows] == [("1.0", "", "", ""), ("4.0", "", "", "")]
+
+
+def test_runs_are_joined_on_one_grid_where_all_have_data(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", [(100, 0.0), (200, 10.0), (400, 30.0)], seed=1)
+    second = make_run(tmp_path / "b", [(150, 4.0), (300, 7.0), (900, 100.0)], seed=2)
+    (curve,) = run_curves([first, second], RETURN)
+    assert curve.steps.tolist() == [150, 200, 300, 400]
+    assert curve.runs[0].tolist() == [5, 10, 20, 30]
+    assert curve.runs[1].tolist() == pytest.approx([4, 5, 7, 7 + 93 / 6])
+
+
+def test_rows_without_a_number_are_passed_over(tmp_path: Path) -> None:
+    (curve,) = run_curves([make_run(tmp_path / "a", [(100, None), (200, 1.0), (300, None), (400, 3.0)])], RETURN)
+    assert curve.steps.tolist() == [200, 400] and curve.mean.tolist() == [1.0, 3.0]
+
+
+def test_long_runs_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
+    (curve,) = run_curves(make_runs(tmp_path, np.arange(5_000, dtype=float).tolist()), RETURN)
+    assert len(curve.steps) == 1_000
+    assert (curve.steps[0], curve.steps[-1], curve.mean[-1]) == (100, 500_000, 4_999)
+
+
+def test_smoothing_is_the_mean_over_the_steps_before(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path, [1.0, 3.0, 8.0, 0.0])
+    (curve,) = run_curves(runs, RETURN, smooth_steps=200)
+    assert curve.mean.tolist() == [1.0, 2.0, 5.5, 4.0]
+    (curve,) = run_curves(runs, RETURN, smooth_steps=1_000)
+    assert curve.mean.tolist() == [1.0, 2.0, 4.0, 3.0]
+
+
+def test_experiments_and_environments_are_curves_and_panels_of_their_own(tmp_path: Path) -> None:
+    points = [(100, 1.0), (200, 2.0)]
+    runs = [
+        make_run(tmp_path / f"{name}-{game}-{seed}", points, name=name, env=f"procgen:{game}", seed=seed)
+        for name in ("ppg", "ppo") for game in ("starpilot", "heist") for seed in (1, 2)
+    ]  # fmt: skip
+    curves = run_curves(runs, RETURN)
+    assert [(curve.label, curve.env_id, len(curve.runs)) for curve in curves] == [
+        ("ppg", "procgen:starpilot", 2), ("ppg", "procgen:heist", 2), ("ppo", "procgen:starpilot", 2), ("ppo", "procgen:heist", 2),
+    ]  # fmt: skip
+    figure = plot._draw(curves, "return", "Two games")
+    assert [panel.get_title() for panel in figure.axes] == ["procgen:starpilot", "procgen:heist"]
+    assert len(figure.legends[0].get_texts()) == 2
+
+
+def test_runs_with_other_settings_are_not_averaged(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / f"{rate}-{seed}", [(1, 1.0)], seed=seed, ppo=PPOConfig(learning_rate=rate)) for rate in (1e-3, 1e-4) for seed in (1, 2)
+    ]  # fmt: skip
+    curves = run_curves(runs, RETURN)
+    assert [curve.label for curve in curves] == ["demo, ppo.learning_rate 0.001", "demo, ppo.learning_rate 0.0001"]
+
+
+def test_a_group_that_is_off_is_named_once(tmp_path: Path) -> None:
+    ppg, ppo = make_run(tmp_path / "a", [(1, 1.0)], aux=AuxConfig()), make_run(tmp_path / "b", [(1, 1.0)])
+    assert [curve.label for curve in run_curves([ppg, ppo], RETURN)] == ["demo, aux on", "demo, aux off"]
+
+
+def test_where_and_how_a_run_was_made_makes_no_difference(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", [(1, 1.0)], seed=1, output_dir="here", total_env_steps=1000)
+    second = make_run(tmp_path / "b", [(1, 1.0)], seed=2, output_dir="there", checkpoint=CheckpointConfig(keep=5))
+    (curve,) = run_curves([first, second], RETURN)
+    assert curve.label == "demo"
+
+
+@pytest.mark.parametrize(
+    ("count", "published", "text"),
+    [
+        (1, False, "one seed"),
+        (2, False, "mean of 2 seeds, band: minimum to maximum"),
+        (5, False, "mean of 5 seeds, band: 95 % bootstrap interval of the mean"),
+        (1, True, "published (1 run)"),
+        (3, True, "published (3 runs), band: minimum to maximum"),
+    ],
+)
+def test_the_legend_says_what_line_and_band_are(count: int, published: bool, text: str) -> None:
+    curve = plot.Curve(label="ppg", env_id="procgen:heist", steps=np.arange(2.0), runs=np.ones((count, 2)), published=published)
+    assert plot.legend_texts([curve]) == {("ppg", published): f"ppg: {text}"}
+    figure = plot._draw([curve], "return", None)
+    assert [entry.get_text() for entry in figure.legends[0].get_texts()] == [f"ppg: {text}"]
+
+
+def test_the_legend_says_where_there_are_fewer_seeds(tmp_path: Path) -> None:
+    one, both = np.ones((1, 2)), np.ones((2, 2))
+    curves = [
+        plot.Curve(label="ppg", env_id=f"procgen:{game}", steps=np.arange(2.0), runs=runs)
+        for game, runs in (("heist", one), ("maze", both), ("miner", one))
+    ]
+    expected = "ppg: one seed (heist, miner); mean of 2 seeds, band: minimum to maximum (maze)"
+    assert plot.legend_texts(curves) == {("ppg", False): expected}
+
+
+def test_two_runs_of_one_seed_are_not_called_two_seeds(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, [(1, 1.0)], seed=1) for name in "ab"]
+    (curve,) = run_curves(runs, RETURN)
+    assert curve.about == "mean of 2 runs, band: minimum to maximum"
+
+
+def test_the_picture_has_axes_with_names_and_units(tmp_path: Path) -> None:
+    (curve,) = run_curves(make_runs(tmp_path, [1.0, 2.0, 3.0]), RETURN)
+    figure = plot._draw([curve], plot._axis_label(RETURN, 500_000), "Starpilot")
+    (panel,) = figure.axes
+    assert panel.get_xlabel() == "environment steps"
+    assert figure.get_supylabel() == "episodic return, last 100 episodes\n(mean over 500k steps)"
+    assert figure.get_suptitle() == "Starpilot" and panel.get_title() == "procgen:starpilot"
+    assert plot._axis_label("losses/explained_variance", 0) == "explained variance"
+    assert set(plot._AXIS_LABELS) <= set(plot.METRICS) and set(plot.REFERENCE_COLUMNS) <= set(plot.METRICS)
+
+
+def test_long_legends_are_broken_into_lines(tmp_path: Path) -> None:
+    curve = plot.Curve(label="x" * 60, env_id="a", steps=np.arange(2.0), runs=np.ones((3, 2)))
+    (entry,) = plot._draw([curve], "return", None).legends[0].get_texts()
+    assert entry.get_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"), [(0, "0"), (500, "500"), (1_000, "1k"), (2_500_000, "2.5M"), (25e6, "25M"), (12_345, "12.345k"), (1e9, "1G")]
+)
+def test_steps_on_the_axis(steps: float, text: str) -> None:
+    assert plot.steps_text(steps) == text
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3, 5, 16])
+def test_any_number_of_environments_is_drawn(tmp_path: Path, panels: int) -> None:
+    runs = [make_run(tmp_path / str(i), [(1, 1.0), (2, 2.0)], env=f"gymnasium:Env{i}-v0") for i in range(panels)]
+    plot_runs(runs, output=tmp_path / "figure")
+
+
+def test_the_files_are_pictures_and_a_second_drawing_is_equal_to_the_byte(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path, [1.0, 4.0], [2.0, 6.0], [3.0, 5.0])
+    paths = plot_runs(runs, output=tmp_path / "new" / "figure.v1.png", title="Demo")
+    assert [path.name for path in paths] == ["figure.v1.png", "figure.v1.svg", "figure.v1.csv"]
+    head = paths[0].read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", head[16:24])[0] == 1280
+    assert ElementTree.parse(paths[1]).getroot().tag.endswith("svg")
+    before = [path.read_bytes() for path in paths]
+    plot_runs(runs, output=tmp_path / "new" / "figure.v1.svg", title="Demo")
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_a_name_with_a_dot_is_not_cut(tmp_path: Path) -> None:
+    paths = plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "lr0.001")
+    assert [path.name for path in paths] == ["lr0.001.png", "lr0.001.svg", "lr0.001.csv"]
+
+
+def reference_file(path: Path, text: str) -> Path:
+    if path.suffix == ".gz":
+        with gzip.open(path, "wt") as file:
+            file.write(text)
+    else:
+        path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["published.csv", "published.csv.gz"])
+def test_published_curves_are_laid_beside_ours_up_to_our_last_step(tmp_path: Path, name: str) -> None:
+    text = HEADER + "".join(
+        f"{experiment},{run},{game},{step},{step / 100 + run}\n"
+        for experiment in ("ppg", "ppo") for run in (0, 1, 2) for game in ("starpilot", "heist") for step in (300, 100, 200.0)
+    )  # fmt: skip
+    path = reference_file(tmp_path / name, text)
+    runs = make_runs(tmp_path, [1.0, 4.0])
+    rows = read_csv(plot_runs(runs, output=tmp_path / "figure", reference=path, reference_experiments=["ppo"])[2])
+    published = [row for row in rows if row["published"] == "1"]
+    assert {row["curve"] for row in published} == {"ppo"} and {row["num_runs"] for row in published} == {"3"}
+    assert numbers(published, "env_steps") == [100, 200]
+    assert numbers(published, "mean") == [2.0, 3.0]
+    assert (numbers(published, "low"), numbers(published, "high")) == ([1.0, 2.0], [3.0, 4.0])
+    curves = plot.reference_curves(path, RETURN, ends={"procgen:starpilot": 200.0})
+    assert [curve.label for curve in curves] == ["ppg", "ppo"]
+
+
+def test_other_metrics_find_their_column_and_their_split(tmp_path: Path) -> None:
+    text = "experiment,run,game,split,step,episodic_return,entropy\n"
+    text += "easy,0,heist-train,train,100,5,2.5\neasy,0,heist-train,train,200,5,\neasy,0,heist,test,100,4,1.5\n"
+    path = reference_file(tmp_path / "published.csv", text)
+    for split, entropy in (("train", 2.5), ("test", 1.5)):
+        (curve,) = plot.reference_curves(path, "losses/entropy", ends={"procgen:heist": 1e9}, split=split)
+        assert (curve.steps.tolist(), curve.mean.tolist()) == ([100], [entropy])
+
+
+def test_the_game_may_be_given(tmp_path: Path) -> None:
+    path = reference_file(tmp_path / "published.csv", HEADER + "ppo,0,starpilot,100,1\n")
+    ends = {"envpool:StarpilotHard-v0": 100.0}
+    with pytest.raises(ValueError, match=r"no game 'starpilothard-v0' .* \(did you mean 'starpilot'\?\)"):
+        plot.reference_curves(path, RETURN, ends=ends)
+    (curve,) = plot.reference_curves(path, RETURN, ends=ends, game="StarPilot")
+    assert curve.env_id == "envpool:StarpilotHard-v0"
+
+
+def test_ours_are_solid_published_ones_dashed_and_all_colours_differ() -> None:
+    keys = [("ppg", False), ("ppo", False), ("ppg", True), ("ppo", True), ("a", True)]
+    looks = plot._looks(keys)
+    assert [looks[key]["linestyle"] == "-" for key in keys] == [True, True, False, False, False]
+    assert len({looks[key]["color"] for key in keys}) == 5
+    many = plot._looks([(str(i), i % 2 == 0) for i in range(40)])
+    assert len({(str(look["color"]), str(look["linestyle"])) for look in many.values()}) > 25
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("run,game,step\n0,a,1\n", {}, "has no column experiment; a reference has experiment, run, game, step"),
+        ("", {}, "has no column experiment, run, game, step"),
+        (HEADER + "ppo,0,heist,100,1\n", {}, "no game 'starpilot'.*it has: heist"),
+        (HEADER + "ppo,0,starpilot,100,1\n", {"reference_experiments": ["pppo"]}, "no experiment 'pppo' for starpilot .did you mean 'ppo'"),
+        (HEADER + "ppo,0,starpilot,100,1\n", {"metric": "losses/entropy"}, "nothing to compare 'losses/entropy' with; it has: charts/ep"),
+        (HEADER + "ppo,0,starpilot,100,1\n", {"metric": "charts/SPS"}, "nothing to compare 'charts/SPS' with"),
+        (HEADER + "ppo,0,starpilot,9999,1\n", {}, "begins at 9,999 steps and the runs of procgen:starpilot end at 200"),
+        (HEADER + "ppo,0,starpilot,100,\n", {}, "no numbers for .* of starpilot"),
+        (HEADER + "ppo,0,starpilot,100,1\nppo,0,starpilot,many,1\n", {}, "line 3 of .* is not a row of published curves"),
+        (HEADER + "ppo,0,starpilot\n", {}, "line 2 of .* is not a row of published curves"),
+        (HEADER + "".join(f"e{i},0,starpilot,100,1\n" for i in range(9)), {}, "9 experiments for starpilot, too many .* e0, e1"),
+    ],
+)
+def test_a_reference_that_does_not_fit_says_why(tmp_path: Path, text: str, settings: dict[str, Any], message: str) -> None:
+    path = reference_file(tmp_path / "published.csv", text)
+    runs = make_runs(tmp_path, [1.0, 2.0], metric=settings.get("metric", RETURN))
+    with pytest.raises(ValueError, match=message):
+        plot_runs(runs, output=tmp_path / "figure", reference=path, **settings)
+    assert not list(tmp_path.glob("figure*"))
+
+
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run directory, it has no config\.json; give folders that"):
+        run_curves([tmp_path / "nowhere"], RETURN)
+    make_runs(tmp_path / "runs", [1.0])
+    with pytest.raises(FileNotFoundError, match=r"it holds run directories: give .*runs/\*"):
+        run_curves([tmp_path / "runs"], RETURN)
+
+
+def test_runs_without_data_are_named(tmp_path: Path) -> None:
+    empty = make_run(tmp_path / "empty", [])
+    with pytest.raises(ValueError, match="empty has no data yet: its first iteration is not finished"):
+        run_curves([empty], RETURN)
+    (empty / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="empty has no data yet"):
+        run_curves([empty], RETURN)
+    with pytest.raises(ValueError, match="there are no runs to plot"):
+        run_curves([], RETURN)
+
+
+def test_a_run_without_the_metric_says_what_it_has(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "ppo", [(1, 2.0), (2, math.nan)])
+    with pytest.raises(ValueError, match=f"has no 'losses/aux/kl_loss' in its 2 iterations; it has: {RETURN}"):
+        run_curves([run], "losses/aux/kl_loss")
+
+
+def test_an_unknown_metric_gets_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no metric 'losses/entropie' .did you mean 'losses/entropy'"):
+        plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure", metric="losses/entropie")
+
+
+def test_runs_that_share_no_steps_are_refused(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a", [(100, 1.0)], seed=1), make_run(tmp_path / "b", [(200, 1.0)], seed=2)]
+    with pytest.raises(ValueError, match="runs of demo have no steps in common: one ends at 100, before another's first number at 200"):
+        run_curves(runs, RETURN)
+
+
+def test_smoothing_over_less_than_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="smooth_steps is -1"):
+        plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure", smooth_steps=-1)
+
+
+def test_a_missing_reference_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no reference file .*nothing\.csv"):
+        plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure", reference=tmp_path / "nothing.csv")
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[plot\]'"):
+        plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure")

@@ -1,0 +1,80 @@
+"""Pictures by rays: where a shape lies, how large it is, which color it has, worked out from the camera by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasicrl.experiments.raycast import AMBIENT, RayCamera
+
+mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
+
+BALL = """
+<mujoco>
+  <asset><material name="green" rgba="0 1 0 1"/></asset>
+  <worldbody>
+    <geom type="{shape}" size="{size}" pos="{pos}" {color}/>
+    <camera name="front" pos="0 -4 0" xyaxes="1 0 0 0 0 1" fovy="90"/>
+  </worldbody>
+</mujoco>"""
+
+
+def picture(*, shape: str = "sphere", size: str = "1", pos: str = "0 0 0", color: str = 'rgba="1 0 0 1"', pixels: int = 101) -> np.ndarray:
+    """What a camera 4 m in front of the origin sees, 45° to each side."""
+    model = mujoco.MjModel.from_xml_string(BALL.format(shape=shape, size=size, pos=pos, color=color))
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    env: Any = SimpleNamespace(model=model, data=data, mujoco_renderer=SimpleNamespace(camera_id=0, default_cam_config=None))
+    env.unwrapped = env
+    return RayCamera(env, size=pixels).draw().astype(int)
+
+
+def red(image: np.ndarray) -> np.ndarray:
+    return (image[..., 0] > image[..., 2]) & (image[..., 1] == 0)
+
+
+def test_a_ball_is_where_and_as_large_as_geometry_says() -> None:
+    """Half of the picture is tan 45° = 1 wide at distance 1; a ball of radius 1 at distance 4 fills up to 1 / √15 of that half."""
+    ball = red(picture())
+    assert ball.sum() == pytest.approx(np.pi * (50.5 / np.sqrt(15)) ** 2, rel=0.03)
+    rows, columns = np.nonzero(ball)
+    assert rows.mean() == pytest.approx(50, abs=0.1) and columns.mean() == pytest.approx(50, abs=0.1)
+
+
+def test_right_and_up_are_right_and_up() -> None:
+    rows, columns = np.nonzero(red(picture(size="0.2", pos="2 0 1")))
+    assert columns.mean() == pytest.approx(50 + 50.5 * 2 / 4, abs=0.5) and rows.mean() == pytest.approx(50 - 50.5 * 1 / 4, abs=0.5)
+
+
+def test_what_faces_the_camera_is_bright_and_edges_are_dark() -> None:
+    image = picture()
+    shades = image[..., 0][red(image)]
+    assert shades.max() == image[50, 50, 0] >= 254
+    assert 255 * AMBIENT <= shades.min() < 255 * (AMBIENT + 0.2)
+
+
+@pytest.mark.parametrize(
+    ("color", "expected"),
+    [
+        ('rgba="1 0 0 1"', (255, 0, 0)),
+        ('material="green"', (0, 255, 0)),
+        ('material="green" rgba="1 0 0 1"', (255, 0, 0)),  # a color of its own comes before the material's
+    ],
+)
+def test_colors_are_those_that_mujoco_would_show(color: str, expected: tuple[int, int, int]) -> None:
+    assert picture(color=color)[50, 50] == pytest.approx(expected, abs=1)
+
+
+def test_planes_are_checkered_by_the_meter_below_an_even_sky() -> None:
+    """A floor 1 m below, 4 m before the camera's edge of view: in row r it is 50 / (r - 50) m away, where 1 m has r - 50 pixels."""
+    image = picture(shape="plane", size="50 50 1", pos="0 0 -1", color='rgba="1 1 1 1"')
+    away = 25
+    row = image[50 + away, :, 0].astype(float)
+    x = (np.arange(101) - 50) / away * (50 / 50.5) * 50.5 / 50
+    light = np.floor(x) % 2 == (0 if row[x > 0.3][0] > row[x < -0.3][-1] else 1)
+    middle = np.abs(x - np.round(x)) > 0.1
+    assert row[light & middle].min() > row[~light & middle].max(), "squares of 1 m alternate"
+    assert (image[:45] == image[:45, :1]).all(), "the sky is even along each row"

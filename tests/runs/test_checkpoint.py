@@ -1,0 +1,157 @@
+"""Checkpoints: what goes in comes out, whole or not at all; the newest whole one is taken; nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phasicrl.runs import checkpoint
+from phasicrl.runs.checkpoint import CheckpointError, checkpoints, load_checkpoint, save_checkpoint
+
+TREE: dict[str, Any] = {
+    "weights": {"w": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0, 4), "byte": torch.tensor(3, dtype=torch.uint8)},
+    "optimizer": {"state": {0: {"step": torch.tensor(5.0)}, 1: {}}, "groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "amsgrad": False}]},
+    "none": None,
+    "counter": 2**60,
+    "text": "γ",
+}
+
+
+def assert_same(left: Any, right: Any) -> None:
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right) and left.dtype == right.dtype
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert left == right and type(left) is type(right)
+
+
+def save(folder: Path, steps: int, tree: dict[str, Any] = TREE, **more: Any) -> Path:
+    return save_checkpoint(folder, tree, env_steps=steps, keep=more.pop("keep", 3), **more)
+
+
+def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    tree, chunks, rejected = load_checkpoint(tmp_path)
+    assert_same(TREE, tree)
+    assert chunks == {} and rejected == []
+
+
+def test_views_and_shared_memory_are_saved_as_their_own_numbers(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    save(tmp_path, 1, {"row": base[1], "column": base[:, 1], "all": base, "again": base})
+    tree, _, _ = load_checkpoint(tmp_path)
+    assert torch.equal(tree["row"], base[1]) and torch.equal(tree["column"], base[:, 1]) and torch.equal(tree["again"], base)
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    for steps in (5, 100, 20):
+        save(tmp_path, steps, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000020", "step-000000000100"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "state", "future"])
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 1, {"which": "old", "x": torch.ones(3)})
+    newest = save(tmp_path, 2, {"which": "new", "x": torch.ones(3)})
+    tensors, state = newest / "tensors.safetensors", newest / "state.json"
+    if damage == "truncate":
+        tensors.write_bytes(tensors.read_bytes()[:-1])
+    elif damage == "flip":
+        data = bytearray(tensors.read_bytes())
+        data[-2] ^= 1
+        tensors.write_bytes(bytes(data))
+    elif damage == "delete":
+        tensors.unlink()
+    elif damage == "state":
+        state.write_text(state.read_text()[:50])
+    else:
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+    tree, _, rejected = load_checkpoint(tmp_path)
+    assert tree["which"] == "old"
+    assert len(rejected) == 1 and "step-000000000002" in rejected[0]
+
+
+def test_no_usable_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is none"):
+        load_checkpoint(tmp_path)
+    for steps in (1, 2):
+        (save(tmp_path, steps) / "tensors.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"step-000000000002.*step-000000000001"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_save_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1, {"which": "old"})
+
+    def crash(*_: object) -> None:
+        raise OSError("power cut")
+
+    for function in ("replace", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, crash)
+            with pytest.raises(OSError, match="power cut"):
+                save(tmp_path, 2, {"which": "new"})
+        assert load_checkpoint(tmp_path)[0]["which"] == "old"
+        assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000001"]
+    save(tmp_path, 2, {"which": "new"})  # what the crash left does not stand in the way
+    assert load_checkpoint(tmp_path)[0]["which"] == "new"
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_chunks_are_written_once_and_linked_afterwards(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def chunk(name: str, value: float) -> Any:
+        def make() -> dict[str, torch.Tensor]:
+            calls.append(name)
+            return {"x": torch.full((3,), value)}
+
+        return make
+
+    save(tmp_path, 1, chunks={"a": chunk("a", 1.0)}, keep=1)
+    save(tmp_path, 2, chunks={"a": chunk("a", 1.0), "b": chunk("b", 2.0)}, keep=1)
+    assert calls == ["a", "b"]
+    _, chunks, _ = load_checkpoint(tmp_path)  # the checkpoint that wrote `a` is gone, the chunk is not
+    assert chunks["a"]["x"].tolist() == [1.0] * 3 and chunks["b"]["x"].tolist() == [2.0] * 3
+
+
+def test_chunks_are_copied_where_files_cannot_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_link", lambda source, target: False)
+    for steps in (1, 2):
+        save(tmp_path, steps, chunks={"a": lambda: {"x": torch.ones(2)}})
+    assert load_checkpoint(tmp_path)[1]["a"]["x"].tolist() == [1.0, 1.0]
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="/a/0 is a set"):
+        save(tmp_path, 1, {"a": [{1, 2}]})
+
+
+def test_a_pickle_in_the_place_of_a_file_is_not_executed(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (canary.touch, ())
+
+    path = save(tmp_path, 1) / "tensors.safetensors"
+    path.write_bytes(pickle.dumps(Bomb()))
+    state = json.loads((path.parent / "state.json").read_text())
+    state["files"]["tensors.safetensors"] = checkpoint._digest(path)  # whoever plants a file can plant its digest
+    (path.parent / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError):
+        load_checkpoint(tmp_path)
+    assert not canary.exists()

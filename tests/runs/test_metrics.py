@@ -1,0 +1,303 @@
+"""The record of a run: means, rows that survive crashes, and sinks."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phasicrl.config import Config, EnvConfig, LogConfig, PPOConfig
+from phasicrl.phases import MeanAccumulator
+from phasicrl.runs import console, metrics
+from phasicrl.runs.metrics import METRICS, MetricsLog, read_metrics
+from tests.helpers import Clock
+
+BATCH = 8 * 16  # environment steps of an iteration of `config()`
+
+
+def config(**log: Any) -> Config:
+    return Config(
+        name="demo",
+        env=EnvConfig(id="procgen:coinrun", num_envs=8),
+        ppo=PPOConfig(num_steps=16, num_minibatches=2),
+        total_env_steps=10 * BATCH,
+        log=LogConfig(**{"console": "off", "tensorboard": False, **log}),
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (metrics, console):
+        monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def write_rows(log: MetricsLog, first: int, last: int, **record: float) -> None:
+    for iteration in range(first, last + 1):
+        values = {"charts/SPS": float(iteration), **{name.replace("__", "/"): value for name, value in record.items()}}
+        log.write(values, env_steps=iteration * BATCH, iteration=iteration, phase=0)
+
+
+def test_means_are_weighted_by_samples() -> None:
+    means, names = MeanAccumulator(), ("losses/entropy", "losses/value_loss")
+    means.add(names, torch.tensor([1.0, 4.0]), weight=3)
+    means.add(names, torch.tensor([5.0, 8.0]), weight=1)
+    assert means.result() == {"losses/entropy": 2.0, "losses/value_loss": 5.0}
+
+
+def test_names_may_come_in_different_groups() -> None:
+    means = MeanAccumulator()
+    means.add(("a", "b"), torch.tensor([1.0, 10.0]), weight=1)
+    means.add(("a",), torch.tensor([4.0]), weight=2)
+    means.add(("c", "a"), torch.tensor([3.0, 7.0]), weight=1)
+    assert means.result() == {"a": (1 + 8 + 7) / 4, "b": 10.0, "c": 3.0}
+
+
+def test_a_tensor_may_be_overwritten_after_it_was_added() -> None:
+    means, loss = MeanAccumulator(), torch.tensor([2.0])
+    means.add(("a",), loss, weight=1)
+    loss.fill_(1000.0)
+    assert means.result() == {"a": 2.0}
+
+
+def test_tensors_with_gradients_keep_their_graph_and_do_not_enter_the_sum() -> None:
+    means, weight = MeanAccumulator(), torch.tensor([3.0], requires_grad=True)
+    loss = weight * weight
+    means.add(("a",), loss, weight=1)
+    loss.sum().backward()
+    assert weight.grad is not None and weight.grad.item() == 6.0
+    with torch.inference_mode():
+        means.add(("a",), torch.tensor([1.0]), weight=1)
+    means.add(("a",), torch.tensor([2.0]), weight=1)
+    assert means.result() == {"a": 4.0}
+
+
+def test_sums_are_in_double_precision() -> None:
+    means = MeanAccumulator()
+    means.add(("a",), torch.tensor([1e8]), weight=1)
+    for _ in range(1000):
+        means.add(("a",), torch.tensor([1.0]), weight=1)
+    assert means.result()["a"] * 1001 == pytest.approx(1e8 + 1000, abs=1e-3)
+
+
+def test_nothing_added_is_an_empty_record_and_no_weight_is_nan() -> None:
+    means = MeanAccumulator()
+    assert means.result() == {}
+    means.add(("a",), torch.tensor([1.0]), weight=0)
+    assert math.isnan(means.result()["a"])
+
+
+def test_a_metric_is_one_number() -> None:
+    with pytest.raises(AssertionError, match=r"1 names, \('a',\), but values of shape \(2,\)"):
+        MeanAccumulator().add(("a",), torch.ones(2), weight=1)
+
+
+def test_every_metric_has_a_group_and_a_sentence() -> None:
+    for name, meaning in METRICS.items():
+        assert re.fullmatch(r"[a-z]+(/[A-Za-z0-9_]+)+", name), name
+        assert meaning.endswith(").") and "(" in meaning, f"{name}: a sentence that ends with its unit"
+
+
+def test_a_row_holds_the_place_in_the_run_and_every_metric(tmp_path: Path, clock: Clock) -> None:
+    with MetricsLog(tmp_path / "run", config()) as log:
+        clock.now += 2.5
+        log.write({"losses/entropy": 0.25, "charts/num_episodes": 3}, env_steps=128, iteration=1, phase=0)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"env_steps": 128, "iteration": 1, "phase": 0, "wall_time": 2.5, "charts/num_episodes": 3.0, "losses/entropy": 0.25}]
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, config()) as log:
+        record = {"losses/entropy": math.nan, "losses/value_loss": math.inf, "losses/policy_loss": torch.tensor(-math.inf)}
+        log.write(record, env_steps=128, iteration=1, phase=0)  # pyright: ignore[reportArgumentType]
+    text = (tmp_path / "metrics.jsonl").read_text()
+    row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert row["losses/entropy"] is row["losses/value_loss"] is row["losses/policy_loss"] is None
+    assert math.isnan(read_metrics(tmp_path)[0]["losses/entropy"])
+
+
+def test_a_row_is_on_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, config()) as log:
+        write_rows(log, 1, 2)
+        assert [row["charts/SPS"] for row in read_metrics(tmp_path)] == [1.0, 2.0]
+
+
+def test_a_metric_without_description_is_refused_by_name(tmp_path: Path) -> None:
+    with (
+        MetricsLog(tmp_path, config()) as log,
+        pytest.raises(ValueError, match=r"metric 'losses/entropi' has no description \(did you mean 'losses/entropy'\?\)"),
+    ):
+        log.write({"losses/entropi": 1.0}, env_steps=1, iteration=1, phase=0)
+
+
+def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
+    with MetricsLog(tmp_path, config()) as log:
+        for iteration in range(1, 6):
+            clock.now += 10
+            write_rows(log, iteration, iteration)
+    clock.now += 10_000  # the pause between the two processes is not part of the run
+    with MetricsLog(tmp_path, config(), resumed_at=3 * BATCH) as log:
+        clock.now += 10
+        write_rows(log, 4, 4)
+    rows = read_metrics(tmp_path)
+    assert [row["env_steps"] for row in rows] == [BATCH, 2 * BATCH, 3 * BATCH, 4 * BATCH]
+    assert [row["wall_time"] for row in rows] == [10, 20, 30, 40]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("tail", ['{"env_steps": 384, "iter', '{"env_steps": 384, "iteration": 3}'[:-1], "\0" * 40, "12"])
+def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
+    with MetricsLog(tmp_path, config()) as log:
+        write_rows(log, 1, 2)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(tail)
+    assert len(read_metrics(tmp_path)) == 2
+    with MetricsLog(tmp_path, config(), resumed_at=2 * BATCH) as log:
+        write_rows(log, 3, 3)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["env_steps"] for line in lines] == [BATCH, 2 * BATCH, 3 * BATCH]
+
+
+def test_a_last_line_that_lost_only_its_line_break_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128}')
+    with MetricsLog(tmp_path, config(), resumed_at=BATCH) as log:
+        write_rows(log, 2, 2)
+    assert [row["env_steps"] for row in read_metrics(tmp_path)] == [BATCH, 2 * BATCH]
+
+
+def test_a_line_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128}\n{"env_ste\n{"env_steps": 384}\n')
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl is damaged"):
+        read_metrics(tmp_path)
+
+
+def test_resuming_before_the_first_row_and_without_a_file(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, config(), resumed_at=0) as log:
+        write_rows(log, 1, 2)
+    with MetricsLog(tmp_path, config(), resumed_at=0) as log:
+        write_rows(log, 1, 1)
+    assert [row["env_steps"] for row in read_metrics(tmp_path)] == [BATCH]
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, config()) as log:
+        write_rows(log, 1, 1)
+    with pytest.raises(FileExistsError, match="holds the metrics of an earlier run; resume that run"):
+        MetricsLog(tmp_path, config())
+
+
+def test_a_folder_without_metrics_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no metrics\.jsonl: it is not a run directory"):
+        read_metrics(tmp_path)
+
+
+def test_the_display_is_told_everything_and_closed(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with MetricsLog(tmp_path, config(console="plain"), resumed_at=BATCH) as log:
+        clock.now += 60  # environments, networks, compilers
+        log.progress("rollout", env_steps=BATCH)
+        clock.now += 4
+        log.message("checkpoint saved")
+        write_rows(log, 2, 2, losses__entropy=2.7)
+        clock.now += 1
+        write_rows(log, 3, 3)
+    assert capsys.readouterr().out.splitlines() == [
+        "checkpoint saved",
+        " 20.0 %  256/1.28k steps  32 steps/s  entropy 2.70  32 s left",
+        " 30.0 %  384/1.28k steps  51 steps/s  18 s left",
+    ]
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, config())
+    log.close()
+    log.flush()
+    log.close()
+
+
+def tensorboard_scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = event_accumulator.EventAccumulator(str(run_dir))
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_has_the_same_names_over_environment_steps(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, config(tensorboard=True)) as log:
+        write_rows(log, 1, 2, losses__aux__kl_loss=0.5, losses__entropy=math.nan)
+    assert tensorboard_scalars(tmp_path) == {
+        "charts/SPS": [(BATCH, 1.0), (2 * BATCH, 2.0)],
+        "losses/aux/kl_loss": [(BATCH, 0.5), (2 * BATCH, 0.5)],
+    }
+
+
+def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, config(tensorboard=True)) as log:
+        write_rows(log, 1, 4)
+    with MetricsLog(tmp_path, config(tensorboard=True), resumed_at=2 * BATCH) as log:
+        log.write({"charts/SPS": 30.0}, env_steps=3 * BATCH, iteration=3, phase=0)
+    assert tensorboard_scalars(tmp_path)["charts/SPS"] == [(BATCH, 1.0), (2 * BATCH, 2.0), (3 * BATCH, 30.0)]
+
+
+def test_without_tensorboard_a_run_says_so_once_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.summary_pb2", None)
+    with MetricsLog(tmp_path, config(tensorboard=True, console="plain")) as log:
+        write_rows(log, 1, 1)
+    out = capsys.readouterr().out
+    assert out.count("pip install 'phasicrl[tensorboard]'") == 1
+    assert len(read_metrics(tmp_path)) == 1
+
+
+class FakeWandB(types.ModuleType):
+    """Remembers what was sent to Weights & Biases."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.begun: list[dict[str, Any]] = []
+        self.rows: list[dict[str, float]] = []
+        self.axes: list[tuple[str, str]] = []
+        self.finished = 0
+
+    def init(self, **settings: Any) -> FakeWandB:
+        self.begun.append(settings)
+        return self
+
+    def define_metric(self, name: str, *, step_metric: str) -> None:
+        self.axes.append((name, step_metric))
+
+    def log(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    settings = config(wandb=True, wandb_project="games")
+    with MetricsLog(tmp_path / "run", settings) as log:
+        write_rows(log, 1, 1, losses__entropy=math.inf)
+    with MetricsLog(tmp_path / "run", settings, resumed_at=BATCH) as log:
+        write_rows(log, 2, 2)
+    assert wandb.rows == [{"env_steps": BATCH, "charts/SPS": 1.0}, {"env_steps": 2 * BATCH, "charts/SPS": 2.0}]
+    assert wandb.finished == 2 and wandb.axes[0] == ("*", "env_steps")
+    first, second = wandb.begun
+    assert first["id"] == second["id"] and first["resume"] == "allow"
+    assert (first["project"], first["group"], first["name"]) == ("games", "demo", "run")
+    assert first["config"]["env"]["id"] == "procgen:coinrun"
+
+
+def test_without_wandb_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[track\]'"):
+        MetricsLog(tmp_path, config(wandb=True))
