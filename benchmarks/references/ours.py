@@ -30,7 +30,7 @@ class Side:
     def __init__(self, precision: str) -> None:
         torch_ = torch_and_numpy(precision)["torch"]
         self.algorithm, self.phases, self.presets, self.run, self.heads = (
-            fresh_import(f"phasicrl.{name}", {"torch": torch_}) for name in ("algorithm", "phases", "presets", "run", "models.heads")
+            fresh_import(f"phasicrl.{name}", {"torch": torch_}) for name in ("algorithm", "phases", "presets", "runs.run", "models.heads")
         )
 
     def quantities(self, case: Case, start: Arrays | None) -> tuple[Quantities, Arrays, list[np.ndarray]]:
