@@ -1,0 +1,1 @@
+"""Runs: their directories, checkpoints, metrics and display, and what a run is made of."""
