@@ -87,7 +87,7 @@ def test_the_environment_gets_clipped_actions_and_the_policy_is_judged_by_its_dr
     np.testing.assert_array_equal(np.stack(env.got), np.clip(draws, LOW, HIGH))
     assert ((draws < LOW) | (draws > HIGH)).mean() > 0.2  # the comparison means something
     with torch.no_grad():
-        parameters = run.agent.policy(rollout.obs, rollout.first, rollout.state)[0].parameters[0].double().numpy()
+        parameters = run.agent.policy(rollout.obs, rollout.first, rollout.state)[0].dist_params[0].double().numpy()
     mean, std = parameters[:, :2], parameters[:, 2:]
     log_prob = (-((draws - mean) ** 2) / (2 * std**2) - np.log(std) - 0.5 * math.log(2 * math.pi)).sum(1)
     np.testing.assert_allclose(rollout.log_prob[0], log_prob, rtol=1e-5)
@@ -259,7 +259,7 @@ def written_loss(run: Run, samples: PolicySamples, *, ddof: int) -> float:
     """CleanRL's, Baselines' or SB3's loss of one minibatch, number by number, from means, deviations and values."""
     ppo, columns = run.config.ppo, range(2)
     with torch.no_grad():
-        parameters = run.agent.policy(samples.obs, samples.first, samples.state)[0].parameters[:, 0].tolist()
+        parameters = run.agent.policy(samples.obs, samples.first, samples.state)[0].dist_params[:, 0].tolist()
         values = run.agent.value(samples.obs, samples.first, samples.state)[:, 0].tolist()
     actions, old, advantage, target, old_value = (
         tensor[:, 0].tolist()

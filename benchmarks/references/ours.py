@@ -29,8 +29,9 @@ class Side:
 
     def __init__(self, precision: str) -> None:
         torch_ = torch_and_numpy(precision)["torch"]
-        self.algorithm, self.phases, self.presets, self.run, self.heads = (
-            fresh_import(f"phasicrl.{name}", {"torch": torch_}) for name in ("algorithm", "phases", "presets", "runs.run", "models.heads")
+        self.algorithm, self.phases, self.presets, self.run, self.distributions = (
+            fresh_import(f"phasicrl.{name}", {"torch": torch_})
+            for name in ("algorithm", "phases", "presets", "runs.run", "models.distributions")
         )
 
     def quantities(self, case: Case, start: Arrays | None) -> tuple[Quantities, Arrays, list[np.ndarray]]:
@@ -103,13 +104,13 @@ class Side:
 
     def _acting(self, recording: Recording, run: Any) -> Any:
         """Draw the recorded actions."""
-        heads, steps = self.heads, iter(range(run.env_steps // run.config.env.num_envs, len(recording.action)))
+        distributions, steps = self.distributions, iter(range(run.env_steps // run.config.env.num_envs, len(recording.action)))
 
         def draw(policy: Any, noise: Any) -> torch.Tensor:
             action = torch.from_numpy(recording.action[next(steps)]).unsqueeze(1)
             return action if policy is None or action.dtype == torch.int64 else action.to(noise.dtype)
 
-        kind = heads.CategoricalPolicy if recording.action.ndim == 2 else heads.JointPolicy
+        kind = distributions.Categorical if recording.action.ndim == 2 else distributions.JointPolicy
         return patch.object(kind, "draw", draw)
 
 

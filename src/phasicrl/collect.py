@@ -106,7 +106,7 @@ class Collector:
         # A value network of its own is asked once a rollout, not at each step. With a memory it must follow the episode, for truncated ones.
         self._values_afterwards = agent.value_path == "separate" and not agent.state_size
         # Only the shapes of its noise are of interest.
-        self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_parameters))
+        self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_dist_params))
 
     @torch.inference_mode()
     def collect(self, rollout: Rollout, *, begins_statistics: bool = False) -> None:

@@ -19,7 +19,7 @@ from phasicrl import objectives, returns
 from phasicrl.config import AuxConfig, PPOConfig
 from phasicrl.execution.compute import Compute, StepSettings, diverged
 from phasicrl.models.agent import Agent
-from phasicrl.models.heads import Policy
+from phasicrl.models.distributions import Policy
 from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, PolicySamples, Rollout, Samples
 
 Record = dict[str, float]
@@ -309,7 +309,7 @@ def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute, phas
     """
 
     def parameters(piece: Samples) -> Tensor:
-        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters
+        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].dist_params
 
     return compute.per_segment(segments, parameters, phase=phase)
 

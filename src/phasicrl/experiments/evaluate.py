@@ -22,7 +22,7 @@ from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
-from phasicrl.models.heads import Policy
+from phasicrl.models.distributions import Policy
 from phasicrl.runs.run import derive_seed, load_config, make_agent
 
 PolicyKind = Literal["greedy", "sampled"]

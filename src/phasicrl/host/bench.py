@@ -267,10 +267,10 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
         if kind == "value":
             return agent.value(*conditions).sum()
         if kind == "policy":
-            return agent.policy(*conditions, piece.action_mask)[0].parameters.sum()
+            return agent.policy(*conditions, piece.action_mask)[0].dist_params.sum()
         output = agent(*conditions, piece.action_mask)
         aux = 0.0 if output.aux_value is None else output.aux_value.sum()
-        return output.policy.parameters.sum() + output.value.sum() + aux
+        return output.policy.dist_params.sum() + output.value.sum() + aux
 
     names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
     passes = [(names[kind], True, "policy", 1.0) for kind in config.ppo.passes]

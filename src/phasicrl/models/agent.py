@@ -15,8 +15,9 @@ from torch import Generator, Tensor, nn
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, ValueNormConfig
 from phasicrl.execution.precision import encode
 from phasicrl.execution.streams import side_by_side
+from phasicrl.models.distributions import Policy
 from phasicrl.models.encoders import ObservationReader, encoder_for
-from phasicrl.models.heads import Policy, linear_head, make_policy_head
+from phasicrl.models.heads import linear_head, make_policy_head
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
 
