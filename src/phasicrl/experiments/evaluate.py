@@ -23,7 +23,8 @@ from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
-from phasicrl.runs.run import derive_seed, load_config, make_agent
+from phasicrl.runs.run import load_config, make_agent
+from phasicrl.seeding import derive_seed
 
 PolicyKind = Literal["greedy", "sampled"]
 Levels = Literal["unseen", "train"]

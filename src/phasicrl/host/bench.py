@@ -27,7 +27,8 @@ from phasicrl.execution.precision import encoders_in
 from phasicrl.host.machine import describe, peak_memory
 from phasicrl.phases import Record
 from phasicrl.rollout import PolicySamples
-from phasicrl.runs.run import EnvFactory, Run, derive_seed, start_run
+from phasicrl.runs.run import EnvFactory, Run, start_run
+from phasicrl.seeding import derive_seed
 
 
 @dataclass(frozen=True, slots=True)

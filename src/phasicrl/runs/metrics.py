@@ -15,10 +15,6 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from phasicrl.config import Config, nearest_name
 from phasicrl.runs.console import Values, open_display
 

@@ -24,33 +24,25 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor
 from torch.optim import Adam
 
-from phasicrl.host import provenance
-from phasicrl.runs.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
 from phasicrl.collect import Collector
-from phasicrl.execution.compute import Compute, diverged
 from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
 from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.execution.compute import Compute, diverged
+from phasicrl.host import provenance
 from phasicrl.host.machine import free_memory, num_cores, package_version, processor
-from phasicrl.runs.metrics import MetricsLog, read_metrics
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.normalize import RewardNormalizer
 from phasicrl.objectives import adapted_kl_coef, adapted_learning_rate
 from phasicrl.phases import Record, compute_targets, revalue
 from phasicrl.rollout import PhaseBuffer, PolicySamples, Rollout
+from phasicrl.runs.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
+from phasicrl.runs.metrics import MetricsLog, read_metrics
+from phasicrl.seeding import derive_seed
 from phasicrl.spaces import ActionLayout, ObservationLayout, is_picture, leaves
 
-PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
-"""Uses of randomness, each with a stream of its own. Only ever append: a stream follows from its place."""
-
 EnvFactory = Callable[[], gym.Env]
-
-
-def derive_seed(seed: int, purpose: str, *extra: int) -> int:
-    """The seed of one stream of randomness of a run; `extra` tells apart streams of one purpose."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *extra))
-    return int(sequence.generate_state(1, np.uint32)[0] >> 1)  # 31 bits: what every back end accepts
 
 
 class Run:
