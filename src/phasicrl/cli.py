@@ -26,9 +26,9 @@ from phasicrl.config import (
     RewardNormConfig,
     ValueNormConfig,
     field_paths,
-    nearest_name,
     refuse_unasked_import,
 )
+from phasicrl.config_io import nearest_name
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:

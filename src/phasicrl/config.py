@@ -1,4 +1,4 @@
-"""Every knob, once. Kind: data. Imports nothing of ours and no torch, so that `--help` is quick.
+"""Every knob, once. Kind: data. Imports no torch, so that `--help` is quick.
 
 `None` means "off" and nothing else. Numbers that follow from others are properties, never fields that are filled in later.
 `num_envs`, batch and minibatch sizes are global. Sources: semantics of the reference codes are named where a knob
@@ -8,15 +8,15 @@ reproduces one of them (OPPG = openai/phasic-policy-gradient, CleanRL = vwxyzjn/
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import json
 import sys
-import types
 import typing
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
+
+from phasicrl import config_io
+from phasicrl.config_io import nearest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared"]
@@ -641,22 +641,36 @@ class Config:
         reset = {path: defaults()[path] for path in idle if "." not in path or path.partition(".")[0] not in idle}
         return self.changed(kept | reset, reset_idle=True, keep=keep)
 
+    def identity(self) -> dict[str, Any]:
+        """The knobs that make two runs the same experiment, by path; a group that is on is `on`.
+
+        Runs of one experiment may differ in seed and length, and in where and how they run.
+        """
+        values = {f"env.options.{key}": value for key, value in self.env.options.items()}
+        for path, value in _values(self).items():
+            if path != "env.options" and not path.startswith(_NO_DIFFERENCE):
+                values[path] = "on" if dataclasses.is_dataclass(value) else value
+        return values
+
     def to_json(self) -> str:
         """The whole configuration as indented JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        return config_io.to_json(self)
 
     @staticmethod
     def from_json(text: str) -> Config:
-        """Read back `to_json`.
+        """Read back `to_json`, also of earlier versions.
 
         Raises:
-            ValueError: not JSON, a field that does not exist (the nearest name is given), or a value of a wrong type.
+            ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong type.
         """
-        try:
-            tree = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"this is not a configuration written by phasicrl: {error}") from None
-        return _from_tree(Config, tree, "")
+        return config_io.from_json(Config, text)
+
+
+_NO_DIFFERENCE = (
+    "name", "seed", "total_env_steps", "output_dir", "env.num_threads", "env.pin_threads",
+    "env.parallel", "compute", "log", "checkpoint",
+)  # fmt: skip
+"""How the paths of knobs begin that make no other experiment, see `Config.identity`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -887,50 +901,3 @@ def field_paths() -> list[str]:
         kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
         paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [name]
     return paths
-
-
-def _from_tree(kind: type, tree: Any, path: str) -> Any:
-    """Build the dataclass `kind` from nested dicts, refusing unknown fields with the nearest name."""
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path or 'the configuration'} is {tree!r}; a group of fields was expected")
-    fields, hints = typing.cast(dict[str, Any], tree), typing.get_type_hints(kind)
-    unknown = [name for name in fields if name not in hints]
-    if unknown:
-        raise ValueError(f"unknown field {path}{unknown[0]}{nearest_name(unknown[0], hints)}")
-    return kind(**{name: _from_value(hints[name], value, f"{path}{name}") for name, value in fields.items()})
-
-
-def _from_value(hint: Any, value: Any, path: str) -> Any:
-    """Read one JSON value as the type `hint`."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        words = [option for option in options if typing.get_origin(option) is Literal and value in typing.get_args(option)]
-        return _from_value((words or options)[0], value, path)
-    if dataclasses.is_dataclass(hint):
-        return _from_tree(typing.cast(type, hint), value, f"{path}.")
-    if origin is Literal:
-        options = typing.get_args(hint)
-        _require(value in options, f"{path} is {value!r}; accepted: {', '.join(map(str, options))}")
-        return value
-    if origin is Mapping:
-        _require(isinstance(value, dict), f"{path} is {value!r}; an object of options by name was expected")
-        return Options(value)
-    if origin is tuple:
-        _require(isinstance(value, list), f"{path} is {value!r}; a list was expected")
-        item = typing.get_args(hint)[0]
-        return tuple(_from_value(item, entry, path) for entry in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
-    _require(matches, f"{path} is {value!r}; {hint.__name__} was expected")
-    return value
-
-
-def nearest_name(given: str, known: typing.Iterable[str]) -> str:
-    """Part of an error message: ` (did you mean 'bigfish'?)`, or nothing if no known name is near."""
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
-    return f" (did you mean {lower[close[0]]!r}?)" if close else ""

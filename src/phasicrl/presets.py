@@ -15,8 +15,8 @@ from phasicrl.config import (
     ObsNormConfig,
     PPOConfig,
     RewardNormConfig,
-    nearest_name,
 )
+from phasicrl.config_io import nearest_name
 
 
 @dataclass(frozen=True, slots=True)

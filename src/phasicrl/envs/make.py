@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, nearest_name, refuse_idle_env
+from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, refuse_idle_env
+from phasicrl.config_io import nearest_name
 from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, import_envpool, task_families, task_options, task_spaces
 from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
 from phasicrl.envs.partial import PartialObservation

@@ -6,7 +6,6 @@ One curve is the mean over runs of one experiment that differ in nothing but the
 from __future__ import annotations
 
 import csv
-import dataclasses
 import gzip
 import math
 import textwrap
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.config import Config, nearest_name
+from phasicrl.config import Config
+from phasicrl.config_io import nearest_name
 from phasicrl.experiments.statistics import bootstrap_band
 from phasicrl.runs.metrics import METRICS, read_metrics
 
@@ -45,9 +45,6 @@ REFERENCE_COLUMNS = {
 """Our metrics that published curves may hold, and the column of a reference file that holds them."""
 
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
-_NO_DIFFERENCE = (
-    "seed", "name", "output_dir", "total_env_steps", "env.id", "env.num_threads", "env.pin_threads", "env.parallel", "log.", "checkpoint.", "compute.",
-)  # fmt: skip
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all eyes
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
@@ -261,8 +258,9 @@ def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
 
 def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     """Name of each run's experiment; runs of one name and environment that differ in more than the seed also get what they differ in."""
-    knobs = {run: dict(_knobs(dataclasses.asdict(config))) for run, config in configs.items()}
-    seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)  # values by name, environment and knob
+    knobs = {run: _texts(config) for run, config in configs.items()}
+    # Values by name, environment and knob.
+    seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)
     for run, config in configs.items():
         for knob in {knob for other in knobs.values() for knob in other}:
             seen[config.name, config.env.id, knob].add(knobs[run].get(knob))
@@ -270,19 +268,14 @@ def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     for run, config in configs.items():
         differing = [knob for knob in knobs[run] if len(seen[config.name, config.env.id, knob]) > 1]
         # Where a whole group is off in some runs, "aux on" says it; its knobs would only repeat it.
-        shown = [knob for knob in differing if not knob.startswith(_NO_DIFFERENCE) and knob.rpartition(".")[0] not in differing]
+        shown = [knob for knob in differing if knob.rpartition(".")[0] not in differing]
         labels[run] = ", ".join([config.name, *(f"{knob} {knobs[run][knob]}" for knob in shown)])
     return labels
 
 
-def _knobs(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Every knob as (dotted name, value)."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield path + name, "on"
-            yield from _knobs(value, f"{path}{name}.")
-        else:
-            yield path + name, "off" if value is None else str(value)
+def _texts(config: Config) -> dict[str, str]:
+    """What makes an experiment, for people: values as text by knob."""
+    return {path: "off" if value is None else str(value) for path, value in config.identity().items()}
 
 
 def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from phasicrl.config import Config, nearest_name
+from phasicrl.config import Config
+from phasicrl.config_io import nearest_name
 from phasicrl.runs.console import Values, open_display
 
 METRICS: dict[str, str] = {
