@@ -79,7 +79,7 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    kind = _KINDS[origin] if origin in _KINDS else hint.__name__
+    kind = _KINDS.get(origin) or hint.__name__
     raise ValueError(f"{path} is {value!r}; {kind} was expected")
 
 
