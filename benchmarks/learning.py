@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -20,7 +19,7 @@ from pathlib import Path
 from phasicrl import evaluate, train
 from phasicrl.cli import parse_config
 from phasicrl.config import Config
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 
 COLUMNS = (
     "preset",
@@ -42,7 +41,7 @@ FIRST_REPORT_SEED = 101
 def result(label: str, config: Config, threshold: float) -> dict[str, object]:
     """Train one run and say what it reached, and when the mean of 100 training episodes first reached the threshold."""
     run = train(config)
-    rows = read_metrics(run.directory)
+    rows = RunDirectory(run.directory).metrics()
     reached = (row["env_steps"] for row in rows if row.get("charts/episodic_return_100", float("-inf")) >= threshold)
     greedy, sampled = evaluate(run.directory, episodes=20)
     return {
@@ -56,7 +55,7 @@ def result(label: str, config: Config, threshold: float) -> dict[str, object]:
         "greedy_mean": greedy.mean_return,
         "greedy_min": min(greedy.returns),
         "sampled_mean": sampled.mean_return,
-        "commit": json.loads((run.directory / "card.json").read_text())["commit"],
+        "commit": RunDirectory(run.directory).card["commit"],
     }
 
 

@@ -27,7 +27,7 @@ from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.bench import measure
 from phasicrl.presets import get_preset
 from phasicrl.runs.checkpoint import load_checkpoint
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import Run, start_run
 from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
 from tests.golden import FILE, Picture, runs
@@ -180,7 +180,7 @@ def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path
 
     second = resume(first.directory, make_env=corridor, on_iteration=look)
     assert seen == [True] and second.env_steps == second.config.budget
-    assert [row["iteration"] for row in read_metrics(first.directory)] == [1, 2, 3, 4, 5]
+    assert [row["iteration"] for row in RunDirectory(first.directory).metrics()] == [1, 2, 3, 4, 5]
 
 
 def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: str, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: s
 def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(device: str, tmp_path: Path) -> None:
     """On a GPU a clock that does not wait tells how long it took to ask."""
     run = train(setting(tmp_path, **{"compute.device": device, "ppo.value_epochs": 2}), make_env=corridor)
-    for row in read_metrics(run.directory):
+    for row in RunDirectory(run.directory).metrics():
         parts = [row.get(f"time/{part}", 0.0) for part in ("rollout", "policy", "value", "auxiliary")]
         assert row["time/policy"] > 0 and row["time/value"] > 0 and sum(parts) < row["time/total"]
 
@@ -234,7 +234,7 @@ def test_a_procgen_preset_trains(device: str, preset: str, precision: Precision,
     if device == "cuda":
         assert run.compute.fuses and run.compute._fused and None not in run.compute._fused.values()
         assert run.compute._fused_calls and None not in run.compute._fused_calls.values()
-    losses = [value for row in read_metrics(run.directory) for name, value in row.items() if name.startswith("losses/")]
+    losses = [value for row in RunDirectory(run.directory).metrics() for name, value in row.items() if name.startswith("losses/")]
     assert losses and np.isfinite(losses).all()
 
 
@@ -265,9 +265,9 @@ assert all(torch.equal(one[name], other[name]) for name in one)
 
 def test_rewards_are_normalized_by_steps_on_the_device(device: str, tmp_path: Path) -> None:
     config = setting(tmp_path, **{"compute.device": device, "reward_norm": RewardNormConfig(per="step")})
-    scales = [row["rewards/scale"] for row in read_metrics(train(config, make_env=corridor).directory)]
+    scales = [row["rewards/scale"] for row in RunDirectory(train(config, make_env=corridor).directory).metrics()]
     on_cpu = train(config.changed({"compute.device": "cpu", "output_dir": str(tmp_path / "cpu")}), make_env=corridor)
-    assert scales == pytest.approx([row["rewards/scale"] for row in read_metrics(on_cpu.directory)], rel=1e-5)
+    assert scales == pytest.approx([row["rewards/scale"] for row in RunDirectory(on_cpu.directory).metrics()], rel=1e-5)
 
 
 def test_gymnasium_spaces_of_every_kind_reach_the_device(device: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from phasicrl.algorithm import train
 from phasicrl.config import Config, LogConfig
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import get_preset
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 from tests.golden import Picture
 from tests.helpers import tiny, tiny_aux
 
@@ -27,7 +27,7 @@ def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_pat
     config = replace(get_preset(preset), seed=seed, output_dir=str(tmp_path), log=LogConfig(console="off", tensorboard=False))
     assert config.total_env_steps == 100_000
     run = train(config)
-    assert max(row.get("charts/episodic_return_100", 0) for row in read_metrics(run.directory)) >= 475
+    assert max(row.get("charts/episodic_return_100", 0) for row in RunDirectory(run.directory).metrics()) >= 475
     (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
     assert greedy.mean_return >= 475
 

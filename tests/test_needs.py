@@ -31,7 +31,8 @@ from phasicrl.config import (
 )
 from phasicrl.envs.make import make_envs
 from phasicrl.presets import PRESETS, get_preset
-from phasicrl.runs.run import load_config, start_run, task_of
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.run import start_run, task_of
 from tests.envs.counting import MaskedInInfo
 from tests.helpers import corridor, tiny
 
@@ -297,7 +298,7 @@ def test_an_older_runs_idle_values_are_told_with_the_file(tmp_path: Path) -> Non
     text = BASE.to_json().replace('"n_step": 5', '"n_step": 9')
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=rf"{tmp_path}/config.json: ppo.n_step is 9, which has no effect .* leave ppo.n_step at 5"):
-        load_config(tmp_path, own_env=False, own_encoder=False)
+        RunDirectory(tmp_path).config_for()
 
 
 def test_defaults_are_those_of_the_configuration() -> None:

@@ -29,7 +29,8 @@ from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
 from phasicrl.runs import run as run_module
 from phasicrl.runs.checkpoint import checkpoints
-from phasicrl.runs.metrics import METRICS, read_metrics
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import METRICS
 from phasicrl.runs.run import Run, start_run
 from tests.golden import BOTH, Echo, Picture
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
@@ -63,7 +64,7 @@ def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:
     assert Config.from_json((run.directory / "config.json").read_text()) == config
     card = json.loads((run.directory / "card.json").read_text())
     assert card["seed"] == 3 and card["env_steps"] == 128 and card["versions"]["torch"] == torch.__version__
-    assert [row["env_steps"] for row in read_metrics(run.directory)] == [32, 64, 96, 128]
+    assert [row["env_steps"] for row in RunDirectory(run.directory).metrics()] == [32, 64, 96, 128]
     assert (run.directory / "agent.safetensors").is_file()
     assert [path.name for path in (run.directory / "checkpoints").iterdir()] == ["step-000000000128"]
 
@@ -124,7 +125,7 @@ def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     run = resume(stopped_after(4, config), make_env=corridor)
     assert run.env_steps == 224 and run.iteration == 7
-    rows = read_metrics(run.directory)
+    rows = RunDirectory(run.directory).metrics()
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert [row["iteration"] for row in rows if "losses/aux/kl_loss" in row] == [3, 6]
     assert rows[-1]["wall_time"] > rows[3]["wall_time"] > 0
@@ -190,7 +191,7 @@ def test_with_its_episodes_moved_over_a_resumed_run_is_the_unbroken_one(tmp_path
             assert_same_state(unbroken, resumed)
             for slot in range(resumed.buffer.num_filled):
                 assert_same_state_tensors(unbroken.buffer.rollout(slot).tensors(), resumed.buffer.rollout(slot).tensors())
-    ours, theirs = ([untimed(row) for row in read_metrics(run.directory)] for run in (unbroken, resumed))
+    ours, theirs = ([untimed(row) for row in RunDirectory(run.directory).metrics()] for run in (unbroken, resumed))
     assert len(ours) == 8 and ours == theirs
 
 
@@ -337,8 +338,8 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
     apart = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2, value_learning_rate=1e-3))
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
-    rows = [row for c in (config, apart, steered) for row in read_metrics(train(c, make_env=corridor).directory)]
-    rows += read_metrics(train(config, make_env=lambda: Levers(discrete=False)).directory)
+    rows = [row for c in (config, apart, steered) for row in RunDirectory(train(c, make_env=corridor).directory).metrics()]
+    rows += RunDirectory(train(config, make_env=lambda: Levers(discrete=False)).directory).metrics()
     reported = {name for row in rows for name in row}
     procgen = {name for name in METRICS if name.startswith("procgen/")}  # tests/test_procgen.py
     assert reported - {"env_steps", "iteration", "phase", "wall_time"} == set(METRICS) - procgen
@@ -422,7 +423,7 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
         of_value = {id(p) for p in run.optimizers["policy"].param_groups[1]["params"]}
         assert of_value == {id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")}
         run.finish_iteration({})
-    (row,) = read_metrics(run.directory)
+    (row,) = RunDirectory(run.directory).metrics()
     assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (
         pytest.approx(0.0075),
         pytest.approx(0.075),
@@ -434,20 +435,20 @@ def test_the_rate_follows_the_divergence_and_goes_on_after_a_resume(tmp_path: Pa
     config = tiny(tmp_path, total_env_steps=96, checkpoint=EVERY_ITERATION)
     config = replace(config, ppo=replace(config.ppo, learning_rate=1e-3, schedule="adaptive_kl", schedule_kl=target))
     run = train(config, make_env=corridor)
-    rates = [row["charts/learning_rate"] for row in read_metrics(run.directory)]
+    rates = [row["charts/learning_rate"] for row in RunDirectory(run.directory).metrics()]
     assert rates == pytest.approx([1e-3, 1e-3 * factor, 1e-3 * factor**2])
-    assert all("losses/epoch_kl" in row for row in read_metrics(run.directory))
+    assert all("losses/epoch_kl" in row for row in RunDirectory(run.directory).metrics())
     for path in sorted((run.directory / "checkpoints").iterdir())[2:]:
         shutil.rmtree(path)
     again = resume(run.directory, make_env=corridor)
-    assert [row["charts/learning_rate"] for row in read_metrics(again.directory)] == pytest.approx(rates)
+    assert [row["charts/learning_rate"] for row in RunDirectory(again.directory).metrics()] == pytest.approx(rates)
 
 
 def test_the_weight_of_the_divergences_penalty_follows_the_divergence(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=96)
     config = replace(config, ppo=replace(config.ppo, kl_penalty=0.5, kl_penalty_target=1e-9, clip=None))
     run = train(config, make_env=corridor)
-    assert [row["losses/kl_penalty"] for row in read_metrics(run.directory)] == [0.5, 1.0, 2.0]
+    assert [row["losses/kl_penalty"] for row in RunDirectory(run.directory).metrics()] == [0.5, 1.0, 2.0]
     assert run.kl_penalty == 4.0
 
 

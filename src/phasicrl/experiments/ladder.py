@@ -24,7 +24,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.presets import get_preset
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import make_agent, task_of
 
 Mode = Literal["ladder", "leave-one-out"]
@@ -232,13 +232,13 @@ def _results(configs: Sequence[Config], jobs: int) -> Iterator[tuple[float, floa
 
 def _trained(config: Config) -> tuple[float, float]:
     """Mean greedy return and return of the last 100 training episodes of a run, which is trained unless it is there already."""
-    for directory in sorted(Path(config.output_dir).glob(f"{config.name}_*_s{config.seed}_*")):
-        done = directory / "result.json"
-        if done.is_file() and Config.from_json((directory / "config.json").read_text()) == config:
+    for directory in RunDirectory.of(config):
+        done = directory.path / "result.json"
+        if done.is_file():
             result = json.loads(done.read_text())
             return result["greedy"], result["last_100"]
     run = train(config)
-    returns = [row.get("charts/episodic_return_100") for row in read_metrics(run.directory)]
+    returns = [row.get("charts/episodic_return_100") for row in RunDirectory(run.directory).metrics()]
     result = {
         "greedy": evaluate(run.directory, episodes=20, policies=("greedy",))[0].mean_return,
         "last_100": next((value for value in reversed(returns) if value is not None), float("nan")),

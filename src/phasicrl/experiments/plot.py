@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
 from phasicrl.experiments.statistics import bootstrap_band
-from phasicrl.runs.metrics import METRICS, read_metrics
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,8 +133,9 @@ def plot_runs(
         The files written.
 
     Raises:
-        ValueError: an unknown metric, runs without data for it, or a reference without that metric, game or experiment.
-        FileNotFoundError: a folder that is not a run directory, or no reference file.
+        ValueError: an unknown metric, a folder that is not a run directory, runs without data for
+            the metric, or a reference without that metric, game or experiment.
+        FileNotFoundError: no reference file.
         ModuleNotFoundError: matplotlib is not installed.
     """
     if metric not in METRICS:
@@ -163,12 +165,12 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
     """The curves of run directories, in the order in which their experiments first come.
 
     Raises:
-        ValueError: no runs, runs without data for `metric`, or runs of one experiment that share no steps.
-        FileNotFoundError: a folder that is not a run directory.
+        ValueError: no runs, a folder that is not a run directory, runs without data for `metric`,
+            or runs of one experiment that share no steps.
     """
     if not runs:
         raise ValueError("there are no runs to plot; give one or more run directories")
-    configs = {run: _read_config(run) for run in runs}
+    configs = {run: RunDirectory(run).config for run in runs}
     labels = _labels(configs)
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for run in configs:
@@ -233,21 +235,9 @@ def _choose_experiments(path: Path, game: str, present: Sequence[str], wanted: S
     return wanted or present
 
 
-def _read_config(run: Path) -> Config:
-    path = run / "config.json"
-    if not path.is_file():
-        inside = sorted(child.parent.name for child in run.glob("*/config.json")) if run.is_dir() else []
-        hint = f"it holds run directories: give {run}/*" if inside else "give folders that `phasicrl train` made"
-        raise FileNotFoundError(f"{run} is not a run directory, it has no config.json; {hint}")
-    return Config.from_json(path.read_text(encoding="utf-8"))
-
-
 def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
     """Steps and values of the rows that have a number."""
-    path = run / "metrics.jsonl"
-    rows = read_metrics(run) if path.is_file() else []
-    if not rows:
-        raise ValueError(f"{run} has no data yet: its first iteration is not finished; leave it out or try again later")
+    rows = RunDirectory(run).metrics()
     known = [(row["env_steps"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
     if not known:
         others = sorted({name for row in rows for name in row if name in METRICS and math.isfinite(row[name])})

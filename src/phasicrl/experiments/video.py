@@ -22,7 +22,7 @@ from phasicrl.experiments.evaluate import Evaluation, Levels, PolicyKind, load_a
 from phasicrl.experiments.raycast import RayCamera
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
-from phasicrl.runs.run import load_config
+from phasicrl.runs.directory import RunDirectory
 
 
 def film(
@@ -61,7 +61,7 @@ def film(
     if episodes < 1 or num_envs < 1:
         raise ValueError(f"episodes is {episodes} and num_envs is {num_envs}; give at least 1 of each")
     run_dir = Path(run_dir)
-    config = load_config(run_dir, own_env=make_env is not None, own_encoder=make_encoder is not None)
+    config = RunDirectory(run_dir).config_for(make_env=make_env, make_encoder=make_encoder)
     output = output or run_dir / "videos" / f"{policy}-seed{seed}.mp4"
     output.parent.mkdir(parents=True, exist_ok=True)
     envs, picture_of = _open(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)

@@ -1,1 +1,1 @@
-"""Runs: their directories, checkpoints, metrics and display, and what a run is made of."""
+"""A run on disk and in memory: its directory, checkpoints, metrics and display."""

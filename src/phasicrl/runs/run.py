@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -20,12 +17,11 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Generator, Tensor
 from torch.optim import Adam
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
+from phasicrl.config import Config, Task, refuse_idle
 from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
@@ -37,8 +33,9 @@ from phasicrl.normalize import RewardNormalizer
 from phasicrl.objectives import adapted_kl_coef, adapted_learning_rate
 from phasicrl.phases import Record, compute_targets, revalue
 from phasicrl.rollout import PhaseBuffer, PolicySamples, Rollout
-from phasicrl.runs.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
-from phasicrl.runs.metrics import MetricsLog, read_metrics
+from phasicrl.runs.checkpoint import CheckpointError, Chunks, load_checkpoint, save_checkpoint
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
 from phasicrl.spaces import ActionLayout, ObservationLayout, is_picture, leaves
 
@@ -208,13 +205,14 @@ class Run:
             raise diverged(["the agent's weights"])
         self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
-            self.directory / "checkpoints",
+            RunDirectory(self.directory).checkpoint_folder,
             self.state_dict(),
             env_steps=self.env_steps,
             keep=self.config.checkpoint.keep,
             chunks=self._buffer_chunks(),
         )
-        save_agent(self.directory, self.agent, env_steps=self.env_steps)
+        files = RunDirectory(self.directory)
+        files.save_weights(self.agent.state_dict(), env_steps=self.env_steps)
         self._last_save = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
@@ -252,7 +250,7 @@ class Run:
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
-        records = read_metrics(self.directory)
+        records = RunDirectory(self.directory).metrics()
         returns = [record["charts/episodic_return_100"] for record in records if record.get("charts/episodic_return_100") is not None]
         seconds = {
             part: sum(record.get(f"time/{part}") or 0.0 for record in records) for part in ("rollout", "policy", "value", "auxiliary")
@@ -286,7 +284,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close; if the run was cut short, say how it can go on."""
         if kind is not None:
-            saved = checkpoints(self.directory / "checkpoints")
+            saved = RunDirectory(self.directory).checkpoints
             way = f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}" if saved else "it has no checkpoint yet"
             self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
         self.close()
@@ -350,13 +348,12 @@ def resume_run(
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
     """
-    config = load_config(directory, own_env=make_env is not None, own_encoder=make_encoder is not None)
-    if not checkpoints(directory / "checkpoints"):
+    files = RunDirectory(directory)
+    config = files.config_for(make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions)
+    if not files.checkpoints:
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
-    state, chunks, rejected = load_checkpoint(directory / "checkpoints")
+    state, chunks, rejected = load_checkpoint(files.checkpoint_folder)
     env_steps = state["env_steps"]
-    if "mask" in _own(directory) and mask_actions is None:
-        raise ValueError(f"{directory} was trained with a mask of its user's own; call this from Python with mask_actions=…")
     run = _build_run(config, directory, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=env_steps)
     try:
         run.load_state_dict(state, chunks)
@@ -367,40 +364,6 @@ def resume_run(
         run.log.message(f"warning: {sentence}")
     run.log.message(f"resumed {directory} at {run.env_steps:,} steps; episodes that were under way start anew")
     return run
-
-
-def load_config(directory: Path, *, own_env: bool, own_encoder: bool) -> Config:
-    """The configuration of a run directory, for somebody who brings an environment or encoder of their own, or does not.
-
-    Raises:
-        ValueError: not a run directory, or one of a run whose own environment or encoder is missing here.
-    """
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{directory} is not a run directory: it has no config.json")
-    for what, argument, given in (("environment", "make_env", own_env), ("encoder", "make_encoder", own_encoder)):
-        if what in _own(directory) and not given:
-            raise ValueError(f"{directory} was trained with an {what} of its user's own; call this from Python with {argument}=…")
-    try:
-        config = Config.from_json(path.read_text())
-        refuse_unasked_import(config)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return config
-
-
-def _own(directory: Path) -> list[str]:
-    """What its user passed to a run as objects, by the card."""
-    card = directory / "card.json"
-    return json.loads(card.read_text())["own"] if card.is_file() else []
-
-
-def save_agent(directory: Path, agent: Agent, *, env_steps: int) -> None:
-    """Write the agent's weights to `agent.safetensors`, replacing the file at once, never in part."""
-    temporary = directory / ".agent.safetensors.tmp"
-    save_file({name: tensor.cpu().contiguous() for name, tensor in agent.state_dict().items()}, temporary, {"env_steps": str(env_steps)})
-    flush(temporary)
-    os.replace(temporary, directory / "agent.safetensors")
 
 
 def _build_run(
@@ -435,8 +398,7 @@ def _build_run(
         compute.prepare(agent)
         resumed = directory is not None
         if directory is None:
-            directory = made = _make_directory(config)
-            (directory / "config.json").write_text(config.to_json() + "\n")
+            directory = made = RunDirectory.make(config).path
         log = MetricsLog(directory, config, resumed_at=env_steps if resumed else None)
         objects = {"environment": make_env, "encoder": make_encoder, "mask": mask_actions}
         own = tuple(what for what, given in objects.items() if given is not None)
@@ -570,24 +532,6 @@ def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None
         )
 
 
-def _make_directory(config: Config) -> Path:
-    """A new folder under `output_dir`, named after experiment, environment, seed and time."""
-    env = config.env.id.rpartition(":")[2].replace("/", "-")
-    stem = f"{config.name}_{env}_s{config.seed}_{datetime.now():%Y%m%d-%H%M%S}"
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        directory = Path(config.output_dir) / (stem + suffix)
-        try:
-            directory.mkdir(parents=True)
-        except FileExistsError:
-            if not directory.is_dir():
-                raise ValueError(f"output_dir {config.output_dir!r} is a file; give a folder") from None
-        except OSError as error:
-            raise ValueError(f"cannot make the run directory {directory}: {error.strerror}; choose another --output-dir") from None
-        else:
-            return directory
-    raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
-
-
 def _write_card(run: Run) -> None:
     """Versions, commit, machine, seed and wall-clock time, as `card.json`."""
     packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
@@ -608,4 +552,4 @@ def _write_card(run: Run) -> None:
         "source": provenance.tree(),
         "command": sys.argv,
     }
-    (run.directory / "card.json").write_text(json.dumps(card, indent=2) + "\n")
+    RunDirectory(run.directory).write_card(card)
