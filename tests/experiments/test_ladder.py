@@ -73,7 +73,7 @@ def test_members_of_a_set_need_no_normalization_and_the_ladder_runs_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
     trained: list[Config] = []
-    monkeypatch.setattr(ladder, "_trained", lambda config: (trained.append(config), (1.0, 2.0))[1])
+    monkeypatch.setattr(ladder, "_trained", lambda trial: (trained.append(trial.config), (1.0, 2.0))[1])
     said: list[str] = []
     found = run_ladder("gymnasium:Taxi-v4", seeds=1, mode=mode, output_dir=tmp_path, say=said.append)
     assert said == ["state normalisation is left out: it has no effect without real numbers among the observations"]

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +20,7 @@ from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig,
 from phasicrl.envs.make import make_envs
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.statistics import bootstrap_interval
+from phasicrl.experiments.trials import Trial, measure_once, over_seeds, run_trials
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import make_agent, task_of
@@ -153,16 +151,18 @@ def run_ladder(
     if total_env_steps is not None:
         base = base.changed({"total_env_steps": total_env_steps})
     steps = _checked_rungs(base, mode, say)
-    todo = [
-        (name, config.changed({"name": f"{mode}-{index:02d}", "seed": seed, "output_dir": str(output_dir)}))
-        for index, (name, config) in enumerate(steps)
-        for seed in range(1, seeds + 1)
-    ]
-    reached: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in steps}
-    for (name, config), result in zip(todo, _results([config for _, config in todo], jobs), strict=True):
-        reached[name].append(result)
-        on_run(name, config.seed, result[0])
-    found = [Rung(name, *(tuple(column) for column in zip(*values, strict=True))) for name, values in reached.items()]
+    trials: list[Trial] = []
+    for index, (name, config) in enumerate(steps):
+        named = config.changed({"name": f"{mode}-{index:02d}", "output_dir": str(output_dir)})
+        trials += over_seeds((name,), named, range(1, seeds + 1))
+    reached: dict[tuple[str, ...], tuple[float, float]] = {}
+    for trial, result in run_trials(trials, _trained, jobs=jobs):
+        reached[trial.key] = result
+        on_run(trial.label[0], trial.config.seed, result[0])
+    found = []
+    for name, _ in steps:
+        results = [reached[trial.key] for trial in trials if trial.label == (name,)]
+        found.append(Rung(name, *(tuple(column) for column in zip(*results, strict=True))))
     _write(found, output_dir / f"{mode}.csv")
     return found
 
@@ -220,31 +220,20 @@ def _checked_rungs(base: Config, mode: Mode, say: Callable[[str], None]) -> list
     return steps
 
 
-def _results(configs: Sequence[Config], jobs: int) -> Iterator[tuple[float, float]]:
-    """What each run reached, in order."""
-    if jobs == 1:
-        yield from map(_trained, configs)
-        return
-    # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_trained, configs)
+def _trained(trial: Trial) -> tuple[float, float]:
+    """Greedy and last training return of a run, which is trained unless it is there already."""
+    row = measure_once(trial.config, _train_and_evaluate)
+    return row["greedy"], row["last_100"]
 
 
-def _trained(config: Config) -> tuple[float, float]:
-    """Mean greedy return and return of the last 100 training episodes of a run, which is trained unless it is there already."""
-    for directory in RunDirectory.of(config):
-        done = directory.path / "result.json"
-        if done.is_file():
-            result = json.loads(done.read_text())
-            return result["greedy"], result["last_100"]
-    run = train(config)
-    returns = [row.get("charts/episodic_return_100") for row in RunDirectory(run.directory).metrics()]
-    result = {
-        "greedy": evaluate(run.directory, episodes=20, policies=("greedy",))[0].mean_return,
-        "last_100": next((value for value in reversed(returns) if value is not None), float("nan")),
-    }
-    (run.directory / "result.json").write_text(json.dumps(result) + "\n")
-    return result["greedy"], result["last_100"]
+def _train_and_evaluate(config: Config) -> tuple[Path, dict[str, float]]:
+    """Train a run; returns its directory and what it reached."""
+    directory = train(config).directory
+    rows = RunDirectory(directory).metrics()
+    returns = [row.get("charts/episodic_return_100") for row in rows]
+    greedy = evaluate(directory, episodes=20, policies=("greedy",))[0].mean_return
+    last = next((value for value in reversed(returns) if value is not None), float("nan"))
+    return directory, {"greedy": greedy, "last_100": last}
 
 
 def _write(found: Sequence[Rung], path: Path) -> None:
