@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
 from torch import Tensor
@@ -20,9 +21,12 @@ from phasicrl.phases import Record, auxiliary_phase, policy_phase
 from phasicrl.rollout import Rollout
 from phasicrl.runs.run import Run, resume_run, start_run
 
+OnIteration = Callable[[Run, Record], Literal["stop"] | None]
+"""Called after each iteration with the run and its metrics; "stop" ends the run there."""
 
-def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -> None:
-    """Train until the budget is used up."""
+
+def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
+    """Train until the budget is used up, or `on_iteration` says "stop"."""
     while run.env_steps < run.config.budget:
         run.start_iteration()
 
@@ -32,8 +36,8 @@ def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -
 
         record = learn_from(run, rollout, run.learning_reward(rollout))
         run.finish_iteration(record)
-        if on_iteration is not None:
-            on_iteration(run, record)
+        if on_iteration is not None and on_iteration(run, record) == "stop":
+            return
 
 
 def learn_from(run: Run, rollout: Rollout, reward: Tensor) -> Record:
@@ -73,7 +77,7 @@ def train(
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
-    on_iteration: Callable[[Run, Record], None] | None = None,
+    on_iteration: OnIteration | None = None,
 ) -> Run:
     """Train an agent from scratch. Without `config.aux` this is PPO.
 
@@ -83,7 +87,8 @@ def train(
         make_encoder: makes your own network, in place of `config.model.encoder`.
         mask_actions: from observations `[B, …]` and the environments' own masks to the masks that hold at the start of training, for
             `config.env.heuristic_mask_steps` steps.
-        on_iteration: called after each iteration with the run and its metrics.
+        on_iteration: called after each iteration with the run and its metrics. If it returns
+            "stop", the run is saved and ends there; `resume` goes on to the end of its budget.
 
     Returns:
         The finished run: `run.agent`, `run.directory`, `run.summary()`.
@@ -104,7 +109,7 @@ def resume(
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
-    on_iteration: Callable[[Run, Record], None] | None = None,
+    on_iteration: OnIteration | None = None,
 ) -> Run:
     """Continue the run in `run_dir` from its newest whole checkpoint to the end of its budget; arguments as for `train`.
 

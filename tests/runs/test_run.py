@@ -20,8 +20,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
+from phasicrl.algorithm import OnIteration, learn, resume, train
+from phasicrl.config import AuxConfig, CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.execution.compiled import can_fuse
 from phasicrl.normalize import RewardNormalizer
@@ -119,6 +119,24 @@ def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_
         for slot in range(new.buffer.num_filled):
             ours, theirs = old.buffer.rollout(slot).tensors(), new.buffer.rollout(slot).tensors()
             assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("aux", [None, tiny_aux(every=3)])
+def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(tmp_path: Path, aux: AuxConfig | None) -> None:
+    config = tiny(tmp_path, aux=aux, total_env_steps=224)  # a checkpoint at the end only
+
+    def until(iteration: int) -> OnIteration:
+        return lambda run, record: "stop" if run.iteration == iteration else None
+
+    run = train(config, make_env=corridor, on_iteration=until(2))
+    files = RunDirectory(run.directory)
+    assert (run.iteration, run.env_steps) == (2, 64)
+    assert [path.name for path in files.checkpoints] == ["step-000000000064"]
+    assert files.card["env_steps"] == 64
+    again = resume(run.directory, make_env=corridor, on_iteration=until(4))
+    assert again.env_steps == 128 and files.card["env_steps"] == 128
+    assert resume(run.directory, make_env=corridor).env_steps == 224
+    assert [row["env_steps"] for row in files.metrics()] == [32 * (1 + n) for n in range(7)]
 
 
 def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path) -> None:
