@@ -111,7 +111,14 @@ def resume(
     mask_actions: MaskFunction | None = None,
     on_iteration: OnIteration | None = None,
 ) -> Run:
-    """Continue the run in `run_dir` from its newest whole checkpoint to the end of its budget; arguments as for `train`.
+    """Continue a run from its last whole checkpoint to the end of its budget.
+
+    Args:
+        run_dir: Run directory.
+        make_env: as for `train`, like the others.
+        make_encoder: as for `train`.
+        mask_actions: as for `train`.
+        on_iteration: as for `train`.
 
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.

@@ -7,12 +7,15 @@ reproduces one of them (OPPG = openai/phasic-policy-gradient, CleanRL = vwxyzjn/
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
 import sys
 import typing
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, NoReturn
 
 from phasicrl import config_io
@@ -827,8 +830,8 @@ def _refuse_idle(values: dict[str, Any], config: Config | None, task: Task | Non
             if path not in idle and path in values and values[path] != defaults()[path] and not need.is_met(config, task):
                 default = defaults()[path]
                 idle[path] = (
-                    f"{path} is {_shown(values[path])}, which has no effect without {need.words}; "
-                    f"choose that, or leave {path} at {_shown(default)} ({_flag(path, default)})"
+                    f"{path} is {shown(values[path])}, which has no effect without {need.words}; "
+                    f"choose that, or leave {path} at {shown(default)} ({_flag(path, default)})"
                 )
     if idle:
         raise IdleKnobError("\n".join((f"{task.name}: " if task and task.name else "") + text for text in idle.values()), tuple(idle))
@@ -863,7 +866,7 @@ def _default(part: dataclasses.Field[Any]) -> Any:
     return part.default if part.default_factory is dataclasses.MISSING else part.default_factory()
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as it is given on the command line."""
     if isinstance(value, dict):
         return " ".join(f"{key}={item}" for key, item in typing.cast(dict[str, Any], value).items()) or "none"
@@ -877,7 +880,7 @@ def _flag(path: str, value: Any) -> str:
     group, dot, name = path.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{group}{dot}{'' if value else 'no-'}{name}"
-    return f"--{group}{dot}{name} {_shown(value)}"
+    return f"--{group}{dot}{name} {shown(value)}"
 
 
 def refuse_unasked_import(config: Config) -> None:
@@ -892,6 +895,21 @@ def refuse_unasked_import(config: Config) -> None:
         raise ValueError(
             f"env.id {config.env.id} imports the module {module}; if you trust it, add --import {module} (from Python, import it)"
         )
+
+
+@functools.cache
+def field_texts(kind: type) -> dict[str, str]:
+    """What each field of a group is: the strings under them, in this file."""
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    body = next(node for node in classes if node.name == kind.__name__).body
+    texts: dict[str, str] = {}
+    for above, below in pairwise(body):
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
+            value = below.value if isinstance(below, ast.Expr) else None
+            text = str(value.value) if isinstance(value, ast.Constant) else ""
+            texts[above.target.id] = " ".join(text.split())
+    return texts
 
 
 def field_paths() -> list[str]:

@@ -120,17 +120,17 @@ def evaluate(
     make_encoder: EncoderFactory | None = None,
     steps_file: Path | None = None,
 ) -> list[Evaluation]:
-    """Play `episodes` episodes with the agent of a run, for each way of choosing actions.
+    """Play episodes that the agent has not trained on, and report their returns.
 
     Every environment plays the same number of episodes (or one more), so that short episodes are not favoured. Seeds are a
     stream of their own: the same for every run, and none that training used.
 
     Args:
-        run_dir: the run directory.
-        episodes: how many for each policy.
-        policies: ways of choosing actions.
-        levels: Procgen agents that trained on some levels play the full distribution (`unseen`, the benchmark's protocol), or those (`train`).
-        seed: another seed, other episodes.
+        run_dir: Run directory.
+        episodes: Episodes for each policy.
+        policies: Ways of choosing actions, one after the other.
+        levels: Procgen: the full distribution of levels, or those of the training.
+        seed: Another seed, other episodes.
         make_env: what training was given, for runs on an environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
         steps_file: gets every step as a row of CSV (`StepTable`).

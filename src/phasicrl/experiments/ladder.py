@@ -118,25 +118,28 @@ def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str,
 
 
 def run_ladder(
-    env_id: str,
+    env: str = "CartPole-v1",
     *,
     seeds: int = 5,
-    mode: Mode = "ladder",
+    leave_one_out: bool = False,
     total_env_steps: int | None = None,
-    output_dir: Path = Path("runs/ladder"),
     jobs: int = 1,
+    output_dir: Path = Path("runs/ladder"),
     on_run: Callable[[str, int, float], None] = lambda name, seed, reached: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> list[Rung]:
-    """Train all rungs with all seeds; runs that are there from before are not repeated. All of them are checked before the first begins.
+    """Train PPO trick by trick, from REINFORCE up, with several seeds each.
+
+    All rungs are checked before the first is trained.
 
     Args:
-        env_id: a task with vectors as observations.
-        seeds: how many, from 1.
-        mode: see `rungs`.
-        total_env_steps: budget of each run; the preset's, unless given.
-        output_dir: gets the runs and, at the end, `<mode>.csv`.
-        jobs: runs at a time, each on one thread.
+        env: Id of the environment; its observations must not be images.
+        seeds: Runs for each rung, with the seeds from 1 on.
+        leave_one_out: The other way round: all tricks, and then all but one.
+        total_env_steps: Budget of each run; none: 100,000.
+        jobs: Runs at a time, each on one thread.
+        output_dir: Gets the runs, the table as CSV and the figure; runs that are there already are
+            not repeated.
         on_run: told of every run: rung, seed, mean greedy return.
         say: told which tricks are left out, and why.
 
@@ -145,11 +148,10 @@ def run_ladder(
     """
     if min(seeds, jobs) < 1:
         raise ValueError(f"seeds is {seeds} and jobs is {jobs}; give at least 1 of each")
-    base = get_preset("classic-ppo").changed(
-        {"env.id": env_id, "reward_norm": None, "log.console": "off", "checkpoint.every_minutes": None}
-    )
+    base = get_preset("classic-ppo").changed({"env.id": env, "reward_norm": None, "log.console": "off", "checkpoint.every_minutes": None})
     if total_env_steps is not None:
         base = base.changed({"total_env_steps": total_env_steps})
+    mode: Mode = "leave-one-out" if leave_one_out else "ladder"
     steps = _checked_rungs(base, mode, say)
     trials: list[Trial] = []
     for index, (name, config) in enumerate(steps):

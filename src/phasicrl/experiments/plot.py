@@ -107,7 +107,7 @@ class Curve:
 def plot_runs(
     runs: Sequence[Path],
     *,
-    output: Path,
+    output: Path = Path("curves"),
     metric: str = "charts/episodic_return_100",
     smooth_steps: int = 0,
     reference: Path | None = None,
@@ -116,18 +116,22 @@ def plot_runs(
     reference_split: str = "train",
     title: str | None = None,
 ) -> list[Path]:
-    """Draw one metric of some runs over environment steps: one panel for each environment, one curve for each experiment.
+    """Draw learning curves of runs over seeds, with published curves beside them if wanted.
+
+    There is one panel for each environment, and one curve for each experiment.
 
     Args:
-        runs: run directories. Those of one experiment (same name, environment and settings) are one curve over their seeds.
-        output: the picture's name; `.png`, `.svg` and `.csv` are put behind it.
-        metric: one of `METRICS`.
-        smooth_steps: replace each value by the mean over so many environment steps up to it; 0: leave them.
-        reference: CSV file (`.gz` or not) of published curves: columns experiment, run, game, step, perhaps split, and metrics.
-        reference_experiments: which of its experiments; none: all, if they are few.
-        reference_game: the game in the file, if it is not the environment's name without its back end.
-        reference_split: which rows, if the file has a column `split`.
-        title: over the figure.
+        runs: Run directories; those of one experiment on one environment are one curve over their
+            seeds.
+        output: Name of the picture; .png, .svg and .csv are put behind it.
+        metric: Which metric.
+        smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
+        reference: CSV file (.gz or not) of published curves: experiment, run, game, step,
+            episodic_return, …
+        reference_experiments: Which experiments of that file; none: all, if they are few.
+        reference_game: The game in that file, if it is not the environment's name.
+        reference_split: Which rows of that file, if it has a column `split`.
+        title: Over the figure.
 
     Returns:
         The files written.
@@ -169,7 +173,7 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
             or runs of one experiment that share no steps.
     """
     if not runs:
-        raise ValueError("there are no runs to plot; give one or more run directories")
+        raise ValueError("there are no runs to plot; name at least one run directory: `phasicrl plot RUN …`")
     configs = {run: RunDirectory(run).config for run in runs}
     labels = _labels(configs)
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)

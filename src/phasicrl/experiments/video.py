@@ -39,20 +39,23 @@ def film(
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
 ) -> tuple[Path, Evaluation]:
-    """Film the agent of a run as H.264 and return the file with the episodes it shows.
+    """Film the agent of a run.
 
     Args:
-        run_dir: the run directory.
-        output: the file; otherwise `videos/POLICY-seedSEED.mp4` in the run directory.
-        num_envs: environments side by side, in a square.
-        episodes: how many are played to their end, over all environments.
-        policy: how actions are chosen.
-        levels: as for `evaluate`.
-        seed: another seed, other episodes.
-        fps: pictures a second.
-        size: at least this many pixels high and wide; pictures are enlarged by whole factors, with sharp edges.
+        run_dir: Run directory.
+        output: The file, H.264; otherwise `videos/POLICY-seedSEED.mp4` in the run directory.
+        num_envs: Environments side by side, in a square.
+        episodes: Episodes played to their end, over all environments.
+        policy: Drawn or most likely actions.
+        levels: Procgen: the full distribution of levels, or those of the training.
+        seed: Another seed, other episodes.
+        fps: Pictures a second.
+        size: At least this many pixels high and wide; pictures are enlarged by whole factors.
         make_env: what training was given, for runs on an environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
+
+    Returns:
+        The file, and the episodes it shows.
 
     Raises:
         ValueError: not a run directory, or nothing to be seen in this environment.

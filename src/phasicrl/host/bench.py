@@ -94,15 +94,16 @@ class Report:
 
 
 def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
-    """Train for a while and time the parts.
+    """Measure how fast this machine trains, and where the time goes.
 
     PPG's phases are cut to as few iterations as have the same work per step, two if its passes are over everything.
 
     Args:
         config: what to train; budget, TensorBoard, display and checkpoints are ignored.
-        seconds: how long the whole loop is measured, after an iteration (with PPG a phase) that warms up; at least three of them.
+        seconds: How long the whole loop is measured, after it has warmed up; at least three
+            iterations (with PPG phases).
         make_env: makes one of your own Gymnasium environments, as for `train`.
-        trace: gets every kernel of one more phase, in the format of Chrome's tracing and of Perfetto.
+        trace: Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it.
     """
     notes: list[str] = []
     changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
