@@ -70,7 +70,7 @@ class Commands:
 def commands(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Commands:
     """Measurements of long ago, and contestants that do not train."""
 
-    def measured(config: Config, *, seconds: float, trace: Path | None) -> SimpleNamespace:
+    def measured(config: Config, *, seconds: float = 30.0, trace: Path | None = None) -> SimpleNamespace:
         if trace is not None:
             trace.write_bytes(b"kernels")
         return SimpleNamespace(to_json=REPORT.read_text)

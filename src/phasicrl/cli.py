@@ -255,8 +255,11 @@ _OFF = "_off"
 
 def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
     """The knobs that the words name, by path, with what `changed` needs for groups that go on or off."""
-    # A flag that may come more than once needs a default.
-    tree = tyro.cli(_knobs(base), default={"env": {"options": ()}}, args=words, prog=prog, registry=_REGISTRY)
+    tree = tyro.cli(
+        _knobs(base), args=words, prog=prog, registry=_REGISTRY,
+        default={"env": {"options": ()}},  # a flag that may come more than once needs one
+        config=(tyro.conf.HelptextFromCommentsOff,),  # every text is given; to look for them takes time
+    )  # fmt: skip
     given: dict[str, Any] = {}
     for name, value in tree.items():
         given |= {f"{name}.{field}": inner for field, inner in value.items()} if isinstance(value, dict) else {name: value}
@@ -288,7 +291,7 @@ def _knobs(base: Config) -> Any:
         for field, inner_hint in typing.get_type_hints(kind).items():
             value = shown(getattr(group, field)) if group is not None else f"{shown(defaults()[f'{name}.{field}'])}, once it is on"
             inner[field] = _option(inner_hint, inner_texts[field], value)
-        fields[name] = _typed_dict(kind, inner)
+        fields[name] = Annotated[_typed_dict(kind, inner), tyro.conf.arg(help=kind.__doc__)]
         if hint is not kind:
             off = tyro.conf.arg(name=name, metavar="none", help="Switch the group off; naming a field of it switches it on.", help_behavior_hint=f"(default: {shown(group)})")  # fmt: skip
             fields[name + _OFF] = Annotated[str, off]
