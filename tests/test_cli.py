@@ -302,3 +302,23 @@ def test_train_evaluate_plot_film_and_resume_a_run(capsys: pytest.CaptureFixture
     assert all((tmp_path / f"curves.{kind}").stat().st_size > 0 for kind in ("png", "svg", "csv"))
     assert main(["resume", str(run)]) == 0
     assert f"run directory: {run}" in capsys.readouterr().out
+
+
+def test_a_run_is_repeated_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["--output-dir", str(tmp_path / "first")]
+    assert main(["train", "classic-ppo", *SMALL, *QUIET, *output, "--compute.num-threads", "1"]) == 0
+    (first,) = (tmp_path / "first").iterdir()
+    card = json.loads((first / "card.json").read_text())
+    card["plan"] |= {"steps_at_once": 7}  # as no plan made here would be
+    (first / "card.json").write_text(json.dumps(card))
+    assert main(["train", "--from", str(first), "--same-plan", "--output-dir", str(tmp_path / "again")]) == 0
+    (again,) = (tmp_path / "again").iterdir()
+    assert json.loads((again / "card.json").read_text())["plan"] == card["plan"]
+    capsys.readouterr()
+    assert "--from RUN --same-plan" in error_of(capsys, "train", "classic-ppo", "--same-plan")
+    card["plan"] |= {"num_threads": 10_000}
+    (first / "card.json").write_text(json.dumps(card))
+    assert "10000 threads, which this machine has not" in error_of(capsys, "train", "--from", str(first), "--same-plan")
+    card["plan"] = {}
+    (first / "card.json").write_text(json.dumps(card))
+    assert "has no plan of this version" in error_of(capsys, "train", "--from", str(first), "--same-plan")

@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import ComputeConfig, Config, RewardNormConfig
+from phasicrl.config import Config, RewardNormConfig
 from phasicrl.execution.compute import Compute
+from phasicrl.execution.plan import Plan
 from phasicrl.execution.probe import probe
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.bench import measure
@@ -120,7 +121,7 @@ def test_recorded_acting_gives_the_answers_of_eager_acting(recorded: str, name: 
 
 
 def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> None:
-    compute = Compute(ComputeConfig(device=device), pictures=False)
+    compute = Compute(Plan(device=device))
     for values in (
         np.arange(6.0).reshape(2, 3),
         np.arange(6.0).reshape(2, 3).T,
@@ -134,7 +135,7 @@ def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> N
 @pytest.mark.parametrize("device", [GPU])
 def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
     """The environments write into the same arrays again while the GPU is still busy with something else."""
-    compute, matrix = Compute(ComputeConfig(device=device), pictures=False), torch.randn(4096, 4096, device=device)
+    compute, matrix = Compute(Plan(device=device)), torch.randn(4096, 4096, device=device)
     values, found = np.zeros(1_000_000, np.float32), []
     for number in range(20):
         matrix = matrix @ matrix / 64
@@ -175,7 +176,9 @@ def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path
 
     def look(run: Run, _: dict[str, float]) -> None:
         if not seen:
-            moments = [value for optimizer in run.optimizers.values() for state in optimizer.state.values() for value in state.values()]
+            moments = [
+                value for optimizer in run.learner.optimizers.values() for state in optimizer.state.values() for value in state.values()
+            ]
             seen.append({value.device.type for value in moments} == {other})
 
     second = resume(first.directory, make_env=corridor, on_iteration=look)
@@ -186,10 +189,10 @@ def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path
 def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: str, tmp_path: Path) -> None:
     run = stopped_in_a_phase(tmp_path, device)
     state, chunks, _ = load_checkpoint(run.directory / "checkpoints")
-    tensors = [*state["agent"].values(), *(value for chunk in chunks.values() for value in chunk.values())]
+    tensors = [*state["learner"]["agent"].values(), *(value for chunk in chunks.values() for value in chunk.values())]
     assert len(chunks) == 1 and {tensor.device.type for tensor in tensors} == {"cpu"}
     for name, tensor in run.agent.state_dict().items():
-        assert torch.equal(state["agent"][name], tensor.cpu()), name
+        assert torch.equal(state["learner"]["agent"][name], tensor.cpu()), name
     for result in evaluate(run.directory, episodes=4, make_env=corridor):
         assert len(result.returns) == 4
 
@@ -232,16 +235,10 @@ def test_a_procgen_preset_trains(device: str, preset: str, precision: Precision,
         changes["compute.aux_precision"] = precision
     run = train(small(preset, tmp_path).changed(changes))
     if device == "cuda":
-        assert run.compute.fuses and run.compute._fused and None not in run.compute._fused.values()
-        assert run.compute._fused_calls and None not in run.compute._fused_calls.values()
+        assert run.compute._compiled_steps and None not in run.compute._compiled_steps.values()
+        assert run.compute._compiled_calls and None not in run.compute._compiled_calls.values()
     losses = [value for row in RunDirectory(run.directory).metrics() for name, value in row.items() if name.startswith("losses/")]
     assert losses and np.isfinite(losses).all()
-
-
-@pytest.mark.parametrize("device", [GPU])
-def test_networks_with_memory_run_eagerly_on_a_gpu(device: str) -> None:
-    config = ComputeConfig(device=device)
-    assert Compute(config, pictures=True).fuses and not Compute(config, pictures=True, has_memory=True).fuses
 
 
 @pytest.mark.parametrize("device", [GPU])

@@ -198,13 +198,6 @@ def test_what_is_not_known_yet_is_not_refused() -> None:
             refuse_idle(BASE.changed({path: value}), Task(name="x"))
 
 
-def test_what_a_run_settled_is_no_mistake_of_its_user() -> None:
-    settled = {"compute.aux_micro_batch": 128, "compute.settled": ("cpu", "micro_batch", "aux_micro_batch")}
-    assert Config.from_json(BASE.changed(settled).to_json()).aux is None
-    with pytest.raises(IdleKnobError, match=r"compute.aux_micro_batch is 128"):
-        BASE.changed({"compute.aux_micro_batch": 128})
-
-
 def test_idle_knobs_of_a_parent_are_reset_on_request_but_not_those_that_are_kept() -> None:
     parent = BASE.changed({"model.memory": "lstm", "model.memory_size": 64, "value_norm": ValueNormConfig(statistics="ema", decay=0.5)})
     without = parent.changed({"model.memory": "none"}, reset_idle=True)

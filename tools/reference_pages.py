@@ -92,7 +92,7 @@ TRICKS = (
     ("deviation of advantages", "biased in OPPG and Baselines, not in CleanRL and SB3", "returns.normalize", "ppo.advantage_std"),
     ("observation normalisation", "Baselines vec_normalize.py; source 003", "normalize.ObservationNormalizer", "obs_norm"),
     ("reward normalisation", "OPPG reward_normalizer.py", "normalize.RewardNormalizer", "reward_norm"),
-    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward", "run.Run.learning_reward", "reward_norm.reset_at"),
+    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward", "learner.Learner.learning_reward", "reward_norm.reset_at"),
     ("value-target normalisation, Pop-Art", "van Hasselt et al. 2016; source 003", "Agent.update_value_statistics", "value_norm"),
     ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
     ("entropy bonus", "PPO paper, eq. 9", "heads.Policy.entropy", "ppo.entropy_coef"),

@@ -555,7 +555,7 @@ def compiled_table() -> str:
     """What compiling the network for pictures, or its max-pools, does to the rate."""
     cases = _encoder_rates()
     text = "| micro-batch | precision | compiled by Inductor | eager: pictures/s | compiled | ratio |\n|---|---|---|---|---|---|\n"
-    names = {"compiled": "the whole network", "pools": "its max-pools (`--compute.compile pools`)"}
+    names = {"compiled": "the whole network", "pools": "its max-pools (left out since)"}
     for size, precision, run in [(size, precision, run) for size, precision, _, run in cases if run in names]:
         eager, compiled = (cases[size, precision, "kept", which]["rate"] for which in ("eager", run))
         ratio = statistics.median(ours / theirs for ours, theirs in zip(compiled, eager, strict=True))

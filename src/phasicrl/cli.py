@@ -32,6 +32,7 @@ from phasicrl.config_io import nearest_name
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
+    from phasicrl.execution.plan import Plan
     from phasicrl.runs.run import Run
 
 USER_ERROR, ENVIRONMENT_ERROR, INTERRUPTED = 2, 4, 130
@@ -205,12 +206,44 @@ def arguments_for(
 # --- train and resume
 
 
+@dataclass(frozen=True)
+class _TrainOptions:
+    """Options of `train` that are no knobs."""
+
+    same_plan: tyro.conf.FlagCreatePairsOff[bool] = False
+    """With `--from RUN`: execute it as that run was, without a look at this machine."""
+
+
 def _train(words: list[str]) -> None:
-    """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN/config.json`."""
+    """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN [--same-plan]`."""
+    options, words = tyro.cli(_TrainOptions, args=words, prog="phasicrl train", return_unknown_args=True, add_help=False)
     config = parse_config(words)
+    plan = _plan_of(words) if options.same_plan else None
     from phasicrl.algorithm import train
 
-    _print_result(train(config))
+    _print_result(train(config, plan=plan))
+
+
+def _plan_of(words: list[str]) -> Plan:
+    """The plan of the run after `--from`.
+
+    Raises:
+        ValueError: there is no such run, it has no plan, or one for another kind of machine.
+    """
+    if words[0] != "--from":
+        raise ValueError("--same-plan needs a run whose plan is followed: `phasicrl train --from RUN --same-plan`")
+    from phasicrl.execution.device import this_machine
+    from phasicrl.execution.plan import can_follow
+    from phasicrl.runs.directory import RunDirectory
+    from phasicrl.runs.run import saved_plan
+
+    path = Path(words[1])
+    path = path if path.is_dir() else path.parent
+    if (plan := saved_plan(RunDirectory(path))) is None:
+        raise ValueError(f"{path} has no plan of this version in its card.json; leave --same-plan out")
+    if not can_follow(plan, this_machine("auto" if plan.on_gpu else "cpu")):
+        raise ValueError(f"{path} ran on {plan.device} with {plan.num_threads} threads, which this machine has not; leave --same-plan out")
+    return plan
 
 
 def parse_config(words: list[str]) -> Config:
@@ -231,7 +264,7 @@ def _base(words: list[str]) -> tuple[Config, str, list[str]]:
     These first words are read here: the help of all others has the values of this configuration.
     """
     if not words or words[0] in ("-h", "--help"):
-        print("usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN/config.json [FIELDS]\n")
+        print("usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN [--same-plan] [FIELDS]\n")
         print("presets:\n" + "\n".join(f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items()))
         print("\n`phasicrl train PRESET --help` lists every field with its value in that preset.")
         raise SystemExit(0 if words else USER_ERROR)

@@ -29,6 +29,7 @@ MinibatchBy = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
 Backend = Literal["procgen", "envpool", "gymnasium", "own"]
 OptionValue = str | int | float | bool
+Precision = Literal["fp32", "bf16"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 
@@ -412,7 +413,7 @@ class ValueNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig:
-    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. What a probe chose for pictures is in the run directory's configuration."""
+    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. What was chosen is in the run's card."""
 
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
@@ -426,16 +427,14 @@ class ComputeConfig:
     """Pictures go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them; with a memory, at least one whole sequence. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
     aux_micro_batch: int | Literal["auto"] | None = "auto"
     """The same in the auxiliary phase, whose precision may have another best size. `auto`: as `micro_batch`, if that is not `auto`."""
-    policy_precision: Literal["fp32", "bf16"] = "fp32"
+    policy_precision: Precision = "fp32"
     """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimiser stay fp32."""
     aux_precision: Literal["auto", "fp32", "bf16"] = "fp32"
     """The same in the auxiliary phase. `auto`: bf16 for pictures, where a probe finds it right and faster (fp32 in short runs)."""
-    compile: Literal["auto", "on", "pools", "off"] = "auto"
-    """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; eager otherwise. `pools`: on a CPU, only the max-pools of picture networks are compiled. `auto`, if the run is long enough to pay for compiling and there is a C++ compiler: `on` for vectors, `pools` for pictures where a probe finds that faster (it is asked if micro_batch or aux_precision is `auto`); on a GPU always `on`."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Make a gradient step one call: compiled on a CPU, a CUDA graph on a GPU. `auto`: on a GPU; on a CPU for vectors, if it pays."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
-    settled: tuple[str, ...] = ()
-    """Written by a run: the kind of device (`cpu` or `cuda`) and which of the fields above were chosen for it. On another kind they are chosen anew."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -780,7 +779,7 @@ ALWAYS_MEANINGFUL = frozenset(
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by aux.beta_clone aux.value_coef
     aux.optimizer aux.max_grad_norm
     reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
-    compute.device compute.policy_precision compute.compile compute.deterministic compute.settled
+    compute.device compute.policy_precision compute.compile compute.deterministic
     log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.keep
     """.split()  # noqa: SIM905
 )
@@ -809,8 +808,7 @@ def refuse_idle(config: Config, task: Task | None = None) -> None:
     Raises:
         IdleKnobError: which ones, with the given values and the way out.
     """
-    settled = {f"compute.{name}" for name in config.compute.settled}  # by a run, not by its user
-    _refuse_idle({path: value for path, value in _values(config).items() if path not in settled}, config, task)
+    _refuse_idle(_values(config), config, task)
 
 
 def refuse_idle_env(config: EnvConfig, task: Task) -> None:

@@ -16,8 +16,9 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-RETIRED_FIELDS = frozenset({"compute.settled"})
-"""Fields of earlier versions, by path, that mean nothing any more: they are passed over."""
+RETIRED_FIELDS = {"compute.settled": "names fields"}
+"""Fields of earlier versions by path. One that "names fields" says which fields beside it a run chose:
+it is passed over, and so are they."""
 RETIRED_VALUES: dict[str, tuple[tuple[Any, Any], ...]] = {"compute.compile": (("pools", "auto"),)}
 """Values of earlier versions by the path of their field: what was written, and how it is read."""
 
@@ -53,10 +54,15 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
         raise ValueError(f"{path or 'the configuration'} is {tree!r}; a group of fields was expected")
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
-    for name, value in typing.cast(dict[str, Any], tree).items():
+    given = typing.cast(dict[str, Any], tree)
+    passed_over = {name for name in given if f"{path}{name}" in RETIRED_FIELDS}
+    passed_over |= {name for retired in passed_over for name in given[retired]}
+    for name, value in given.items():
+        if name in passed_over:
+            continue
         if name in hints:
             values[name] = _from_value(hints[name], value, f"{path}{name}")
-        elif f"{path}{name}" not in RETIRED_FIELDS:
+        else:
             raise ValueError(f"unknown field {path}{name}{nearest_name(name, hints)}")
     return kind(**values)
 

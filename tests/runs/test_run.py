@@ -20,11 +20,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
+from phasicrl import phases
 from phasicrl.algorithm import OnIteration, learn, resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.execution.compiled import can_fuse
+from phasicrl.execution.compiled import has_compiler
 from phasicrl.normalize import RewardNormalizer
+from phasicrl.optimize import step_
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
 from phasicrl.runs import run as run_module
@@ -227,25 +229,26 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     """Every module, optimiser, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
-    covered = {"agent", "optimizers", "reward_normalizer", "generators", "iteration", "env_steps", "kl_penalty", "rate_factor"}
-    through_others = {"collector", "buffer", "_seconds_before"}  # episodes; chunks and num_filled; seconds
+    covered = {"learner", "env_steps"}
+    through_others = {"collector", "buffer", "_seconds_before"}  # action_generator, episodes; chunks and num_filled; seconds
     not_state = {
-        "config", "directory", "compute", "own",  # fixed for the run
+        "config", "directory", "own",  # fixed for the run
         "log",  # its rows are on the disk already
         "envs",  # start anew: exact environments come with exact resume
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # clocks of this process
-        "_reward_record",  # made anew in each iteration
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
+    of_learner = {"agent", "optimizers", "reward_normalizer", "generator", "iteration", "kl_coef", "rate_factor"}
+    assert set(vars(run.learner)) == of_learner | {"config", "compute"} and set(run.learner.state_dict()) == of_learner
     collector_state = {"episodes"}
-    collector_fixed = {"envs", "agent", "compute", "generator", "bootstrap_truncation", "_blank_policy", "_values_afterwards"}
+    collector_fixed = {"envs", "agent", "compute", "generator", "bootstrap_truncation", "_blank_policy", "_values_afterwards", "_precision"}
     collector_new_episodes = {"_obs", "_first", "_state"}
     assert set(vars(run.collector)) == collector_state | collector_fixed | collector_new_episodes
     for owner in (run, run.collector, run.buffer, run.log):
         for name, value in vars(owner).items():
-            if isinstance(value, nn.Module | Optimizer | Generator) and owner is not run:
-                assert any(value is known for known in [run.agent, *run.generators.values()]), f"{owner}.{name} is not saved"
+            if isinstance(value, nn.Module | Optimizer | Generator):
+                assert any(value is known for known in (run.agent, run.collector.generator)), f"{owner}.{name} is not saved"
 
 
 def test_a_corrupt_newest_checkpoint_is_passed_over_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,8 +377,7 @@ def test_a_resumed_optimiser_steps_as_the_unbroken_one_on_convolutions_too(tmp_p
             for run in (old, new):
                 rollout = run.buffer.rollout(0)
                 rollout.load(old.buffer.rollout(0).tensors())
-                samples, _ = compute_targets(rollout, rollout.reward, config.ppo)
-                policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+                policy_phase(run.learner, rollout, rollout.reward)
             assert_same_state_tensors(old.agent.state_dict(), new.agent.state_dict())
 
 
@@ -424,7 +426,9 @@ def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path,
                     weights[i] -= 0.01 * corrected**0.5 * m_hat / (second[i].sqrt() + 1)
                 else:
                     weights[i] -= 0.01 * m_hat / ((second[i] / corrected).sqrt() + 1)
-            run.optimizers["policy"].step()
+            parameters = list(run.agent.parameters())
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            step_(run.learner.optimizers["policy"], parameters, gradients, only_if=torch.tensor(True))
         for parameter, weight in zip(run.agent.parameters(), weights, strict=True):
             torch.testing.assert_close(parameter.detach().double(), weight, rtol=0, atol=1e-6)
 
@@ -433,18 +437,17 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=128)
     config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, value_learning_rate=0.1, schedule="linear"), aux=tiny_aux())
     with open_run(config) as run:
-        run.start_iteration()
-        run.env_steps = 64
-        run.start_iteration()
-        rates = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in run.optimizers.items()}
+        run.learner.iteration = 2
+        record = run.learner.start_iteration()
+        rates = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in run.learner.optimizers.items()}
         assert rates == {"policy": pytest.approx([0.005, 0.05]), "aux": pytest.approx([5e-4 / 2] * 2)}
-        of_value = {id(p) for p in run.optimizers["policy"].param_groups[1]["params"]}
+        of_value = {id(p) for p in run.learner.optimizers["policy"].param_groups[1]["params"]}
         assert of_value == {id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")}
-        run.finish_iteration({})
+        run.finish_iteration(record)
     (row,) = RunDirectory(run.directory).metrics()
     assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (
-        pytest.approx(0.0075),
-        pytest.approx(0.075),
+        pytest.approx(0.005),
+        pytest.approx(0.05),
     )  # where the iteration began
 
 
@@ -467,7 +470,7 @@ def test_the_weight_of_the_divergences_penalty_follows_the_divergence(tmp_path: 
     config = replace(config, ppo=replace(config.ppo, kl_penalty=0.5, kl_penalty_target=1e-9, clip=None))
     run = train(config, make_env=corridor)
     assert [row["losses/kl_penalty"] for row in RunDirectory(run.directory).metrics()] == [0.5, 1.0, 2.0]
-    assert run.kl_penalty == 4.0
+    assert run.learner.kl_coef == 4.0
 
 
 class Steady(gym.Env[np.ndarray, np.int64]):
@@ -499,11 +502,10 @@ def test_observations_enter_their_statistics_once_each_the_first_ones_before_the
         rollout = run.buffer.next_rollout()
         seen = torch.empty(0, 8, 2)
         for number in (0, 32):
-            run.start_iteration()
             run.collect(rollout)
             assert normalizer.moments.count == (32 if first else number)
             seen = torch.cat([seen, rollout.obs])
-            run.update_statistics(rollout)
+            policy_phase(run.learner, rollout)
             assert normalizer.moments.count == number + 32
             torch.testing.assert_close(normalizer.moments.mean, seen.double().mean((0, 1)))
 
@@ -528,7 +530,6 @@ class Parts(Steady):
 def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory: str) -> None:
     config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.memory": memory, "ppo.num_steps": 40})
     with start_run(config, make_env=Parts) as run:
-        run.start_iteration()
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
         normalizer = run.agent.reader.normalizer
@@ -550,10 +551,11 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
     counts: list[float] = []
     collect = Run.collect
 
-    def spy(run: Run, rollout: Rollout) -> None:
+    def spy(run: Run, rollout: Rollout) -> Rollout:
         collect(run, rollout)
         assert run.agent.reader.normalizer is not None
         counts.append(float(run.agent.reader.normalizer.moments.count))  # type: ignore[arg-type]
+        return rollout
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "collect", spy)
@@ -602,13 +604,12 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
         assert normalizer is not None
         for _ in range(1 + second):
             run.buffer.clear()
-            run.start_iteration()
-            rollout = run.buffer.next_rollout()
-            run.collect(rollout)
+            rollout = run.collect(run.buffer.next_rollout())
             values = [rollout.value.clone(), rollout.next_value.clone()]
             expected, _ = compute_targets(rollout, rollout.reward, config.ppo)
             target = rollout.value_target.clone()
-            samples, _ = run.targets(rollout, rollout.reward)
+            samples, _ = phases._targets_and_units(run.agent, rollout, rollout.reward, config.ppo)
+            run.learner.iteration += 1
         assert normalizer.moments.count == 32 * (1 + second)
         if second:  # the heads were rescaled: nothing that was said of the rollout has changed
             assert torch.equal(rollout.value, values[0]) and torch.equal(rollout.value_target, target)
@@ -672,7 +673,7 @@ def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler"))]
+    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"))]
 )
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoilt(tmp_path: Path, compiled: bool) -> None:
     """In the last iteration too, after which nobody would look at the policy again."""
@@ -680,14 +681,14 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
     weights: list[Tensor] = []
     with start_run(config, make_env=Corridor) as run:
 
-        def rewards(rollout: Rollout) -> Tensor:
-            reward = plain(rollout)
+        def rewards(rollout: Rollout) -> tuple[Tensor, dict[str, float]]:
+            reward, record = plain(rollout)
             if run.iteration == 2:
                 reward[0, 0] = torch.inf
             weights[:] = [parameter.detach().clone() for parameter in run.agent.parameters()]
-            return reward
+            return reward, record
 
-        plain, run.learning_reward = run.learning_reward, rewards  # type: ignore[method-assign]
+        plain, run.learner.learning_reward = run.learner.learning_reward, rewards  # type: ignore[method-assign]
         with pytest.raises(ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"):
             learn(run)
         assert run.iteration == 2 and all(map(torch.equal, run.agent.parameters(), weights))
@@ -751,8 +752,8 @@ def test_rewards_are_clipped_for_learning_and_reported_as_they_are(tmp_path: Pat
         run.collect(rollout)
         rollout.reward.copy_(torch.linspace(-1, 1, 32).reshape(4, 8))
         kept = rollout.reward.clone()
-        assert run.learning_reward(rollout).tolist() == kept.clamp(-0.25, 0.25).tolist()
+        assert run.learner.learning_reward(rollout)[0].tolist() == kept.clamp(-0.25, 0.25).tolist()
         assert torch.equal(rollout.reward, kept)
-        run.reward_normalizer = RewardNormalizer(4, gamma=0.5, clip=10.0)
+        run.learner.reward_normalizer = RewardNormalizer(4, gamma=0.5, clip=10.0)
         expected = RewardNormalizer(4, gamma=0.5, clip=10.0)(kept.clamp(-0.25, 0.25), rollout.first)
-        assert torch.equal(run.learning_reward(rollout), expected)
+        assert torch.equal(run.learner.learning_reward(rollout)[0], expected)
