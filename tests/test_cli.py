@@ -72,7 +72,7 @@ def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> 
     assert parse_config(["procgen-ppg", "--reward-norm", "NONE"]).reward_norm is None
     assert parse_config(["procgen-ppg", "--reward_norm=none", "--ppo.num_steps=64"]).reward_norm is None
     assert parse_config(["procgen-ppg", "--ppo.advantage-norm", "none"]).ppo.advantage_norm == "none"
-    assert parse_config(["cartpolenovel-ppo", "--model.memory", "none"]).model.memory == "none"
+    assert parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory == "none"
     assert parse_config(["pendulum-ppo", "--action.squash", "none"]).action.squash == "none"
     assert parse_config(["pendulum-ppo", "--ppo.clip", "none"]).ppo.clip is None
     assert parse_config(["procgen-ppo", "--aux.every", "4"]).aux == AuxConfig(every=4)
@@ -322,3 +322,9 @@ def test_a_run_is_repeated_with_its_plan(tmp_path: Path, capsys: pytest.CaptureF
     card["plan"] = {}
     (first / "card.json").write_text(json.dumps(card))
     assert "has no plan of this version" in error_of(capsys, "train", "--from", str(first), "--same-plan")
+
+
+def test_an_old_name_of_a_preset_still_works_and_tells_the_new_one() -> None:
+    with pytest.warns(FutureWarning, match="cartpolenovel-ppo is called cartpole-masked-velocity-ppo now"):
+        config = parse_config(["cartpolenovel-ppo"])
+    assert config == get_preset("cartpole-masked-velocity-ppo") and config.env.observe == (0, 2)

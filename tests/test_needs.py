@@ -210,8 +210,8 @@ def test_idle_knobs_of_a_parent_are_reset_on_request_but_not_those_that_are_kept
 
 
 def test_a_command_line_resets_what_its_preset_leaves_over_and_refuses_what_it_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert get_preset("cartpolenovel-ppo").model.memory_size == 64
-    assert parse_config(["cartpolenovel-ppo", "--model.memory", "none"]).model.memory_size == 128
+    assert get_preset("cartpole-masked-velocity-ppo").model.memory_size == 64
+    assert parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory_size == 128
     reinforce = parse_config(["classic-ppo", "--ppo.no-baseline", "--ppo.estimator", "monte_carlo"])
     assert (reinforce.ppo.value_epochs, reinforce.model.value_head_scale) == (1, 0.1)
     for flags, message in (

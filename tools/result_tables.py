@@ -34,8 +34,8 @@ TASKS = (
     ("Hopper-v5", "hopper", "hopper", "", 2000, "Tianshou 2,609 at 1M"),
     ("Walker2d-v5", "walker2d", "walker2d", "", 2000, "Tianshou 3,589 at 1M"),
     ("Ant-v5", "ant", "ant", "", 1500, "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
-    ("CartPole-v1 without velocities", "cartpolenovel", "cartpolenovel", "", 475, "contrib's PPO with LSTM 500"),
-    ("Pendulum-v1 without velocity", "pendulumnovel", "pendulumnovel", "", -300, "contrib's PPO with LSTM −218"),
+    ("CartPole-v1 without velocities", "cartpole_masked_velocity", "cartpole-masked-velocity", "", 475, "contrib's PPO with LSTM 500"),
+    ("Pendulum-v1 without velocity", "pendulum_masked_velocity", "pendulum-masked-velocity", "", -300, "contrib's PPO with LSTM −218"),
 )
 
 
