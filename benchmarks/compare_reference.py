@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from phasicrl.experiments.plot import Curve, reference_curves, run_curves
+from phasicrl.runs.directory import RunDirectory
 
 METRICS = {
     "charts/episodic_return_100": "episodic return, last 100 episodes",
@@ -86,8 +86,8 @@ def main() -> None:
     options = parser.parse_args()
     games: dict[str, dict[int, Path]] = {}
     for run in options.runs:
-        config = json.loads((run / "config.json").read_text())
-        games.setdefault(config["env"]["id"], {})[config["seed"]] = run
+        config = RunDirectory(run).config
+        games.setdefault(config.env.id, {})[config.seed] = run
     panels: list[list[tuple[dict[int, Curve], Curve]]] = []
     rows: list[dict[str, object]] = []
     for env_id, of_seed in games.items():

@@ -198,7 +198,8 @@ def main() -> None:
                         found = measure(name, pair, options.seconds)
                         rates.setdefault((work, code, name), []).append(found["steps_per_second"])
                         numbers = {field: f"{value:.4g}" for field, value in found.items()}
-                        writer.writerow({"work": work, "code": code, "round": number, "situation": name, **numbers})
+                        row: dict[str, object] = {"work": work, "code": code, "round": number, "situation": name, **numbers}
+                        writer.writerow(row)  # pyright: ignore[reportArgumentType]  # columns by name
                         file.flush()
                         print(f"{work:12} {code:10} {name:8}", *(f"{field} {value}" for field, value in numbers.items()), flush=True)
                 finally:

@@ -29,10 +29,6 @@ CASES: tuple[dict[str, Any], ...] = (
     {**USUAL, "memory": "default"},
     {**USUAL, "size": 2048, "memory": "default"},
     *({**USUAL, "precision": precision, "run": "compiled"} for precision in ("fp32", "bf16")),
-    *(
-        {**USUAL, "size": size, "precision": precision, "run": "pools"}
-        for size, precision in itertools.product((64, 128, 256), ("fp32", "bf16"))
-    ),
 )
 
 
@@ -41,12 +37,11 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     import torch
 
     from phasicrl.config import ModelConfig
-    from phasicrl.execution import compute, probe
-    from phasicrl.execution.pooling import MaxPool
+    from phasicrl.execution import device, probe
     from phasicrl.models.encoders import ImpalaCNN
 
     if case["memory"] == "kept":
-        compute.keep_memory()
+        device.keep_memory()
     torch.set_num_threads(num_threads)
     network = ImpalaCNN((64, 64, 3), ModelConfig(), generator=torch.Generator().manual_seed(0))
     parameters = list(network.parameters())
@@ -57,9 +52,6 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
         whole = [torch.cat([gradient.flatten() for gradient in some[1:]]) for some in (rounded, exact)]
         found = {"features": probe.relative_error(rounded[0], exact[0]), "gradients": probe.relative_error(*whole)}
     run = torch.compile(network) if case["run"] == "compiled" else network
-    for module in network.modules():
-        if isinstance(module, MaxPool):
-            module.compiled = case["run"] == "pools"
     for _ in range(2):
         probe.forward_backward(run, parameters, pictures, case["precision"])
     start, done = time.perf_counter(), 0

@@ -431,11 +431,12 @@ def training(sizes: Sizes, game: str, folder: Path) -> Any:
 
 def open_run(session: Session, game: str) -> Any:
     """The game's run: from its checkpoint, or from the start."""
+    from phasicrl.runs.directory import RunDirectory
     from phasicrl.runs.run import resume_run, start_run
 
     folder = session.volatile / "train" / game
     for config in sorted(folder.glob("*/config.json")):
-        if any(config.parent.glob("checkpoints/step-*")):
+        if RunDirectory(config.parent).checkpoints:
             return resume_run(config.parent)
         shutil.rmtree(config.parent)  # it never came to its first checkpoint
     return start_run(training(session.sizes, game, folder))
@@ -468,7 +469,10 @@ def train(session: Session, game: str) -> Result:
 
 def checkpointed(directory: Path) -> int:
     """Steps of the newest checkpoint; 0 before the first."""
-    return max((int(path.name.removeprefix("step-")) for path in directory.glob("checkpoints/step-*")), default=0)
+    from phasicrl.runs.directory import RunDirectory
+
+    newest = RunDirectory(directory).checkpoints[-1:]
+    return int(newest[0].name.removeprefix("step-")) if newest else 0
 
 
 def keep_curve(session: Session, game: str, directory: Path, result: Result) -> None:

@@ -4,7 +4,7 @@ usage: python benchmarks/many_seeds.py OUT.csv
 
 One seed is CartPole with CleanRL's settings: a policy and a value network of 64-64 tanh units, 4 environments, minibatches of 128. A gradient step is
 the surrogate and value loss, their gradient, clipping by the norm of the seed, and Adam; S seeds have stacked parameters `[S, …]` and are one compiled
-call, as the steps of phasicrl are (`fused.fuse`). Written here for one such network only: this measures whether the general way would be worth building.
+call, as the steps of phasicrl are (`execution.compiled`). Written here for one such network only: this measures whether the general way would be worth building.
 The environments are stepped for all seeds in one pool.
 """
 
@@ -22,8 +22,9 @@ from torch import Tensor
 from phasicrl import objectives
 from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
-from phasicrl.execution.compiled import adam_, fuse
+from phasicrl.execution.compiled import compile_
 from phasicrl.host.machine import num_cores
+from phasicrl.optimize import adam_
 
 ENVS, STEPS, MINIBATCHES, EPOCHS, OBS, WIDTH, ACTIONS = 4, 128, 4, 4, 4, 64, 2
 SEEDS = (1, 4, 16, 64)
@@ -96,7 +97,7 @@ def measure(num_seeds: int) -> dict[str, list[float]]:
         torch.randn(num_seeds, ENVS, OBS),
         torch.randn(num_seeds, ENVS, ACTIONS),
     ]
-    step, acting = fuse(gradient_step, step_inputs), fuse(act, act_inputs)
+    step, acting = compile_(gradient_step, step_inputs), compile_(act, act_inputs)
     envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=num_seeds * ENVS), seed=0)
     envs.reset()
     actions = [torch.randint(ACTIONS, (num_seeds * ENVS,)).numpy() for _ in range(16)]

@@ -19,7 +19,7 @@ from versus import PEERS, commit
 
 from phasicrl import get_preset
 from phasicrl.host.machine import peak_memory, processor
-from phasicrl.phases import auxiliary_phase, compute_targets, policy_phase
+from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.run import start_run
 
 
@@ -34,23 +34,19 @@ def main() -> None:
         config = get_preset(options.preset).changed({"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1})
         with start_run(config) as run:
             found = {"preset": options.preset, "commit": commit(PEERS), "processor": processor(), "after start-up": peak_memory()}
-            learning = {"compute": run.compute, "generator": run.generators["shuffle"]}
             while not run.buffer.is_full:
-                rollout = run.buffer.next_rollout()
-                run.collect(rollout)
-                samples, _ = compute_targets(rollout, run.learning_reward(rollout), config.ppo)
+                rollout = run.collect(run.buffer.next_rollout())
                 print(f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: {peak_memory() / 1e9:.2f} GB", flush=True)
-            policy_phase(run.agent, run.optimizers, samples, config.ppo, **learning)
+            policy_phase(run.learner, rollout)
             found["after the policy phase"] = peak_memory()
-            assert config.aux is not None
-            auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, config.aux, **learning)
+            auxiliary_phase(run.learner, run.buffer)
             found["after the auxiliary phase"] = peak_memory()
             run.save()
             found["after a checkpoint"] = peak_memory()
             found["buffer"] = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
             found["beyond the buffer"] = peak_memory() - found["buffer"]
-            found["micro-batch"] = run.compute.micro_batch
-            found["precision"] = run.compute.precision
+            found["micro-batch"] = run.compute.plan.micro_batch
+            found["precision"] = run.compute.plan.precision
     options.output.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -10,12 +10,8 @@ measurement can be cut off and go on. The figure has the mean over seeds and the
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import io
 import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +19,7 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
+from phasicrl.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.host.machine import num_cores
 from phasicrl.runs.run import Run
 
@@ -44,36 +41,32 @@ METRICS = {
 Row = dict[str, str]
 
 
-def run(game: str, setting: str, seed: int, fields: str, num_threads: int) -> list[Row]:
+def measure(trial: Trial) -> list[Row]:
     """Train once; returns a row for each iteration."""
+    game, setting = trial.label
     rows: list[Row] = []
 
     def note(trained: Run, record: dict[str, float]) -> None:
         kept = {name: f"{record[name]:.5g}" for name in METRICS if name in record}
-        rows.append({"game": game, "setting": setting, "seed": str(seed), "env_steps": str(trained.env_steps), **kept})
+        seed, env_steps = str(trial.config.seed), str(trained.env_steps)
+        rows.append({"game": game, "setting": setting, "seed": seed, "env_steps": env_steps, **kept})
 
     with tempfile.TemporaryDirectory() as folder:
-        words = f"quickstart --env.id {game} --seed {seed} --log.console off --log.no-tensorboard {SETTINGS[setting]} {fields}"
-        words += f" --compute.num-threads {num_threads} --env.num-threads {num_threads} --compute.micro-batch 64"
-        config = parse_config([*words.split(), "--output-dir", folder]).changed({"checkpoint.every_minutes": None})
-        train(config, on_iteration=note)
+        train(replace(trial.config, output_dir=folder), on_iteration=note)
     return rows
 
 
-def read(path: Path) -> list[Row]:
-    """What was measured before."""
-    return list(csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))) if path.is_file() else []
-
-
-def write(path: Path, rows: list[Row]) -> None:
-    """The same bytes for the same rows."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["game", "setting", "seed", "env_steps", *METRICS], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        sorted(rows, key=lambda row: (row["game"], list(SETTINGS).index(row["setting"]), int(row["seed"]), int(row["env_steps"])))
-    )
-    path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+def asked(games: list[str], seeds: int, fields: str, num_threads: int) -> list[Trial]:
+    """All trials, seed by seed, so that a measurement that is cut off has every game and setting."""
+    trials: list[Trial] = []
+    for seed in range(1, seeds + 1):
+        for game in games:
+            for setting, flags in SETTINGS.items():
+                words = f"quickstart --env.id {game} --seed {seed} --log.console off --log.no-tensorboard {flags} {fields}"
+                words += f" --compute.num-threads {num_threads} --env.num-threads {num_threads} --compute.micro-batch 64"
+                config = parse_config(words.split()).changed({"checkpoint.every_minutes": None})
+                trials.append(Trial((game, setting), config))
+    return trials
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -114,18 +107,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--fields", default=FIELDS)
     options = parser.parse_args()
-    rows = read(options.output)
-    done = {(row["game"], row["setting"], int(row["seed"])) for row in rows}
-    # Seed by seed, so that a measurement that is cut off has every game and setting.
-    wanted = [(game, setting, seed) for seed in range(1, options.seeds + 1) for game in options.games for setting in SETTINGS]
-    threads = max(1, num_cores() // options.jobs)
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        pending = {pool.submit(run, *one, options.fields, threads): one for one in wanted if one not in done}
-        for future in as_completed(pending):
-            rows += future.result()
-            write(options.output, rows)
-            print(*pending[future], f"return {rows[-1]['charts/episodic_return_100']}", flush=True)
-    draw(rows, options.figure)
+    columns = ("game", "setting", "seed", "env_steps", *METRICS)
+    table = ResultTable(options.output, columns, label=("game", "setting"))
+    trials = asked(options.games, options.seeds, options.fields, max(1, num_cores() // options.jobs))
+    for trial in fill_table(table, trials, measure, jobs=options.jobs):
+        print(*trial.key, flush=True)
+    draw(table.rows(), options.figure)
 
 
 if __name__ == "__main__":

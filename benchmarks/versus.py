@@ -128,11 +128,11 @@ def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, begins: int
     return *ours, *theirs[: 1 + memory_kept]
 
 
-# Of long runs the probe chooses the size of micro-batches and compiled max-pools; these are too short for it, and have what it chooses here.
-_PPO = "--env.id starpilot --total-env-steps 32768 --compute.compile pools"
+# Of long runs the probe chooses the size of micro-batches; these are too short for it, and have what it chooses here.
+_PPO = "--env.id starpilot --total-env-steps 32768"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
 # distils, so that the time between two such lines has one auxiliary phase too.
-_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152 --compute.compile pools"
+_PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152"
 # Each precision has its own best size.
 _FP32 = "--compute.micro-batch 64"
 _BF16 = "--compute.micro-batch 128 --compute.policy-precision bf16"

@@ -33,7 +33,7 @@ class Keypad(gym.Env):
         return np.array([self.place == 0], dtype=np.float32), {"action_mask": np.isin(np.arange(1000), self.working)}
 
 
-config = get_preset("cartpolenovel-ppg")  # brings the LSTM; everything else about it is CartPole's
+config = get_preset("cartpole-masked-velocity-ppg")  # brings the LSTM; everything else about it is CartPole's
 config = replace(config, env=EnvConfig(id="keypad", num_envs=16), total_env_steps=25_000)
 run = train(config, make_env=Keypad)
 print(evaluate(run.directory, episodes=50, make_env=Keypad)[0].mean_return, "of 12 points")

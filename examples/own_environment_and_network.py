@@ -30,7 +30,7 @@ class Encoder(nn.Sequential):
     num_features = 32  # what the heads stand on
 
     def __init__(self, space: gym.Space) -> None:
-        super().__init__(nn.Linear(space.shape[0], 32), nn.LayerNorm(32), nn.ReLU())
+        super().__init__(nn.Linear(gym.spaces.flatdim(space), 32), nn.LayerNorm(32), nn.ReLU())
 
 
 config = replace(get_preset("classic-ppg"), env=EnvConfig(id="lamps", num_envs=8), total_env_steps=20_000)

@@ -3,18 +3,21 @@
 from dataclasses import replace
 
 from phasicrl import get_preset
-from phasicrl.algorithm import learn_from
+from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.run import Run, start_run
 
 
 def train_until_solved(run: Run, *, solved: float) -> None:
     """Train until the mean return of the last 100 episodes is above `solved`, or the budget is used up."""
+    learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget and not run.collector.episodes.recent_mean > solved:
-        run.start_iteration()
-        rollout = run.buffer.next_rollout()
-        run.collect(rollout)
-        reward = run.learning_reward(rollout)  # [environments, steps]: add a bonus of your own, if you like
-        record = learn_from(run, rollout, reward)  # targets, policy phase, auxiliary phase when it is due, statistics
+        rollout = run.collect(buffer.next_rollout())
+        reward, _ = learner.learning_reward(rollout)  # [environments, steps]: add a bonus of your own, if you like
+        record = policy_phase(learner, rollout, reward)
+        if learner.auxiliary_phase_is_due:
+            record |= auxiliary_phase(learner, buffer)
+        if buffer.is_full:
+            buffer.clear()
         run.finish_iteration(record)
     run.finish()
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phasicrl import cli
-from phasicrl.cli import main, parse_config
-from phasicrl.config import AuxConfig
+from phasicrl.cli import arguments_for, main, parse_config
+from phasicrl.config import AuxConfig, ModelConfig
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.experiments.ladder import run_ladder
+from phasicrl.experiments.plot import plot_runs
+from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.run import Run
 
@@ -65,7 +72,7 @@ def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> 
     assert parse_config(["procgen-ppg", "--reward-norm", "NONE"]).reward_norm is None
     assert parse_config(["procgen-ppg", "--reward_norm=none", "--ppo.num_steps=64"]).reward_norm is None
     assert parse_config(["procgen-ppg", "--ppo.advantage-norm", "none"]).ppo.advantage_norm == "none"
-    assert parse_config(["cartpolenovel-ppo", "--model.memory", "none"]).model.memory == "none"
+    assert parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory == "none"
     assert parse_config(["pendulum-ppo", "--action.squash", "none"]).action.squash == "none"
     assert parse_config(["pendulum-ppo", "--ppo.clip", "none"]).ppo.clip is None
     assert parse_config(["procgen-ppo", "--aux.every", "4"]).aux == AuxConfig(every=4)
@@ -90,19 +97,22 @@ def test_none_is_a_name_where_a_path_is_asked_for(capsys: pytest.CaptureFixture[
     assert f"error: {name} is not a run directory" in error_of(capsys, *words.format(name).split())
 
 
-def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off() -> None:
-    def parsed(kind: type, *words: str) -> dict[str, object]:
-        return vars(cli._parse(kind, list(words), "verb"))
+def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off(tmp_path: Path) -> None:
+    def read(function: Any, *words: str, **more: Any) -> tuple[dict[str, Any], Any]:
+        arguments, own, rest = arguments_for("verb", function, list(words), **more)
+        assert rest == []
+        return arguments, own
 
-    evaluation = parsed(cli._EvaluateOptions, "none", "--steps", "none", "--policy", "greedy")
-    assert (evaluation["run"], evaluation["steps"]) == (Path("none"), Path("none"))
-    assert parsed(cli._VideoOptions, "run", "--output", "none")["output"] == Path("none")
-    plotted = parsed(
-        cli._PlotOptions, "none", "b", "--title", "none", "--reference", "none", "--reference-game", "none", "--output", "none"
-    )
-    assert (plotted["runs"], plotted["title"], plotted["reference_game"]) == ((Path("none"), Path("b")), "none", "none")
+    steps = ["--steps", "none", "--policy", "greedy"]
+    words = ("policies", "steps_file")
+    arguments, own = read(evaluate, "none", *steps, without=words, own=cli._EvaluateOptions)
+    assert (arguments["run_dir"], own.steps, own.policy) == (Path("none"), Path("none"), "greedy")
+    assert read(film, "run", "--output", "none")[0]["output"] == Path("none")
+    texts = ["--title", "none", "--reference", "none", "--reference-game", "none", "--output", "none"]
+    plotted, _ = read(plot_runs, "none", "b", *texts)
+    assert (list(plotted["runs"]), plotted["title"], plotted["reference_game"]) == ([Path("none"), Path("b")], "none", "none")
     assert plotted["reference"] == plotted["output"] == Path("none")
-    laddered = parsed(cli._LadderOptions, "--env", "none", "--total-env-steps", "none", "--output-dir", "none")
+    laddered, _ = read(run_ladder, "--env", "none", "--total-env-steps", "None", "--output-dir", "none")
     assert (laddered["env"], laddered["total_env_steps"], laddered["output_dir"]) == ("none", None, Path("none"))
     flags = ["--output-dir", "none", "--name", "None", "--ppo.clip", "None", "--compute.micro-batch", "none", "--model.head-init", "none"]
     config = parse_config(["procgen-ppg", *flags])
@@ -166,7 +176,7 @@ def test_a_users_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
 )
 def test_a_wrong_field_or_value_is_refused_with_help(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["train", "procgen-ppg", *words.split()])
+        raise SystemExit(main(["train", "procgen-ppg", *words.split()]))  # as the program does
     assert stop.value.code == 2
     captured = capsys.readouterr()
     text = " ".join((captured.err + captured.out).replace("│", " ").split())
@@ -232,6 +242,41 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
     assert "usage" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "quickstart", "--help"], ["presets"]])
+def test_help_does_not_wait_for_torch(words: list[str]) -> None:
+    code = (
+        "import sys; from phasicrl.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print([name for name in ('torch', 'gymnasium', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_help_says_what_the_library_and_the_configuration_say(capsys: pytest.CaptureFixture[str]) -> None:
+    def text_of(*words: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    assert "--fps INT Pictures a second. (default: 15)" in text_of("video")
+    assert "--steps PATH A CSV file that gets every step" in text_of("evaluate")
+    preset = text_of("train", "procgen-ppo")
+    assert "--model.blocks INT IMPALA: residual blocks in each stack. (default: 2)" in preset
+    assert "--ppo.policy-epochs INT Passes over each rollout with the policy loss (E_π). (default: 3)" in preset
+    assert "--ppo.clip FLOAT|none Clip range ε of the probability ratio; off: the plain surrogate. (default: 0.2)" in preset
+    assert "--aux none Switch the group off; naming a field of it switches it on. (default: none)" in preset
+    assert str(ModelConfig.__doc__) in preset
+
+
+def test_options_and_words_may_be_written_as_one_likes() -> None:
+    spellings = (["--ppo.num-steps", "64"], ["--ppo.num_steps", "64"], ["--ppo.num-steps=64"], ["--ppo.num_steps=64"])
+    assert {parse_config(["procgen-ppo", *words]) for words in spellings} == {get_preset("procgen-ppo").changed({"ppo.num_steps": 64})}
+    words = ["--env.id", "envpool:X-v1", "--env.options", "a=1", "b=x=y", "--seed", "2", "--env.options=c=3"]
+    assert dict(parse_config(["classic-ppo", *words]).env.options) == {"a": "1", "b": "x=y", "c": "3"}
+    assert dict(parse_config(["classic-ppo", *words, "--env.options", "none", "d=4"]).env.options) == {"d": "4"}
+
+
 def test_presets_are_shown_with_their_difference_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets", "procgen-ppg-kl"]) == 0
     text = capsys.readouterr().out
@@ -257,3 +302,29 @@ def test_train_evaluate_plot_film_and_resume_a_run(capsys: pytest.CaptureFixture
     assert all((tmp_path / f"curves.{kind}").stat().st_size > 0 for kind in ("png", "svg", "csv"))
     assert main(["resume", str(run)]) == 0
     assert f"run directory: {run}" in capsys.readouterr().out
+
+
+def test_a_run_is_repeated_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["--output-dir", str(tmp_path / "first")]
+    assert main(["train", "classic-ppo", *SMALL, *QUIET, *output, "--compute.num-threads", "1"]) == 0
+    (first,) = (tmp_path / "first").iterdir()
+    card = json.loads((first / "card.json").read_text())
+    card["plan"] |= {"steps_at_once": 7}  # as no plan made here would be
+    (first / "card.json").write_text(json.dumps(card))
+    assert main(["train", "--from", str(first), "--same-plan", "--output-dir", str(tmp_path / "again")]) == 0
+    (again,) = (tmp_path / "again").iterdir()
+    assert json.loads((again / "card.json").read_text())["plan"] == card["plan"]
+    capsys.readouterr()
+    assert "--from RUN --same-plan" in error_of(capsys, "train", "classic-ppo", "--same-plan")
+    card["plan"] |= {"num_threads": 10_000}
+    (first / "card.json").write_text(json.dumps(card))
+    assert "10000 threads, which this machine has not" in error_of(capsys, "train", "--from", str(first), "--same-plan")
+    card["plan"] = {}
+    (first / "card.json").write_text(json.dumps(card))
+    assert "has no plan of this version" in error_of(capsys, "train", "--from", str(first), "--same-plan")
+
+
+def test_an_old_name_of_a_preset_still_works_and_tells_the_new_one() -> None:
+    with pytest.warns(FutureWarning, match="cartpolenovel-ppo is called cartpole-masked-velocity-ppo now"):
+        config = parse_config(["cartpolenovel-ppo"])
+    assert config == get_preset("cartpole-masked-velocity-ppo") and config.env.observe == (0, 2)

@@ -13,9 +13,10 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector, EpisodeStatistics
-from phasicrl.config import ComputeConfig, ModelConfig, ObsNormConfig, ValuePath
+from phasicrl.config import ModelConfig, ObsNormConfig, ValuePath
 from phasicrl.envs.protocol import ExactState, TimeStep
 from phasicrl.execution.compute import Compute
+from phasicrl.execution.plan import Plan
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
 
@@ -140,7 +141,7 @@ def make_collector(
         envs or Scripted(),
         make_agent(memory=memory, value_path=value_path, obs_norm=obs_norm),
         generator=Generator().manual_seed(seed),
-        compute=Compute(ComputeConfig(device="cpu"), pictures=False),
+        compute=Compute(Plan()),
         bootstrap_truncation=bootstrap_truncation,
     )
 

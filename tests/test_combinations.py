@@ -14,7 +14,7 @@ import torch
 from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.experiments.evaluate import evaluate
-from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters
+from phasicrl.phases import auxiliary_phase, compute_targets, dist_params
 from phasicrl.rollout import Samples
 from phasicrl.runs.run import start_run
 from tests.helpers import Levers, tiny, tiny_aux
@@ -72,23 +72,22 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
     config = config_of(tmp_path, True, True)
     with start_run(config, make_env=partial(Levers, discrete=False, masked=True)) as run:
         while not run.buffer.is_full:
-            run.start_iteration()
-            rollout = run.buffer.next_rollout()
-            run.collect(rollout)
-            compute_targets(rollout, run.learning_reward(rollout), config.ppo)
+            rollout = run.collect(run.buffer.next_rollout())
+            compute_targets(rollout, run.learner.learning_reward(rollout)[0], config.ppo)
         assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
         segments = run.buffer.segments()
         assert isinstance(segments, Samples)
-        old = policy_parameters(run.agent, segments, compute=run.compute)
+        old = dist_params(run.agent, segments, compute=run.compute)
         for parameter in run.agent.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
         expected = slow_losses(run, old)
         # One minibatch of everything at rate zero: its losses are those of the whole phase. The policy before it is put back for the KL.
         aux = replace(tiny_aux(), epochs=1, num_minibatches=1, iterations_per_epoch=1, every=1)
-        frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
+        run.learner.config = replace(config, aux=aux)
         with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("phasicrl.phases.policy_parameters", lambda *_, **__: old)
-            record = auxiliary_phase(run.agent, frozen, run.buffer, aux, compute=run.compute, generator=torch.Generator())
+            patch.setattr("phasicrl.phases.dist_params", lambda *_, **__: old)
+            patch.setattr("phasicrl.optimize.step_", lambda *_, **__: None)
+            record = auxiliary_phase(run.learner, run.buffer)
         names = ("losses/aux/kl_loss", "losses/aux/aux_value_loss", "losses/aux/real_value_loss")
         assert [record[name] for name in names] == pytest.approx(expected, rel=1e-4)
         assert expected[0] > 1e-3

@@ -53,7 +53,7 @@ def test_a_loop_of_ones_own_does_what_train_does_to_the_bit(tmp_path: Path, aux:
     with start_run(config, make_env=corridor) as run:
         own_loop["train_until_solved"](run, solved=math.inf)
     assert run.agent.reader.normalizer is not None and run.agent.reader.normalizer.moments.count == 128
-    assert run.kl_penalty == by_train.kl_penalty == 0.5 * 2**4
+    assert run.learner.kl_coef == by_train.learner.kl_coef == 0.5 * 2**4
     ours, theirs = run.agent.state_dict(), by_train.agent.state_dict()
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from phasicrl import phases
 from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.models.agent import Agent
@@ -72,10 +74,7 @@ def opened(config: Config, env: gym.Env[Any, Any] | None = None) -> Run:
 
 
 def collected(run: Run) -> Rollout:
-    run.start_iteration()
-    rollout = run.buffer.next_rollout()
-    run.collect(rollout)
-    return rollout
+    return run.collect(run.buffer.next_rollout())
 
 
 @pytest.mark.parametrize("name", ["compat-baselines-ppo-mujoco", "compat-cleanrl-ppo-continuous"])
@@ -87,7 +86,7 @@ def test_the_environment_gets_clipped_actions_and_the_policy_is_judged_by_its_dr
     np.testing.assert_array_equal(np.stack(env.got), np.clip(draws, LOW, HIGH))
     assert ((draws < LOW) | (draws > HIGH)).mean() > 0.2  # the comparison means something
     with torch.no_grad():
-        parameters = run.agent.policy(rollout.obs, rollout.first, rollout.state)[0].parameters[0].double().numpy()
+        parameters = run.agent.policy(rollout.obs, rollout.first, rollout.state)[0].dist_params[0].double().numpy()
     mean, std = parameters[:, :2], parameters[:, 2:]
     log_prob = (-((draws - mean) ** 2) / (2 * std**2) - np.log(std) - 0.5 * math.log(2 * math.pi)).sum(1)
     np.testing.assert_allclose(rollout.log_prob[0], log_prob, rtol=1e-5)
@@ -190,7 +189,7 @@ def test_an_iteration_is_spinning_ups_with_as_many_policy_steps(rate: float, sto
     theirs = copy.deepcopy(run.agent)
     wanted = spinning_up_update(theirs, samples, rollout.value_target, config)
     seen: list[str] = []
-    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=Generator(), stage=seen.append)
+    policy_phase(run.learner, rollout, rollout.reward, stage=seen.append)
     assert seen == ["policy"] * wanted + ["value"] * (80 - wanted)
     assert (wanted < 80) == stops and wanted > 1
     for name, tensor in theirs.state_dict().items():
@@ -208,7 +207,8 @@ def test_the_divergence_after_an_epoch_by_hand(estimate: str, divergence: float,
     log_ratio = torch.where(torch.arange(8) % 2 == 0, -0.5, 0.1).expand(4, 8)
     samples = rollout.policy_samples(torch.zeros(4, 8))
     samples = replace(samples, old_log_prob=rollout.log_prob - log_ratio)
-    record = policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=Generator())
+    with patch.object(phases, "compute_targets", lambda *_: (samples, {})):
+        record = policy_phase(run.learner, rollout)
     assert record["losses/epoch_kl"] == pytest.approx(divergence, rel=1e-5)
 
 
@@ -226,14 +226,14 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
     """Time limits are terminations for its advantages, but not for its reward normaliser."""
     run = opened(small("compat-cleanrl-ppo-continuous", tmp_path))
     rollout = collected(run)
-    ours = run.learning_reward(rollout)[0].numpy()
+    ours = run.learner.learning_reward(rollout)[0][0].numpy()
     reward, over = rollout.reward[0].numpy(), np.array([(t + 1) % 12 == 5 for t in range(64)])  # five steps and over, seven and cut
     np.testing.assert_allclose(ours, scaled_as_gymnasium(reward, over, 0.99), rtol=1e-5)
     baselines = opened(small("compat-baselines-ppo-mujoco", tmp_path))
     same = collected(baselines)
     assert torch.equal(same.reward, rollout.reward)
     # Dropped at each end, returns of these short episodes vary less, so that rewards come out larger.
-    assert (baselines.learning_reward(same)[0].numpy()[20:] > 1.1 * ours[20:]).all()
+    assert (baselines.learner.learning_reward(same)[0][0].numpy()[20:] > 1.1 * ours[20:]).all()
 
 
 def test_time_limits_are_terminations_for_the_advantages_only(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def written_loss(run: Run, samples: PolicySamples, *, ddof: int) -> float:
     """CleanRL's, Baselines' or SB3's loss of one minibatch, number by number, from means, deviations and values."""
     ppo, columns = run.config.ppo, range(2)
     with torch.no_grad():
-        parameters = run.agent.policy(samples.obs, samples.first, samples.state)[0].parameters[:, 0].tolist()
+        parameters = run.agent.policy(samples.obs, samples.first, samples.state)[0].dist_params[:, 0].tolist()
         values = run.agent.value(samples.obs, samples.first, samples.state)[:, 0].tolist()
     actions, old, advantage, target, old_value = (
         tensor[:, 0].tolist()
@@ -330,11 +330,12 @@ def test_compatible_presets_compute_in_fp32(name: str) -> None:
 
 def rates_of(run: Run, config: Config) -> list[float]:
     """The policy's step size in each iteration of a run with this configuration, by the loop's own rule for its end."""
-    run.config, run.env_steps, rates = config, 0, []
-    while run.env_steps < config.budget:
-        run.start_iteration()
-        rates.append(run.optimizers["policy"].param_groups[0]["lr"])
-        run.env_steps += config.batch_size
+    learner, env_steps, rates = run.learner, 0, []
+    learner.config, learner.iteration = config, 0
+    while env_steps < config.budget:
+        learner.start_iteration()
+        rates.append(learner.optimizers["policy"].param_groups[0]["lr"])
+        env_steps += config.batch_size
     return rates
 
 

@@ -20,14 +20,15 @@ import pytest
 import torch
 
 from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import ComputeConfig, Config, RewardNormConfig
+from phasicrl.config import Config, RewardNormConfig
 from phasicrl.execution.compute import Compute
+from phasicrl.execution.plan import Plan
 from phasicrl.execution.probe import probe
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.bench import measure
 from phasicrl.presets import get_preset
 from phasicrl.runs.checkpoint import load_checkpoint
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import Run, start_run
 from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
 from tests.golden import FILE, Picture, runs
@@ -120,7 +121,7 @@ def test_recorded_acting_gives_the_answers_of_eager_acting(recorded: str, name: 
 
 
 def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> None:
-    compute = Compute(ComputeConfig(device=device), pictures=False)
+    compute = Compute(Plan(device=device))
     for values in (
         np.arange(6.0).reshape(2, 3),
         np.arange(6.0).reshape(2, 3).T,
@@ -134,7 +135,7 @@ def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> N
 @pytest.mark.parametrize("device", [GPU])
 def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
     """The environments write into the same arrays again while the GPU is still busy with something else."""
-    compute, matrix = Compute(ComputeConfig(device=device), pictures=False), torch.randn(4096, 4096, device=device)
+    compute, matrix = Compute(Plan(device=device)), torch.randn(4096, 4096, device=device)
     values, found = np.zeros(1_000_000, np.float32), []
     for number in range(20):
         matrix = matrix @ matrix / 64
@@ -175,21 +176,23 @@ def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path
 
     def look(run: Run, _: dict[str, float]) -> None:
         if not seen:
-            moments = [value for optimizer in run.optimizers.values() for state in optimizer.state.values() for value in state.values()]
+            moments = [
+                value for optimizer in run.learner.optimizers.values() for state in optimizer.state.values() for value in state.values()
+            ]
             seen.append({value.device.type for value in moments} == {other})
 
     second = resume(first.directory, make_env=corridor, on_iteration=look)
     assert seen == [True] and second.env_steps == second.config.budget
-    assert [row["iteration"] for row in read_metrics(first.directory)] == [1, 2, 3, 4, 5]
+    assert [row["iteration"] for row in RunDirectory(first.directory).metrics()] == [1, 2, 3, 4, 5]
 
 
 def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: str, tmp_path: Path) -> None:
     run = stopped_in_a_phase(tmp_path, device)
     state, chunks, _ = load_checkpoint(run.directory / "checkpoints")
-    tensors = [*state["agent"].values(), *(value for chunk in chunks.values() for value in chunk.values())]
+    tensors = [*state["learner"]["agent"].values(), *(value for chunk in chunks.values() for value in chunk.values())]
     assert len(chunks) == 1 and {tensor.device.type for tensor in tensors} == {"cpu"}
     for name, tensor in run.agent.state_dict().items():
-        assert torch.equal(state["agent"][name], tensor.cpu()), name
+        assert torch.equal(state["learner"]["agent"][name], tensor.cpu()), name
     for result in evaluate(run.directory, episodes=4, make_env=corridor):
         assert len(result.returns) == 4
 
@@ -197,7 +200,7 @@ def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: s
 def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(device: str, tmp_path: Path) -> None:
     """On a GPU a clock that does not wait tells how long it took to ask."""
     run = train(setting(tmp_path, **{"compute.device": device, "ppo.value_epochs": 2}), make_env=corridor)
-    for row in read_metrics(run.directory):
+    for row in RunDirectory(run.directory).metrics():
         parts = [row.get(f"time/{part}", 0.0) for part in ("rollout", "policy", "value", "auxiliary")]
         assert row["time/policy"] > 0 and row["time/value"] > 0 and sum(parts) < row["time/total"]
 
@@ -232,16 +235,10 @@ def test_a_procgen_preset_trains(device: str, preset: str, precision: Precision,
         changes["compute.aux_precision"] = precision
     run = train(small(preset, tmp_path).changed(changes))
     if device == "cuda":
-        assert run.compute.fuses and run.compute._fused and None not in run.compute._fused.values()
-        assert run.compute._fused_calls and None not in run.compute._fused_calls.values()
-    losses = [value for row in read_metrics(run.directory) for name, value in row.items() if name.startswith("losses/")]
+        assert run.compute._compiled_steps and None not in run.compute._compiled_steps.values()
+        assert run.compute._compiled_calls and None not in run.compute._compiled_calls.values()
+    losses = [value for row in RunDirectory(run.directory).metrics() for name, value in row.items() if name.startswith("losses/")]
     assert losses and np.isfinite(losses).all()
-
-
-@pytest.mark.parametrize("device", [GPU])
-def test_networks_with_memory_run_eagerly_on_a_gpu(device: str) -> None:
-    config = ComputeConfig(device=device)
-    assert Compute(config, pictures=True).fuses and not Compute(config, pictures=True, has_memory=True).fuses
 
 
 @pytest.mark.parametrize("device", [GPU])
@@ -265,9 +262,9 @@ assert all(torch.equal(one[name], other[name]) for name in one)
 
 def test_rewards_are_normalized_by_steps_on_the_device(device: str, tmp_path: Path) -> None:
     config = setting(tmp_path, **{"compute.device": device, "reward_norm": RewardNormConfig(per="step")})
-    scales = [row["rewards/scale"] for row in read_metrics(train(config, make_env=corridor).directory)]
+    scales = [row["rewards/scale"] for row in RunDirectory(train(config, make_env=corridor).directory).metrics()]
     on_cpu = train(config.changed({"compute.device": "cpu", "output_dir": str(tmp_path / "cpu")}), make_env=corridor)
-    assert scales == pytest.approx([row["rewards/scale"] for row in read_metrics(on_cpu.directory)], rel=1e-5)
+    assert scales == pytest.approx([row["rewards/scale"] for row in RunDirectory(on_cpu.directory).metrics()], rel=1e-5)
 
 
 def test_gymnasium_spaces_of_every_kind_reach_the_device(device: str, tmp_path: Path) -> None:

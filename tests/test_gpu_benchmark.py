@@ -22,7 +22,7 @@ import torch
 from phasicrl import cli
 from phasicrl.config import Config
 from phasicrl.host import bench
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 from tools import offline_bundle
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ class Commands:
 def commands(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Commands:
     """Measurements of long ago, and contestants that do not train."""
 
-    def measured(config: Config, *, seconds: float, trace: Path | None) -> SimpleNamespace:
+    def measured(config: Config, *, seconds: float = 30.0, trace: Path | None = None) -> SimpleNamespace:
         if trace is not None:
             trace.write_bytes(b"kernels")
         return SimpleNamespace(to_json=REPORT.read_text)
@@ -153,7 +153,7 @@ def test_training_stops_after_a_phase_and_goes_on_on_another_machine(
             assert sorted(path.name for path in checkpoint.iterdir()) == ["state.json", "tensors.safetensors"], "no rollout is in it"
     (run,) = here.glob("runs/train/starpilot/*")
     for folder in (run, here / "train" / "starpilot"):
-        assert [row["env_steps"] for row in read_metrics(folder)] == [32 * (number + 1) for number in range(5)]
+        assert [row["env_steps"] for row in RunDirectory(folder).metrics()] == [32 * (number + 1) for number in range(5)]
 
 
 def test_a_run_that_never_came_to_a_checkpoint_starts_anew(gpu: ModuleType, tmp_path: Path) -> None:

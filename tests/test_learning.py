@@ -14,7 +14,7 @@ from phasicrl.algorithm import train
 from phasicrl.config import Config, LogConfig
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import get_preset
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 from tests.golden import Picture
 from tests.helpers import tiny, tiny_aux
 
@@ -27,7 +27,7 @@ def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_pat
     config = replace(get_preset(preset), seed=seed, output_dir=str(tmp_path), log=LogConfig(console="off", tensorboard=False))
     assert config.total_env_steps == 100_000
     run = train(config)
-    assert max(row.get("charts/episodic_return_100", 0) for row in read_metrics(run.directory)) >= 475
+    assert max(row.get("charts/episodic_return_100", 0) for row in RunDirectory(run.directory).metrics()) >= 475
     (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
     assert greedy.mean_return >= 475
 
@@ -58,7 +58,7 @@ def test_small_tasks_are_learnt(preset: str, steps: int, least: float, tmp_path:
 
 @pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 475, 501), ("none", 0, 300)])
 def test_cartpole_without_velocities_needs_a_memory(memory: str, low: float, high: float, tmp_path: Path) -> None:
-    run = train(quiet("cartpolenovel-ppo", tmp_path, **{"model.memory": memory}))
+    run = train(quiet("cartpole-masked-velocity-ppo", tmp_path, **{"model.memory": memory}))
     (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
     assert low <= greedy.mean_return < high
 
@@ -69,7 +69,7 @@ def test_a_long_code_needs_masks_and_memory(masks: bool, memory: str, low: float
     source = (Path(__file__).parents[1] / "examples" / "masked_with_memory.py").read_text()
     names: dict[str, Any] = {}
     exec(source[: source.index("config = ")], names)  # its environment, not its training
-    config = quiet("cartpolenovel-ppg", tmp_path, total_env_steps=100_000, **{"env.action_masks": masks, "model.memory": memory})
+    config = quiet("cartpole-masked-velocity-ppg", tmp_path, total_env_steps=100_000, **{"env.action_masks": masks, "model.memory": memory})
     config = config.changed({"env.id": "keypad", "env.observe": None})
     run = train(config, make_env=names["Keypad"])
     (greedy,) = evaluate(run.directory, episodes=50, policies=("greedy",), make_env=names["Keypad"])
@@ -99,7 +99,7 @@ class Recall(gym.Env[np.ndarray, np.ndarray]):
 @pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 3.5, 4), ("gru", 3.5, 4), ("none", 0, 2.3)])
 def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: Path) -> None:
     """Memory with continuous actions."""
-    config = quiet("cartpolenovel-ppo", tmp_path, total_env_steps=100_000, **{"env.id": "recall", "env.observe": None})
+    config = quiet("cartpole-masked-velocity-ppo", tmp_path, total_env_steps=100_000, **{"env.id": "recall", "env.observe": None})
     run = train(config.changed({"model.memory": memory}), make_env=Recall)
     (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Recall)
     assert low <= greedy.mean_return < high

@@ -31,7 +31,8 @@ from phasicrl.config import (
 )
 from phasicrl.envs.make import make_envs
 from phasicrl.presets import PRESETS, get_preset
-from phasicrl.runs.run import load_config, start_run, task_of
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.run import start_run, task_of
 from tests.envs.counting import MaskedInInfo
 from tests.helpers import corridor, tiny
 
@@ -197,13 +198,6 @@ def test_what_is_not_known_yet_is_not_refused() -> None:
             refuse_idle(BASE.changed({path: value}), Task(name="x"))
 
 
-def test_what_a_run_settled_is_no_mistake_of_its_user() -> None:
-    settled = {"compute.aux_micro_batch": 128, "compute.settled": ("cpu", "micro_batch", "aux_micro_batch")}
-    assert Config.from_json(BASE.changed(settled).to_json()).aux is None
-    with pytest.raises(IdleKnobError, match=r"compute.aux_micro_batch is 128"):
-        BASE.changed({"compute.aux_micro_batch": 128})
-
-
 def test_idle_knobs_of_a_parent_are_reset_on_request_but_not_those_that_are_kept() -> None:
     parent = BASE.changed({"model.memory": "lstm", "model.memory_size": 64, "value_norm": ValueNormConfig(statistics="ema", decay=0.5)})
     without = parent.changed({"model.memory": "none"}, reset_idle=True)
@@ -216,8 +210,8 @@ def test_idle_knobs_of_a_parent_are_reset_on_request_but_not_those_that_are_kept
 
 
 def test_a_command_line_resets_what_its_preset_leaves_over_and_refuses_what_it_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert get_preset("cartpolenovel-ppo").model.memory_size == 64
-    assert parse_config(["cartpolenovel-ppo", "--model.memory", "none"]).model.memory_size == 128
+    assert get_preset("cartpole-masked-velocity-ppo").model.memory_size == 64
+    assert parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory_size == 128
     reinforce = parse_config(["classic-ppo", "--ppo.no-baseline", "--ppo.estimator", "monte_carlo"])
     assert (reinforce.ppo.value_epochs, reinforce.model.value_head_scale) == (1, 0.1)
     for flags, message in (
@@ -297,7 +291,7 @@ def test_an_older_runs_idle_values_are_told_with_the_file(tmp_path: Path) -> Non
     text = BASE.to_json().replace('"n_step": 5', '"n_step": 9')
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=rf"{tmp_path}/config.json: ppo.n_step is 9, which has no effect .* leave ppo.n_step at 5"):
-        load_config(tmp_path, own_env=False, own_encoder=False)
+        RunDirectory(tmp_path).config_for()
 
 
 def test_defaults_are_those_of_the_configuration() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.models.heads import CategoricalPolicy
+from phasicrl.models.distributions import Categorical
 from phasicrl.objectives import (
     adapted_kl_coef,
     adapted_learning_rate,
@@ -63,7 +63,7 @@ def test_the_surrogates_gradient_at_ratio_one_is_the_policy_gradient(clip: float
     generator = Generator().manual_seed(0)
     logits = torch.randn(50, 4, dtype=torch.float64, generator=generator).requires_grad_()
     action, advantage = torch.arange(50) % 4, torch.randn(50, dtype=torch.float64, generator=generator)
-    log_prob = CategoricalPolicy(logits.log_softmax(-1)).log_prob(action)
+    log_prob = Categorical(logits.log_softmax(-1)).log_prob(action)
     (result,) = torch.autograd.grad(surrogate_loss(log_prob, log_prob.detach(), advantage, clip=clip).sum(), logits)
     # −A ∇ log π(a), and for a softmax ∇ log π(a) = onehot(a) − π.
     expected = -advantage[:, None] * (torch.eye(4, dtype=torch.float64)[action] - logits.detach().softmax(-1))
@@ -139,7 +139,7 @@ def test_k3_is_never_negative() -> None:
 def test_both_estimates_are_on_average_the_kl_from_the_old_policy() -> None:
     old = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     new = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
-    exact = CategoricalPolicy(new.log()).kl_from(CategoricalPolicy(old.log())).item()
+    exact = Categorical(new.log()).kl_from(Categorical(old.log())).item()
     for estimate in approximate_kl(new.log(), old.log()):
         assert (old * estimate).sum().item() == pytest.approx(exact)
 
@@ -167,7 +167,7 @@ def test_the_auxiliary_gradient_is_that_of_the_written_formula() -> None:
 
     def through_the_library() -> Tensor:
         logits, aux_value, value = (features @ weight for weight in weights)
-        kl = CategoricalPolicy(logits.log_softmax(-1)).kl_from(CategoricalPolicy(old_logits.log_softmax(-1)))
+        kl = Categorical(logits.log_softmax(-1)).kl_from(Categorical(old_logits.log_softmax(-1)))
         losses = value_loss(aux_value.squeeze(-1), target), value_loss(value.squeeze(-1), target)
         return joint_auxiliary_loss(kl, *losses, beta_clone=0.7, value_coef=0.3).mean()
 

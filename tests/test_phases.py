@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
-from phasicrl import objectives, phases, returns
+from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
 from phasicrl.config import Config, ValueNormConfig
-from phasicrl.execution.compute import StepSettings
-from phasicrl.phases import auxiliary_phase, compute_targets, policy_parameters, policy_phase
+from phasicrl.execution.step import StepSettings
+from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
 from phasicrl.runs.run import Run
 from tests.helpers import corridor, open_run, tiny, tiny_aux
@@ -27,11 +29,15 @@ def filled(config: Config) -> Run:
     """A run whose buffer holds a phase of rollouts with targets, nothing trained yet."""
     run = open_run(config)
     while not run.buffer.is_full:
-        run.start_iteration()
-        rollout = run.buffer.next_rollout()
-        run.collect(rollout)
-        compute_targets(rollout, run.learning_reward(rollout), config.ppo)
+        rollout = run.collect(run.buffer.next_rollout())
+        compute_targets(rollout, run.learner.learning_reward(rollout)[0], config.ppo)
     return run
+
+
+def learn_from(run: Run, samples: PolicySamples, **options: Any) -> dict[str, float]:
+    """A policy phase on the first rollout, with these samples in place of those that its rewards make."""
+    with patch.object(phases, "compute_targets", lambda *_: (samples, {})):
+        return policy_phase(run.learner, run.buffer.rollout(0), **options)
 
 
 def test_no_auxiliary_phase_and_one_without_epochs_give_the_same_policy_to_the_bit(tmp_path: Path) -> None:
@@ -70,17 +76,15 @@ def test_value_epochs_come_first_with_their_own_optimiser_and_leave_the_policy_a
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.zeros(4, 8))
     before, seen = weights(run), []
-    policy_phase(
-        run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator(), stage=seen.append
-    )  # fmt: skip
+    learn_from(run, samples, stage=seen.append)
     assert seen == ["value", "value", "policy"]
-    assert set(run.optimizers) == {"policy", "value"}
+    assert set(run.learner.optimizers) == {"policy", "value"}
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     before = weights(run)
     loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(samples.as_transitions(), torch.tensor(0.0))
     loss.backward()
-    run.optimizers["value"].step()
+    run.learner.optimizers["value"].step()
     changed = {name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])}
     assert changed and all(name.startswith("value_") for name in changed), changed
 
@@ -97,7 +101,7 @@ def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(tmp_path:
         return original(log_prob, old, advantage, clip=clip)
 
     monkeypatch.setattr(phases.objectives, "surrogate_loss", spy)
-    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    learn_from(run, samples)
     assert len(seen) == config.ppo.num_minibatches
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(32.0))
 
@@ -107,11 +111,8 @@ def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> No
     config = tiny(tmp_path)
     config = replace(config, ppo=replace(config.ppo, learning_rate=1e-30, policy_epochs=2, value_epochs=2, num_minibatches=4))
     run = filled(config)
-    run.start_iteration()
     rollout = run.buffer.rollout(0)
-    record = policy_phase(
-        run.agent, run.optimizers, rollout.policy_samples(torch.randn(4, 8)), config.ppo, compute=run.compute, generator=torch.Generator()
-    )  # fmt: skip
+    record = learn_from(run, rollout.policy_samples(torch.randn(4, 8)))
     error = 0.5 * (rollout.value - rollout.value_target).square().mean()
     assert record["losses/value_loss"] == pytest.approx(error.item(), rel=1e-4)
     assert record["losses/old_approx_kl"] == pytest.approx(0, abs=1e-6)
@@ -120,7 +121,7 @@ def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> No
 
 def test_gradient_of_the_divergence_is_exactly_zero_before_the_first_auxiliary_step(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path, aux=tiny_aux()))
-    old = policy_parameters(run.agent, run.buffer.segments(), compute=run.compute)
+    old = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
     samples = run.buffer.auxiliary_samples(old)
     # One segment at a time, as the parameters were computed: equal shapes run equal kernels.
     for segment in range(len(samples)):
@@ -175,7 +176,7 @@ def test_each_segment_is_visited_once_an_auxiliary_epoch(tmp_path: Path, monkeyp
     run = filled(tiny(tmp_path, aux=aux))
     run.buffer.rollouts.value_target.copy_(torch.arange(64.0).reshape(2, 4, 8))  # 8 segments of 8 steps, each step known by its number
     seen = spy_on_auxiliary_batches(monkeypatch)
-    auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
+    auxiliary_phase(run.learner, run.buffer)
     batches = [samples.value_target.flatten() for samples in seen]
     assert len(batches) == 3 * 4  # epochs × (N_a per iteration × N_π)
     for epoch in range(3):
@@ -190,7 +191,7 @@ def test_fewer_minibatches_are_still_drawn_from_all_iterations(tmp_path: Path, m
     run = filled(tiny(tmp_path, aux=aux))
     run.buffer.rollouts.value_target.copy_(torch.arange(64.0).reshape(2, 4, 8))
     seen = spy_on_auxiliary_batches(monkeypatch)
-    auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
+    auxiliary_phase(run.learner, run.buffer)
     assert len(seen) == 8 * 2  # N · N_a minibatches instead of N_π · N_a
     epochs = [torch.cat([seen[2 * epoch + part].value_target.flatten() for part in range(2)]) for epoch in range(8)]
     both = [bool((steps < 32).any() and (steps >= 32).any()) for steps in epochs]
@@ -202,12 +203,12 @@ def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it
 ) -> None:
     aux = tiny_aux(epochs=3)
     run = filled(tiny(tmp_path, aux=aux))
-    expected = policy_parameters(run.agent, run.buffer.segments(), compute=run.compute)
+    expected = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
     calls = []
-    original = phases.policy_parameters
-    monkeypatch.setattr(phases, "policy_parameters", lambda *a, **k: calls.append(1) or original(*a, **k))
+    original = phases.dist_params
+    monkeypatch.setattr(phases, "dist_params", lambda *a, **k: calls.append(1) or original(*a, **k))
     seen = spy_on_auxiliary_batches(monkeypatch)
-    auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
+    auxiliary_phase(run.learner, run.buffer)
     assert len(calls) == 1
     last_epoch = torch.cat([samples.old_policy.flatten() for samples in seen[-4:]]).sort().values
     assert torch.equal(last_epoch, expected.flatten().sort().values)
@@ -218,10 +219,9 @@ def test_a_larger_beta_keeps_the_policy_nearer_to_what_it_was(tmp_path: Path) ->
     for beta in (0.0, 100.0):
         aux = tiny_aux(epochs=20, beta_clone=beta, learning_rate=1e-2)
         run = filled(tiny(tmp_path, aux=aux))
-        run.start_iteration()
-        old = policy_parameters(run.agent, run.buffer.segments(), compute=run.compute)
-        auxiliary_phase(run.agent, run.optimizers["aux"], run.buffer, aux, compute=run.compute, generator=torch.Generator())
-        new = run.agent.policy_head.distribution(policy_parameters(run.agent, run.buffer.segments(), compute=run.compute))
+        old = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
+        auxiliary_phase(run.learner, run.buffer)
+        new = run.agent.policy_head.distribution(dist_params(run.agent, run.buffer.segments(), compute=run.compute))
         divergence[beta] = new.kl_from(run.agent.policy_head.distribution(old)).mean().item()
     assert divergence[100.0] < 0.1 * divergence[0.0]
 
@@ -255,9 +255,9 @@ def test_leftover_iterations_are_trained(tmp_path: Path) -> None:
 
 def test_a_shared_auxiliary_optimiser_is_the_policys(tmp_path: Path) -> None:
     run = open_run(tiny(tmp_path, aux=tiny_aux(optimizer="shared")))
-    assert run.optimizers["aux"] is run.optimizers["policy"]
+    assert run.learner.optimizers["aux"] is run.learner.optimizers["policy"]
     run = open_run(tiny(tmp_path, aux=tiny_aux()))
-    assert run.optimizers["aux"] is not run.optimizers["policy"]
+    assert run.learner.optimizers["aux"] is not run.learner.optimizers["policy"]
 
 
 def test_learning_rates_follow_progress_in_both_phases(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_learning_rates_follow_progress_in_both_phases(tmp_path: Path) -> None:
     rates: list[tuple[float, float]] = []
 
     def note(run: Run, record: dict[str, float]) -> None:
-        rates.append((record["charts/learning_rate"], run.optimizers["aux"].param_groups[0]["lr"]))
+        rates.append((record["charts/learning_rate"], run.learner.optimizers["aux"].param_groups[0]["lr"]))
 
     train(config, make_env=corridor, on_iteration=note)
     assert rates == [pytest.approx((1e-3 * part, 2e-3 * part)) for part in (1.0, 0.75, 0.5, 0.25)]
@@ -281,41 +281,42 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)).as_transitions()
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
-        run.compute.micro_batch["policy"] = size
+        run.compute.plan = replace(run.compute.plan, micro_batch=dict.fromkeys(("policy", "value", "aux"), size))
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
-        frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
-        run.compute.gradient_step(
-            loss, everything(samples), torch.tensor(0.0),
-            settings=StepSettings("policy", run.agent.networks(), frozen, None),
-        )  # fmt: skip
+        frozen = torch.optim.Adam(run.agent.parameters(), lr=0.0)
+        step = run.compute.gradient_step(loss, StepSettings("policy", run.agent.networks(), frozen, None))
+        step(everything(samples), torch.tensor(0.0))
         gradients.append([parameter.grad.clone() for parameter in run.agent.parameters() if parameter.grad is not None])
     for whole, pieces in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(tmp_path: Path, together: bool) -> None:
+def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
     run = filled(tiny(tmp_path))
     samples = run.buffer.rollout(0).policy_samples(100 * torch.randn(4, 8)).as_transitions()
 
     class Large(phases.PolicyPhaseLoss):
-        def __call__(self, samples: PolicySamples, *weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            return sum((100 * parameter.square().sum() for parameter in run.agent.parameters()), torch.zeros(())), {
-                "seen": torch.tensor(7.0)
-            }
+        def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            loss = torch.stack([100 * parameter.square().sum() for parameter in run.agent.parameters()]).sum()
+            return loss, {"seen": torch.tensor(7.0)}
 
-    frozen = torch.optim.SGD(run.agent.parameters(), lr=0.0)
+    optimizer, given = torch.optim.Adam(run.agent.parameters(), lr=0.0), []
+    monkeypatch.setattr(
+        optimize, "step_", lambda optimizer, parameters, gradients, **_: given.append(dict(zip(parameters, gradients, strict=True)))
+    )
     networks = [list(run.agent.parameters())] if together else run.agent.networks()
     unclipped = [200 * parameter.norm() for network in networks for parameter in network]
-    names, (seen, norm), weight = run.compute.gradient_step(
-        Large(run.agent, run.config.ppo, with_policy=True, with_value=True), everything(samples),
-        settings=StepSettings("policy", networks, frozen, 0.5),
-    )  # fmt: skip
+    loss = Large(run.agent, run.config.ppo, with_policy=True, with_value=True)
+    step = run.compute.gradient_step(loss, StepSettings("policy", networks, optimizer, 0.5))
+    names, (seen, norm), weight = step(everything(samples))
     assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(unclipped).norm().item(), rel=1e-4)
     assert len(networks) == (1 if together else 2)
     for network in networks:
-        clipped = torch.stack([parameter.grad.norm() for parameter in network if parameter.grad is not None]).norm()
+        clipped = torch.stack([given[0][parameter].norm() for parameter in network]).norm()
         assert clipped.item() == pytest.approx(0.5, rel=1e-4)
 
 
@@ -359,7 +360,7 @@ def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_a
     policy, _ = run.agent.policy(rollout.obs, rollout.first, rollout.state)
     written = -(expected * policy.log_prob(rollout.action)).mean()
     wanted = dict(zip(before, torch.autograd.grad(written, list(run.agent.parameters()), allow_unused=True), strict=True))
-    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    learn_from(run, samples)
     for name, parameter in run.agent.named_parameters():
         assert (parameter.grad is None) == (wanted[name] is None), name
         if wanted[name] is not None:
@@ -372,7 +373,7 @@ def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(t
     config = with_ppo(tiny(tmp_path), kl_penalty=2.0, kl_estimate="exact", entropy_coef=0.0)
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
-    old = policy_parameters(run.agent, samples, compute=run.compute)
+    old = dist_params(run.agent, samples, compute=run.compute)
     before = run.agent.policy(samples.obs, samples.first, samples.state)[0]
     with torch.no_grad():
         for parameter in run.agent.policy_head.parameters():
@@ -392,11 +393,11 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path, 
     config = with_ppo(tiny(tmp_path), kl_penalty=1.0, kl_estimate="exact", policy_epochs=3, value_epochs=3)
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
-    old = policy_parameters(run.agent, samples, compute=run.compute)
+    old = dist_params(run.agent, samples, compute=run.compute)
     seen: list[Tensor] = []
     original = run.agent.policy_head.distribution
     monkeypatch.setattr(run.agent.policy_head, "distribution", lambda parameters: (seen.append(parameters), original(parameters))[1])
-    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    learn_from(run, samples)
     seen = [parameters for parameters in seen if not parameters.requires_grad][-6:]  # the head makes its own policies with it too
     for epoch in range(3):
         rows = torch.cat([batch.reshape(-1, old.shape[-1]) for batch in seen[2 * epoch : 2 * epoch + 2]])
@@ -410,11 +411,9 @@ def test_epochs_stop_when_the_divergence_after_one_is_too_large(tmp_path: Path, 
 
     def after(target: float, epochs: int = 5) -> tuple[list[str], float, Run]:
         torch.manual_seed(0)
-        run, seen = filled(config), []
+        run, seen = filled(with_ppo(config, target_kl=target, policy_epochs=epochs, value_epochs=epochs)), []
         samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
-        settings = replace(config.ppo, target_kl=target, policy_epochs=epochs, value_epochs=epochs)
-        generator = torch.Generator().manual_seed(0)
-        record = policy_phase(run.agent, run.optimizers, samples, settings, compute=run.compute, generator=generator, stage=seen.append)
+        record = learn_from(run, samples, stage=seen.append)
         with torch.no_grad():
             log_prob = run.agent.policy(samples.obs, samples.first, samples.state)[0].log_prob(samples.action)
         log_ratio = log_prob - samples.old_log_prob
@@ -440,33 +439,33 @@ def test_with_one_minibatch_the_divergence_is_that_after_the_step(tmp_path: Path
     config = with_ppo(tiny(tmp_path), num_minibatches=1, learning_rate=0.05, kl_penalty=1.0, kl_penalty_target=0.01)
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
-    record = policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+    record = learn_from(run, samples)
     assert record["losses/approx_kl"] == pytest.approx(0, abs=1e-6) and record["losses/epoch_kl"] > 1e-4
 
 
-def test_advantages_are_made_anew_before_each_further_epoch(tmp_path: Path) -> None:
+def test_advantages_are_made_anew_before_each_further_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = with_ppo(tiny(tmp_path), recompute_advantages=True, policy_epochs=3, value_epochs=3)
     run = filled(config)
-    rollout, reward = run.buffer.rollout(0), run.buffer.rollout(0).reward.clone()
+    rollout = run.buffer.rollout(0)
     kept = rollout.next_value.clone()
-    renew = run.renewal(rollout, reward)
-    assert renew is not None and open_run(tiny(tmp_path)).renewal(rollout, reward) is None
     calls: list[PolicySamples] = []
+    original = compute_targets
 
-    def spy() -> PolicySamples:
+    def spy(*args: Any) -> tuple[PolicySamples, dict[str, float]]:
         with torch.no_grad():
             value = run.agent.value(rollout.obs, rollout.first, rollout.state)
-        calls.append(renew())
+        samples, record = original(*args)
+        calls.append(samples)
         torch.testing.assert_close(rollout.value, value)
         ended = rollout.terminated | rollout.truncated
         expected = torch.where(ended[:, :-1], kept[:, :-1], value[:, 1:])
         torch.testing.assert_close(rollout.next_value, torch.cat([expected, kept[:, -1:]], dim=1))
-        return calls[-1]
+        return samples, record
 
-    samples, _ = compute_targets(rollout, reward, config.ppo)
-    policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator(), renew=spy)
-    assert len(calls) == 2
-    assert not torch.equal(calls[0].advantage, calls[1].advantage)
+    monkeypatch.setattr(phases, "compute_targets", spy)
+    policy_phase(run.learner, rollout)
+    assert len(calls) == 3
+    assert not torch.equal(calls[1].advantage, calls[2].advantage)
 
 
 def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,11 +480,7 @@ def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(tmp_p
         return original(value, target, old, clip=clip)
 
     monkeypatch.setattr(phases.objectives, "value_loss", spy)
-    samples, _ = compute_targets(rollout, rollout.reward, config.ppo)
-    policy_phase(
-        run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator(),
-        renew=run.renewal(rollout, rollout.reward),
-    )  # fmt: skip
+    policy_phase(run.learner, rollout, rollout.reward)
     for epoch in range(3):
         assert torch.equal(torch.cat(seen[2 * epoch : 2 * epoch + 2]).sort().values, wanted)
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from phasicrl.experiments.trials import FIRST_REPORT_SEED, LEARNING_COLUMNS, ResultTable
 from phasicrl.presets import PRESETS
 from tools import result_tables
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-FIRST_REPORT_SEED = 101
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -56,47 +53,24 @@ def test_runs_that_are_held_against_published_ones_say_which_code_made_them() ->
             assert json.loads(card.read_text())["commit"], card
 
 
-@pytest.fixture(scope="module")
-def learning() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("learning", RESULTS.parent / "learning.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["learning"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def row(seed: int, preset: str = "cartpole-ppo", greedy: float = 500.0) -> dict[str, Any]:
     return {"preset": preset, "seed": seed, "env": "envpool:CartPole-v1", "env_steps": 100, "greedy_mean": greedy, "commit": "abc"}
 
 
-def test_a_file_has_seeds_of_one_kind_and_each_run_once(learning: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "some.csv"
-    assert learning.rows_of(path, range(101, 111)) == set()
-    for seed, preset in ((102, "cartpole-ppo"), (101, "cartpole-ppg"), (101, "cartpole-ppo")):
-        learning.write(path, row(seed, preset))
-    assert learning.rows_of(path, range(101, 111)) == {("cartpole-ppo", 101), ("cartpole-ppo", 102), ("cartpole-ppg", 101)}
-    assert [(line["preset"], line["seed"]) for line in rows_of(path)] == [
-        ("cartpole-ppo", "101"), ("cartpole-ppo", "102"), ("cartpole-ppg", "101")
-    ]  # fmt: skip
-    with pytest.raises(SystemExit, match="below 101, on which settings are chosen"):
-        learning.rows_of(path, range(1, 11))
-    with pytest.raises(SystemExit, match="below 101"):
-        learning.rows_of(tmp_path / "new.csv", range(95, 105))
+def add(path: Path, line: dict[str, Any]) -> None:
+    ResultTable(path, LEARNING_COLUMNS).add([line])
 
 
-def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(
-    learning: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
     (tmp_path / "selection").mkdir()
     for seed in (1, 2):
-        learning.write(tmp_path / "selection" / "cartpole.csv", row(seed))
+        add(tmp_path / "selection" / "cartpole.csv", row(seed))
     (line,) = result_tables.tasks_table().splitlines()[2:]
     assert "500.0, all 2 † | 0 of 2 (below 475) | – | –" in line.replace("500, all", "500.0, all")
     assert result_tables.trained("cartpole-ppo") == "Trained on selection seeds only (`benchmarks/results/selection`)."
     for seed, greedy in ((101, 500.0), (102, 100.0), (103, 474.0)):
-        learning.write(tmp_path / "cartpole.csv", row(seed, greedy=greedy))
+        add(tmp_path / "cartpole.csv", row(seed, greedy=greedy))
     (line,) = result_tables.tasks_table().splitlines()[2:]
     assert "2 of 3 (below 475)" in line and "†" not in line and "least 100" in line
     words = result_tables.trained("cartpole-ppo")

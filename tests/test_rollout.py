@@ -50,7 +50,8 @@ def assert_fields_line_up(samples: PolicySamples) -> None:
 
 def deal(samples: PolicySamples, num_minibatches: int, by: MinibatchBy, generator: Generator | int = 0) -> list[PolicySamples]:
     generator = generator if isinstance(generator, Generator) else Generator().manual_seed(generator)
-    return [minibatch.gather() for minibatch in samples.minibatches(num_minibatches, by=by, generator=generator)]
+    order = samples.random_order(by=by, generator=generator)
+    return [minibatch.gather() for minibatch in samples.minibatches(num_minibatches, order, by=by)]
 
 
 def order(minibatches: list[PolicySamples]) -> list[int]:
@@ -203,7 +204,7 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy_beside_it() -> None
     assert_is_the_phase(samples)
     assert samples.old_policy is old_policy
     assert samples.obs.data_ptr() == buffer.rollout(0).obs.data_ptr()
-    for minibatch in samples.minibatches(3, by="segments", generator=Generator().manual_seed(0)):
+    for minibatch in samples.minibatches(3, torch.randperm(len(samples)), by="segments"):
         gathered = minibatch.gather()
         assert isinstance(gathered, AuxiliarySamples)
         torch.testing.assert_close(gathered.old_policy[..., 0] - 0.1, gathered.value_target - 0.5)

@@ -20,8 +20,6 @@ from phasicrl.spaces import (
     as_float32,
     check_spaces,
     choices,
-    find_blocked,
-    flatten_mask,
     leaves,
     map_leaves,
 )
@@ -287,93 +285,6 @@ def test_actions_that_are_not_allowed_are_refused() -> None:
         forbidding[message[0], place] = False
         with pytest.raises(ValueError, match=f"^mine: {message[1]} is not allowed now; choose among those that `action_mask` allows"):
             layout.check("mine", action, 2, action_mask=forbidding)
-
-
-def mask_tree(space: Any, flat: list[np.ndarray], nested: bool) -> Any:
-    """Masks of the components, taken from the front of `flat`, in the structure of the space."""
-    if isinstance(space, Dict):
-        return {key: mask_tree(part, flat, nested) for key, part in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return [mask_tree(part, flat, nested) for part in space.spaces]
-    taken = [flat.pop(0) for _ in choices(space)]
-    if isinstance(space, Box):
-        return None
-    if isinstance(space, Discrete):
-        return taken[0].tolist()
-    if not nested:
-        return np.concatenate(taken)
-    rows: list[Any] = taken
-    for size in reversed(space.shape[1:]):
-        rows = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-    return rows
-
-
-@settings(max_examples=150, deadline=None)
-@given(space=ACTIONS, nested=st.booleans(), seed=st.integers(0, 2**31), dtype=st.sampled_from([bool, np.int8, np.float32]))
-def test_masks_in_every_form_are_the_same(space: gym.Space[Any], nested: bool, seed: int, dtype: type[Any]) -> None:
-    rng = np.random.default_rng(seed)
-    components = [rng.integers(0, 2, width).astype(dtype) for width in choices(space)]
-    expected = np.concatenate([np.ones(0), *components]).astype(bool)
-    forms = [np.concatenate([np.ones(0, dtype), *components]).astype(dtype)]
-    if not isinstance(space, Box):
-        forms.append(mask_tree(space, components.copy(), nested))
-    for form in forms:
-        flat = flatten_mask(space, form)
-        assert flat.dtype == np.bool_
-        np.testing.assert_array_equal(flat, expected)
-
-
-def test_a_mask_is_a_copy() -> None:
-    given = np.ones(3, bool)
-    flat = flatten_mask(Discrete(3), given)
-    given[0] = False
-    assert flat.all()
-
-
-def test_parts_without_a_mask_allow_everything() -> None:
-    space = Dict(go=Discrete(2), arm=Tuple([Discrete(2), Box(-1, 1, (2,))]))
-    for mask in ({"go": [0, 1], "arm": None}, {"go": [0, 1], "arm": (None, None)}, {"go": [0, 1], "arm": ([1, 1], [])}):
-        np.testing.assert_array_equal(flatten_mask(space, mask), [False, True, True, True])
-    assert flatten_mask(Dict(go=Discrete(2), number=Box(-1, 1, (2,))), {"go": [0, 1]}).tolist() == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("space", "mask", "message"),
-    [
-        (Discrete(3), [1, 0], r"of shape \(2,\); accepted for Discrete\(3\): shape \(3,\)$"),
-        (Discrete(3), [[1, 0, 1]], r"of shape \(1, 3\); accepted for Discrete\(3\): shape \(3,\)$"),
-        (Discrete(3), None, "of a NoneType"),
-        (Discrete(3), {"mask": [1, 0, 1]}, "of a dict"),
-        (Discrete(2), ["a", "b"], "of a list"),
-        (Discrete(3), [1, 2, 0], r"with the values \[0 1 2\]; accepted: True and False, or 1 and 0"),
-        (Discrete(2), [0.5, 1], r"with the values \[0.5 1. \]"),
-        (MultiDiscrete([2, 3]), [1, 1], r"of shape \(2,\); accepted for MultiDiscrete\(\[2 3\]\): shape \(5,\), or one mask for each part"),
-        (MultiDiscrete([2, 3]), [[1, 1], [1, 1]], r"of shape \(2,\) \(at '1'\); accepted for Discrete\(3\): shape \(3,\)"),
-        (MultiDiscrete([2, 3]), [[1, 1], [1, 1, 1], [1]], "of a list; accepted for MultiDiscrete"),
-        (MultiDiscrete([[2], [2], [2]]), [[[1, 1], [1, 1], [1, 1]]], r"of shape \(1, 3, 2\)"),
-        (MultiBinary((2, 2)), np.ones((4, 2)), r"of shape \(4, 2\)"),
-        (Tuple([Discrete(2), Discrete(2)]), ([1, 1],), r"of shape \(1, 2\); accepted for Tuple"),
-        (Dict(a=Discrete(2), b=Discrete(2)), {"a": [1, 1]}, "of a dict; accepted for Dict"),
-        (Dict(a=Discrete(2), b=Discrete(2)), {"a": [1, 1], "b": [1, 1], "c": [1]}, "of a dict; accepted for Dict"),
-        (Dict(a=Discrete(2), b=Discrete(2)), {"a": [1, 1], "b": [1, 1, 1]}, r"of shape \(3,\) \(at 'b'\)"),
-        (Box(-1, 1, (2,)), [1, 1], r"of shape \(2,\); accepted for Box.*: shape \(0,\)$"),
-    ],
-)
-def test_masks_that_do_not_fit_are_refused(space: gym.Space[Any], mask: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^an action mask {message}"):
-        flatten_mask(space, mask)
-
-
-def test_components_without_any_choice_are_found() -> None:
-    widths = (2, 1, 3)
-    mask = np.ones((3, 6), bool)
-    assert find_blocked(widths, mask) is None and find_blocked((), np.ones((3, 0), bool)) is None
-    mask[2, :2] = mask[1, 3:5] = False
-    assert find_blocked(widths, mask) == (2, 0)
-    mask[1, 5] = False
-    assert find_blocked(widths, mask) == (1, 2)
-    mask[1, 2] = False
-    assert find_blocked(widths, mask) == (1, 1)
 
 
 GOOD = Box(-1, 1, (2,), np.float32)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import re
 import sys
 import typing
-from itertools import pairwise
 from pathlib import Path
 
-from phasicrl import config as config_module
-from phasicrl.config import NEEDS, Config, defaults
+from phasicrl.config import NEEDS, Config, defaults, field_texts
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.metrics import METRICS
 from tools.result_tables import blocks, on_reacher, trained, without
@@ -96,7 +92,7 @@ TRICKS = (
     ("deviation of advantages", "biased in OPPG and Baselines, not in CleanRL and SB3", "returns.normalize", "ppo.advantage_std"),
     ("observation normalisation", "Baselines vec_normalize.py; source 003", "normalize.ObservationNormalizer", "obs_norm"),
     ("reward normalisation", "OPPG reward_normalizer.py", "normalize.RewardNormalizer", "reward_norm"),
-    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward", "run.Run.learning_reward", "reward_norm.reset_at"),
+    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward", "learner.Learner.learning_reward", "reward_norm.reset_at"),
     ("value-target normalisation, Pop-Art", "van Hasselt et al. 2016; source 003", "Agent.update_value_statistics", "value_norm"),
     ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
     ("entropy bonus", "PPO paper, eq. 9", "heads.Policy.entropy", "ppo.entropy_coef"),
@@ -165,7 +161,7 @@ def _value(config: Config, path: str) -> object:
 
 def _table(name: str, kind: type, *, skip: set[str]) -> str:
     """One group of fields."""
-    sentences = _sentences(kind)
+    sentences = field_texts(kind)
     text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}{_needs(name)}\n\n| field | default | what it is |\n|---|---|---|\n"
     for field in dataclasses.fields(kind):
         if field.name not in skip:
@@ -178,20 +174,6 @@ def _needs(path: str) -> str:
     """What a knob or group needs, as a sentence to be put behind others."""
     words = [need.words for need in NEEDS if path in need.paths.split()]
     return f" Needs {'; '.join(words)}." if words else ""
-
-
-def _sentences(kind: type) -> dict[str, str]:
-    """The string under each field of a dataclass."""
-    tree = ast.parse(inspect.getsource(config_module))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__).body
-    return {
-        field.target.id: " ".join(str(text.value.value).split())
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
 
 
 def _dataclass_of(hint: object) -> type | None:

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from phasicrl.experiments.statistics import bootstrap_interval
+from phasicrl.runs.directory import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -33,8 +34,8 @@ TASKS = (
     ("Hopper-v5", "hopper", "hopper", "", 2000, "Tianshou 2,609 at 1M"),
     ("Walker2d-v5", "walker2d", "walker2d", "", 2000, "Tianshou 3,589 at 1M"),
     ("Ant-v5", "ant", "ant", "", 1500, "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
-    ("CartPole-v1 without velocities", "cartpolenovel", "cartpolenovel", "", 475, "contrib's PPO with LSTM 500"),
-    ("Pendulum-v1 without velocity", "pendulumnovel", "pendulumnovel", "", -300, "contrib's PPO with LSTM −218"),
+    ("CartPole-v1 without velocities", "cartpole_masked_velocity", "cartpole-masked-velocity", "", 475, "contrib's PPO with LSTM 500"),
+    ("Pendulum-v1 without velocity", "pendulum_masked_velocity", "pendulum-masked-velocity", "", -300, "contrib's PPO with LSTM −218"),
 )
 
 
@@ -173,13 +174,13 @@ def quickstart_table() -> str:
     """What `make train` made: time, where it went, and the return over training."""
     text = "| seed | commit | minutes | rollouts, policy phases, auxiliary phases | return of 100 training episodes: first, best, last |\n|---|---|---|---|---|\n"
     for folder in sorted((RESULTS / "quickstart").glob("*/")):
-        card = json.loads((folder / "card.json").read_text())
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        card, rows = RunDirectory(folder).card, RunDirectory(folder).metrics()
         parts = [
-            sum(row.get(name) or 0.0 for row in rows for name in names)
+            sum(value for row in rows for name in names if math.isfinite(value := row.get(name, 0.0)))
             for names in (("time/rollout",), ("time/policy", "time/value"), ("time/auxiliary",))
         ]
-        returns = [value for row in rows if (value := row.get("charts/episodic_return_100")) is not None]
+        everything = (row.get("charts/episodic_return_100", math.nan) for row in rows)
+        returns = [value for value in everything if math.isfinite(value)]
         shares = ", ".join(f"{part / sum(parts):.0%}" for part in parts)
         text += f"| {card['seed']} | {card['commit']} | {card['seconds'] / 60:.1f} | {shares} | {returns[0]:.2f}, {max(returns):.2f}, {returns[-1]:.2f} |\n"
     return text
@@ -220,13 +221,10 @@ def trained(preset: str) -> str:
                 f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}`)"
             )
     for folder in sorted({path.parent.parent for path in RESULTS.glob("*/*/card.json")}):
-        runs = [
-            (json.loads((path.parent / "config.json").read_text()), json.loads(path.read_text())) for path in folder.glob("*/card.json")
-        ]
         of_game: dict[str, list[str]] = {}
-        for config, card in runs:
-            if config["name"] == preset:
-                of_game.setdefault(config["env"]["id"], []).append(f"{card['seed']}")
+        for run in (RunDirectory(path.parent) for path in folder.glob("*/card.json")):
+            if run.config.name == preset:
+                of_game.setdefault(run.config.env.id, []).append(f"{run.card['seed']}")
         for game, seeds in sorted(of_game.items()):
             found.append(f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} (`benchmarks/results/{folder.name}`)")
     if found:
@@ -557,7 +555,7 @@ def compiled_table() -> str:
     """What compiling the network for pictures, or its max-pools, does to the rate."""
     cases = _encoder_rates()
     text = "| micro-batch | precision | compiled by Inductor | eager: pictures/s | compiled | ratio |\n|---|---|---|---|---|---|\n"
-    names = {"compiled": "the whole network", "pools": "its max-pools (`--compute.compile pools`)"}
+    names = {"compiled": "the whole network", "pools": "its max-pools (left out since)"}
     for size, precision, run in [(size, precision, run) for size, precision, _, run in cases if run in names]:
         eager, compiled = (cases[size, precision, "kept", which]["rate"] for which in ("eager", run))
         ratio = statistics.median(ours / theirs for ours, theirs in zip(compiled, eager, strict=True))

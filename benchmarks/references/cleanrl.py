@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ class SameStep:
     def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
         return np.stack([env.reset()[0] for env in self.envs]), {}
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         self.player.step()
         obs, *rest = zip(*(self._step(env, action) for env, action in zip(self.envs, actions, strict=True)), strict=True)
         return np.stack(obs), *(np.array(part) for part in rest), {}
@@ -48,7 +49,7 @@ class SameStep:
 
 def gym_env(player: Player) -> Any:
     """`procgen.ProcgenEnv`, with the interface of gym 0.23."""
-    import gym
+    import gym  # pyright: ignore[reportMissingImports]  # where CleanRL is
 
     recording = player.recording
 
@@ -147,7 +148,7 @@ class Notes:
         self.case, self.start, self.losses, self.adams = case, start, losses, adams
         self.found = Quantities()
         self.namespace: dict[str, Any] = {}
-        self.weights: dict[str, torch.Tensor] = {}
+        self.weights: Mapping[str, torch.Tensor] = {}
         self.iteration = 0
 
     def begins_with(self, envs: Any) -> Any:

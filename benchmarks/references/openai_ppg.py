@@ -10,6 +10,7 @@ import io
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +187,7 @@ class Notes:
     def __init__(self, side: Side, case: Case, start: Arrays, losses: list[float], adams: list[Any]) -> None:
         self.side, self.case, self.start, self.losses, self.adams = side, case, start, losses, adams
         self.found = Quantities()
-        self.weights: dict[str, torch.Tensor] = {}
+        self.weights: Mapping[str, torch.Tensor] = {}
         self.iteration = 0
 
     def watched(self) -> list[tuple[Any, str, Any]]:

@@ -29,8 +29,9 @@ class Side:
 
     def __init__(self, precision: str) -> None:
         torch_ = torch_and_numpy(precision)["torch"]
-        self.algorithm, self.phases, self.presets, self.run, self.heads = (
-            fresh_import(f"phasicrl.{name}", {"torch": torch_}) for name in ("algorithm", "phases", "presets", "runs.run", "models.heads")
+        self.algorithm, self.phases, self.presets, self.run, self.distributions = (
+            fresh_import(f"phasicrl.{name}", {"torch": torch_})
+            for name in ("algorithm", "phases", "presets", "runs.run", "models.distributions")
         )
 
     def quantities(self, case: Case, start: Arrays | None) -> tuple[Quantities, Arrays, list[np.ndarray]]:
@@ -66,10 +67,12 @@ class Side:
             for name, weight in weights.items():
                 weight.copy_(torch.from_numpy(start[name]) if start is not None else weight)
         start = {name: weight.detach().double().numpy().copy() for name, weight in weights.items()}
-        if run.reward_normalizer is not None and case.counts_from is not None:
-            run.reward_normalizer.moments.count.fill_(case.counts_from)
-            run.reward_normalizer.moments.sum_of_squares.fill_(case.counts_from)
-        optimizers = {name: [adam] for name, adam in run.optimizers.items() if name != "aux" or adam is not run.optimizers["policy"]}
+        learner, normalizer = run.learner, run.learner.reward_normalizer
+        if normalizer is not None and case.counts_from is not None:
+            normalizer.moments.count.fill_(case.counts_from)
+            normalizer.moments.sum_of_squares.fill_(case.counts_from)
+        adams = learner.optimizers
+        optimizers = {name: [adam] for name, adam in adams.items() if name != "aux" or adam is not adams["policy"]}
 
         def stage(name: str) -> None:
             if name == "auxiliary":
@@ -77,21 +80,23 @@ class Side:
                 found.put(run.iteration, "losses of the policy phase's steps", losses)
                 losses.clear()
 
-        run.stage = stage
         while run.env_steps < run.config.budget:
-            run.start_iteration()
             rollout = run.buffer.next_rollout()
             with self._acting(recording, run):
                 run.collect(rollout)
-            i = run.iteration
+            i = run.iteration + 1
             first = (i - 1) * case.num_steps
             assert np.array_equal(rollout.obs.numpy(), recording.obs[first : first + case.num_steps].swapaxes(0, 1))
-            reward = run.learning_reward(rollout)
+            reward, _ = learner.learning_reward(rollout)
             found.put(i, "values", rollout.value)
             found.put(i, "log-probabilities", rollout.log_prob)
             found.put(i, "values after the rollout", rollout.next_value[:, -1])
             found.put(i, "rewards, normalized", reward)
-            record = self.algorithm.learn_from(run, rollout, reward)
+            record = self.phases.policy_phase(learner, rollout, reward)
+            if learner.auxiliary_phase_is_due:
+                record |= self.phases.auxiliary_phase(learner, run.buffer, stage=stage)
+            if run.buffer.is_full:
+                run.buffer.clear()
             found.put(i, "advantages", self.phases.compute_targets(rollout, reward, run.config.ppo)[0].advantage)
             found.put(i, "value targets", rollout.value_target)
             phase = "auxiliary phase" if "losses/aux/kl_loss" in record else "policy phase"
@@ -103,13 +108,13 @@ class Side:
 
     def _acting(self, recording: Recording, run: Any) -> Any:
         """Draw the recorded actions."""
-        heads, steps = self.heads, iter(range(run.env_steps // run.config.env.num_envs, len(recording.action)))
+        distributions, steps = self.distributions, iter(range(run.env_steps // run.config.env.num_envs, len(recording.action)))
 
         def draw(policy: Any, noise: Any) -> torch.Tensor:
             action = torch.from_numpy(recording.action[next(steps)]).unsqueeze(1)
             return action if policy is None or action.dtype == torch.int64 else action.to(noise.dtype)
 
-        kind = heads.CategoricalPolicy if recording.action.ndim == 2 else heads.JointPolicy
+        kind = distributions.Categorical if recording.action.ndim == 2 else distributions.JointPolicy
         return patch.object(kind, "draw", draw)
 
 

@@ -199,5 +199,5 @@ def played(base: Any, player: Player, precision: str) -> Any:
         player: of the recording.
         precision: of rewards.
     """
-    kind = type("Environments", (Played, base), {"player": player, "precision": precision})
+    kind: Any = type("Environments", (Played, base), {"player": player, "precision": precision})
     return kind(player.num_envs, *player.recording.spaces)

@@ -81,7 +81,7 @@ class Quantities:
 
     def save(self, path: Path) -> None:
         """Write to a file."""
-        np.savez(path, **self.arrays)
+        np.savez(path, **self.arrays)  # pyright: ignore[reportArgumentType]  # names of arrays
 
 
 def matched(ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:

@@ -1,70 +1,48 @@
-"""The algorithm: collect, learn, now and then distil, log, save. Kind: effects. Start reading here.
+"""The algorithm: collect, learn, now and then distill, log, save. Kind: effects. Start reading here.
 
-`learn` and `learn_from` are Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its symbols in the comments.
-The two phases are in `phases.py`, what they minimise in `objectives.py`, the advantages in `returns.py`. A loop of your own collects and
-calls `learn_from`, as examples/own_loop.py does.
+`learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its symbols in the comments. The
+two phases are in `phases.py`, what they minimize is in `objectives.py`, the advantages are in `returns.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
-from torch import Tensor
 
 from phasicrl.config import Config
 from phasicrl.envs.heuristic_mask import MaskFunction
+from phasicrl.execution.plan import Plan
+from phasicrl.learner import Record
 from phasicrl.models.agent import EncoderFactory
-from phasicrl.phases import Record, auxiliary_phase, policy_phase
-from phasicrl.rollout import Rollout
+from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.runs.run import Run, resume_run, start_run
 
+OnIteration = Callable[[Run, Record], Literal["stop"] | None]
+"""Called after each iteration with the run and its metrics; "stop" ends the run there."""
 
-def learn(run: Run, on_iteration: Callable[[Run, Record], None] | None = None) -> None:
-    """Train until the budget is used up."""
+
+def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
+    """Train until the budget is used up, or `on_iteration` says "stop"."""
+    learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget:
-        run.start_iteration()
-
         # Perform rollouts under the current policy π, straight into the buffer B
-        rollout = run.buffer.next_rollout()
-        run.collect(rollout)
+        rollout = run.collect(buffer.next_rollout())
 
-        record = learn_from(run, rollout, run.learning_reward(rollout))
+        # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for E_V epochs, the value function
+        record = policy_phase(learner, rollout, stage=run.stage)
+
+        # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's network, keeping π where it is
+        if learner.auxiliary_phase_is_due:
+            record |= auxiliary_phase(learner, buffer, stage=run.stage)
+        if buffer.is_full:
+            buffer.clear()
+
         run.finish_iteration(record)
-        if on_iteration is not None:
-            on_iteration(run, record)
-
-
-def learn_from(run: Run, rollout: Rollout, reward: Tensor) -> Record:
-    """Learn from a rollout and from these rewards for it, `[B, T]`; returns the metrics.
-
-    The phase is a matter of counting: every N_π-th rollout fills the buffer B.
-    """
-    config = run.config
-
-    # Compute the value function target V̂ and the advantage Â for all states
-    samples, record = run.targets(rollout, reward)
-
-    # For E_π epochs: optimise the clipped surrogate; for E_V epochs: optimise the value function
-    record |= policy_phase(
-        run.agent, run.optimizers, samples, config.ppo,
-        compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
-        kl_penalty=run.kl_penalty, renew=run.renewal(rollout, reward),
-    )  # fmt: skip
-
-    # After N_π iterations, for E_aux epochs over all data in B: distil V̂ into the policy's network, keeping π where it is
-    if run.buffer.is_full:
-        if config.aux is not None and run.auxiliary_phase_is_due():
-            record |= auxiliary_phase(
-                run.agent, run.optimizers["aux"], run.buffer, config.aux,
-                compute=run.compute, generator=run.generators["shuffle"], stage=run.stage,
-            )  # fmt: skip
-        run.buffer.clear()
-
-    # Statistics of observations move only now: a rollout and the epochs over it saw the same ones
-    run.update_statistics(rollout)
-    return record
+        if on_iteration is not None and on_iteration(run, record) == "stop":
+            return
 
 
 def train(
@@ -73,7 +51,8 @@ def train(
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
-    on_iteration: Callable[[Run, Record], None] | None = None,
+    on_iteration: OnIteration | None = None,
+    plan: Plan | None = None,
 ) -> Run:
     """Train an agent from scratch. Without `config.aux` this is PPO.
 
@@ -83,7 +62,9 @@ def train(
         make_encoder: makes your own network, in place of `config.model.encoder`.
         mask_actions: from observations `[B, …]` and the environments' own masks to the masks that hold at the start of training, for
             `config.env.heuristic_mask_steps` steps.
-        on_iteration: called after each iteration with the run and its metrics.
+        on_iteration: called after each iteration with the run and its metrics. If it returns
+            "stop", the run is saved and ends there; `resume` goes on to the end of its budget.
+        plan: how to execute it, of a run before; chosen for this machine unless given.
 
     Returns:
         The finished run: `run.agent`, `run.directory`, `run.summary()`.
@@ -92,7 +73,7 @@ def train(
         ValueError: a configuration that cannot work here; nothing was started.
         EnvError: an environment failed.
     """
-    with start_run(config, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions) as run:
+    with start_run(config, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, plan=plan) as run:
         learn(run, on_iteration)
         run.finish()
     return run
@@ -104,9 +85,16 @@ def resume(
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
-    on_iteration: Callable[[Run, Record], None] | None = None,
+    on_iteration: OnIteration | None = None,
 ) -> Run:
-    """Continue the run in `run_dir` from its newest whole checkpoint to the end of its budget; arguments as for `train`.
+    """Continue a run from its last whole checkpoint to the end of its budget.
+
+    Args:
+        run_dir: Run directory.
+        make_env: as for `train`, like the others.
+        make_encoder: as for `train`.
+        mask_actions: as for `train`.
+        on_iteration: as for `train`.
 
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.

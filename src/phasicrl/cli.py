@@ -1,52 +1,65 @@
-"""The command line: parse, call the library, print. Kind: effects. Libraries are imported by the verb that needs them, so `--help` is quick."""
+"""The command line: parse, call the library, print. Kind: effects.
+
+tyro reads the options of a verb from the library's function, and the knobs of a run from `Config`:
+what is said of them there is the help. Libraries are imported by the verb that needs them, so that
+`phasicrl --help` is quick; `tyro.extras.SubcommandApp` would need all of them at once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import inspect
 import json
+import operator
+import re
 import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo, UnsupportedTypeAnnotationError
 
-from phasicrl.config import (
-    AuxConfig,
-    Config,
-    ObsNormConfig,
-    Options,
-    RewardNormConfig,
-    ValueNormConfig,
-    field_paths,
-    nearest_name,
-    refuse_unasked_import,
-)
+from phasicrl.config import AuxConfig, Config, Options, defaults, field_texts, refuse_unasked_import, shown
+from phasicrl.config_io import nearest_name
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
+    from phasicrl.execution.plan import Plan
     from phasicrl.runs.run import Run
-
-T = TypeVar("T")
 
 USER_ERROR, ENVIRONMENT_ERROR, INTERRUPTED = 2, 4, 130
 """Exit codes besides 0."""
 
 
+@dataclass(frozen=True)
+class _Common:
+    """Options of every verb."""
+
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show where an error arose."""
+    modules: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="import", metavar="MODULE")] = ()
+    """Import a module first, which may register environments."""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb and return the exit code. A user's mistake is one sentence; `--debug` shows where it arose."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    """Run one verb and return the exit code.
+
+    A user's mistake is one sentence; `--debug` shows where it arose.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    common, words = tyro.cli(_Common, args=given, prog="phasicrl", return_unknown_args=True, add_help=False)
     try:
-        return _dispatch(_without_imports(words))
+        for module in common.modules:
+            _import(module)
+        return _dispatch(words)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -54,10 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
         from phasicrl.envs.protocol import EnvError
 
         expected = isinstance(error, ValueError | OSError | ImportError | MemoryError | EnvError)
-        if debug or not expected:
+        if common.debug or not expected:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return ENVIRONMENT_ERROR if isinstance(error, EnvError) else USER_ERROR if expected else 1
+
+
+def _import(module: str) -> None:
+    """Import a module that the user named."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"--import {module}: {error}; install it, or put its folder into PYTHONPATH") from error
 
 
 def _dispatch(words: list[str]) -> int:
@@ -73,26 +94,8 @@ def _dispatch(words: list[str]) -> int:
     verb = VERBS.get(words[0])
     if verb is None:
         raise ValueError(f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)}; `phasicrl --help` lists all")
-    if verb in (_presets, _doctor) and words[1:2] in (["-h"], ["--help"]):
-        print(f"usage: phasicrl {words[0]}{' [PART OF A NAME]' if verb is _presets else ''}\n\n{verb.__doc__}")
-        return 0
     verb(words[1:])
     return 0
-
-
-def _without_imports(words: list[str]) -> list[str]:
-    """The words without `--import MODULE`, after importing the modules that are named so; they may register environments."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--import=") else [word])]
-    while "--import" in words:
-        at = words.index("--import")
-        if len(words) == at + 1:
-            raise ValueError("--import needs the name of a Python module")
-        try:
-            importlib.import_module(words[at + 1])
-        except ImportError as error:
-            raise ImportError(f"--import {words[at + 1]}: {error}; install it, or put its folder into PYTHONPATH") from error
-        words = words[:at] + words[at + 2 :]
-    return words
 
 
 def _usage() -> str:
@@ -105,44 +108,142 @@ def _usage() -> str:
     )
 
 
-def _parse(kind: type[T], words: list[str], verb: str) -> T:
-    """Read a verb's options into the dataclass `kind`."""
-    return tyro.cli(kind, args=_plain(words, kind), prog=f"phasicrl {verb}")
+# --- how tyro reads what the library has
+
+_REGISTRY = ConstructorRegistry()
 
 
-def _plain(words: list[str], kind: type) -> list[str]:
-    """One spelling of everything: `--flag=value` is two words, flags have no underscores, and `none` is `None`, as tyro writes it.
+@_REGISTRY.primitive_rule
+def _read_none(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
+    """Read `none`, in any case, as None where a value can be off; a text or a path may have that name."""
+    members = typing.get_args(kind.type) if kind.type_origin in (typing.Union, types.UnionType) else ()
+    others = tuple(member for member in members if member is not type(None))
+    texts = [member for member in (Path, str) if member in others]
+    if not texts and len(others) == len(members):
+        return None  # tyro's own rules
+    spec = ConstructorRegistry.get_primitive_spec(
+        PrimitiveTypeInfo.make(texts[0] if texts else functools.reduce(operator.or_, others), kind.markers)
+    )
+    if isinstance(spec, UnsupportedTypeAnnotationError):
+        return spec
 
-    Only right after a flag of `kind` that can be off: a text, a path or one choice among others may have that name.
+    def read(words: list[str]) -> Any:
+        if not texts and [word.lower() for word in words] == ["none"]:
+            return None
+        if spec.choices is not None and words[0] not in spec.choices:
+            raise ValueError(f"{words[0]!r} is none of {', '.join(spec.choices)}, none")
+        return spec.instance_from_str(words)
+
+    return PrimitiveConstructorSpec(
+        nargs=spec.nargs,
+        metavar=spec.metavar if texts else f"{spec.metavar}|none",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: ["none"] if value is None else spec.str_from_instance(value),
+    )
+
+
+_PYTHON_ONLY = ("make_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say")
+"""Parameters of library functions that no word can give: objects and functions of the caller's."""
+
+
+def arguments_for(
+    verb: str,
+    function: types.FunctionType,
+    words: list[str],
+    *,
+    without: Sequence[str] = (),
+    own: type | None = None,
+    markers: tuple[Any, ...] = (tyro.conf.PositionalRequiredArgs,),
+    others: bool = False,
+) -> tuple[dict[str, Any], Any, list[str]]:
+    """Read the arguments of a library function from the words of a verb.
+
+    The function is not called here: an error of its own is not one of parsing.
+
+    Args:
+        verb: for the help.
+        function: whose parameters are read, but for those in `_PYTHON_ONLY`.
+        words: of the command line.
+        without: parameters that have no option.
+        own: a dataclass of further options that only the command line has.
+        markers: tyro's, for all of them.
+        others: whether there may be words that are none of these.
+
+    Returns:
+        The arguments by name, what was read of `own`, and the other words.
     """
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    before, can_be_off = ["", *words], _flags_that_can_be_off(kind)
-    return ["None" if word.lower() == "none" and flag in can_be_off else word for flag, word in zip(before, words, strict=False)]
 
+    def collect(**arguments: Any) -> dict[str, Any]:
+        return arguments
 
-def _flags_that_can_be_off(kind: type, prefix: str = "--") -> set[str]:
-    """Flags of a dataclass whose value may be None, and is no text otherwise."""
-    flags: set[str] = set()
-    for name, hint in typing.get_type_hints(kind).items():
-        flag = prefix + name.replace("_", "-")
-        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        for group in (option for option in options if dataclasses.is_dataclass(option)):
-            flags |= _flags_that_can_be_off(typing.cast(type, group), f"{flag}.")
-        if type(None) in options and not {str, Path} & set(options):
-            flags.add(flag)
-    return flags
+    def with_own(library: dict[str, Any], own: Any) -> Any:
+        return library, own
+
+    left_out = {*without, *_PYTHON_ONLY}
+    parameters = inspect.signature(function).parameters
+    kept = {name: parameter for name, parameter in parameters.items() if name not in left_out}
+    collect.__annotations__ = {name: parameter.annotation for name, parameter in kept.items()}
+    collect.__annotations__ = typing.get_type_hints(collect, function.__globals__)
+    collect.__signature__ = inspect.Signature([*kept.values()])  # pyright: ignore[reportFunctionMemberAccess]
+    # tyro keeps the line breaks of a docstring, which are our source's.
+    collect.__doc__ = re.sub(r"\n {8,}", " ", inspect.getdoc(function) or "")
+    flat = tyro.conf.OmitArgPrefixes
+    with_own.__annotations__ = {
+        "library": Annotated[Any, flat, tyro.conf.arg(name="", constructor=collect)],
+        "own": Annotated[own, flat, tyro.conf.arg(name="")],
+    }
+    found: Any = tyro.cli(
+        collect if own is None else with_own, args=words, return_unknown_args=others,
+        prog=f"phasicrl {verb}", description=(function.__doc__ or "").partition("\n")[0],
+        config=(*markers, tyro.conf.SuppressFixed), registry=_REGISTRY,
+    )  # fmt: skip
+    found, rest = found if others else (found, [])
+    arguments, read = (found, None) if own is None else found
+    return arguments, read, rest
 
 
 # --- train and resume
 
 
+@dataclass(frozen=True)
+class _TrainOptions:
+    """Options of `train` that are no knobs."""
+
+    same_plan: tyro.conf.FlagCreatePairsOff[bool] = False
+    """With `--from RUN`: execute it as that run was, without a look at this machine."""
+
+
 def _train(words: list[str]) -> None:
-    """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN/config.json`."""
+    """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN [--same-plan]`."""
+    options, words = tyro.cli(_TrainOptions, args=words, prog="phasicrl train", return_unknown_args=True, add_help=False)
     config = parse_config(words)
+    plan = _plan_of(words) if options.same_plan else None
     from phasicrl.algorithm import train
 
-    _print_result(train(config))
+    _print_result(train(config, plan=plan))
+
+
+def _plan_of(words: list[str]) -> Plan:
+    """The plan of the run after `--from`.
+
+    Raises:
+        ValueError: there is no such run, it has no plan, or one for another kind of machine.
+    """
+    if words[0] != "--from":
+        raise ValueError("--same-plan needs a run whose plan is followed: `phasicrl train --from RUN --same-plan`")
+    from phasicrl.execution.device import this_machine
+    from phasicrl.execution.plan import can_follow
+    from phasicrl.runs.directory import RunDirectory
+    from phasicrl.runs.run import saved_plan
+
+    path = Path(words[1])
+    path = path if path.is_dir() else path.parent
+    if (plan := saved_plan(RunDirectory(path))) is None:
+        raise ValueError(f"{path} has no plan of this version in its card.json; leave --same-plan out")
+    if not can_follow(plan, this_machine("auto" if plan.on_gpu else "cpu")):
+        raise ValueError(f"{path} ran on {plan.device} with {plan.num_threads} threads, which this machine has not; leave --same-plan out")
+    return plan
 
 
 def parse_config(words: list[str]) -> Config:
@@ -151,113 +252,131 @@ def parse_config(words: list[str]) -> Config:
     Raises:
         ValueError: no preset named, an unknown one, or values that do not go together.
     """
+    base, label, words = _base(words)
+    given = _given_knobs(base, words, f"phasicrl train {label}")
+    # What the base sets and these words make useless goes without a word; what was named in vain is refused.
+    return base.changed(given, reset_idle=True, keep=given)
+
+
+def _base(words: list[str]) -> tuple[Config, str, list[str]]:
+    """The configuration that the fields are added to, its name for people, and the words of the fields.
+
+    These first words are read here: the help of all others has the values of this configuration.
+    """
     if not words or words[0] in ("-h", "--help"):
-        print("usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN/config.json [FIELDS]\n")
+        print("usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN [--same-plan] [FIELDS]\n")
         print("presets:\n" + "\n".join(f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items()))
         print("\n`phasicrl train PRESET --help` lists every field with its value in that preset.")
         raise SystemExit(0 if words else USER_ERROR)
     if words[0] == "--from":
         if len(words) < 2:
             raise ValueError("--from needs the path of a config.json")
+        from phasicrl.runs.directory import RunDirectory, read_config
+
         path = Path(words[1])
-        base, label, words = Config.from_json((path / "config.json" if path.is_dir() else path).read_text()), f"--from {path}", words[2:]
+        base = RunDirectory(path).config if path.is_dir() else read_config(path)
         refuse_unasked_import(base)
-    elif words[0].startswith("-"):
+        return base, f"--from {path}", words[2:]
+    if words[0].startswith("-"):
         raise ValueError(f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them")
-    else:
-        base, label, words = get_preset(words[0]), words[0], words[1:]
-    base, words = _read_options(base, _plain(words, Config))
-    groups = {"aux": AuxConfig, "reward_norm": RewardNormConfig, "obs_norm": ObsNormConfig, "value_norm": ValueNormConfig}
-    for field, group in groups.items():
-        base, words = _switch_group(base, words, field, group)
-    given = {part.name: getattr(base, part.name) for part in dataclasses.fields(base)}
-    asked = tyro.cli(
-        _AskedConfig, default=_AskedConfig(**given), args=words, prog=f"phasicrl train {label}", config=(tyro.conf.AvoidSubcommands,), registry=_REGISTRY
+    return get_preset(words[0]), words[0], words[1:]
+
+
+_OFF = "_off"
+"""Ends the names of the switches `--aux none`, which stand beside the fields of the group in tyro's tree."""
+
+
+def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
+    """The knobs that the words name, by path, with what `changed` needs for groups that go on or off."""
+    tree = tyro.cli(
+        _knobs(base), args=words, prog=prog, registry=_REGISTRY,
+        default={"env": {"options": ()}},  # a flag that may come more than once needs one
+        config=(tyro.conf.HelptextFromCommentsOff,),  # every text is given; to look for them takes time
     )  # fmt: skip
-    # What the base sets and these words make useless goes without a word; what was named in vain is refused.
-    named = {path for path in field_paths() if not _flags_of(path).isdisjoint(words)}
-    return base.changed({part.name: getattr(asked, part.name) for part in dataclasses.fields(asked)}, reset_idle=True, keep=named)
-
-
-def _flags_of(path: str) -> set[str]:
-    """The flags that set a knob."""
-    group, dot, name = path.replace("_", "-").rpartition(".")
-    return {f"--{group}{dot}{name}", f"--{group}{dot}no-{name}"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _AskedConfig(Config):
-    """One run."""
-
-    def __post_init__(self) -> None:
-        """Check values only: which knobs have an effect is asked when all is known."""
-        self.check_values()
-
-
-def _switch_group(base: Config, words: list[str], field: str, group: type[Any]) -> tuple[Config, list[str]]:
-    """Optional groups: `--aux none` switches one off, naming any field of it switches it on."""
-    flag = "--" + field.replace("_", "-")
-    if flag in words:
-        at = words.index(flag)
-        if words[at + 1 : at + 2] != ["None"]:
+    given: dict[str, Any] = {}
+    for name, value in tree.items():
+        given |= {f"{name}.{field}": inner for field, inner in value.items()} if isinstance(value, dict) else {name: value}
+    if options := given.pop("env.options"):
+        given["env.options"] = _added_options(base.env.options, options)
+    for switch in [name for name in given if name.endswith(_OFF)]:
+        group, flag = switch.removesuffix(_OFF), "--" + switch.removesuffix(_OFF).replace("_", "-")
+        if given.pop(switch).lower() != "none":
             raise ValueError(f"{flag} takes only `none`; its fields are set by {flag}.FIELD")
-        return base.changed({field: None}, reset_idle=True), words[:at] + words[at + 2 :]
-    named = any(word.startswith(f"{flag}.") for word in words)
-    if named and getattr(base, field) is None:
+        given[group] = None
+    named = {path.partition(".")[0] for path in given if "." in path}
+    switched_on = {name: _group_when_on(base, name) for name in named - given.keys() if getattr(base, name) is None}
+    return switched_on | given
+
+
+def _knobs(base: Config) -> Any:
+    """A type whose fields are those of `Config`, for tyro: only what is named is in its instances.
+
+    Each field has its sentence and its value in `base`; groups that can be off have a switch.
+    """
+    texts, fields = field_texts(Config), {}
+    for name, hint in typing.get_type_hints(Config).items():
+        kind = next((kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+        group = getattr(base, name)
+        if kind is None:
+            fields[name] = _option(hint, texts[name], shown(group))
+            continue
+        inner_texts, inner = field_texts(typing.cast(type, kind)), {}
+        for field, inner_hint in typing.get_type_hints(kind).items():
+            value = shown(getattr(group, field)) if group is not None else f"{shown(defaults()[f'{name}.{field}'])}, once it is on"
+            inner[field] = _option(inner_hint, inner_texts[field], value)
+        fields[name] = Annotated[_typed_dict(kind, inner), tyro.conf.arg(help=kind.__doc__)]
+        if hint is not kind:
+            off = tyro.conf.arg(name=name, metavar="none", help="Switch the group off; naming a field of it switches it on.", help_behavior_hint=f"(default: {shown(group)})")  # fmt: skip
+            fields[name + _OFF] = Annotated[str, off]
+    return _typed_dict(Config, fields)
+
+
+def _option(hint: Any, text: str, value: str) -> Any:
+    """The type of one knob with its help."""
+    if typing.get_origin(hint) is Mapping:
+        words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+        return Annotated[words, tyro.conf.arg(help=text, help_behavior_hint=f"(default: {value})", metavar="KEY=VALUE …")]
+    return Annotated[hint, tyro.conf.arg(help=text, help_behavior_hint=f"(default: {value})")]
+
+
+def _typed_dict(kind: Any, fields: dict[str, Any]) -> Any:
+    """A TypedDict none of whose keys must be there, described as a dataclass is."""
+    made = typing.cast(Any, typing.TypedDict)(kind.__name__, fields, total=False)
+    made.__doc__ = kind.__doc__
+    return made
+
+
+def _group_when_on(base: Config, name: str) -> Any:
+    """What a group that is off begins with when one of its fields is named."""
+    if name == "aux":
         # The usual number of minibatches, or as many of them as these environments can be dealt out to.
-        default = AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs)) if group is AuxConfig else group()
-        base = replace(base, **{field: default})
-    return base, words
+        return AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs))
+    return next(kind for kind in typing.get_args(typing.get_type_hints(Config)[name]) if kind is not type(None))()
 
 
-def _read_options(base: Config, words: list[str]) -> tuple[Config, list[str]]:
-    """`--env.options KEY=VALUE …`, as often as wanted: added to those of the base, or `none` to drop those."""
-    flag, options, rest = "--env.options", dict(base.env.options), list(words)
-    while flag in rest:
-        at = rest.index(flag)
-        end = next((place for place in range(at + 1, len(rest)) if rest[place].startswith("--")), len(rest))
-        for word in (given := rest[at + 1 : end]):
+def _added_options(before: Mapping[str, Any], words_of_flags: tuple[tuple[str, ...], ...]) -> Options:
+    """Options of the environment with what `--env.options` says, as often as it came; `none` drops those before."""
+    options = dict(before)
+    for words in words_of_flags:
+        if not words:
+            raise ValueError("--env.options takes KEY=VALUE, or `none`; nothing was given")
+        for word in words:
             key, equals, value = word.partition("=")
             if word.lower() == "none":
                 options.clear()
             elif not key or not equals:
-                raise ValueError(f"{flag} takes KEY=VALUE, or `none`; given was {word!r}")
+                raise ValueError(f"--env.options takes KEY=VALUE, or `none`; given was {word!r}")
             else:
                 options[key] = value
-        if not given:
-            raise ValueError(f"{flag} takes KEY=VALUE, or `none`; nothing was given")
-        rest = rest[:at] + rest[end:]
-    return (base.changed({"env.options": Options(options)}) if options != base.env.options else base), rest
-
-
-_REGISTRY = ConstructorRegistry()
-
-
-@_REGISTRY.primitive_rule
-def _show_options(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """How tyro's help shows `env.options`; they were read before it is called."""
-    if typing.get_origin(kind.type) is not Mapping:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs="*", metavar="KEY=VALUE", instance_from_str=lambda words: Options((key, value) for key, _, value in (word.partition("=") for word in words)),
-        is_instance=lambda given: isinstance(given, Options), str_from_instance=lambda given: [f"{key}={value}" for key, value in given.items()],
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _ResumeOptions:
-    """Continue a run from its last checkpoint."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run directory."""
+    return Options(options)
 
 
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
-    options = _parse(_ResumeOptions, words, "resume")
     from phasicrl.algorithm import resume
 
-    _print_result(resume(options.run))
+    arguments, *_ = arguments_for("resume", resume, words)
+    _print_result(resume(**arguments))
 
 
 def _print_result(run: Run) -> None:
@@ -273,41 +392,24 @@ def _print_result(run: Run) -> None:
     console.print(f"run directory: {run.directory}", highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class _LadderOptions:
-    """Train PPO trick by trick, from REINFORCE up, and show what each gave."""
-
-    env: str = "CartPole-v1"
-    """Id of the environment; its observations must not be images."""
-    seeds: int = 5
-    """Runs for each rung."""
-    leave_one_out: bool = False
-    """The other way round: all tricks, and then all but one."""
-    total_env_steps: int | None = None
-    """Budget of each run; off: 100,000."""
-    jobs: int = 1
-    """Runs at a time, each on one thread."""
-    output_dir: Path = Path("runs/ladder")
-    """Gets the runs, the table as CSV and the figure; runs that are there already are not repeated."""
-
-
 def _ladder(words: list[str]) -> None:
     """Train PPO trick by trick, from REINFORCE up, and show what each gave."""
-    options = _parse(_LadderOptions, words, "ladder")
     from rich.console import Console
     from rich.table import Table
 
     from phasicrl.experiments.ladder import draw_ladder, run_ladder
 
-    mode = "leave-one-out" if options.leave_one_out else "ladder"
+    arguments, *_ = arguments_for("ladder", run_ladder, words)
+    env, seeds = arguments["env"], arguments["seeds"]
+    arguments["output_dir"] = output_dir = arguments["output_dir"] / env.replace(":", "-").replace("/", "-")
     console = Console()
-    output_dir = options.output_dir / options.env.replace(":", "-").replace("/", "-")
     found = run_ladder(
-        options.env, seeds=options.seeds, mode=mode, total_env_steps=options.total_env_steps, output_dir=output_dir, jobs=options.jobs,
+        **arguments,
         on_run=lambda name, seed, reached: console.print(f"{name}, seed {seed}: {reached:.1f}", highlight=False),
         say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
-    )  # fmt: skip
-    table = Table(title=f"{mode} on {options.env}: greedy return after training, {options.seeds} seeds")
+    )
+    mode = "leave-one-out" if arguments["leave_one_out"] else "ladder"
+    table = Table(title=f"{mode} on {env}: greedy return after training, {seeds} seeds")
     for column in ("rung", "mean", "95 % interval", "least", "last 100 training episodes"):
         table.add_column(column, justify="left" if column == "rung" else "right")
     for rung in found:
@@ -316,20 +418,16 @@ def _ladder(words: list[str]) -> None:
         table.add_row(rung.name, *numbers, f"{row['last_100_mean']:.1f}")
     console.print(table)
     for ending in ("png", "svg"):
-        draw_ladder(found, output_dir / f"{mode}.{ending}", title=f"{options.env}, {options.seeds} seeds")
+        draw_ladder(found, output_dir / f"{mode}.{ending}", title=f"{env}, {seeds} seeds")
     console.print(f"runs, table and figure: {output_dir}", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
-class _BenchOptions:
-    """Measure how fast this machine trains a preset, and where the time goes."""
+class _BenchOutput:
+    """What only the command line has."""
 
-    seconds: float = 30.0
-    """How long the whole loop is measured, after it has warmed up."""
     output: Path = Path("bench.json")
     """Gets everything, as JSON."""
-    trace: Path | None = None
-    """Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it."""
 
 
 def _bench(words: list[str]) -> None:
@@ -338,14 +436,13 @@ def _bench(words: list[str]) -> None:
         words = ["PRESET", *words]
     if not words or words[0].startswith("-"):
         raise ValueError("name a preset first: `phasicrl bench PRESET`; `phasicrl presets` lists them")
-    options, rest = tyro.cli(_BenchOptions, args=words[1:], prog="phasicrl bench PRESET", return_unknown_args=True)
-    config = parse_config([words[0], *rest])
     from phasicrl.host.bench import measure, print_report
 
-    report = measure(config, seconds=options.seconds, trace=options.trace)
-    options.output.write_text(report.to_json() + "\n")
+    arguments, own, rest = arguments_for("bench PRESET", measure, words[1:], without=("config",), own=_BenchOutput, others=True)
+    report = measure(parse_config([words[0], *rest]), **arguments)
+    own.output.write_text(report.to_json() + "\n")
     print_report(report)
-    print(f"everything: {options.output}")
+    print(f"everything: {own.output}")
 
 
 # --- after training
@@ -353,18 +450,10 @@ def _bench(words: list[str]) -> None:
 
 @dataclass(frozen=True)
 class _EvaluateOptions:
-    """Play episodes that the agent has not trained on, and report their returns."""
+    """What only the command line has, or has in other words."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run directory."""
-    episodes: int = 100
-    """Episodes for each policy."""
     policy: Literal["both", "greedy", "sampled"] = "both"
     """Most likely action, drawn action, or one after the other."""
-    levels: Literal["unseen", "train"] = "unseen"
-    """Procgen: the full distribution of levels, or those of the training."""
-    seed: int = 0
-    """Another seed, other episodes."""
     json: bool = False
     """Print one JSON object; its `mean_return` is the greedy policy's, unless only the other was asked for."""
     steps: Path | None = None
@@ -373,29 +462,25 @@ class _EvaluateOptions:
 
 def _evaluate(words: list[str]) -> None:
     """Play episodes that the agent has not trained on, and report their returns."""
-    options = _parse(_EvaluateOptions, words, "evaluate")
     from phasicrl.experiments.evaluate import evaluate
 
-    policies = ("greedy", "sampled") if options.policy == "both" else (options.policy,)
-    results = evaluate(
-        options.run, episodes=options.episodes, policies=policies, levels=options.levels, seed=options.seed, steps_file=options.steps
-    )
+    arguments, own, _ = arguments_for("evaluate", evaluate, words, without=("policies", "steps_file"), own=_EvaluateOptions)
+    policies = ("greedy", "sampled") if own.policy == "both" else (own.policy,)
+    results = evaluate(**arguments, policies=policies, steps_file=own.steps)
     rows = [result.to_dict() for result in results]
-    if options.json:
-        tree = (
-            {"run": str(options.run), "levels": options.levels, "seed": options.seed} | rows[0] | {str(row["policy"]): row for row in rows}
-        )
-        print(json.dumps(tree))
+    if own.json:
+        tree = {"run": str(arguments["run_dir"]), "levels": arguments["levels"], "seed": arguments["seed"]}
+        print(json.dumps(tree | rows[0] | {str(row["policy"]): row for row in rows}))
         return
-    _print_evaluation(options, rows)
+    _print_evaluation(f"{arguments['run_dir']}: {arguments['episodes']} episodes, {arguments['levels']} levels or seeds", rows)
 
 
-def _print_evaluation(options: _EvaluateOptions, rows: list[dict[str, Any]]) -> None:
+def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
     """The returns as a table."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{options.run}: {options.episodes} episodes, {options.levels} levels or seeds", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in ("policy", "mean return", "95 % interval", "standard deviation", "median", "mean length"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for row in rows:
@@ -406,74 +491,22 @@ def _print_evaluation(options: _EvaluateOptions, rows: list[dict[str, Any]]) -> 
     Console().print(table)
 
 
-@dataclass(frozen=True)
-class _VideoOptions:
-    """Film the agent of a run."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run directory."""
-    output: Path | None = None
-    """The file; otherwise one in `videos/` of the run directory."""
-    num_envs: int = 1
-    """Environments side by side, in a square."""
-    episodes: int = 3
-    """Episodes played to their end, over all environments."""
-    policy: Literal["sampled", "greedy"] = "sampled"
-    """Drawn or most likely actions."""
-    levels: Literal["unseen", "train"] = "unseen"
-    """Procgen: the full distribution of levels, or those of the training."""
-    seed: int = 0
-    """Another seed, other episodes."""
-    fps: int = 15
-    """Pictures a second."""
-    size: int = 512
-    """At least this many pixels high and wide."""
-
-
 def _video(words: list[str]) -> None:
     """Film the agent of a run; no screen needed."""
-    options = _parse(_VideoOptions, words, "video")
     from phasicrl.experiments.video import film
 
-    arguments = {name: value for name, value in vars(options).items() if name != "run"}
-    path, result = film(options.run, **arguments)
+    arguments, *_ = arguments_for("video", film, words)
+    path, result = film(**arguments)
     returns = ", ".join(f"{value:g}" for value in result.returns)
     print(f"{path}: {len(result.returns)} episodes, returns {returns}")
 
 
-@dataclass(frozen=True)
-class _PlotOptions:
-    """Draw learning curves of runs over seeds, with published curves beside them if wanted."""
-
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run directories; those of one experiment on one environment are one curve over their seeds."""
-    output: Path = Path("curves")
-    """Name of the picture; .png, .svg and .csv are put behind it."""
-    metric: str = "charts/episodic_return_100"
-    """Which metric."""
-    smooth_steps: int = 0
-    """Average over so many environment steps up to each point; 0: as recorded."""
-    reference: Path | None = None
-    """CSV file (.gz or not) of published curves: experiment, run, game, step, episodic_return, …"""
-    reference_experiments: tuple[str, ...] = ()
-    """Which experiments of that file; none: all, if they are few."""
-    reference_game: str | None = None
-    """The game in that file, if it is not the environment's name."""
-    reference_split: str = "train"
-    """Which rows of that file, if it has a column `split`."""
-    title: str | None = None
-    """Over the figure."""
-
-
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
-    options = _parse(_PlotOptions, words, "plot")
-    if not options.runs:
-        raise ValueError("name at least one run directory: `phasicrl plot RUN …`")
     from phasicrl.experiments.plot import plot_runs
 
-    arguments = {name: value for name, value in vars(options).items() if name != "runs"}
-    for path in plot_runs(options.runs, **arguments):
+    arguments, *_ = arguments_for("plot", plot_runs, words)
+    for path in plot_runs(**arguments):
         print(path)
 
 
@@ -482,10 +515,19 @@ def _plot(words: list[str]) -> None:
 
 def _presets(words: list[str]) -> None:
     """Show the presets: what each is for, its source, and how it differs from its parent."""
+    arguments, *_ = arguments_for("presets", _print_presets, words, markers=(tyro.conf.Positional,))
+    _print_presets(**arguments)
+
+
+def _print_presets(pattern: str = "") -> None:
+    """Show the presets: what each is for, its source, and how it differs from its parent.
+
+    Args:
+        pattern: part of a name; only such presets are shown.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    pattern = words[0] if words else ""
     shown = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not shown:
         raise ValueError(f"no preset's name contains {pattern!r}{nearest_name(pattern, PRESETS)}")
@@ -506,12 +548,10 @@ def _envs(words: list[str]) -> None:
     """List what can be trained: `phasicrl envs PATTERN`."""
     from phasicrl.envs.make import list_envs
 
-    if words[:1] in (["-h"], ["--help"]):
-        print("usage: phasicrl envs [PATTERN]\n\nPATTERN is part of a name, or a pattern with * and ?.")
-        return
-    listings = list_envs(words[0] if words else "*")
+    arguments, *_ = arguments_for("envs", list_envs, words, markers=(tyro.conf.Positional,))
+    listings = list_envs(**arguments)
     if not listings:
-        raise ValueError(f"no environment matches {words[0]!r}; `phasicrl envs` lists all, and * and ? stand for any letters")
+        raise ValueError(f"no environment matches {arguments['pattern']!r}; `phasicrl envs` lists all, and * and ? stand for any letters")
     print("\n".join(map(str, listings)))
 
 
@@ -519,7 +559,8 @@ def _doctor(words: list[str]) -> None:
     """Say what works on this machine, and the remedy for what does not."""
     from phasicrl.host.doctor import print_diagnosis
 
-    print_diagnosis()
+    arguments, *_ = arguments_for("doctor", print_diagnosis, words)
+    print_diagnosis(**arguments)
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from phasicrl.config import Precision
 from phasicrl.envs.protocol import TimeStep, VectorEnv
-from phasicrl.execution.compute import Compute, diverged
+from phasicrl.execution.compute import Compute
 from phasicrl.models.agent import Agent
-from phasicrl.rollout import Rollout
+from phasicrl.optimize import diverged
+from phasicrl.rollout import Rollout, Samples
 
 
 class EpisodeStatistics:
@@ -105,8 +107,9 @@ class Collector:
         self._state = agent.initial_state(envs.num_envs)
         # A value network of its own is asked once a rollout, not at each step. With a memory it must follow the episode, for truncated ones.
         self._values_afterwards = agent.value_path == "separate" and not agent.state_size
+        self._precision: Precision = compute.precision("policy")
         # Only the shapes of its noise are of interest.
-        self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_parameters))
+        self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_dist_params))
 
     @torch.inference_mode()
     def collect(self, rollout: Rollout, *, begins_statistics: bool = False) -> None:
@@ -123,7 +126,7 @@ class Collector:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
             ValueError: a network has diverged.
         """
-        with self.compute.naming_the_knob("collecting a rollout", "fewer env.num_envs"):
+        with self.compute.explaining_memory("collecting a rollout", "fewer env.num_envs"):
             self._fill(rollout, begins_statistics=begins_statistics)
         _require_finite(policy=rollout.log_prob, value_function=torch.cat([rollout.value, rollout.next_value]))
 
@@ -156,9 +159,7 @@ class Collector:
             if self.agent.state_size:
                 truncations = self._remember_anew(rollout, truncations)
         if self._values_afterwards or begins_statistics:
-            rollout.value.copy_(
-                self.compute.per_segment(rollout.segments(), lambda piece: self.agent.value(piece.obs, piece.first, piece.state))
-            )
+            rollout.value.copy_(self.compute.per_segment(rollout.segments(), self._value))
         self._fill_next_values(rollout, truncations)
 
     def _step(self, rollout: Rollout, t: int) -> TimeStep:
@@ -188,21 +189,25 @@ class Collector:
         """Action, the environments' form of it, its log-probability `[B, …]`, the memory's next state `[B, H]`, and the value `[B]` if it is due now."""
         inputs = (obs.unsqueeze(1), first.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
         if self._values_afterwards:
-            (policy, state), values = self.agent.policy(*inputs), ()
+            (policy, state), values = self.agent.policy(*inputs, precision=self._precision), ()
         else:
-            output = self.agent(*inputs)
+            output = self.agent(*inputs, precision=self._precision)
             policy, state, values = output.policy, output.state, (output.value[:, 0],)
         action = policy.draw(noise)
         log_prob = policy.log_prob(action)
         return action[:, 0], self.agent.policy_head.env_action(action[:, 0]), log_prob[:, 0], state, *values
+
+    def _value(self, segments: Samples) -> Tensor:
+        """V of segments, `[S, L]`."""
+        return self.agent.value(segments.obs, segments.first, segments.state, precision=self._precision)
 
     def _remember_anew(self, rollout: Rollout, truncations: list[Truncation]) -> list[Truncation]:
         """Follow the rollout with the statistics of now: the memory's state after it, and the truncations with their states of then."""
         cut = {t: (envs, final_obs) for t, envs, final_obs, _ in truncations}
         self._state, followed = rollout.state.clone(), []
         for t in range(rollout.first.shape[1]):
-            with self.compute.acting():
-                self._state = self.agent(rollout.obs[:, t : t + 1], rollout.first[:, t : t + 1], self._state).state
+            now = slice(t, t + 1)
+            self._state = self.agent(rollout.obs[:, now], rollout.first[:, now], self._state, precision=self._precision).state
             if t in cut:
                 followed.append((t, *cut[t], self._state[self.compute.upload(cut[t][0])]))
         return followed
@@ -216,8 +221,7 @@ class Collector:
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
         first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.compute.device)
         first[: len(self._obs), 0] = self._first
-        with self.compute.acting():
-            value = self.agent.value(obs.unsqueeze(1), first, state)[:, 0]
+        value = self.agent.value(obs.unsqueeze(1), first, state, precision=self._precision)[:, 0]
         rollout.next_value[:, :-1] = rollout.value[:, 1:]
         rollout.next_value[:, -1] = value[: len(self._obs)]
         start = len(self._obs)

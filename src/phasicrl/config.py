@@ -1,4 +1,4 @@
-"""Every knob, once. Kind: data. Imports nothing of ours and no torch, so that `--help` is quick.
+"""Every knob, once. Kind: data. Imports no torch, so that `--help` is quick.
 
 `None` means "off" and nothing else. Numbers that follow from others are properties, never fields that are filled in later.
 `num_envs`, batch and minibatch sizes are global. Sources: semantics of the reference codes are named where a knob
@@ -7,16 +7,19 @@ reproduces one of them (OPPG = openai/phasic-policy-gradient, CleanRL = vwxyzjn/
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import difflib
 import functools
-import json
+import inspect
 import sys
-import types
 import typing
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, NoReturn
+
+from phasicrl import config_io
+from phasicrl.config_io import nearest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared"]
@@ -26,6 +29,7 @@ MinibatchBy = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
 Backend = Literal["procgen", "envpool", "gymnasium", "own"]
 OptionValue = str | int | float | bool
+Precision = Literal["fp32", "bf16"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 
@@ -409,7 +413,7 @@ class ValueNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig:
-    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. What a probe chose for pictures is in the run directory's configuration."""
+    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. What was chosen is in the run's card."""
 
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
@@ -423,16 +427,14 @@ class ComputeConfig:
     """Pictures go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them; with a memory, at least one whole sequence. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
     aux_micro_batch: int | Literal["auto"] | None = "auto"
     """The same in the auxiliary phase, whose precision may have another best size. `auto`: as `micro_batch`, if that is not `auto`."""
-    policy_precision: Literal["fp32", "bf16"] = "fp32"
+    policy_precision: Precision = "fp32"
     """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimiser stay fp32."""
     aux_precision: Literal["auto", "fp32", "bf16"] = "fp32"
     """The same in the auxiliary phase. `auto`: bf16 for pictures, where a probe finds it right and faster (fp32 in short runs)."""
-    compile: Literal["auto", "on", "pools", "off"] = "auto"
-    """Whether a gradient step is one call: compiled on a CPU, a CUDA graph on a GPU; eager otherwise. `pools`: on a CPU, only the max-pools of picture networks are compiled. `auto`, if the run is long enough to pay for compiling and there is a C++ compiler: `on` for vectors, `pools` for pictures where a probe finds that faster (it is asked if micro_batch or aux_precision is `auto`); on a GPU always `on`."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Make a gradient step one call: compiled on a CPU, a CUDA graph on a GPU. `auto`: on a GPU; on a CPU for vectors, if it pays."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
-    settled: tuple[str, ...] = ()
-    """Written by a run: the kind of device (`cpu` or `cuda`) and which of the fields above were chosen for it. On another kind they are chosen anew."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -641,22 +643,36 @@ class Config:
         reset = {path: defaults()[path] for path in idle if "." not in path or path.partition(".")[0] not in idle}
         return self.changed(kept | reset, reset_idle=True, keep=keep)
 
+    def identity(self) -> dict[str, Any]:
+        """The knobs that make two runs the same experiment, by path; a group that is on is `on`.
+
+        Runs of one experiment may differ in seed and length, and in where and how they run.
+        """
+        values = {f"env.options.{key}": value for key, value in self.env.options.items()}
+        for path, value in _values(self).items():
+            if path != "env.options" and not path.startswith(_NO_DIFFERENCE):
+                values[path] = "on" if dataclasses.is_dataclass(value) else value
+        return values
+
     def to_json(self) -> str:
         """The whole configuration as indented JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        return config_io.to_json(self)
 
     @staticmethod
     def from_json(text: str) -> Config:
-        """Read back `to_json`.
+        """Read back `to_json`, also of earlier versions.
 
         Raises:
-            ValueError: not JSON, a field that does not exist (the nearest name is given), or a value of a wrong type.
+            ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong type.
         """
-        try:
-            tree = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"this is not a configuration written by phasicrl: {error}") from None
-        return _from_tree(Config, tree, "")
+        return config_io.from_json(Config, text)
+
+
+_NO_DIFFERENCE = (
+    "name", "seed", "total_env_steps", "output_dir", "env.num_threads", "env.pin_threads",
+    "env.parallel", "compute", "log", "checkpoint",
+)  # fmt: skip
+"""How the paths of knobs begin that make no other experiment, see `Config.identity`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -763,7 +779,7 @@ ALWAYS_MEANINGFUL = frozenset(
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by aux.beta_clone aux.value_coef
     aux.optimizer aux.max_grad_norm
     reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
-    compute.device compute.policy_precision compute.compile compute.deterministic compute.settled
+    compute.device compute.policy_precision compute.compile compute.deterministic
     log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.keep
     """.split()  # noqa: SIM905
 )
@@ -792,8 +808,7 @@ def refuse_idle(config: Config, task: Task | None = None) -> None:
     Raises:
         IdleKnobError: which ones, with the given values and the way out.
     """
-    settled = {f"compute.{name}" for name in config.compute.settled}  # by a run, not by its user
-    _refuse_idle({path: value for path, value in _values(config).items() if path not in settled}, config, task)
+    _refuse_idle(_values(config), config, task)
 
 
 def refuse_idle_env(config: EnvConfig, task: Task) -> None:
@@ -813,8 +828,8 @@ def _refuse_idle(values: dict[str, Any], config: Config | None, task: Task | Non
             if path not in idle and path in values and values[path] != defaults()[path] and not need.is_met(config, task):
                 default = defaults()[path]
                 idle[path] = (
-                    f"{path} is {_shown(values[path])}, which has no effect without {need.words}; "
-                    f"choose that, or leave {path} at {_shown(default)} ({_flag(path, default)})"
+                    f"{path} is {shown(values[path])}, which has no effect without {need.words}; "
+                    f"choose that, or leave {path} at {shown(default)} ({_flag(path, default)})"
                 )
     if idle:
         raise IdleKnobError("\n".join((f"{task.name}: " if task and task.name else "") + text for text in idle.values()), tuple(idle))
@@ -849,7 +864,7 @@ def _default(part: dataclasses.Field[Any]) -> Any:
     return part.default if part.default_factory is dataclasses.MISSING else part.default_factory()
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as it is given on the command line."""
     if isinstance(value, dict):
         return " ".join(f"{key}={item}" for key, item in typing.cast(dict[str, Any], value).items()) or "none"
@@ -863,7 +878,7 @@ def _flag(path: str, value: Any) -> str:
     group, dot, name = path.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{group}{dot}{'' if value else 'no-'}{name}"
-    return f"--{group}{dot}{name} {_shown(value)}"
+    return f"--{group}{dot}{name} {shown(value)}"
 
 
 def refuse_unasked_import(config: Config) -> None:
@@ -880,6 +895,21 @@ def refuse_unasked_import(config: Config) -> None:
         )
 
 
+@functools.cache
+def field_texts(kind: type) -> dict[str, str]:
+    """What each field of a group is: the strings under them, in this file."""
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    body = next(node for node in classes if node.name == kind.__name__).body
+    texts: dict[str, str] = {}
+    for above, below in pairwise(body):
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
+            value = below.value if isinstance(below, ast.Expr) else None
+            text = str(value.value) if isinstance(value, ast.Constant) else ""
+            texts[above.target.id] = " ".join(text.split())
+    return texts
+
+
 def field_paths() -> list[str]:
     """Every knob by its path: `seed`, `ppo.gamma`."""
     paths: list[str] = []
@@ -887,50 +917,3 @@ def field_paths() -> list[str]:
         kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
         paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [name]
     return paths
-
-
-def _from_tree(kind: type, tree: Any, path: str) -> Any:
-    """Build the dataclass `kind` from nested dicts, refusing unknown fields with the nearest name."""
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path or 'the configuration'} is {tree!r}; a group of fields was expected")
-    fields, hints = typing.cast(dict[str, Any], tree), typing.get_type_hints(kind)
-    unknown = [name for name in fields if name not in hints]
-    if unknown:
-        raise ValueError(f"unknown field {path}{unknown[0]}{nearest_name(unknown[0], hints)}")
-    return kind(**{name: _from_value(hints[name], value, f"{path}{name}") for name, value in fields.items()})
-
-
-def _from_value(hint: Any, value: Any, path: str) -> Any:
-    """Read one JSON value as the type `hint`."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        words = [option for option in options if typing.get_origin(option) is Literal and value in typing.get_args(option)]
-        return _from_value((words or options)[0], value, path)
-    if dataclasses.is_dataclass(hint):
-        return _from_tree(typing.cast(type, hint), value, f"{path}.")
-    if origin is Literal:
-        options = typing.get_args(hint)
-        _require(value in options, f"{path} is {value!r}; accepted: {', '.join(map(str, options))}")
-        return value
-    if origin is Mapping:
-        _require(isinstance(value, dict), f"{path} is {value!r}; an object of options by name was expected")
-        return Options(value)
-    if origin is tuple:
-        _require(isinstance(value, list), f"{path} is {value!r}; a list was expected")
-        item = typing.get_args(hint)[0]
-        return tuple(_from_value(item, entry, path) for entry in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
-    _require(matches, f"{path} is {value!r}; {hint.__name__} was expected")
-    return value
-
-
-def nearest_name(given: str, known: typing.Iterable[str]) -> str:
-    """Part of an error message: ` (did you mean 'bigfish'?)`, or nothing if no known name is near."""
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
-    return f" (did you mean {lower[close[0]]!r}?)" if close else ""

@@ -1,57 +1,35 @@
-"""The inner loops: targets, policy phase, auxiliary phase. Kind: state (change the agent through an optimiser, return numbers)."""
+"""The two phases: targets, epochs, minibatches. Kind: state (they train a learner and return numbers).
+
+What they minimize is in `objectives.py`, the advantages are in `returns.py`. A loop of your own collects rollouts and calls
+`policy_phase` and `auxiliary_phase`, as examples/own_loop.py does: they see to targets, learning rates, the renewal of
+advantages, coefficients and statistics.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Generator, Tensor
-from torch.optim import Optimizer
+from torch import Tensor
 
 from phasicrl import objectives, returns
-from phasicrl.config import AuxConfig, PPOConfig
-from phasicrl.execution.compute import Compute, StepSettings, diverged
+from phasicrl.config import AuxConfig, PPOConfig, Precision
+from phasicrl.execution.compute import Compute
+from phasicrl.execution.plan import Phase
+from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
-from phasicrl.models.heads import Policy
-from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, PolicySamples, Rollout, Samples
+from phasicrl.models.distributions import Policy
+from phasicrl.optimize import diverged
+from phasicrl.rollout import AuxiliaryProgress, AuxiliarySamples, MeanAccumulator, PhaseBuffer, PolicySamples, Rollout, Samples
 
-Record = dict[str, float]
 Noted = dict[str, Tensor]
 """Parts of a loss by name, 0-d, for the metrics."""
-
-
-class MeanAccumulator:
-    """Means weighted by samples. They are added up on their device and read once, at the end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._weights: dict[tuple[str, ...], float] = {}
-
-    def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
-        """Add means over `weight` samples, one for each name; copied at once, as they may be overwritten afterwards (CUDA graphs)."""
-        assert values.shape == (len(names),), f"{len(names)} names, {names}, but values of shape {tuple(values.shape)}"
-        with torch.inference_mode():  # one kernel, however many names
-            if names not in self._sums:
-                self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
-                self._weights[names] = 0.0
-            self._sums[names].add_(values, alpha=weight)
-        self._weights[names] += weight
-
-    def result(self) -> dict[str, float]:
-        """The mean of every name that was added, in alphabetical order; NaN where all weights are zero."""
-        sums: dict[str, tuple[float, float]] = {}
-        for names, tensor in self._sums.items():
-            for name, total in zip(names, tensor.tolist(), strict=True):
-                before, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = (before + total, weights + self._weights[names])
-        return {name: total / weights if weights else math.nan for name, (total, weights) in sorted(sums.items())}
 
 
 @dataclass(frozen=True)
@@ -63,12 +41,14 @@ class PolicyPhaseLoss:
         ppo: the knobs.
         with_policy: whether the policy learns.
         with_value: whether the value function learns.
+        precision: of the encoders.
     """
 
     module: Agent
     ppo: PPOConfig
     with_policy: bool
     with_value: bool
+    precision: Precision = "fp32"
 
     def prepare(self, samples: PolicySamples) -> PolicySamples:
         """Normalise the minibatch's advantages, if that is how they are normalised."""
@@ -76,19 +56,20 @@ class PolicyPhaseLoss:
             return samples
         return dataclasses.replace(samples, advantage=returns.normalize(samples.advantage, unbiased=self.ppo.advantage_std == "unbiased"))
 
-    def __call__(self, samples: PolicySamples, *weights: Tensor) -> tuple[Tensor, Noted]:
-        """The loss and its parts; the one weight is that of the divergence."""
-        agent, conditions, (kl_penalty,) = self.module, (samples.obs, samples.first, samples.state), weights
+    def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
+        """The loss and its parts; the one coefficient is that of the divergence."""
+        agent, conditions, (kl_coef,) = self.module, (samples.obs, samples.first, samples.state), coefficients
+        precision = self.precision
         if not self.with_policy:
-            return self._value_loss(agent.value(*conditions), samples)
+            return self._value_loss(agent.value(*conditions, precision=precision), samples)
         if not self.with_value:
-            return self._policy_loss(agent.policy(*conditions, samples.action_mask)[0], samples, kl_penalty)
-        output = agent(*conditions, samples.action_mask)
-        policy_loss, noted = self._policy_loss(output.policy, samples, kl_penalty)
+            return self._policy_loss(agent.policy(*conditions, samples.action_mask, precision=precision)[0], samples, kl_coef)
+        output = agent(*conditions, samples.action_mask, precision=precision)
+        policy_loss, noted = self._policy_loss(output.policy, samples, kl_coef)
         value_loss, noted_of_value = self._value_loss(output.value, samples)
         return policy_loss + value_loss, noted | noted_of_value
 
-    def _policy_loss(self, policy: Policy, samples: PolicySamples, kl_penalty: Tensor) -> tuple[Tensor, Noted]:
+    def _policy_loss(self, policy: Policy, samples: PolicySamples, kl_coef: Tensor) -> tuple[Tensor, Noted]:
         """`E[surrogate] − c H(π) + k E[divergence]`."""
         ppo, log_prob, old = self.ppo, policy.log_prob(samples.action), samples.old_log_prob
         if ppo.objective == "surrogate":
@@ -103,10 +84,16 @@ class PolicyPhaseLoss:
         with torch.no_grad():
             k1, k3 = objectives.approximate_kl(log_prob, old)
             clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
-        noted = {"policy_loss": loss, "entropy": entropy, "old_approx_kl": k1.mean(), "approx_kl": k3.mean(), "clipfrac": clipped.mean()}
+        noted = {
+            "losses/policy_loss": loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": k1.mean(),
+            "losses/approx_kl": k3.mean(),
+            "losses/clipfrac": clipped.mean(),
+        }
         if policy.mean_std is not None:
-            noted["action_std"] = policy.mean_std.mean()
-        return loss - ppo.entropy_coef * entropy + kl_penalty * penalty, {f"losses/{name}": value for name, value in noted.items()}
+            noted["losses/action_std"] = policy.mean_std.mean()
+        return loss - ppo.entropy_coef * entropy + kl_coef * penalty, noted
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, Noted]:
         """The weighted value loss; it is noted before the weight."""
@@ -122,19 +109,21 @@ class AuxiliaryLoss:
     Attributes:
         module: the agent, with an auxiliary head.
         aux: the knobs.
+        precision: of the encoders.
     """
 
     module: Agent
     aux: AuxConfig
+    precision: Precision = "fp32"
 
     def prepare(self, samples: AuxiliarySamples) -> AuxiliarySamples:
         """Nothing here depends on the minibatch as a whole."""
         return samples
 
-    def __call__(self, samples: AuxiliarySamples, *weights: Tensor) -> tuple[Tensor, Noted]:
+    def __call__(self, samples: AuxiliarySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts."""
         agent, aux = self.module, self.aux
-        output = agent(samples.obs, samples.first, samples.state, samples.action_mask)
+        output = agent(samples.obs, samples.first, samples.state, samples.action_mask, precision=self.precision)
         assert output.aux_value is not None, "the auxiliary phase needs an agent with an auxiliary head"
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
         aux_value, value, target = (agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target))
@@ -145,20 +134,35 @@ class AuxiliaryLoss:
 
 
 def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
-    """Advantages and value targets V̂, written into the rollout.
+    """Advantages and value targets V̂, which are written into the rollout.
 
-    By GAE `V̂ = V + A`, with the advantage before it is normalised, unless `value_target` says otherwise; else V̂ are the returns.
+    By GAE `V̂ = V + A`, with the advantage before it is normalized, unless `value_target` says otherwise; else V̂ are the returns.
 
     Args:
         rollout: T steps of B environments.
-        reward: `[B, T]`, the rewards to learn from, normalised or not.
-        ppo: the estimator, γ, λ, what a time limit is, and the kind of normalisation.
+        reward: `[B, T]`, the rewards to learn from.
+        ppo: the estimator, γ, λ, what a time limit is, and the kind of normalization.
     """
     advantage = _advantages(rollout, reward, ppo)
     record = {"losses/explained_variance": returns.explained_variance(rollout.value, rollout.value_target)} if ppo.baseline else {}
     if ppo.advantage_norm == "batch":
         advantage = returns.normalize(advantage, unbiased=ppo.advantage_std == "unbiased")
     return rollout.policy_samples(advantage), record
+
+
+def _targets_and_units(agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
+    """The targets, which are taken into the statistics that values are normalized by, if they are.
+
+    The first targets give the value heads their units. What the heads have said of this rollout is then read in these units,
+    too, and the targets are computed once more from that: values, targets and what is learned have one meaning from the start.
+    """
+    samples, record = compute_targets(rollout, reward, ppo)
+    if agent.update_value_statistics(rollout.value_target):
+        assert agent.value_normalizer is not None
+        for value in (rollout.value, rollout.next_value):
+            value.copy_(agent.value_normalizer.denormalize(value))
+        samples, record = compute_targets(rollout, reward, ppo)
+    return samples, record
 
 
 def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
@@ -186,106 +190,113 @@ def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
 
     What lies in no rollout keeps its value from when it was seen: the final observations of truncated episodes, and what came last.
     """
-    value = compute.per_segment(rollout.segments(), lambda piece: agent.value(piece.obs, piece.first, piece.state))
+    precision = compute.precision("value")
+    value = compute.per_segment(rollout.segments(), lambda piece: agent.value(piece.obs, piece.first, piece.state, precision=precision))
     inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
 
 
 def policy_phase(
-    agent: Agent,
-    optimizers: Mapping[str, Optimizer],
-    samples: PolicySamples,
-    ppo: PPOConfig,
-    *,
-    compute: Compute,
-    generator: Generator,
-    kl_penalty: float | None = None,
-    renew: Callable[[], PolicySamples] | None = None,
-    stage: Callable[[str], None] = lambda name: None,
+    learner: Learner, rollout: Rollout, reward: Tensor | None = None, *, stage: Callable[[str], None] = lambda name: None
 ) -> Record:
     """One iteration of the policy phase: E_π epochs on equation 1 and E_V epochs on equation 2 of the PPG paper.
 
     Args:
-        agent: is trained in place.
-        optimizers: `policy` for joint and policy epochs, `value` for value epochs of their own.
-        samples: the rollout with its advantages.
-        ppo: the knobs.
-        compute: how gradient steps are executed.
-        generator: source of the order of minibatches.
-        kl_penalty: weight of the divergence's penalty, if not `ppo.kl_penalty`.
-        renew: makes the samples anew, for `ppo.recompute_advantages`.
+        learner: is trained in place.
+        rollout: T steps of B environments; value targets are written into it.
+        reward: `[B, T]`, what to learn from in place of the rollout's rewards.
         stage: told what begins, for displays.
 
     Returns:
         Means over all samples and epochs, and the seconds spent; `losses/epoch_kl` is measured after the last policy epoch.
+
+    Raises:
+        ValueError: training has diverged.
     """
+    agent, compute, ppo = learner.agent, learner.compute, learner.config.ppo
+    record = learner.start_iteration()
+    if reward is None:
+        reward, of_rewards = learner.learning_reward(rollout)
+        record |= of_rewards
+    samples, of_targets = _targets_and_units(agent, rollout, reward, ppo)
+    record |= of_targets
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
-    weight = ppo.kl_penalty if kl_penalty is None else kl_penalty
-    penalty = torch.tensor(weight, device=compute.device)
-    old_policy = policy_parameters(agent, samples, compute=compute) if weight and ppo.kl_estimate == "exact" else None
-    samples = dataclasses.replace(samples, old_policy=old_policy, old_value=samples.old_value.clone())  # `renew` writes into the rollout
-    networks = agent.networks() if ppo.grad_norm_of == "networks" else [list(agent.parameters())]
-    record: Record = {}
-    too_far = False
-    for number, (with_policy, with_value) in enumerate(ppo.passes):
+    exact = learner.kl_coef and ppo.kl_estimate == "exact"
+    old_dist_params = dist_params(agent, samples, compute=compute) if exact else None
+    # Recomputed values go into the rollout: the old ones are kept apart.
+    samples = dataclasses.replace(samples, old_policy=old_dist_params, old_value=samples.old_value.clone())
+    kl_coef, too_far = torch.tensor(learner.kl_coef, device=compute.device), False
+    for epoch, (with_policy, with_value) in enumerate(ppo.passes):
         with_policy = with_policy and not too_far
         if not with_policy and (not with_value or (too_far and agent.value_path != "separate")):
             break
-        kind, start = "policy" if with_policy else "value", perf_counter()
-        stage(kind)
-        if number and renew is not None:
-            samples = dataclasses.replace(renew(), old_policy=old_policy, old_value=samples.old_value)
-        loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value)
-        # Joint passes have one optimiser, of which half goes on after a stop.
-        settings = StepSettings(kind, networks, optimizers.get(kind, optimizers["policy"]), ppo.max_grad_norm)
-        for minibatch in samples.minibatches(ppo.num_minibatches, by=ppo.minibatch_by, generator=generator):
-            means.add(*compute.gradient_step(loss, minibatch, penalty, settings=settings))
+        phase: Phase = "policy" if with_policy else "value"
+        start = perf_counter()
+        stage(phase)
+        if epoch and ppo.recompute_advantages:
+            revalue(agent, rollout, compute=compute)
+            renewed = compute_targets(rollout, reward, ppo)[0]
+            samples = dataclasses.replace(renewed, old_policy=old_dist_params, old_value=samples.old_value)
+        loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
+        step = compute.gradient_step(loss, learner.settings(phase))
+        order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
+        for minibatch in samples.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
+            means.add(*step(minibatch, kl_coef))
         if with_policy and ppo.follows_kl:
             record["losses/epoch_kl"] = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
             too_far = ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl
         compute.wait()
-        seconds[f"time/{kind}"] += perf_counter() - start
+        seconds["time/policy" if with_policy else "time/value"] += perf_counter() - start
+    if "losses/epoch_kl" in record:
+        record |= learner.follow_kl(record["losses/epoch_kl"])
+    if not learner.auxiliary_phase_is_due:
+        learner.update_observation_statistics(rollout)
     return _finite(means.result()) | record | seconds
 
 
-def auxiliary_phase(
-    agent: Agent,
-    optimizer: Optimizer,
-    buffer: PhaseBuffer,
-    aux: AuxConfig,
-    *,
-    compute: Compute,
-    generator: Generator,
-    stage: Callable[[str], None] = lambda name: None,
-) -> Record:
-    """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper, over all data of the policy phase.
+def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Callable[[str], None] = lambda name: None) -> Record:
+    """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper, over all data of the phase.
+
+    How far it is stands in the buffer. If it is left by an exception, the next call goes on with the minibatch that was
+    under way.
 
     Args:
-        agent: has an auxiliary value head.
-        optimizer: steps all its parameters.
+        learner: is trained in place; its agent has an auxiliary value head.
         buffer: a full phase.
-        aux: the knobs.
-        compute: how gradient steps are executed.
-        generator: source of the order of minibatches.
         stage: told what begins, for displays.
 
     Returns:
         Means over all samples and epochs, and the seconds spent.
+
+    Raises:
+        ValueError: training has diverged.
     """
-    means, start = MeanAccumulator(), perf_counter()
+    agent, compute, aux = learner.agent, learner.compute, learner.config.aux
+    assert aux is not None, "the configuration has no auxiliary phase"
+    start = perf_counter()
     stage("auxiliary")
-    samples = buffer.auxiliary_samples(policy_parameters(agent, buffer.segments(), compute=compute, phase="aux"))
-    loss = AuxiliaryLoss(agent, aux)
+    if buffer.progress is None:
+        old_dist_params = dist_params(agent, buffer.segments(), compute=compute, phase="aux")
+        buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
+    progress = buffer.progress
+    samples = buffer.auxiliary_samples(progress.old_dist_params)
+    step = compute.gradient_step(AuxiliaryLoss(agent, aux, compute.precision("aux")), learner.settings("aux"))
     num_minibatches = aux.num_minibatches * aux.every
-    settings = StepSettings("aux", agent.networks(), optimizer, aux.max_grad_norm)
     num_used = aux.num_minibatches * (aux.iterations_per_epoch or aux.every)
-    for epoch in range(1, aux.epochs + 1):
-        stage(f"auxiliary {epoch}/{aux.epochs}")
+    while progress.epoch < aux.epochs:
+        stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
+        if progress.order is None:
+            progress.order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
         # N < N_π: fewer minibatches, each still drawn from everything, because the order is shuffled over the whole phase.
-        for minibatch in islice(samples.minibatches(num_minibatches, by=aux.minibatch_by, generator=generator), num_used):
-            means.add(*compute.gradient_step(loss, minibatch, settings=settings))
-    return _finite(means.result()) | {"time/auxiliary": perf_counter() - start}
+        minibatches = samples.minibatches(num_minibatches, progress.order, by=aux.minibatch_by)
+        for minibatch in islice(minibatches, progress.num_done, num_used):
+            progress.means.add(*step(minibatch))
+            progress.num_done += 1
+        progress.epoch, progress.num_done, progress.order = progress.epoch + 1, 0, None
+    buffer.progress = None
+    learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
+    return _finite(progress.means.result()) | {"time/auxiliary": perf_counter() - start}
 
 
 def _finite(record: Record) -> Record:
@@ -301,26 +312,29 @@ def _finite(record: Record) -> Record:
 
 
 @torch.no_grad()
-def policy_parameters(agent: Agent, segments: Samples, *, compute: Compute, phase: str = "policy") -> Tensor:
-    """Parameters `[S, L, P]` of the current policy for every stored observation, by the policy's network alone.
+def dist_params(agent: Agent, segments: Samples, *, compute: Compute, phase: Phase = "policy") -> Tensor:
+    """Parameters `[S, L, P]` of the policy's distribution for every stored observation, by the policy's network alone.
 
-    They are to be compared with later ones in a phase, and so are asked for in its precision: else their divergence would have its
-    minimum where weights make up for rounding, not at those that are to be kept.
+    They are to be compared with later ones in a phase, and so are asked for in its precision: else their divergence would have
+    its minimum where weights make up for rounding, not at those that are to be kept.
     """
+    precision = compute.precision(phase)
 
-    def parameters(piece: Samples) -> Tensor:
-        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].parameters
+    def of_piece(piece: Samples) -> Tensor:
+        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask, precision=precision)[0].dist_params
 
-    return compute.per_segment(segments, parameters, phase=phase)
+    return compute.per_segment(segments, of_piece, phase=phase)
 
 
 @torch.no_grad()
 def divergence(agent: Agent, samples: PolicySamples, *, compute: Compute, estimate: Literal["k1", "k3"]) -> float:
     """Mean KL divergence, by one of its estimates, of the policy as it is now from the one that drew the actions."""
+    precision = compute.precision("policy")
 
     def log_prob(piece: Samples) -> Tensor:
         assert isinstance(piece, PolicySamples)
-        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask)[0].log_prob(piece.action)
+        policy, _ = agent.policy(piece.obs, piece.first, piece.state, piece.action_mask, precision=precision)
+        return policy.log_prob(piece.action)
 
     k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)
     return float((k1 if estimate == "k1" else k3).mean())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +16,8 @@ from phasicrl.config import (
     ObsNormConfig,
     PPOConfig,
     RewardNormConfig,
-    nearest_name,
 )
+from phasicrl.config_io import nearest_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +271,8 @@ _RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4, minibatch_by="segments
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "cartpole": (_CLASSIC_PPO, _CLASSIC_AUX, {}),
     # Without velocities: what a policy does not remember, it cannot know.
-    "cartpolenovel": (_RECURRENT_PPO, _RECURRENT_AUX, {"env.observe": (0, 2), "total_env_steps": 300_000}),
-    "pendulumnovel": (
+    "cartpole-masked-velocity": (_RECURRENT_PPO, _RECURRENT_AUX, {"env.observe": (0, 2), "total_env_steps": 300_000}),
+    "pendulum-masked-velocity": (
         _RECURRENT_PPO,
         _RECURRENT_AUX,
         {
@@ -355,12 +356,23 @@ PRESETS: dict[str, Preset] = {
 }  # fmt: skip
 
 
+RENAMED = {
+    f"{old}-{algorithm}": f"{new}-{algorithm}"
+    for old, new in {"cartpolenovel": "cartpole-masked-velocity", "pendulumnovel": "pendulum-masked-velocity"}.items()
+    for algorithm in ("ppo", "ppg")
+}
+"""Old names of presets, which work for one more release."""
+
+
 def get_preset(name: str) -> Config:
     """The configuration of that name.
 
     Raises:
         ValueError: there is none; the nearest name is given.
     """
+    if name in RENAMED:
+        warnings.warn(f"the preset {name} is called {RENAMED[name]} now; the old name will go", FutureWarning, stacklevel=2)
+        name = RENAMED[name]
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}{nearest_name(name, PRESETS)}; `phasicrl presets` lists all")
     return PRESETS[name].config

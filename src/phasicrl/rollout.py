@@ -8,9 +8,10 @@ whole segments is a few contiguous blocks. Observations keep their own dtype and
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -44,18 +45,22 @@ class Samples:
         flat = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1) if tensor is not self.state else tensor)
         return dataclasses.replace(flat, state=self.state.new_zeros(num_steps, 0))
 
-    def minibatches(self, num_minibatches: int, *, by: MinibatchBy, generator: Generator) -> Iterator[Minibatch[Self]]:
-        """Deal everything out once, in random order, to minibatches of one size, which are not gathered yet.
+    def random_order(self, *, by: MinibatchBy, generator: Generator) -> Int[Tensor, " M"]:
+        """A random order of all segments, or of all transitions."""
+        size = len(self) if by == "segments" else self.first.numel()
+        return torch.randperm(size, generator=generator).to(self.first.device)
+
+    def minibatches(self, num_minibatches: int, order: Int[Tensor, " M"], *, by: MinibatchBy) -> Iterator[Minibatch[Self]]:
+        """Deal everything out once, to minibatches of one size, which are not gathered yet.
 
         Args:
             num_minibatches: how many; it divides the number of segments, or of transitions.
+            order: in which they are dealt out.
             by: whole segments stay together, or transitions are shuffled.
-            generator: source of the order.
         """
         samples = self.as_transitions() if by == "transitions" else self
         size, rest = divmod(len(samples), num_minibatches)
         assert rest == 0, f"{len(samples)} {by} do not divide into {num_minibatches} minibatches"
-        order = torch.randperm(len(samples), generator=generator).to(self.first.device)
         split = by == "segments" and not self.state.shape[-1]
         for start in range(0, len(samples), size):
             yield Minibatch(samples, order[start : start + size], split)
@@ -173,6 +178,53 @@ def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
     return {field.name: value for field in dataclasses.fields(holder) if (value := getattr(holder, field.name)) is not None}
 
 
+class MeanAccumulator:
+    """Means weighted by samples. They are added up on their device and read once, at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._weights: dict[tuple[str, ...], float] = {}
+
+    def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
+        """Add means over `weight` samples, one for each name; copied at once, as they may be overwritten afterwards (CUDA graphs)."""
+        assert values.shape == (len(names),), f"{len(names)} names, {names}, but values of shape {tuple(values.shape)}"
+        with torch.inference_mode():  # one kernel, however many names
+            if names not in self._sums:
+                self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
+                self._weights[names] = 0.0
+            self._sums[names].add_(values, alpha=weight)
+        self._weights[names] += weight
+
+    def result(self) -> dict[str, float]:
+        """The mean of every name that was added, in alphabetical order; NaN where all weights are zero."""
+        sums: dict[str, tuple[float, float]] = {}
+        for names, tensor in self._sums.items():
+            totals = cast(list[float], tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
+            for name, total in zip(names, totals, strict=True):
+                before, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = (before + total, weights + self._weights[names])
+        return {name: total / weights if weights else math.nan for name, (total, weights) in sorted(sums.items())}
+
+
+@dataclass(slots=True)
+class AuxiliaryProgress:
+    """How far an auxiliary phase is, so that it can be left and entered again.
+
+    Attributes:
+        old_dist_params: parameters of the policy's distribution before the phase, `[K·B, T, P]`.
+        means: of the metrics so far.
+        epoch: epochs that are finished.
+        order: of this epoch's segments or transitions; None before it has begun.
+        num_done: minibatches of this epoch that are done.
+    """
+
+    old_dist_params: Float[Tensor, "KB T P"]
+    means: MeanAccumulator
+    epoch: int = 0
+    order: Int[Tensor, " M"] | None = None
+    num_done: int = 0
+
+
 class PhaseBuffer:
     """Room for the K rollouts of a phase, allocated once. PPO has K = 1.
 
@@ -205,6 +257,7 @@ class PhaseBuffer:
     ) -> None:
         self.num_rollouts = num_rollouts
         self.num_filled = 0
+        self.progress: AuxiliaryProgress | None = None
 
         def room(*shape: int, dtype: torch.dtype = torch.float32, time: tuple[int, ...] = (num_steps,)) -> Tensor:
             return torch.zeros(num_rollouts, num_envs, *time, *shape, dtype=dtype, device=device)
@@ -247,6 +300,7 @@ class PhaseBuffer:
     def clear(self) -> None:
         """Forget the phase; the memory is kept and written over."""
         self.num_filled = 0
+        self.progress = None
 
     def auxiliary_samples(self, old_policy: Float[Tensor, "KB T P"]) -> AuxiliarySamples:
         """All segments of the phase, `[K·B, T, …]`, with the parameters of the policy before the auxiliary phase. Copies nothing."""

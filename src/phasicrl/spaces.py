@@ -1,4 +1,4 @@
-"""Spaces of observations and actions: their parts, how the trainer stores them, action masks, and the checks of all back ends. Kind: pure.
+"""Spaces of observations and actions: parts, storage, and the checks of all back ends. Kind: pure.
 
 Inside the trainer an observation is one array and an action is a number or a row of numbers, whatever the environment's spaces are:
 rollouts, minibatches and checkpoints hold plain tensors. `ObservationLayout` and `ActionLayout` are the two translations.
@@ -7,7 +7,7 @@ rollouts, minibatches and checkpoints hold plain tensors. `ObservationLayout` an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,11 @@ def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym
         for path, leaf in parts:
             if not is_supported(leaf):
                 hint = "; write a Box of integers as a MultiDiscrete" if what == "actions" and isinstance(leaf, gym.spaces.Box) else ""
-                raise ValueError(f"{name}: {what} of the kind {leaf}{_where(path)} are not supported; supported: {supported}{hint}")
+                raise ValueError(f"{name}: {what} of the kind {leaf}{where(path)} are not supported; supported: {supported}{hint}")
         for path, leaf in parts:
             if what == "observations" and isinstance(leaf, gym.spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
                 raise ValueError(
-                    f"{name}: observations of the kind Box{leaf.shape} uint8{_where(path)} look like a stack of colour pictures; fold the stack into "
+                    f"{name}: observations of the kind Box{leaf.shape} uint8{where(path)} look like a stack of colour pictures; fold the stack into "
                     "the channels (gymnasium.wrappers.ReshapeObservation), height × width × channels"
                 )
         if not sum(math.prod(leaf.shape or ()) for _, leaf in parts):
@@ -183,7 +183,7 @@ class ObservationLayout:
             if not good.all():
                 index = int(np.argwhere(~good)[0, 0])
                 what = "is not finite" if is_float else f"is outside of {leaf.space}"
-                return index, f"an observation that {what}{_where(leaf.path)}: {values[index] + _first(leaf.space)}"
+                return index, f"an observation that {what}{where(leaf.path)}: {values[index] + _first(leaf.space)}"
         return None
 
 
@@ -293,31 +293,6 @@ class ActionLayout:
         return f"action {rows[index, component]} for environment {index}{which}"
 
 
-def flatten_mask(space: gym.Space[Any], mask: Any) -> np.ndarray:
-    """One flat action mask `[sum(choices(space))]` bool, true where allowed, from what an environment gives.
-
-    Args:
-        space: of the actions.
-        mask: booleans, or zeros and ones: an array of that length, or one mask for each part of the space: a mapping for `Dict`, a
-            sequence for `Tuple`, `MultiDiscrete` and `MultiBinary`. None for a part allows everything in it.
-
-    Raises:
-        ValueError: another length, structure, or other values; the message has what was given and what is accepted.
-    """
-    return _flat_mask(space, mask, ())
-
-
-def find_blocked(widths: tuple[int, ...], mask: np.ndarray) -> tuple[int, int] | None:
-    """Find the first environment, and its first discrete component, in which masks `[B, sum(widths)]` allow nothing at all."""
-    if not widths:
-        return None
-    open_ = np.logical_or.reduceat(mask, np.cumsum([0, *widths])[:-1], axis=1)
-    if open_.all():
-        return None
-    index, component = np.argwhere(~open_)[0]
-    return int(index), int(component)
-
-
 def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
     """The same space, with float32 in place of other floats."""
     if isinstance(space, gym.spaces.Dict):
@@ -347,12 +322,7 @@ def place(path: Path) -> str:
     return "/".join(map(str, path))
 
 
-def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """One seed of 31 bits for each environment; pools with neighbouring seeds share none, unlike with `seed + index`."""
-    return [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
-
-
-def _where(path: Path) -> str:
+def where(path: Path) -> str:
     """A path as a part of a sentence; nothing for what is no part of a tree."""
     return f" (at {place(path)!r})" if path else ""
 
@@ -402,9 +372,9 @@ def _stored(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     if not leaf.shape and array.size == num:
         array = array.reshape(num)  # a single number may come in brackets
     if array.shape != (num, *leaf.shape):
-        raise ValueError(f"an observation of shape {array.shape[1:]}{_where(leaf.path)}; its observation_space says {leaf.shape}")
+        raise ValueError(f"an observation of shape {array.shape[1:]}{where(leaf.path)}; its observation_space says {leaf.shape}")
     if array.dtype != leaf.space.dtype and not np.can_cast(array.dtype, np.dtype(leaf.space.dtype), "same_kind"):
-        raise ValueError(f"an observation of dtype {array.dtype}{_where(leaf.path)}; its observation_space says {leaf.space.dtype}")
+        raise ValueError(f"an observation of dtype {array.dtype}{where(leaf.path)}; its observation_space says {leaf.space.dtype}")
     if leaf.dtype == np.int64:
         return array.astype(np.int64, copy=False) - _first(leaf.space)
     if array.dtype == leaf.dtype:
@@ -429,57 +399,3 @@ def _can_act_in(leaf: gym.Space[Any]) -> bool:
     if isinstance(leaf, gym.spaces.Box):
         return np.dtype(leaf.dtype).kind == "f"
     return isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary))
-
-
-def _flat_mask(space: gym.Space[Any], mask: Any, path: Path) -> np.ndarray:
-    """The mask of the part of a space at `path`, flat."""
-    size = sum(choices(space))
-    if mask is None and path:
-        return np.ones(size, dtype=bool)
-    given, flat = f"a {type(mask).__name__}", _numbers(mask)
-    if flat is not None:
-        given = f"shape {flat.shape}"
-        if not np.isin(flat, (0, 1)).all():
-            raise ValueError(f"an action mask with the values {np.unique(flat)}{_where(path)}; accepted: True and False, or 1 and 0")
-        if flat.shape == (size,):
-            return flat.astype(bool)
-    masks = None if flat is not None and flat.ndim == 1 else _masks_of_parts(space, mask)
-    if masks is None:
-        parts = "" if isinstance(space, gym.spaces.Discrete) or not size else ", or one mask for each part of the space"
-        raise ValueError(f"an action mask of {given}{_where(path)}; accepted for {space}: shape ({size},){parts}")
-    return np.concatenate([_flat_mask(part, of_part, (*path, key)) for key, part, of_part in masks])
-
-
-def _masks_of_parts(space: gym.Space[Any], mask: Any) -> list[tuple[str | int, gym.Space[Any], Any]] | None:
-    """The parts of a space, each with its mask; None if the mask does not have them."""
-    if isinstance(space, gym.spaces.Dict):
-        having = {key for key, part in space.spaces.items() if choices(part)}
-        if not isinstance(mask, Mapping) or not having <= set(mask) <= set(space.spaces):
-            return None
-        return [(key, part, mask.get(key)) for key, part in space.spaces.items()]
-    if isinstance(space, gym.spaces.Tuple):
-        parts = list(space.spaces)
-    elif isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
-        parts = [gym.spaces.Discrete(width) for width in choices(space)]
-        for size in space.shape[1:]:  # of several axes: sequences of sequences
-            if not _is_sequence(mask) or not all(_is_sequence(row) and len(row) == size for row in mask):
-                return None
-            mask = [component for row in mask for component in row]
-    else:
-        return None
-    return list(zip(range(len(parts)), parts, mask, strict=True)) if _is_sequence(mask) and len(mask) == len(parts) else None
-
-
-def _is_sequence(mask: Any) -> bool:
-    return isinstance(mask, (Sequence, np.ndarray)) and getattr(mask, "ndim", 1) > 0
-
-
-def _numbers(mask: Any) -> np.ndarray | None:
-    """A mask as an array of numbers, if it is one."""
-    if isinstance(mask, Mapping):
-        return None
-    try:
-        array = np.asarray(mask)
-    except ValueError:  # parts of different lengths
-        return None
-    return array if array.dtype.kind in "biuf" else None

@@ -16,7 +16,8 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.heuristic_mask import HeuristicMask
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
-from phasicrl.spaces import ActionLayout, ObservationLayout, choices, find_blocked
+from phasicrl.masks import find_blocked
+from phasicrl.spaces import ActionLayout, ObservationLayout, choices
 from tests.envs.counting import Counting, MaskedByMethod, MaskedInInfo, MaskedInObservation, Structured, draw_action
 
 B = 3

@@ -22,7 +22,8 @@ from phasicrl.envs.envpool import EnvPoolEnv, import_envpool, task_families, tas
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.host.machine import num_cores, thread_ids
-from phasicrl.spaces import ObservationLayout, env_seeds
+from phasicrl.seeding import env_seeds
+from phasicrl.spaces import ObservationLayout
 from tests.envs.counting import draw_action
 
 if importlib.util.find_spec("envpool") is None:

@@ -256,6 +256,9 @@ def test_a_module_works_in_processes_and_a_run_that_was_received_does_not_import
         assert "module_of_mine" not in sys.modules
     assert main(["evaluate", str(run.directory), "--episodes", "1", "--import", "module_of_mine"]) == 0
     assert main(["evaluate", str(run.directory), "--import=no_such_module"]) == 2
-    assert main(["evaluate", str(run.directory), "--import"]) == 2
-    err = capsys.readouterr().err
-    assert "--import no_such_module: No module named 'no_such_module'" in err and "--import needs the name of a Python module" in err
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", str(run.directory), "--import"])
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert "--import no_such_module: No module named 'no_such_module'" in captured.err
+    assert "Missing value for argument '--import'" in captured.err + captured.out

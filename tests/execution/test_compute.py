@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -22,19 +22,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasicrl import phases
-from phasicrl.algorithm import learn, learn_from, train
-from phasicrl.config import ActionConfig, ComputeConfig, Config, ObsNormConfig, ValueNormConfig
+from phasicrl.algorithm import learn, train
+from phasicrl.config import ActionConfig, Config, ObsNormConfig, ValueNormConfig
+from phasicrl.execution import compiled
 from phasicrl.execution import compute as compute_module
-from phasicrl.execution.compiled import adam_, can_fuse, capture, scale, total_norm
+from phasicrl.execution.compiled import capture, has_compiler
 from phasicrl.execution.compute import Compute
-from phasicrl.execution.streams import beside, side_by_side
+from phasicrl.execution.plan import WORTH_COMPILING, Plan
+from phasicrl.execution.step import StepSettings
+from phasicrl.execution.streams import side_by_side
 from phasicrl.models.agent import Agent
-from phasicrl.runs.run import Run
+from phasicrl.runs.run import Run, start_run
 from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
-    """In place of `fuse`: the function that would be compiled, after a call such as tracing makes."""
+    """In place of `compile_`: the function that would be compiled, after a call such as tracing makes."""
     return function
 
 
@@ -50,11 +53,11 @@ def both(
         return train(config_now, make_env=make_env, on_iteration=lambda _, record: records.append(record)), records
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
-    assert not eager_run.compute._fused
-    for kept in (fused_run.compute._fused, fused_run.compute._fused_calls):
+    assert not eager_run.compute._compiled_steps
+    for kept in (fused_run.compute._compiled_steps, fused_run.compute._compiled_calls):
         assert kept and all(one is not None for one in kept.values())
     (agent, optimizers), (fused_agent, fused_optimizers) = (
-        (s["agent"], s["optimizers"]) for s in (eager_run.state_dict(), fused_run.state_dict())
+        (s["agent"], s["optimizers"]) for s in (eager_run.learner.state_dict(), fused_run.learner.state_dict())
     )
     for name, tensor in agent.items():
         torch.testing.assert_close(fused_agent[name], tensor, rtol=2e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
@@ -82,6 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
     "normalised": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
     "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"}, Corridor),
+    "eps-hat": ({"ppo.adam_eps_hat": True}, Corridor),
     "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
     "masks-discrete": ({}, lambda: Levers(masked=True)),
     # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an Adam with a small ε makes a whole step of.
@@ -94,7 +98,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_steps_written_for_the_compiler_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_module, "fuse", as_it_is)
+    monkeypatch.setattr(compiled, "compile_", as_it_is)
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
 
@@ -113,7 +117,11 @@ def again_in_place(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]
     return outputs, replay
 
 
-@pytest.mark.parametrize("name", CASES)
+RECORDED = [name for name in CASES if name != "eps-hat"]
+"""An ε that follows the number of steps cannot be recorded."""
+
+
+@pytest.mark.parametrize("name", RECORDED)
 def test_steps_that_are_recorded_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the CUDA graph itself: what is copied in, what is read where it lies, what a recording leaves behind."""
     record_with(again_in_place, monkeypatch)
@@ -136,25 +144,25 @@ def test_a_recording_that_fails_or_does_nothing_leaves_the_run_as_it_was(
 
     record_with(bad, monkeypatch)
     run = train(config.changed({"compute.compile": "on"}), make_env=Corridor)
-    assert set(run.compute._fused.values()) == set(run.compute._fused_calls.values()) == {None}
+    assert set(run.compute._compiled_steps.values()) == set(run.compute._compiled_calls.values()) == {None}
     for name, tensor in reference.agent.state_dict().items():
         assert torch.equal(run.agent.state_dict()[name], tensor), name
 
 
 def record_with(record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs on the CPU record their steps, by something in place of a CUDA graph."""
-    monkeypatch.setattr(compute_module, "_as_one_call", partial(capture, record=record))
+    monkeypatch.setattr(compiled, "as_one_call", partial(capture, record=record))
     plain = compute_module.Compute.__init__
 
     def recording(self: compute_module.Compute, *args: Any, **options: Any) -> None:
         plain(self, *args, **options)
-        self._records = True
+        self.records = True
 
     monkeypatch.setattr(compute_module.Compute, "__init__", recording)
 
 
 def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_module, "fuse", as_it_is)
+    monkeypatch.setattr(compiled, "compile_", as_it_is)
 
     class Nothing(Corridor):
         def step(self, action: Any) -> Any:
@@ -173,7 +181,7 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(tmp_path: Path, mo
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RECORDED)
 def test_cuda_graphs_equal_eager_steps(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes).changed({"compute.device": "cuda"}), make_env)
@@ -240,7 +248,6 @@ def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
     def waits(num_steps: int) -> int:
         run = open_run(setting(tmp_path / str(num_steps), **{"compute.device": "cuda", "ppo.num_steps": num_steps}))
         for _ in range(2):  # in the first one graphs are recorded
-            run.start_iteration()
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
                 torch.cuda.set_sync_debug_mode("warn")
@@ -267,7 +274,7 @@ OFTEN = ("normalised", "shared", "shuffled", "masks-mixed")
 """Cases that are compiled in every run of the tests; compiling them all takes minutes."""
 
 
-@pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler")
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in CASES])
 def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]
@@ -277,13 +284,23 @@ def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
 def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = setting(tmp_path, **{"model.memory": "lstm", "compute.compile": "on", "log.console": "plain"})
     run = train(config, make_env=Corridor)
-    assert set(run.compute._fused.values()) == {None}
+    assert set(run.compute._compiled_steps.values()) == {None}
     assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
 
 
 def test_an_optimiser_that_does_more_is_left_alone(tmp_path: Path) -> None:
+    config = setting(tmp_path, **{"compute.compile": "on"})
+    with start_run(config, make_env=Corridor) as run:
+        for group in run.learner.optimizers["policy"].param_groups:
+            group["weight_decay"] = 0.1
+        learn(run)
+    assert None in run.compute._compiled_steps.values()
+
+
+def test_an_epsilon_that_follows_the_steps_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_with(again_in_place, monkeypatch)
     config = setting(tmp_path, **{"ppo.adam_eps_hat": True, "compute.compile": "on"})
-    assert set(train(config, make_env=Corridor).compute._fused.values()) == {None}
+    assert set(train(config, make_env=Corridor).compute._compiled_steps.values()) == {None}
 
 
 def test_compiled_code_that_computes_something_else_is_not_used(
@@ -301,9 +318,9 @@ def test_compiled_code_that_computes_something_else_is_not_used(
 
     config = setting(tmp_path, **{"log.console": "plain"})
     reference = train(replace(config, compute=replace(config.compute, compile="off")), make_env=Corridor)
-    monkeypatch.setattr(compute_module, "fuse", wrong)
+    monkeypatch.setattr(compiled, "compile_", wrong)
     run = train(replace(config, compute=replace(config.compute, compile="on")), make_env=Corridor)
-    assert set(run.compute._fused.values()) == {None}
+    assert set(run.compute._compiled_steps.values()) == {None}
     said = capsys.readouterr().out
     assert "policy steps run eagerly: compiled, they give other numbers here" in said
     assert "acting runs eagerly: compiled, it gives other numbers here" in said
@@ -313,89 +330,8 @@ def test_compiled_code_that_computes_something_else_is_not_used(
 
 def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
     config = tiny(tmp_path)
-    assert config.compute.compile == "auto" and config.num_gradient_steps < compute_module.WORTH_COMPILING
-    assert not train(config, make_env=Corridor).compute.fuses
-    long = compute_module.Compute(config.compute, pictures=False, num_gradient_steps=compute_module.WORTH_COMPILING)
-    assert long.fuses == can_fuse()
-    assert not compute_module.Compute(config.compute, pictures=True, num_gradient_steps=10**6).fuses
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-def test_adam_is_pytorchs(at_once: bool) -> None:
-    torch.manual_seed(0)
-    ours = [torch.randn(5, 3), torch.randn(4)]
-    theirs = [torch.nn.Parameter(tensor.clone()) for tensor in ours]
-    optimizer = torch.optim.Adam(theirs, lr=0.1, eps=1e-5)
-    first, second = ([torch.zeros_like(tensor) for tensor in ours] for _ in range(2))
-    steps = [torch.zeros(()) for _ in ours]
-    for number in range(20):
-        optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + number)
-        gradients = [torch.randn_like(tensor) * 10.0 ** (number % 5 - 3) for tensor in ours]
-        for parameter, gradient in zip(theirs, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        optimizer.step()
-        adam_(
-            ours,
-            gradients,
-            first,
-            second,
-            steps,
-            rate=torch.tensor(rate),
-            betas=(0.9, 0.999),
-            eps=1e-5,
-            only_if=torch.tensor(True),
-            at_once=at_once,
-        )
-        torch.testing.assert_close(ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool) -> None:
-    """A convolution's weights are channels_last, its gradient need not be; PyTorch's kernel for all at once looks at no strides."""
-    weight, gradient = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
-    moments = [torch.zeros_like(weight) for _ in range(2)]
-    adam_(
-        [weight],
-        [gradient],
-        moments[:1],
-        moments[1:],
-        [torch.zeros(())],
-        rate=torch.tensor(0.1),
-        betas=(0.9, 0.999),
-        eps=1.0,
-        only_if=torch.tensor(True),
-        at_once=at_once,
-    )
-    torch.testing.assert_close(moments[0], 0.1 * gradient)
-    torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))  # the first step: both moments' bias is corrected
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once: bool) -> None:
-    everything = [torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 0.4]), torch.tensor(7.0)]
-    changed = [tensor.clone() for tensor in everything]
-    (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
-    adam_(
-        [weight], [gradient], [mean], [square], [step],
-        rate=torch.tensor(0.1), betas=(0.9, 0.999), eps=1e-5, only_if=gradient.norm().isfinite(), at_once=at_once,
-    )  # fmt: skip
-    assert all(map(torch.equal, changed, everything))
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-def test_norm_and_scale_are_those_of_all_numbers(at_once: bool) -> None:
-    tensors = [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])]
-    assert total_norm(tensors, at_once=at_once).item() == pytest.approx(13)
-    assert [tensor.tolist() for tensor in scale(tensors, torch.tensor(0.5), at_once=at_once)] == [[[1.5, 0.0]], [2.0, 6.0]]
-
-
-def test_a_number_of_pictures_in_a_piece_is_kept_to_everywhere() -> None:
-    """Also where steps would be one call of whole minibatches: whoever gives a number may have no room for more."""
-    choices: tuple[tuple[int | Literal["auto"] | None, int | None], ...] = (("auto", 64), (16, 16), (None, None))
-    for chosen, expected in choices:
-        compute = Compute(ComputeConfig(device="cpu", micro_batch=chosen, compile="on"), pictures=True)
-        assert set(compute.micro_batch.values()) == {expected} and bool(compute._in_pieces) == (chosen == 16)
-    assert set(Compute(ComputeConfig(device="cpu", micro_batch=16), pictures=False).micro_batch.values()) == {None}
+    assert config.compute.compile == "auto" and config.num_gradient_steps < WORTH_COMPILING
+    assert not train(config, make_env=Corridor).compute.plan.acts_in_one_call
 
 
 @pytest.mark.parametrize(
@@ -413,14 +349,14 @@ def test_a_number_of_pictures_in_a_piece_is_kept_to_everywhere() -> None:
 def test_a_step_that_does_not_fit_names_the_knob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, knob: str | None
 ) -> None:
-    plain = compute_module.Compute._eager_step
+    plain = compute_module.update_
 
-    def full(self: compute_module.Compute, *args: Any) -> Any:
-        if args[3].name == name:
+    def full(settings: StepSettings) -> Any:
+        if settings.phase == name:
             raise error
-        return plain(self, *args)
+        return plain(settings)
 
-    monkeypatch.setattr(compute_module.Compute, "_eager_step", full)
+    monkeypatch.setattr(compute_module, "update_", full)
     with pytest.raises(MemoryError if knob else RuntimeError, match=knob or "something else"):
         train(setting(tmp_path), make_env=Corridor)
 
@@ -436,7 +372,7 @@ def test_a_step_that_does_not_fit_names_the_knob(
 def test_a_rollout_that_does_not_fit_names_the_knob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, method: str, called: str
 ) -> None:
-    def full(self: Agent, *args: Any) -> Any:
+    def full(self: Agent, *args: Any, **options: Any) -> Any:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr(Agent, method, full)
@@ -447,8 +383,6 @@ def test_a_rollout_that_does_not_fit_names_the_knob(
 class FakeStream:
     """Notes who waits for whom."""
 
-    device = "cuda:0"
-
     def __init__(self, name: str, told: list[str]) -> None:
         self.name, self.told = name, told
 
@@ -456,9 +390,10 @@ class FakeStream:
         self.told.append(f"{self.name} waits for {other.name}")
 
 
-def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     told: list[str] = []
-    main, side = FakeStream("main", told), FakeStream("side", told)
+    default, recording, side = (FakeStream(name, told) for name in ("default", "main", "side"))
 
     @contextmanager
     def stream(chosen: FakeStream) -> Iterator[None]:
@@ -466,21 +401,19 @@ def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows
         yield
         told.append("on main")
 
-    def function(name: str) -> str:
-        told.append(name)
-        return name
+    def both(current: FakeStream) -> list[str]:
+        told.clear()
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+        one, other = (lambda: told.append("policy") or 1), (lambda: told.append("value") or 2)
+        assert side_by_side(one, other, torch.device(device)) == (1, 2)
+        return told
 
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    assert side_by_side(lambda: function("policy"), lambda: function("value")) == ("policy", "value")
-    assert told == ["policy", "value"], "nothing is forked where nothing is recorded"
-    told.clear()
-    with beside(side):  # type: ignore[arg-type]
-        assert side_by_side(lambda: function("policy"), lambda: function("value")) == ("policy", "value")
-    assert told == ["side waits for main", "on side", "value", "on main", "policy", "main waits for side"]
-    told.clear()
-    side_by_side(lambda: function("policy"), lambda: function("value"))
-    assert told == ["policy", "value"]
+    monkeypatch.setattr("phasicrl.execution.streams._side_stream", lambda device: side)
+    assert both(default) == ["policy", "value"], "nothing is forked where nothing is recorded"
+    forked = ["side waits for main", "on side", "value", "on main", "policy", "main waits for side"]
+    assert both(recording) == (forked if device == "cuda" else ["policy", "value"])
 
 
 @pytest.fixture
@@ -521,11 +454,11 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(tmp_path: Path, monkeypatch:
     run.compute.wait()
     assert told == [], "there is nothing to wait for on a CPU"
     monkeypatch.setattr(run.compute, "wait", lambda: told.append("wait"))
-    run.start_iteration()
-    run.collect(rollout := run.buffer.next_rollout())
-    learn_from(run, rollout, rollout.reward)
+    rollout = run.collect(run.buffer.next_rollout())
+    told.clear()
+    phases.policy_phase(run.learner, rollout)
     assert told == ["clock", "wait", "clock"] * len(run.config.ppo.passes)
-    compute = Compute(ComputeConfig(device="cpu"), pictures=False)
+    compute = Compute(Plan())
     compute.device = torch.device("cuda:1")
     told.clear()
     compute.wait()
@@ -533,7 +466,7 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(tmp_path: Path, monkeypatch:
 
 
 def test_an_upload_on_a_cpu_is_the_same_memory_and_any_layout_will_do() -> None:
-    compute = Compute(ComputeConfig(device="cpu"), pictures=False)
+    compute = Compute(Plan())
     values = np.arange(6.0).reshape(2, 3)
     assert compute.upload(values).data_ptr() == values.ctypes.data
     assert compute.upload(values.T).tolist() == values.T.tolist()
@@ -546,7 +479,7 @@ def test_freed_memory_is_kept_for_the_next_layer() -> None:
     """Else every activation would be mapped, faulted in and unmapped again. In a process of its own, whose allocator nobody has asked yet."""
     program = """
 import torch
-from phasicrl.execution.compute import keep_memory
+from phasicrl.execution.device import keep_memory
 def after_a_large_tensor() -> int:
     torch.ones(50_000_000)
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from phasicrl.config import ComputeConfig
-from phasicrl.execution import compute, turns
-from phasicrl.execution.compute import Compute
+from phasicrl.execution import device, turns
+from phasicrl.execution.plan import Plan
 from phasicrl.execution.turns import Turns
 
 
@@ -68,24 +66,11 @@ def test_without_a_folder_all_compute_at_once(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("cores", "settings", "pictures", "takes"),
-    [
-        (4, {}, True, True),
-        (4, {"num_threads": 3}, True, True),
-        (4, {"num_threads": 2}, True, False),  # another has the other half
-        (4, {"take_turns": False}, True, False),
-        (4, {}, False, False),
-        (1, {}, True, False),
-    ],
-)
-def test_only_runs_that_fill_more_than_half_of_the_cores_take_turns(
-    cores: int, settings: dict[str, Any], pictures: bool, takes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_run_takes_turns_if_its_plan_says_so(takes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[Turns] = []
-    monkeypatch.setattr(compute, "Turns", lambda: made.append(Turns(tmp_path)) or made[-1])
-    monkeypatch.setattr(compute, "num_cores", lambda: cores)
-    monkeypatch.setattr(compute, "_team", lambda num_threads: frozenset())
-    monkeypatch.setattr(compute.torch, "set_num_threads", lambda number: None)
-    Compute(ComputeConfig(device="cpu", **settings), pictures=pictures)
-    assert bool(made) == takes
+    monkeypatch.setattr(device, "Turns", lambda: made.append(Turns(tmp_path)) or made[-1])
+    monkeypatch.setattr(device.torch, "set_num_threads", lambda number: None)
+    threads = device.Threads(Plan(take_turns=takes))
+    with threads.turn():
+        assert bool(made) == takes

@@ -17,7 +17,7 @@ from phasicrl.experiments import evaluate as evaluation_module
 from phasicrl.experiments.evaluate import Evaluation, evaluate, make_evaluation_envs, play
 from phasicrl.presets import get_preset
 from phasicrl.runs.run import start_run
-from phasicrl.spaces import env_seeds
+from phasicrl.seeding import derive_seed, env_seeds
 from tests.helpers import Corridor, Levers, corridor, tiny
 
 
@@ -125,8 +125,6 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
 
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    from phasicrl.runs.run import derive_seed
-
     seen: list[int] = []
     monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env: seen.append(seed))
     for seed in range(20):

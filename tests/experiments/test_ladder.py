@@ -68,14 +68,14 @@ def test_without_masks_there_is_no_rung_for_them() -> None:
     assert rungs(BASE, task=task)[-1][0] == "+ entropy bonus" and len(rungs(BASE, mode="leave-one-out", task=task)) == len(TRICKS)
 
 
-@pytest.mark.parametrize("mode", ["ladder", "leave-one-out"])
+@pytest.mark.parametrize("leave_one_out", [False, True])
 def test_members_of_a_set_need_no_normalization_and_the_ladder_runs_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave_one_out: bool
 ) -> None:
     trained: list[Config] = []
-    monkeypatch.setattr(ladder, "_trained", lambda config: (trained.append(config), (1.0, 2.0))[1])
+    monkeypatch.setattr(ladder, "_trained", lambda trial: (trained.append(trial.config), (1.0, 2.0))[1])
     said: list[str] = []
-    found = run_ladder("gymnasium:Taxi-v4", seeds=1, mode=mode, output_dir=tmp_path, say=said.append)
+    found = run_ladder("gymnasium:Taxi-v4", seeds=1, leave_one_out=leave_one_out, output_dir=tmp_path, say=said.append)
     assert said == ["state normalisation is left out: it has no effect without real numbers among the observations"]
     names = [rung.name for rung in found]
     assert len(names) == len(trained) == len(TRICKS) and not any("state" in name for name in names)

@@ -299,10 +299,10 @@ def test_a_reference_that_does_not_fit_says_why(tmp_path: Path, text: str, setti
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a run directory, it has no config\.json; give folders that"):
+    with pytest.raises(ValueError, match=r"nowhere is not a run directory, it has no config\.json; give folders that"):
         run_curves([tmp_path / "nowhere"], RETURN)
     make_runs(tmp_path / "runs", [1.0])
-    with pytest.raises(FileNotFoundError, match=r"it holds run directories: give .*runs/\*"):
+    with pytest.raises(ValueError, match=r"it holds run directories: give .*runs/\*"):
         run_curves([tmp_path / "runs"], RETURN)
 
 

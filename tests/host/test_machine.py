@@ -97,14 +97,15 @@ def test_a_team_has_a_core_each_while_it_works_and_its_caller_is_free_afterwards
     ("settings", "cores_of_team"), [({}, 1), ({"pin_threads": False}, 0), ({"num_threads": 1}, 0), ({"num_threads": num_cores() + 1}, 0)]
 )
 def test_threads_of_pytorch_have_a_core_each_if_there_are_as_many(settings: dict[str, int], cores_of_team: int) -> None:
+    settings = {"num_threads": num_cores(), **settings}
     code = f"""if True:
         import phasicrl, os
-        from phasicrl.execution.compute import Compute
-        from phasicrl.config import ComputeConfig
+        from phasicrl.execution.device import Threads
+        from phasicrl.execution.plan import Plan
         from phasicrl.host.machine import thread_ids, usable_cores
         def placed(): return [thread for thread in thread_ids() - {{os.getpid()}} if len(os.sched_getaffinity(thread)) == 1]
-        compute = Compute(ComputeConfig(device="cpu", **{settings}), pictures=True)
-        with compute.turn():
+        threads = Threads(Plan(**{settings}))
+        with threads.turn():
             print(len(placed()), len(os.sched_getaffinity(0)) == 1)
         print(len(os.sched_getaffinity(0)) == len(usable_cores()))
     """

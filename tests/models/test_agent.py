@@ -56,7 +56,7 @@ def test_each_loss_reaches_the_networks_of_its_value_path(value_path: ValuePath,
     output = ask(agent, observations())
     assert output.aux_value is not None
     assert reached(agent, output.value) == by_value
-    assert reached(agent, output.policy.parameters) == {"encoder", "policy_head"}
+    assert reached(agent, output.policy.dist_params) == {"encoder", "policy_head"}
     assert reached(agent, output.aux_value) == {"encoder", "aux_value_head"}
 
 
@@ -97,7 +97,7 @@ def test_all_ways_to_ask_agree(value_path: ValuePath, pictures: bool) -> None:
     first, state = torch.zeros(S, L, dtype=torch.bool), agent.initial_state(S)
     output = ask(agent, obs)
     policy, next_state = agent.policy(obs, first, state)
-    assert torch.equal(policy.parameters, output.policy.parameters)
+    assert torch.equal(policy.dist_params, output.policy.dist_params)
     assert torch.equal(agent.value(obs, first, state), output.value)
     assert next_state.shape == output.state.shape == (S, 0)
 
@@ -108,13 +108,15 @@ def test_sequences_are_their_steps_one_by_one(value_path: ValuePath, pictures: b
     agent, obs = make_agent(value_path, pictures=pictures), observations(pictures=pictures)
     whole = ask(agent, obs)
     assert whole.value.shape == (S, L)
-    assert whole.policy.parameters.shape == (S, L, A)
+    assert whole.policy.dist_params.shape == (S, L, A)
     steps = [ask(agent, obs[:, t : t + 1]) for t in range(L)]
     assert whole.aux_value is not None
     aux_values = [step.aux_value for step in steps if step.aux_value is not None]
     torch.testing.assert_close(torch.cat([step.value for step in steps], dim=1), whole.value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(torch.cat(aux_values, dim=1), whole.aux_value, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(torch.cat([step.policy.parameters for step in steps], dim=1), whole.policy.parameters, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.cat([step.policy.dist_params for step in steps], dim=1), whole.policy.dist_params, rtol=1e-5, atol=1e-6
+    )
     assert whole.value.unique().numel() > S * L // 2
 
 
@@ -123,7 +125,7 @@ def test_the_mask_reaches_the_policy() -> None:
     mask = torch.rand(S, L, A, generator=Generator().manual_seed(2)) < 0.5
     mask[..., 0] = True
     policy, _ = agent.policy(obs, torch.zeros(S, L, dtype=torch.bool), agent.initial_state(S), mask)
-    for log_probs in (ask(agent, obs, mask).policy.parameters, policy.parameters):
+    for log_probs in (ask(agent, obs, mask).policy.dist_params, policy.dist_params):
         assert torch.equal(log_probs.exp() > 0, mask)
 
 
@@ -214,8 +216,8 @@ def test_with_memory_sequences_are_their_steps_one_by_one_for_policy_and_values(
         for got, expected in (
             (one.value[:, 0], whole.value[:, t]),
             (agent.value(obs[:, t : t + 1], first[:, t : t + 1], now)[:, 0], whole.value[:, t]),
-            (one.policy.parameters[:, 0], whole.policy.parameters[:, t]),
-            (alone.parameters[:, 0], whole.policy.parameters[:, t]),
+            (one.policy.dist_params[:, 0], whole.policy.dist_params[:, t]),
+            (alone.dist_params[:, 0], whole.policy.dist_params[:, t]),
         ):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(after[:, : agent.memory.state_size], one.state[:, : agent.memory.state_size])
@@ -231,7 +233,7 @@ def test_two_networks_have_memories_of_their_own() -> None:
     state = torch.randn(S, agent.state_size, generator=Generator().manual_seed(4))
     of_value = torch.cat([state[:, :12], -state[:, 12:]], dim=-1)
     before, after = agent(obs, first, state), agent(obs, first, of_value)
-    assert torch.equal(before.policy.parameters, after.policy.parameters)
+    assert torch.equal(before.policy.dist_params, after.policy.dist_params)
     assert not torch.allclose(before.value, after.value, atol=1e-4)
 
 
@@ -320,7 +322,7 @@ def test_values_stay_what_they_are_when_their_statistics_move(statistics: Statis
         unit = max(abs(raw.mean.item()), raw.std.item(), 100)
         torch.testing.assert_close(now.value, first.value, rtol=0, atol=4e-6 * unit)
         torch.testing.assert_close(now.aux_value, first.aux_value, rtol=0, atol=4e-6 * unit)
-        assert torch.equal(now.policy.parameters, first.policy.parameters)
+        assert torch.equal(now.policy.dist_params, first.policy.dist_params)
     assert [parameter.data_ptr() for parameter in agent.parameters()] == places  # in place: compiled steps hold them
     assert all(parameter.requires_grad for parameter in agent.parameters())
 

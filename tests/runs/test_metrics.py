@@ -16,7 +16,8 @@ import torch
 from phasicrl.config import Config, EnvConfig, LogConfig, PPOConfig
 from phasicrl.phases import MeanAccumulator
 from phasicrl.runs import console, metrics
-from phasicrl.runs.metrics import METRICS, MetricsLog, read_metrics
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import METRICS, MetricsLog
 from tests.helpers import Clock
 
 BATCH = 8 * 16  # environment steps of an iteration of `config()`
@@ -121,13 +122,13 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
     text = (tmp_path / "metrics.jsonl").read_text()
     row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert row["losses/entropy"] is row["losses/value_loss"] is row["losses/policy_loss"] is None
-    assert math.isnan(read_metrics(tmp_path)[0]["losses/entropy"])
+    assert math.isnan(RunDirectory(tmp_path).metrics()[0]["losses/entropy"])
 
 
 def test_a_row_is_on_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, config()) as log:
         write_rows(log, 1, 2)
-        assert [row["charts/SPS"] for row in read_metrics(tmp_path)] == [1.0, 2.0]
+        assert [row["charts/SPS"] for row in RunDirectory(tmp_path).metrics()] == [1.0, 2.0]
 
 
 def test_a_metric_without_description_is_refused_by_name(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
     with MetricsLog(tmp_path, config(), resumed_at=3 * BATCH) as log:
         clock.now += 10
         write_rows(log, 4, 4)
-    rows = read_metrics(tmp_path)
+    rows = RunDirectory(tmp_path).metrics()
     assert [row["env_steps"] for row in rows] == [BATCH, 2 * BATCH, 3 * BATCH, 4 * BATCH]
     assert [row["wall_time"] for row in rows] == [10, 20, 30, 40]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
@@ -159,7 +160,7 @@ def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
         write_rows(log, 1, 2)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(tail)
-    assert len(read_metrics(tmp_path)) == 2
+    assert len(RunDirectory(tmp_path).metrics()) == 2
     with MetricsLog(tmp_path, config(), resumed_at=2 * BATCH) as log:
         write_rows(log, 3, 3)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -170,13 +171,13 @@ def test_a_last_line_that_lost_only_its_line_break_is_kept(tmp_path: Path) -> No
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128}')
     with MetricsLog(tmp_path, config(), resumed_at=BATCH) as log:
         write_rows(log, 2, 2)
-    assert [row["env_steps"] for row in read_metrics(tmp_path)] == [BATCH, 2 * BATCH]
+    assert [row["env_steps"] for row in RunDirectory(tmp_path).metrics()] == [BATCH, 2 * BATCH]
 
 
 def test_a_line_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128}\n{"env_ste\n{"env_steps": 384}\n')
     with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl is damaged"):
-        read_metrics(tmp_path)
+        RunDirectory(tmp_path).metrics()
 
 
 def test_resuming_before_the_first_row_and_without_a_file(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_resuming_before_the_first_row_and_without_a_file(tmp_path: Path) -> Non
         write_rows(log, 1, 2)
     with MetricsLog(tmp_path, config(), resumed_at=0) as log:
         write_rows(log, 1, 1)
-    assert [row["env_steps"] for row in read_metrics(tmp_path)] == [BATCH]
+    assert [row["env_steps"] for row in RunDirectory(tmp_path).metrics()] == [BATCH]
 
 
 def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
@@ -192,11 +193,6 @@ def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
         write_rows(log, 1, 1)
     with pytest.raises(FileExistsError, match="holds the metrics of an earlier run; resume that run"):
         MetricsLog(tmp_path, config())
-
-
-def test_a_folder_without_metrics_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no metrics\.jsonl: it is not a run directory"):
-        read_metrics(tmp_path)
 
 
 def test_the_display_is_told_everything_and_closed(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +250,7 @@ def test_without_tensorboard_a_run_says_so_once_and_goes_on(
         write_rows(log, 1, 1)
     out = capsys.readouterr().out
     assert out.count("pip install 'phasicrl[tensorboard]'") == 1
-    assert len(read_metrics(tmp_path)) == 1
+    assert len(RunDirectory(tmp_path).metrics()) == 1
 
 
 class FakeWandB(types.ModuleType):

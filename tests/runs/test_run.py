@@ -20,17 +20,20 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from phasicrl.algorithm import learn, resume, train
-from phasicrl.config import CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
+from phasicrl import phases
+from phasicrl.algorithm import OnIteration, learn, resume, train
+from phasicrl.config import AuxConfig, CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.execution.compiled import can_fuse
+from phasicrl.execution.compiled import has_compiler
 from phasicrl.normalize import RewardNormalizer
+from phasicrl.optimize import step_
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
 from phasicrl.runs import run as run_module
 from phasicrl.runs.checkpoint import checkpoints
-from phasicrl.runs.metrics import METRICS, read_metrics
-from phasicrl.runs.run import Run, derive_seed, start_run
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import METRICS
+from phasicrl.runs.run import Run, start_run
 from tests.golden import BOTH, Echo, Picture
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
@@ -63,7 +66,7 @@ def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:
     assert Config.from_json((run.directory / "config.json").read_text()) == config
     card = json.loads((run.directory / "card.json").read_text())
     assert card["seed"] == 3 and card["env_steps"] == 128 and card["versions"]["torch"] == torch.__version__
-    assert [row["env_steps"] for row in read_metrics(run.directory)] == [32, 64, 96, 128]
+    assert [row["env_steps"] for row in RunDirectory(run.directory).metrics()] == [32, 64, 96, 128]
     assert (run.directory / "agent.safetensors").is_file()
     assert [path.name for path in (run.directory / "checkpoints").iterdir()] == ["step-000000000128"]
 
@@ -120,11 +123,29 @@ def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_
             assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("aux", [None, tiny_aux(every=3)])
+def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(tmp_path: Path, aux: AuxConfig | None) -> None:
+    config = tiny(tmp_path, aux=aux, total_env_steps=224)  # a checkpoint at the end only
+
+    def until(iteration: int) -> OnIteration:
+        return lambda run, record: "stop" if run.iteration == iteration else None
+
+    run = train(config, make_env=corridor, on_iteration=until(2))
+    files = RunDirectory(run.directory)
+    assert (run.iteration, run.env_steps) == (2, 64)
+    assert [path.name for path in files.checkpoints] == ["step-000000000064"]
+    assert files.card["env_steps"] == 64
+    again = resume(run.directory, make_env=corridor, on_iteration=until(4))
+    assert again.env_steps == 128 and files.card["env_steps"] == 128
+    assert resume(run.directory, make_env=corridor).env_steps == 224
+    assert [row["env_steps"] for row in files.metrics()] == [32 * (1 + n) for n in range(7)]
+
+
 def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     run = resume(stopped_after(4, config), make_env=corridor)
     assert run.env_steps == 224 and run.iteration == 7
-    rows = read_metrics(run.directory)
+    rows = RunDirectory(run.directory).metrics()
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     assert [row["iteration"] for row in rows if "losses/aux/kl_loss" in row] == [3, 6]
     assert rows[-1]["wall_time"] > rows[3]["wall_time"] > 0
@@ -190,7 +211,7 @@ def test_with_its_episodes_moved_over_a_resumed_run_is_the_unbroken_one(tmp_path
             assert_same_state(unbroken, resumed)
             for slot in range(resumed.buffer.num_filled):
                 assert_same_state_tensors(unbroken.buffer.rollout(slot).tensors(), resumed.buffer.rollout(slot).tensors())
-    ours, theirs = ([untimed(row) for row in read_metrics(run.directory)] for run in (unbroken, resumed))
+    ours, theirs = ([untimed(row) for row in RunDirectory(run.directory).metrics()] for run in (unbroken, resumed))
     assert len(ours) == 8 and ours == theirs
 
 
@@ -208,25 +229,26 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     """Every module, optimiser, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
-    covered = {"agent", "optimizers", "reward_normalizer", "generators", "iteration", "env_steps", "kl_penalty", "rate_factor"}
-    through_others = {"collector", "buffer", "_seconds_before"}  # episodes; chunks and num_filled; seconds
+    covered = {"learner", "env_steps"}
+    through_others = {"collector", "buffer", "_seconds_before"}  # action_generator, episodes; chunks and num_filled; seconds
     not_state = {
-        "config", "directory", "compute", "own",  # fixed for the run
+        "config", "directory", "own",  # fixed for the run
         "log",  # its rows are on the disk already
         "envs",  # start anew: exact environments come with exact resume
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # clocks of this process
-        "_reward_record",  # made anew in each iteration
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
+    of_learner = {"agent", "optimizers", "reward_normalizer", "generator", "iteration", "kl_coef", "rate_factor"}
+    assert set(vars(run.learner)) == of_learner | {"config", "compute"} and set(run.learner.state_dict()) == of_learner
     collector_state = {"episodes"}
-    collector_fixed = {"envs", "agent", "compute", "generator", "bootstrap_truncation", "_blank_policy", "_values_afterwards"}
+    collector_fixed = {"envs", "agent", "compute", "generator", "bootstrap_truncation", "_blank_policy", "_values_afterwards", "_precision"}
     collector_new_episodes = {"_obs", "_first", "_state"}
     assert set(vars(run.collector)) == collector_state | collector_fixed | collector_new_episodes
     for owner in (run, run.collector, run.buffer, run.log):
         for name, value in vars(owner).items():
-            if isinstance(value, nn.Module | Optimizer | Generator) and owner is not run:
-                assert any(value is known for known in [run.agent, *run.generators.values()]), f"{owner}.{name} is not saved"
+            if isinstance(value, nn.Module | Optimizer | Generator):
+                assert any(value is known for known in (run.agent, run.collector.generator)), f"{owner}.{name} is not saved"
 
 
 def test_a_corrupt_newest_checkpoint_is_passed_over_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,13 +331,6 @@ def test_environments_are_closed_when_the_start_fails(tmp_path: Path, monkeypatc
     assert closed == [True]
 
 
-def test_streams_of_randomness_are_apart_and_stable() -> None:
-    seeds = {(seed, purpose): derive_seed(seed, purpose) for seed in (0, 1, 2) for purpose in run_module.PURPOSES}
-    assert len(set(seeds.values())) == len(seeds)
-    assert derive_seed(1, "env") == derive_seed(1, "env") != derive_seed(1, "env", 128)
-    assert all(0 <= seed < 2**31 for seed in seeds.values())
-
-
 def test_a_users_encoder_is_initialised_from_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     class Own(nn.Module):
         num_features = 5
@@ -344,8 +359,8 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
     apart = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2, value_learning_rate=1e-3))
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
-    rows = [row for c in (config, apart, steered) for row in read_metrics(train(c, make_env=corridor).directory)]
-    rows += read_metrics(train(config, make_env=lambda: Levers(discrete=False)).directory)
+    rows = [row for c in (config, apart, steered) for row in RunDirectory(train(c, make_env=corridor).directory).metrics()]
+    rows += RunDirectory(train(config, make_env=lambda: Levers(discrete=False)).directory).metrics()
     reported = {name for row in rows for name in row}
     procgen = {name for name in METRICS if name.startswith("procgen/")}  # tests/test_procgen.py
     assert reported - {"env_steps", "iteration", "phase", "wall_time"} == set(METRICS) - procgen
@@ -362,8 +377,7 @@ def test_a_resumed_optimiser_steps_as_the_unbroken_one_on_convolutions_too(tmp_p
             for run in (old, new):
                 rollout = run.buffer.rollout(0)
                 rollout.load(old.buffer.rollout(0).tensors())
-                samples, _ = compute_targets(rollout, rollout.reward, config.ppo)
-                policy_phase(run.agent, run.optimizers, samples, config.ppo, compute=run.compute, generator=torch.Generator())
+                policy_phase(run.learner, rollout, rollout.reward)
             assert_same_state_tensors(old.agent.state_dict(), new.agent.state_dict())
 
 
@@ -412,7 +426,9 @@ def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path,
                     weights[i] -= 0.01 * corrected**0.5 * m_hat / (second[i].sqrt() + 1)
                 else:
                     weights[i] -= 0.01 * m_hat / ((second[i] / corrected).sqrt() + 1)
-            run.optimizers["policy"].step()
+            parameters = list(run.agent.parameters())
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            step_(run.learner.optimizers["policy"], parameters, gradients, only_if=torch.tensor(True))
         for parameter, weight in zip(run.agent.parameters(), weights, strict=True):
             torch.testing.assert_close(parameter.detach().double(), weight, rtol=0, atol=1e-6)
 
@@ -421,18 +437,17 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=128)
     config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, value_learning_rate=0.1, schedule="linear"), aux=tiny_aux())
     with open_run(config) as run:
-        run.start_iteration()
-        run.env_steps = 64
-        run.start_iteration()
-        rates = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in run.optimizers.items()}
+        run.learner.iteration = 2
+        record = run.learner.start_iteration()
+        rates = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in run.learner.optimizers.items()}
         assert rates == {"policy": pytest.approx([0.005, 0.05]), "aux": pytest.approx([5e-4 / 2] * 2)}
-        of_value = {id(p) for p in run.optimizers["policy"].param_groups[1]["params"]}
+        of_value = {id(p) for p in run.learner.optimizers["policy"].param_groups[1]["params"]}
         assert of_value == {id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")}
-        run.finish_iteration({})
-    (row,) = read_metrics(run.directory)
+        run.finish_iteration(record)
+    (row,) = RunDirectory(run.directory).metrics()
     assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (
-        pytest.approx(0.0075),
-        pytest.approx(0.075),
+        pytest.approx(0.005),
+        pytest.approx(0.05),
     )  # where the iteration began
 
 
@@ -441,21 +456,21 @@ def test_the_rate_follows_the_divergence_and_goes_on_after_a_resume(tmp_path: Pa
     config = tiny(tmp_path, total_env_steps=96, checkpoint=EVERY_ITERATION)
     config = replace(config, ppo=replace(config.ppo, learning_rate=1e-3, schedule="adaptive_kl", schedule_kl=target))
     run = train(config, make_env=corridor)
-    rates = [row["charts/learning_rate"] for row in read_metrics(run.directory)]
+    rates = [row["charts/learning_rate"] for row in RunDirectory(run.directory).metrics()]
     assert rates == pytest.approx([1e-3, 1e-3 * factor, 1e-3 * factor**2])
-    assert all("losses/epoch_kl" in row for row in read_metrics(run.directory))
+    assert all("losses/epoch_kl" in row for row in RunDirectory(run.directory).metrics())
     for path in sorted((run.directory / "checkpoints").iterdir())[2:]:
         shutil.rmtree(path)
     again = resume(run.directory, make_env=corridor)
-    assert [row["charts/learning_rate"] for row in read_metrics(again.directory)] == pytest.approx(rates)
+    assert [row["charts/learning_rate"] for row in RunDirectory(again.directory).metrics()] == pytest.approx(rates)
 
 
 def test_the_weight_of_the_divergences_penalty_follows_the_divergence(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=96)
     config = replace(config, ppo=replace(config.ppo, kl_penalty=0.5, kl_penalty_target=1e-9, clip=None))
     run = train(config, make_env=corridor)
-    assert [row["losses/kl_penalty"] for row in read_metrics(run.directory)] == [0.5, 1.0, 2.0]
-    assert run.kl_penalty == 4.0
+    assert [row["losses/kl_penalty"] for row in RunDirectory(run.directory).metrics()] == [0.5, 1.0, 2.0]
+    assert run.learner.kl_coef == 4.0
 
 
 class Steady(gym.Env[np.ndarray, np.int64]):
@@ -487,11 +502,10 @@ def test_observations_enter_their_statistics_once_each_the_first_ones_before_the
         rollout = run.buffer.next_rollout()
         seen = torch.empty(0, 8, 2)
         for number in (0, 32):
-            run.start_iteration()
             run.collect(rollout)
             assert normalizer.moments.count == (32 if first else number)
             seen = torch.cat([seen, rollout.obs])
-            run.update_statistics(rollout)
+            policy_phase(run.learner, rollout)
             assert normalizer.moments.count == number + 32
             torch.testing.assert_close(normalizer.moments.mean, seen.double().mean((0, 1)))
 
@@ -516,7 +530,6 @@ class Parts(Steady):
 def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory: str) -> None:
     config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.memory": memory, "ppo.num_steps": 40})
     with start_run(config, make_env=Parts) as run:
-        run.start_iteration()
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
         normalizer = run.agent.reader.normalizer
@@ -538,10 +551,11 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
     counts: list[float] = []
     collect = Run.collect
 
-    def spy(run: Run, rollout: Rollout) -> None:
+    def spy(run: Run, rollout: Rollout) -> Rollout:
         collect(run, rollout)
         assert run.agent.reader.normalizer is not None
         counts.append(float(run.agent.reader.normalizer.moments.count))  # type: ignore[arg-type]
+        return rollout
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "collect", spy)
@@ -590,13 +604,12 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
         assert normalizer is not None
         for _ in range(1 + second):
             run.buffer.clear()
-            run.start_iteration()
-            rollout = run.buffer.next_rollout()
-            run.collect(rollout)
+            rollout = run.collect(run.buffer.next_rollout())
             values = [rollout.value.clone(), rollout.next_value.clone()]
             expected, _ = compute_targets(rollout, rollout.reward, config.ppo)
             target = rollout.value_target.clone()
-            samples, _ = run.targets(rollout, rollout.reward)
+            samples, _ = phases._targets_and_units(run.agent, rollout, rollout.reward, config.ppo)
+            run.learner.iteration += 1
         assert normalizer.moments.count == 32 * (1 + second)
         if second:  # the heads were rescaled: nothing that was said of the rollout has changed
             assert torch.equal(rollout.value, values[0]) and torch.equal(rollout.value_target, target)
@@ -660,7 +673,7 @@ def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not can_fuse(), reason="there is no C++ compiler"))]
+    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"))]
 )
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoilt(tmp_path: Path, compiled: bool) -> None:
     """In the last iteration too, after which nobody would look at the policy again."""
@@ -668,14 +681,14 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
     weights: list[Tensor] = []
     with start_run(config, make_env=Corridor) as run:
 
-        def rewards(rollout: Rollout) -> Tensor:
-            reward = plain(rollout)
+        def rewards(rollout: Rollout) -> tuple[Tensor, dict[str, float]]:
+            reward, record = plain(rollout)
             if run.iteration == 2:
                 reward[0, 0] = torch.inf
             weights[:] = [parameter.detach().clone() for parameter in run.agent.parameters()]
-            return reward
+            return reward, record
 
-        plain, run.learning_reward = run.learning_reward, rewards  # type: ignore[method-assign]
+        plain, run.learner.learning_reward = run.learner.learning_reward, rewards  # type: ignore[method-assign]
         with pytest.raises(ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"):
             learn(run)
         assert run.iteration == 2 and all(map(torch.equal, run.agent.parameters(), weights))
@@ -739,8 +752,8 @@ def test_rewards_are_clipped_for_learning_and_reported_as_they_are(tmp_path: Pat
         run.collect(rollout)
         rollout.reward.copy_(torch.linspace(-1, 1, 32).reshape(4, 8))
         kept = rollout.reward.clone()
-        assert run.learning_reward(rollout).tolist() == kept.clamp(-0.25, 0.25).tolist()
+        assert run.learner.learning_reward(rollout)[0].tolist() == kept.clamp(-0.25, 0.25).tolist()
         assert torch.equal(rollout.reward, kept)
-        run.reward_normalizer = RewardNormalizer(4, gamma=0.5, clip=10.0)
+        run.learner.reward_normalizer = RewardNormalizer(4, gamma=0.5, clip=10.0)
         expected = RewardNormalizer(4, gamma=0.5, clip=10.0)(kept.clamp(-0.25, 0.25), rollout.first)
-        assert torch.equal(run.learning_reward(rollout), expected)
+        assert torch.equal(run.learner.learning_reward(rollout)[0], expected)

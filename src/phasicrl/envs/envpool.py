@@ -42,7 +42,8 @@ from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.host.machine import Companion, place, spread, thread_ids, usable_cores
-from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces, env_seeds
+from phasicrl.seeding import env_seeds
+from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""

@@ -41,15 +41,14 @@ from phasicrl.config import OptionValue
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.host.machine import place, usable_cores
+from phasicrl.masks import find_blocked, flatten_mask
+from phasicrl.seeding import env_seeds
 from phasicrl.spaces import (
     ActionLayout,
     ObservationLayout,
     as_float32,
     check_spaces,
     choices,
-    env_seeds,
-    find_blocked,
-    flatten_mask,
     map_leaves,
 )
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep, VectorEnv
-from phasicrl.spaces import choices, find_blocked
+from phasicrl.masks import find_blocked
+from phasicrl.spaces import choices
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
 """From stored observations `[B, …]` and the environments' own masks `[B, A]` (None without) to masks `[B, A]`, true where allowed."""

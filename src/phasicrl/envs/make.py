@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, nearest_name, refuse_idle_env
+from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, refuse_idle_env
+from phasicrl.config_io import nearest_name
 from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, import_envpool, task_families, task_options, task_spaces
 from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
 from phasicrl.envs.partial import PartialObservation
@@ -150,7 +151,11 @@ def resolve(env_id: str) -> tuple[Backend, str]:
 
 
 def list_envs(pattern: str = "*") -> list[EnvListing]:
-    """List the environments whose full id contains `pattern`, or matches it if it has wildcards; upper and lower case are the same."""
+    """List what can be trained.
+
+    Args:
+        pattern: Part of a name, or a pattern with * and ?; upper and lower case are the same.
+    """
     wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
     found = [listing for listing in _all_listings() if fnmatch.fnmatchcase(listing.id.lower(), wanted)]
     return [_with_spaces(listing) for listing in found] if len(found) <= SPACES_LISTED else found

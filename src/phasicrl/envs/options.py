@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from phasicrl.config import OptionValue, nearest_name
+from phasicrl.config import OptionValue
+from phasicrl.config_io import nearest_name
 
 
 def checked_options(name: str, given: Mapping[str, OptionValue], takes: Mapping[str, Any], *, takes_more: bool = False) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,15 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from phasicrl.execution.streams import beside
 
-
-def can_fuse() -> bool:
+def has_compiler() -> bool:
     """Whether there is a C++ compiler, which Inductor needs at run time."""
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def fuse(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a function of tensors: what it does to tensors of these shapes, dtypes and strides becomes one call.
 
     It may write into its inputs, and no other input may share memory with one that it writes into. The result checks nothing: other
@@ -46,7 +45,7 @@ Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
 def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int, record: Recorder | None = None) -> Callable[..., Any]:
     """Record a function of tensors on a GPU, so that all its kernels are launched as one (a CUDA graph).
 
-    As with `fuse` nothing is checked. What is returned is overwritten by the next call.
+    As with `compile_` nothing is checked. What is returned is overwritten by the next call.
 
     Args:
         function: may write into its inputs; must not look at values.
@@ -61,7 +60,7 @@ def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept:
     if record is None:
         record = partial(_record, device=device)
     copies = [torch.empty_like(tensor, device=device).copy_(tensor) for tensor in inputs[num_kept:]]
-    with torch.no_grad(), beside(torch.cuda.Stream(device) if device.type == "cuda" else None):
+    with torch.no_grad():
         outputs, replay = record(lambda: function(*inputs[:num_kept], *copies))
         for tensor in (outputs,) if isinstance(outputs, Tensor) else outputs:
             tensor.zero_()  # so that a replay that does nothing cannot look right
@@ -93,7 +92,7 @@ def _record(function: Callable[[], Any], *, device: torch.device) -> tuple[Any, 
     return outputs, graph.replay
 
 
-class Borrowed(nn.Module):
+class Functional(nn.Module):
     """Calls functions that use a module while its parameters and buffers are other tensors.
 
     Args:
@@ -113,67 +112,35 @@ class Borrowed(nn.Module):
         return functional_call(self, {f"module.{name}": tensor for name, tensor in tensors.items()}, (function,))
 
 
-def total_norm(tensors: list[Tensor], *, at_once: bool) -> Tensor:
-    """The norm of all numbers together; `at_once` by kernels that take many tensors, else by one for each."""
-    if at_once:
-        return torch.stack(torch._foreach_norm(tensors)).norm()
-    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+def as_one_call(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int) -> Callable[..., Any]:
+    """Compile for a CPU, record on a GPU; the first `num_kept` inputs are the same tensors in every call."""
+    return compile_(function, inputs) if inputs[0].device.type == "cpu" else capture(function, inputs, num_kept=num_kept)
 
 
-def scale(tensors: list[Tensor], factor: Tensor, *, at_once: bool) -> list[Tensor]:
-    """Each times a 0-d factor."""
-    return list(torch._foreach_mul(tensors, factor)) if at_once else [tensor * factor for tensor in tensors]
-
-
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient, in memory as the parameter is; a convolution may give it in another order than channels_last."""
-    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
-
-
-def adam_(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
-    steps: list[Tensor],
-    *,
-    rate: Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    only_if: Tensor,
-    at_once: bool,
-) -> None:
-    """One step of Adam in place, as PyTorch's fused one does it (Kingma & Ba 2015, algorithm 1; torch/optim/adam.py).
+class CompiledCall:
+    """An evaluation in one call.
 
     Args:
-        parameters: are moved.
-        gradients: of the loss.
-        first: running means of gradients.
-        second: running means of squared gradients.
-        steps: number of steps before this one, 0-d.
-        rate: step size, 0-d.
-        betas: decays of the two means.
-        eps: is added to the root of the second mean.
-        only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil weights and means for good.
-        at_once: by PyTorch's kernel for many tensors, else in plain operations, which a compiler fuses with what is around them.
+        function: of tensors; uses a module and needs no gradient.
+        module: whose tensors it reads.
+        inputs: like those to come.
+
+    Raises:
+        Exception: of many kinds, where that cannot be traced or compiled.
     """
-    beta1, beta2 = betas
-    if at_once:
-        # The kernel walks all of them side by side, whatever their strides: with another layout weights would get the steps of others.
-        gradients = [_laid_out_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
-        torch._foreach_add_(steps, only_if.to(steps[0].dtype))
-        torch._fused_adam_(
-            parameters, gradients, first, second, [], steps,
-            lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False,
-            found_inf=(~only_if).float(),
-        )  # fmt: skip
-        return
-    for parameter, gradient, mean, mean_square, step in zip(parameters, gradients, first, second, steps, strict=True):
-        new_mean = mean.lerp(gradient, 1 - beta1)
-        new_square = (mean_square * beta2).addcmul(gradient, gradient, value=1 - beta2)
-        count = step.double() + 1  # 1 − 0.999 in single precision has three digits
-        size = (rate / (1 - beta1**count)).to(parameter.dtype)
-        root = (1 - beta2**count).sqrt().to(parameter.dtype)
-        moved = parameter - size * new_mean / (new_square.sqrt() / root + eps)
-        for old, new in ((parameter, moved), (mean, new_mean), (mean_square, new_square), (step, step + 1)):
-            old.copy_(torch.where(only_if, new, old))
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        tensors = dict(chain(module.named_parameters(), module.named_buffers()))
+        names, functional = list(tensors), Functional(module)
+
+        def call(*everything: Tensor) -> tuple[Tensor, ...]:
+            own, given = everything[: len(names)], everything[len(names) :]
+            return functional.call(dict(zip(names, own, strict=True)), lambda: function(*given))
+
+        self._own = [tensor.detach() for tensor in tensors.values()]
+        with torch.inference_mode(False):
+            self._call = as_one_call(call, [*self._own, *(tensor.clone() for tensor in inputs)], num_kept=len(self._own))
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Evaluate."""
+        return self._call(*self._own, *inputs)

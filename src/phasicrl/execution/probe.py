@@ -1,4 +1,4 @@
-"""How the networks run best on this machine: measured once, kept on disk. Kind: effects (times the network; reads and writes a cache)."""
+"""How the networks run best on this machine: measured once, kept on disk. Kind: effects (times a network; keeps a cache)."""
 
 from __future__ import annotations
 
@@ -6,92 +6,85 @@ import dataclasses
 import json
 import os
 import platform
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from phasicrl.execution.pooling import MaxPool
-from phasicrl.execution.precision import Precision, encode, encoders_in
+from phasicrl.config import ComputeConfig, Precision
+from phasicrl.execution.compute import Compute, is_out_of_memory
+from phasicrl.execution.plan import Findings, Machine, Plan, Workload, make_plan, needs_probe, off_by, probe_size
 from phasicrl.host.machine import package_version, processor
 
 MICRO_BATCHES = (32, 64, 128)
-"""Pieces of 256 were 3 % faster than the best of these in bf16, 8 % slower in fp32 (docs/performance.md), and take half a gigabyte more."""
+"""Micro-batches of 256 were 3 % faster than the best of these in bf16, 8 % slower in fp32, and take half a gigabyte more."""
 LARGEST_PIECE = 256 * 64 * 64 * 3
-"""Numbers in a piece: of larger pictures, the largest pieces would need too much memory."""
-TOLERANCE = 2.0
-"""How many times as far off as rounding makes bf16's features and gradients may be: 0.98 to 1.14 in sixty networks of all widths."""
+"""Numbers in a micro-batch: of larger images, the largest ones would need too much memory."""
 LEAST_ROUNDING, LEAST_ROUNDING_OF_ONE = 2**-8, 0.1
-"""What rounding to 8 bits is taken to make at least, of features and all gradients, and of a single parameter's gradient: these are small sums of large terms."""
-WORTH = 1.1
-"""How much faster bf16 must be to be taken."""
+"""What rounding to 8 bits makes at least, of features and all gradients, and of one parameter's gradient: these are small
+sums of large terms."""
 NOISE = 0.97
-"""Rates this near the fastest are as fast: of these the largest pieces are taken, which have the fewest calls."""
-WORTH_OF_POOLS = 1.02
-"""How much faster compiled max-pools must be: more than noise."""
+"""Rates this near the fastest are as fast: of these the largest micro-batches are taken, which have the fewest calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What the probe found.
-
-    Attributes:
-        micro_batch: observations per piece that were fastest, for each precision; of sizes that are as fast the largest.
-        rate: observations per second, forward and backward, with these pieces.
-        error: of bf16, in multiples of what rounding makes, as `bf16_error` says; NaN where it does not run.
-        compiled: the rate with compiled max-pools, zero where they cannot be compiled or are wrong; empty if that was not tried.
-    """
-
-    micro_batch: dict[Precision, int]
-    rate: dict[Precision, float]
-    error: float
-    compiled: dict[Precision, float] = field(default_factory=dict)
-
-    @property
-    def bf16_is_right(self) -> bool:
-        """Whether bf16 gives fp32's numbers, up to its rounding."""
-        return self.error <= TOLERANCE
-
-    @property
-    def bf16_pays(self) -> bool:
-        """Whether bf16 is right and faster."""
-        return self.bf16_is_right and self.rate["bf16"] > WORTH * self.rate["fp32"]
-
-    def compiling_pays(self, precision: Precision) -> bool:
-        """Whether compiled max-pools are right and faster."""
-        return self.compiled.get(precision, 0.0) > WORTH_OF_POOLS * self.rate[precision]
-
-    def __str__(self) -> str:
-        """One line."""
-        speeds = ", ".join(f"{name} {rate:,.0f} pictures/s in pieces of {self.micro_batch[name]}" for name, rate in self.rate.items())
-        if self.compiled:
-            rates = ", ".join(f"{name} {rate:,.0f}" if rate else f"{name} does not run here" for name, rate in self.compiled.items())
-            speeds += f", with compiled max-pools {rates}"
-        return f"networks on this machine: {speeds}; bf16 is {'right' if self.bf16_is_right else f'wrong here ({off_by(self.error)})'}"
-
-
-def probe(
+def probed_plan(
+    wishes: ComputeConfig,
+    machine: Machine,
+    workload: Workload,
     network: Callable[[Tensor], Tensor],
     parameters: Sequence[nn.Parameter],
-    obs: Tensor,
-    *,
-    pools: Sequence[MaxPool] = (),
-    seconds: float = 0.25,
-) -> Findings:
-    """Time forward and backward passes in each precision and size of piece, then with compiled max-pools; check bf16 for rightness.
+    shape: tuple[int, ...],
+) -> Plan:
+    """The plan of a run on images, after a probe of its network where that pays.
+
+    Args:
+        wishes: the user's.
+        machine: what there is.
+        workload: what is asked of it.
+        network: features `[N, D]` of images.
+        parameters: the network's.
+        shape: of an image.
+
+    Raises:
+        MemoryError: not even the probe fits.
+    """
+    plan, findings = make_plan(wishes, machine, workload), None
+    compute = Compute(plan)
+
+    def images(number: int) -> Tensor:
+        noise = torch.randint(256, (number, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0))
+        return noise.to(compute.device)
+
+    most = probe_size(wishes, machine, workload, largest=max(MICRO_BATCHES))
+    with compute.explaining_memory("trying the networks", "a small number for compute.micro_batch"):
+        if needs_probe(wishes, machine, workload):
+            findings = probe_once(network, parameters, images(most), num_threads=plan.num_threads)
+            plan = make_plan(wishes, machine, workload, findings)
+        aux_precision = wishes.aux_precision if workload.has_aux else "fp32"
+        asked = {"policy_precision": wishes.policy_precision, "aux_precision": aux_precision}
+        used = [f"compute.{name}" for name, precision in asked.items() if precision == "bf16"]
+        if used:  # by hand, if it is wrong; looked at in short runs too
+            few = images(min(most, MICRO_BATCHES[0]))
+            error = findings.error if findings else bf16_error(network, parameters, few)
+            if not error <= Findings.TOLERANCE:
+                remark = f"bf16 is wrong on this machine ({off_by(error)}), and used because of {' and '.join(used)}"
+                plan = dataclasses.replace(plan, remarks=(*plan.remarks, remark))
+    return plan
+
+
+def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, *, seconds: float = 0.25) -> Findings:
+    """Time forward and backward passes in each precision and size of micro-batch; check bf16 for rightness.
 
     Args:
         network: features `[N, D]` of observations.
         parameters: the network's.
-        obs: pictures to try it with, `[N, …]`; no piece is larger than this, or has more numbers than `LARGEST_PIECE`.
-        pools: the network's, to be tried compiled, which takes half a minute the first time; they are left eager.
+        obs: images to try it with, `[N, …]`; no micro-batch is larger than this, or has more numbers than `LARGEST_PIECE`.
         seconds: for each combination.
     """
     most = min(len(obs), LARGEST_PIECE // obs[0].numel())
@@ -105,27 +98,7 @@ def probe(
         best[precision] = rates.get(size, 0.0), size
         if precision == "bf16" and rates:
             error = bf16_error(network, parameters, obs[:size])
-
-    def with_pools(some: Tensor, precision: Precision) -> float:
-        """Observations per second with compiled max-pools; zero if they cannot be had."""
-        try:
-            for pool in pools:
-                pool.compiled = True
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", RuntimeWarning)  # which is how they say that they run eagerly
-                return _rate(network, parameters, some, precision, seconds)
-        except (RuntimeError, RuntimeWarning):
-            return 0.0
-        finally:
-            for pool in pools:
-                pool.compiled = False
-
-    compiled: dict[Precision, float] = {
-        name: with_pools(obs[:size], name)
-        for name, (rate, size) in best.items()
-        if pools and rate and (name == "fp32" or error <= TOLERANCE)
-    }
-    return Findings({name: size for name, (_, size) in best.items()}, {name: rate for name, (rate, _) in best.items()}, error, compiled)
+    return Findings({name: size for name, (_, size) in best.items()}, {name: rate for name, (rate, _) in best.items()}, error)
 
 
 def probe_once(
@@ -133,7 +106,6 @@ def probe_once(
     parameters: Sequence[nn.Parameter],
     obs: Tensor,
     *,
-    pools: Sequence[MaxPool] = (),
     num_threads: int,
     cache: Path | None = None,
 ) -> Findings:
@@ -143,21 +115,22 @@ def probe_once(
         network: see `probe`.
         parameters: see `probe`.
         obs: see `probe`.
-        pools: see `probe`.
         num_threads: of PyTorch.
         cache: the file that keeps findings; `~/.cache/phasicrl/probe.json` unless given.
     """
     device = torch.cuda.get_device_name(obs.device) if obs.device.type == "cuda" else f"{processor()}, {num_threads} threads"
     versions = f"torch {package_version('torch')}; phasicrl {package_version('phasicrl')}"
-    key = f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}; {len(pools)}"
+    key = (
+        f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}"
+    )
     try:
         path = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasicrl" / "probe.json"
     except RuntimeError:  # there is no home
-        return probe(network, parameters, obs, pools=pools)
+        return probe(network, parameters, obs)
     kept = _read(path)
     if key in kept:
         return Findings(**kept[key])
-    findings = probe(network, parameters, obs, pools=pools)
+    findings = probe(network, parameters, obs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
@@ -182,8 +155,8 @@ def forward_backward(
     network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision
 ) -> list[Tensor]:
     """Features `[N, D]`, then the gradient of their weighted mean by each parameter that they depend on, all in fp32."""
-    with encoders_in(precision):
-        features = encode(network, obs, device=obs.device)
+    with _encoders_in(precision, obs.device):
+        features = network(obs).float()
     weights = torch.linspace(-1, 1, features.shape[-1], device=obs.device)
     gradients = torch.autograd.grad((features @ weights).mean(), list(parameters), allow_unused=True)
     return [features.detach(), *(gradient.float() for gradient in gradients if gradient is not None)]
@@ -234,14 +207,9 @@ def _rounded(value: Any) -> Any:
     return value.bfloat16().float() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
-def off_by(error: float) -> str:
-    """An error of `bf16_error`, for people."""
-    return "it does not run" if np.isnan(error) else f"off by {error:,.0f} times what rounding makes"
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch says by it that memory is full; on a CPU it is a plain error."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def _encoders_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """As the agent runs its encoders (models/agent.py)."""
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:

@@ -13,8 +13,6 @@ from typing import IO, Literal
 import gymnasium as gym
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Generator, Tensor
 
 from phasicrl.config import Config, EnvConfig
@@ -22,8 +20,10 @@ from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
-from phasicrl.models.heads import Policy
-from phasicrl.runs.run import derive_seed, load_config, make_agent
+from phasicrl.models.distributions import Policy
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.run import make_agent
+from phasicrl.seeding import derive_seed
 
 PolicyKind = Literal["greedy", "sampled"]
 Levels = Literal["unseen", "train"]
@@ -120,17 +120,17 @@ def evaluate(
     make_encoder: EncoderFactory | None = None,
     steps_file: Path | None = None,
 ) -> list[Evaluation]:
-    """Play `episodes` episodes with the agent of a run, for each way of choosing actions.
+    """Play episodes that the agent has not trained on, and report their returns.
 
     Every environment plays the same number of episodes (or one more), so that short episodes are not favoured. Seeds are a
     stream of their own: the same for every run, and none that training used.
 
     Args:
-        run_dir: the run directory.
-        episodes: how many for each policy.
-        policies: ways of choosing actions.
-        levels: Procgen agents that trained on some levels play the full distribution (`unseen`, the benchmark's protocol), or those (`train`).
-        seed: another seed, other episodes.
+        run_dir: Run directory.
+        episodes: Episodes for each policy.
+        policies: Ways of choosing actions, one after the other.
+        levels: Procgen: the full distribution of levels, or those of the training.
+        seed: Another seed, other episodes.
         make_env: what training was given, for runs on an environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
         steps_file: gets every step as a row of CSV (`StepTable`).
@@ -140,7 +140,7 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
-    config = load_config(Path(run_dir), own_env=make_env is not None, own_encoder=make_encoder is not None)
+    config = RunDirectory(Path(run_dir)).config_for(make_env=make_env, make_encoder=make_encoder)
     results: list[Evaluation] = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else StepTable(file)
@@ -170,15 +170,13 @@ def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: 
     Raises:
         ValueError: there are none yet, or they are those of another network.
     """
-    path = run_dir / "agent.safetensors"
-    if not path.is_file():
-        raise ValueError(f"{run_dir} has no agent.safetensors yet: it is written with the first checkpoint and at the end of the run")
+    weights = RunDirectory(run_dir).weights()
     agent = make_agent(config, envs, make_encoder=make_encoder)
     try:
-        agent.load_state_dict(load_file(path))
-    except (RuntimeError, SafetensorError) as error:
+        agent.load_state_dict(weights)
+    except RuntimeError as error:
         hint = "" if make_encoder else "; a run with an encoder of your own needs `make_encoder` here too"
-        raise ValueError(f"the weights in {path} do not fit the network that config.json describes{hint}: {error}") from None
+        raise ValueError(f"the weights in {run_dir} do not fit the network that config.json describes{hint}: {error}") from None
     return agent.eval()
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +20,9 @@ from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig,
 from phasicrl.envs.make import make_envs
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.statistics import bootstrap_interval
+from phasicrl.experiments.trials import Trial, measure_once, over_seeds, run_trials
 from phasicrl.presets import get_preset
-from phasicrl.runs.metrics import read_metrics
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import make_agent, task_of
 
 Mode = Literal["ladder", "leave-one-out"]
@@ -120,25 +118,28 @@ def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str,
 
 
 def run_ladder(
-    env_id: str,
+    env: str = "CartPole-v1",
     *,
     seeds: int = 5,
-    mode: Mode = "ladder",
+    leave_one_out: bool = False,
     total_env_steps: int | None = None,
-    output_dir: Path = Path("runs/ladder"),
     jobs: int = 1,
+    output_dir: Path = Path("runs/ladder"),
     on_run: Callable[[str, int, float], None] = lambda name, seed, reached: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> list[Rung]:
-    """Train all rungs with all seeds; runs that are there from before are not repeated. All of them are checked before the first begins.
+    """Train PPO trick by trick, from REINFORCE up, with several seeds each.
+
+    All rungs are checked before the first is trained.
 
     Args:
-        env_id: a task with vectors as observations.
-        seeds: how many, from 1.
-        mode: see `rungs`.
-        total_env_steps: budget of each run; the preset's, unless given.
-        output_dir: gets the runs and, at the end, `<mode>.csv`.
-        jobs: runs at a time, each on one thread.
+        env: Id of the environment; its observations must not be images.
+        seeds: Runs for each rung, with the seeds from 1 on.
+        leave_one_out: The other way round: all tricks, and then all but one.
+        total_env_steps: Budget of each run; none: 100,000.
+        jobs: Runs at a time, each on one thread.
+        output_dir: Gets the runs, the table as CSV and the figure; runs that are there already are
+            not repeated.
         on_run: told of every run: rung, seed, mean greedy return.
         say: told which tricks are left out, and why.
 
@@ -147,22 +148,23 @@ def run_ladder(
     """
     if min(seeds, jobs) < 1:
         raise ValueError(f"seeds is {seeds} and jobs is {jobs}; give at least 1 of each")
-    base = get_preset("classic-ppo").changed(
-        {"env.id": env_id, "reward_norm": None, "log.console": "off", "checkpoint.every_minutes": None}
-    )
+    base = get_preset("classic-ppo").changed({"env.id": env, "reward_norm": None, "log.console": "off", "checkpoint.every_minutes": None})
     if total_env_steps is not None:
         base = base.changed({"total_env_steps": total_env_steps})
+    mode: Mode = "leave-one-out" if leave_one_out else "ladder"
     steps = _checked_rungs(base, mode, say)
-    todo = [
-        (name, config.changed({"name": f"{mode}-{index:02d}", "seed": seed, "output_dir": str(output_dir)}))
-        for index, (name, config) in enumerate(steps)
-        for seed in range(1, seeds + 1)
-    ]
-    reached: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in steps}
-    for (name, config), result in zip(todo, _results([config for _, config in todo], jobs), strict=True):
-        reached[name].append(result)
-        on_run(name, config.seed, result[0])
-    found = [Rung(name, *(tuple(column) for column in zip(*values, strict=True))) for name, values in reached.items()]
+    trials: list[Trial] = []
+    for index, (name, config) in enumerate(steps):
+        named = config.changed({"name": f"{mode}-{index:02d}", "output_dir": str(output_dir)})
+        trials += over_seeds((name,), named, range(1, seeds + 1))
+    reached: dict[tuple[str, ...], tuple[float, float]] = {}
+    for trial, result in run_trials(trials, _trained, jobs=jobs):
+        reached[trial.key] = result
+        on_run(trial.label[0], trial.config.seed, result[0])
+    found = []
+    for name, _ in steps:
+        results = [reached[trial.key] for trial in trials if trial.label == (name,)]
+        found.append(Rung(name, *(tuple(column) for column in zip(*results, strict=True))))
     _write(found, output_dir / f"{mode}.csv")
     return found
 
@@ -220,31 +222,20 @@ def _checked_rungs(base: Config, mode: Mode, say: Callable[[str], None]) -> list
     return steps
 
 
-def _results(configs: Sequence[Config], jobs: int) -> Iterator[tuple[float, float]]:
-    """What each run reached, in order."""
-    if jobs == 1:
-        yield from map(_trained, configs)
-        return
-    # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_trained, configs)
+def _trained(trial: Trial) -> tuple[float, float]:
+    """Greedy and last training return of a run, which is trained unless it is there already."""
+    row = measure_once(trial.config, _train_and_evaluate)
+    return row["greedy"], row["last_100"]
 
 
-def _trained(config: Config) -> tuple[float, float]:
-    """Mean greedy return and return of the last 100 training episodes of a run, which is trained unless it is there already."""
-    for directory in sorted(Path(config.output_dir).glob(f"{config.name}_*_s{config.seed}_*")):
-        done = directory / "result.json"
-        if done.is_file() and Config.from_json((directory / "config.json").read_text()) == config:
-            result = json.loads(done.read_text())
-            return result["greedy"], result["last_100"]
-    run = train(config)
-    returns = [row.get("charts/episodic_return_100") for row in read_metrics(run.directory)]
-    result = {
-        "greedy": evaluate(run.directory, episodes=20, policies=("greedy",))[0].mean_return,
-        "last_100": next((value for value in reversed(returns) if value is not None), float("nan")),
-    }
-    (run.directory / "result.json").write_text(json.dumps(result) + "\n")
-    return result["greedy"], result["last_100"]
+def _train_and_evaluate(config: Config) -> tuple[Path, dict[str, float]]:
+    """Train a run; returns its directory and what it reached."""
+    directory = train(config).directory
+    rows = RunDirectory(directory).metrics()
+    returns = [row.get("charts/episodic_return_100") for row in rows]
+    greedy = evaluate(directory, episodes=20, policies=("greedy",))[0].mean_return
+    last = next((value for value in reversed(returns) if value is not None), float("nan"))
+    return directory, {"greedy": greedy, "last_100": last}
 
 
 def _write(found: Sequence[Rung], path: Path) -> None:

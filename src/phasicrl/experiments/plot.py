@@ -6,7 +6,6 @@ One curve is the mean over runs of one experiment that differ in nothing but the
 from __future__ import annotations
 
 import csv
-import dataclasses
 import gzip
 import math
 import textwrap
@@ -20,9 +19,11 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.config import Config, nearest_name
+from phasicrl.config import Config
+from phasicrl.config_io import nearest_name
 from phasicrl.experiments.statistics import bootstrap_band
-from phasicrl.runs.metrics import METRICS, read_metrics
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,9 +46,6 @@ REFERENCE_COLUMNS = {
 """Our metrics that published curves may hold, and the column of a reference file that holds them."""
 
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
-_NO_DIFFERENCE = (
-    "seed", "name", "output_dir", "total_env_steps", "env.id", "env.num_threads", "env.pin_threads", "env.parallel", "log.", "checkpoint.", "compute.",
-)  # fmt: skip
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all eyes
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
@@ -109,7 +107,7 @@ class Curve:
 def plot_runs(
     runs: Sequence[Path],
     *,
-    output: Path,
+    output: Path = Path("curves"),
     metric: str = "charts/episodic_return_100",
     smooth_steps: int = 0,
     reference: Path | None = None,
@@ -118,25 +116,30 @@ def plot_runs(
     reference_split: str = "train",
     title: str | None = None,
 ) -> list[Path]:
-    """Draw one metric of some runs over environment steps: one panel for each environment, one curve for each experiment.
+    """Draw learning curves of runs over seeds, with published curves beside them if wanted.
+
+    There is one panel for each environment, and one curve for each experiment.
 
     Args:
-        runs: run directories. Those of one experiment (same name, environment and settings) are one curve over their seeds.
-        output: the picture's name; `.png`, `.svg` and `.csv` are put behind it.
-        metric: one of `METRICS`.
-        smooth_steps: replace each value by the mean over so many environment steps up to it; 0: leave them.
-        reference: CSV file (`.gz` or not) of published curves: columns experiment, run, game, step, perhaps split, and metrics.
-        reference_experiments: which of its experiments; none: all, if they are few.
-        reference_game: the game in the file, if it is not the environment's name without its back end.
-        reference_split: which rows, if the file has a column `split`.
-        title: over the figure.
+        runs: Run directories; those of one experiment on one environment are one curve over their
+            seeds.
+        output: Name of the picture; .png, .svg and .csv are put behind it.
+        metric: Which metric.
+        smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
+        reference: CSV file (.gz or not) of published curves: experiment, run, game, step,
+            episodic_return, …
+        reference_experiments: Which experiments of that file; none: all, if they are few.
+        reference_game: The game in that file, if it is not the environment's name.
+        reference_split: Which rows of that file, if it has a column `split`.
+        title: Over the figure.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: an unknown metric, runs without data for it, or a reference without that metric, game or experiment.
-        FileNotFoundError: a folder that is not a run directory, or no reference file.
+        ValueError: an unknown metric, a folder that is not a run directory, runs without data for
+            the metric, or a reference without that metric, game or experiment.
+        FileNotFoundError: no reference file.
         ModuleNotFoundError: matplotlib is not installed.
     """
     if metric not in METRICS:
@@ -166,12 +169,12 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
     """The curves of run directories, in the order in which their experiments first come.
 
     Raises:
-        ValueError: no runs, runs without data for `metric`, or runs of one experiment that share no steps.
-        FileNotFoundError: a folder that is not a run directory.
+        ValueError: no runs, a folder that is not a run directory, runs without data for `metric`,
+            or runs of one experiment that share no steps.
     """
     if not runs:
-        raise ValueError("there are no runs to plot; give one or more run directories")
-    configs = {run: _read_config(run) for run in runs}
+        raise ValueError("there are no runs to plot; name at least one run directory: `phasicrl plot RUN …`")
+    configs = {run: RunDirectory(run).config for run in runs}
     labels = _labels(configs)
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for run in configs:
@@ -236,21 +239,9 @@ def _choose_experiments(path: Path, game: str, present: Sequence[str], wanted: S
     return wanted or present
 
 
-def _read_config(run: Path) -> Config:
-    path = run / "config.json"
-    if not path.is_file():
-        inside = sorted(child.parent.name for child in run.glob("*/config.json")) if run.is_dir() else []
-        hint = f"it holds run directories: give {run}/*" if inside else "give folders that `phasicrl train` made"
-        raise FileNotFoundError(f"{run} is not a run directory, it has no config.json; {hint}")
-    return Config.from_json(path.read_text(encoding="utf-8"))
-
-
 def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
     """Steps and values of the rows that have a number."""
-    path = run / "metrics.jsonl"
-    rows = read_metrics(run) if path.is_file() else []
-    if not rows:
-        raise ValueError(f"{run} has no data yet: its first iteration is not finished; leave it out or try again later")
+    rows = RunDirectory(run).metrics()
     known = [(row["env_steps"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
     if not known:
         others = sorted({name for row in rows for name in row if name in METRICS and math.isfinite(row[name])})
@@ -261,8 +252,9 @@ def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
 
 def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     """Name of each run's experiment; runs of one name and environment that differ in more than the seed also get what they differ in."""
-    knobs = {run: dict(_knobs(dataclasses.asdict(config))) for run, config in configs.items()}
-    seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)  # values by name, environment and knob
+    knobs = {run: _texts(config) for run, config in configs.items()}
+    # Values by name, environment and knob.
+    seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)
     for run, config in configs.items():
         for knob in {knob for other in knobs.values() for knob in other}:
             seen[config.name, config.env.id, knob].add(knobs[run].get(knob))
@@ -270,19 +262,14 @@ def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     for run, config in configs.items():
         differing = [knob for knob in knobs[run] if len(seen[config.name, config.env.id, knob]) > 1]
         # Where a whole group is off in some runs, "aux on" says it; its knobs would only repeat it.
-        shown = [knob for knob in differing if not knob.startswith(_NO_DIFFERENCE) and knob.rpartition(".")[0] not in differing]
+        shown = [knob for knob in differing if knob.rpartition(".")[0] not in differing]
         labels[run] = ", ".join([config.name, *(f"{knob} {knobs[run][knob]}" for knob in shown)])
     return labels
 
 
-def _knobs(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Every knob as (dotted name, value)."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield path + name, "on"
-            yield from _knobs(value, f"{path}{name}.")
-        else:
-            yield path + name, "off" if value is None else str(value)
+def _texts(config: Config) -> dict[str, str]:
+    """What makes an experiment, for people: values as text by knob."""
+    return {path: "off" if value is None else str(value) for path, value in config.identity().items()}
 
 
 def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:

@@ -22,7 +22,7 @@ from phasicrl.experiments.evaluate import Evaluation, Levels, PolicyKind, load_a
 from phasicrl.experiments.raycast import RayCamera
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
-from phasicrl.runs.run import load_config
+from phasicrl.runs.directory import RunDirectory
 
 
 def film(
@@ -39,20 +39,23 @@ def film(
     make_env: Callable[[], gym.Env] | None = None,
     make_encoder: EncoderFactory | None = None,
 ) -> tuple[Path, Evaluation]:
-    """Film the agent of a run as H.264 and return the file with the episodes it shows.
+    """Film the agent of a run.
 
     Args:
-        run_dir: the run directory.
-        output: the file; otherwise `videos/POLICY-seedSEED.mp4` in the run directory.
-        num_envs: environments side by side, in a square.
-        episodes: how many are played to their end, over all environments.
-        policy: how actions are chosen.
-        levels: as for `evaluate`.
-        seed: another seed, other episodes.
-        fps: pictures a second.
-        size: at least this many pixels high and wide; pictures are enlarged by whole factors, with sharp edges.
+        run_dir: Run directory.
+        output: The file, H.264; otherwise `videos/POLICY-seedSEED.mp4` in the run directory.
+        num_envs: Environments side by side, in a square.
+        episodes: Episodes played to their end, over all environments.
+        policy: Drawn or most likely actions.
+        levels: Procgen: the full distribution of levels, or those of the training.
+        seed: Another seed, other episodes.
+        fps: Pictures a second.
+        size: At least this many pixels high and wide; pictures are enlarged by whole factors.
         make_env: what training was given, for runs on an environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
+
+    Returns:
+        The file, and the episodes it shows.
 
     Raises:
         ValueError: not a run directory, or nothing to be seen in this environment.
@@ -61,7 +64,7 @@ def film(
     if episodes < 1 or num_envs < 1:
         raise ValueError(f"episodes is {episodes} and num_envs is {num_envs}; give at least 1 of each")
     run_dir = Path(run_dir)
-    config = load_config(run_dir, own_env=make_env is not None, own_encoder=make_encoder is not None)
+    config = RunDirectory(run_dir).config_for(make_env=make_env, make_encoder=make_encoder)
     output = output or run_dir / "videos" / f"{policy}-seed{seed}.mp4"
     output.parent.mkdir(parents=True, exist_ok=True)
     envs, picture_of = _open(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)

@@ -22,12 +22,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from phasicrl.algorithm import learn
 from phasicrl.config import AuxConfig, Config
 from phasicrl.envs.make import make_envs
-from phasicrl.execution.compute import WORTH_COMPILING_POOLS, is_worth_compiling
-from phasicrl.execution.precision import encoders_in
+from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import describe, peak_memory
 from phasicrl.phases import Record
 from phasicrl.rollout import PolicySamples
-from phasicrl.runs.run import EnvFactory, Run, derive_seed, start_run
+from phasicrl.runs.run import EnvFactory, Run, start_run
+from phasicrl.seeding import derive_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,16 @@ class Report:
 
 
 def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
-    """Train for a while and time the parts.
+    """Measure how fast this machine trains, and where the time goes.
 
     PPG's phases are cut to as few iterations as have the same work per step, two if its passes are over everything.
 
     Args:
         config: what to train; budget, TensorBoard, display and checkpoints are ignored.
-        seconds: how long the whole loop is measured, after an iteration (with PPG a phase) that warms up; at least three of them.
+        seconds: How long the whole loop is measured, after it has warmed up; at least three
+            iterations (with PPG phases).
         make_env: makes one of your own Gymnasium environments, as for `train`.
-        trace: gets every kernel of one more phase, in the format of Chrome's tracing and of Perfetto.
+        trace: Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it.
     """
     notes: list[str] = []
     changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
@@ -111,15 +112,9 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
         notes.append(f"phases of {every} iterations instead of {config.aux.every}: the same work per step")
     with tempfile.TemporaryDirectory() as folder:
         real, config = config, config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
-        with start_run(config, make_env=make_env) as run:
+        with start_run(config, make_env=make_env, planned_as=real) as run:
             run.compute.say = notes.append
-            # The real budget decides, not that of the measurement.
-            if config.compute.compile == "auto" and run.compute.device.type == "cpu":
-                run.compute.fuses &= is_worth_compiling(real.num_gradient_steps)
-                run.compute.compiles_pools &= real.num_network_passes >= WORTH_COMPILING_POOLS
-                run.compute.prepare(run.agent)
-            if run.compute.findings is not None:
-                notes.append(str(run.compute.findings))
+            notes.extend(run.compute.plan.remarks)
             loops = _whole_loops(run, seconds)
             steps = config.batch_size * config.period
             rates = [
@@ -254,6 +249,15 @@ def _acting(run: Run) -> Rate:
     return _timed("acting alone", ten, 10 * run.config.env.num_envs)
 
 
+class _Pass(NamedTuple):
+    """One kind of pass through the networks, and how often a step's observation takes it."""
+
+    kind: str
+    backward: bool
+    phase: Phase
+    times: float
+
+
 def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     """Bare forward and backward passes, as many as a step needs, not as one call: rate, passes, and FLOP per step."""
     config, agent = run.config, run.agent
@@ -262,30 +266,31 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     samples = segments if segments.state.shape[-1] else segments.as_transitions()
     minibatch = samples.take(slice(0, len(samples) // config.ppo.num_minibatches))
 
-    def outputs(kind: str, piece: PolicySamples) -> Tensor:
-        conditions = (piece.obs, piece.first, piece.state)
+    def outputs(kind: str, piece: PolicySamples, phase: Phase) -> Tensor:
+        conditions, precision = (piece.obs, piece.first, piece.state), run.compute.precision(phase)
         if kind == "value":
-            return agent.value(*conditions).sum()
+            return agent.value(*conditions, precision=precision).sum()
         if kind == "policy":
-            return agent.policy(*conditions, piece.action_mask)[0].parameters.sum()
-        output = agent(*conditions, piece.action_mask)
+            return agent.policy(*conditions, piece.action_mask, precision=precision)[0].dist_params.sum()
+        output = agent(*conditions, piece.action_mask, precision=precision)
         aux = 0.0 if output.aux_value is None else output.aux_value.sum()
-        return output.policy.parameters.sum() + output.value.sum() + aux
+        return output.policy.dist_params.sum() + output.value.sum() + aux
 
     names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
-    passes = [(names[kind], True, "policy", 1.0) for kind in config.ppo.passes]
-    passes.append(("policy and value", False, "policy", 1.0))  # acting
+    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in config.ppo.passes]
+    passes.append(_Pass("policy and value", False, "policy", 1.0))  # acting
     if config.aux is not None and config.has_auxiliary_phase:
-        passes += [("policy and value", True, "aux", config.aux_passes), ("policy", False, "aux", 1 / config.aux.run_every)]
+        passes.append(_Pass("policy and value", True, "aux", config.aux_passes))
+        passes.append(_Pass("policy", False, "aux", 1 / config.aux.run_every))
     seconds, flops = 0.0, 0.0
     spread = []
     for kind, backward, phase, times in passes:
         piece = next(run.compute.pieces(minibatch, phase=phase))[0]
         number = piece.first.numel()
 
-        def once(kind: str = kind, backward: bool = backward, phase: str = phase, piece: PolicySamples = piece) -> None:
-            with torch.set_grad_enabled(backward), encoders_in(run.compute.precision[phase]):
-                result = outputs(kind, piece)
+        def once(kind: str = kind, backward: bool = backward, phase: Phase = phase, piece: PolicySamples = piece) -> None:
+            with torch.set_grad_enabled(backward):
+                result = outputs(kind, piece, phase)
             if backward:
                 result.backward()
                 agent.zero_grad(set_to_none=True)
@@ -329,11 +334,12 @@ def _rate(name: str, found: list[float]) -> Rate:
 
 def _machine(run: Run) -> dict[str, Any]:
     """What decides about speed."""
+    plan = run.compute.plan
     device = torch.cuda.get_device_name(run.compute.device) if run.compute.device.type == "cuda" else "cpu"
     return {
-        **describe(), "device": device, "threads of PyTorch": run.compute.num_threads, "threads of the environments": run.config.env.num_threads,
-        "precision": dict(run.compute.precision), "micro-batch": dict(run.compute.micro_batch), "in one call": run.compute.fuses,
-        "compiled max-pools": run.compute.compiles_pools,
+        **describe(), "device": device, "threads of PyTorch": plan.num_threads,
+        "threads of the environments": run.config.env.num_threads, "precision": dict(plan.precision),
+        "micro-batch": dict(plan.micro_batch), "in one call": plan.acts_in_one_call,
     }  # fmt: skip
 
 

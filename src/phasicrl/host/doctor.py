@@ -68,7 +68,7 @@ def diagnose() -> list[Check]:
 
 
 def print_diagnosis() -> None:
-    """Print all checks on the terminal."""
+    """Say what works on this machine, and the remedy for what does not."""
     with Console().status("looking at everything that can be used; some seconds …"):
         table = as_table(diagnose())
     Console().print(table)

@@ -141,6 +141,11 @@ class Team:
         self._core_of_caller = getattr(ctypes.CDLL(None), "sched_getcpu", None) if self._threads and self._cores else None
         self._core = -1
 
+    @property
+    def is_many(self) -> bool:
+        """Whether there are threads to be placed."""
+        return self._core_of_caller is not None
+
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Meanwhile the caller stays on the core where it is, and the others are on the others; then the system may move it again."""

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
 
-from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, ValueNormConfig
-from phasicrl.execution.precision import encode
+from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision, ValueNormConfig
 from phasicrl.execution.streams import side_by_side
+from phasicrl.models.distributions import Policy
 from phasicrl.models.encoders import ObservationReader, encoder_for
-from phasicrl.models.heads import Policy, linear_head, make_policy_head
+from phasicrl.models.heads import linear_head, make_policy_head
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
 
@@ -45,7 +45,7 @@ class AgentOutput:
 class Agent(nn.Module):
     """Policy, value and auxiliary value over one or two networks (PPG paper, figure 1; OPPG ppg.py:66-155).
 
-    The encoders run in the precision of the moment (`precision.py`), memory and heads in fp32.
+    The encoders run in the precision that is asked for, memory and heads in fp32.
 
     - `separate`: two networks of encoder and memory; the value head stands on the second.
     - `detached`: one network; the value head sees its features but sends no gradient back, in either phase: the auxiliary head
@@ -133,6 +133,8 @@ class Agent(nn.Module):
         first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
         action_mask: Bool[Tensor, "S L A"] | None = None,
+        *,
+        precision: Precision = "fp32",
     ) -> AgentOutput:
         """Evaluate S sequences of L steps; acting is the same call with L = 1.
 
@@ -141,13 +143,14 @@ class Agent(nn.Module):
             first: true where the step begins an episode; the memory is reset before it.
             state: the memory's state before the first step.
             action_mask: true where an action is allowed.
+            precision: of the encoders.
         """
         inputs = self.reader(obs.flatten(0, 1))
         policy_state, value_state = state.split([self.memory.state_size, state.shape[-1] - self.memory.state_size], dim=-1)
-        follow_policy = partial(self._follow, self.encoder, self.memory, inputs, first, policy_state)
+        follow_policy = partial(self._follow, self.encoder, self.memory, inputs, first, policy_state, precision)
         if self.value_encoder is not None and self.value_memory is not None:
-            follow_value = partial(self._follow, self.value_encoder, self.value_memory, inputs, first, value_state)
-            (features, policy_state), (value_features, value_state) = side_by_side(follow_policy, follow_value)
+            follow_value = partial(self._follow, self.value_encoder, self.value_memory, inputs, first, value_state, precision)
+            (features, policy_state), (value_features, value_state) = side_by_side(follow_policy, follow_value, obs.device)
         else:
             features, policy_state = follow_policy()
             value_features = features.detach() if self.value_path == "detached" else features
@@ -155,12 +158,19 @@ class Agent(nn.Module):
         aux_value = None if self.aux_value_head is None else self._value(self.aux_value_head, features)
         return AgentOutput(policy, self._value(self.value_head, value_features), aux_value, torch.cat([policy_state, value_state], dim=-1))
 
-    def value(self, obs: Shaped[Tensor, "S L *shape"], first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"]) -> Float[Tensor, "S L"]:
+    def value(
+        self,
+        obs: Shaped[Tensor, "S L *shape"],
+        first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"],
+        *,
+        precision: Precision = "fp32",
+    ) -> Float[Tensor, "S L"]:
         """V alone, without the policy's network where it has one of its own."""
         if self.value_encoder is None or self.value_memory is None:
-            return self.forward(obs, first, state).value
+            return self.forward(obs, first, state, precision=precision).value
         inputs = self.reader(obs.flatten(0, 1))
-        features, _ = self._follow(self.value_encoder, self.value_memory, inputs, first, state[:, self.memory.state_size :])
+        features, _ = self._follow(self.value_encoder, self.value_memory, inputs, first, state[:, self.memory.state_size :], precision)
         return self._value(self.value_head, features)
 
     def policy(
@@ -169,10 +179,12 @@ class Agent(nn.Module):
         first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
         action_mask: Bool[Tensor, "S L A"] | None = None,
+        *,
+        precision: Precision = "fp32",
     ) -> tuple[Policy, Float[Tensor, "S H"]]:
         """The policy alone, without the value's network, and the memory's next state (a value network's part of it stays as it is)."""
         inputs = self.reader(obs.flatten(0, 1))
-        features, policy_state = self._follow(self.encoder, self.memory, inputs, first, state[:, : self.memory.state_size])
+        features, policy_state = self._follow(self.encoder, self.memory, inputs, first, state[:, : self.memory.state_size], precision)
         return self.policy_head(features, action_mask), torch.cat([policy_state, state[:, self.memory.state_size :]], dim=-1)
 
     @torch.no_grad()
@@ -210,10 +222,21 @@ class Agent(nn.Module):
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
     def _follow(
-        self, encoder: nn.Module, memory: Memory, inputs: Any, first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"]
+        self,
+        encoder: nn.Module,
+        memory: Memory,
+        inputs: Any,
+        first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"],
+        precision: Precision,
     ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
         """What a network's encoder and memory make of observations, and the memory's next state."""
-        return memory(encode(encoder, inputs, device=self.value_head.weight.device).unflatten(0, first.shape), first, state)
+        if precision == "bf16":  # nothing is kept between calls: a recorded step would go on with old weights
+            with torch.autocast(first.device.type, torch.bfloat16, cache_enabled=False):
+                features = encoder(inputs).float()
+        else:
+            features = encoder(inputs).float()
+        return memory(features.unflatten(0, first.shape), first, state)
 
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
         """What a value head says, in units of the rewards learnt from."""

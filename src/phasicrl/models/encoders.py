@@ -16,7 +16,6 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from phasicrl.config import Initialisation, ModelConfig, ObsNormConfig
-from phasicrl.execution.pooling import MaxPool
 from phasicrl.models.init import initialise
 from phasicrl.normalize import ObservationNormalizer
 from phasicrl.spaces import ObservationLayout, Path, choices, is_picture, leaves
@@ -57,7 +56,7 @@ class ImpalaCNN(nn.Module):
                 raise ValueError(f"model.channels {config.channels} halves the {obs_shape} picture too often; give fewer stacks")
             first = _conv(in_channels, channels, init=config.init, scale=_gain(config.init, normalized=1.0), generator=generator)
             blocks = [ResidualBlock(channels, init=config.init, scale=residual_scale, generator=generator) for _ in range(config.blocks)]
-            stacks.append(nn.Sequential(first, MaxPool(config.pooling, height, width), *blocks))
+            stacks.append(nn.Sequential(first, _max_pool(config.pooling, height, width), *blocks))
             height, width, in_channels = (height + 1) // 2, (width + 1) // 2, channels
         self.stacks = nn.Sequential(*stacks)
         self.dense = Dense(height * width * in_channels, config, activation="relu", generator=generator)
@@ -68,6 +67,19 @@ class ImpalaCNN(nn.Module):
         """Encode pictures."""
         x = functional.relu(self.stacks(scaled_image(obs)))
         return self.dense(x.flatten(1))
+
+
+def _max_pool(padding: Literal["symmetric", "same"], height: int, width: int) -> nn.MaxPool2d:
+    """Maxima of 3×3 windows, two apart: `[N, C, H, W]` → `[N, C, ⌈H/2⌉, ⌈W/2⌉]`.
+
+    Args:
+        padding: on both sides, or as TensorFlow's `same`: an odd size on both sides, an even one at its end only.
+        height: H of the images.
+        width: W of the images.
+    """
+    if padding == "symmetric":
+        return nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+    return nn.MaxPool2d(kernel_size=3, stride=2, padding=(height % 2, width % 2), ceil_mode=True)
 
 
 class NatureCNN(nn.Module):

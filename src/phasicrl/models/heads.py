@@ -1,15 +1,10 @@
-"""Action heads and the distributions they make. Kind: state (modules) and pure mathematics (distributions).
-
-Entropy, log-probability and divergence are asked of the distribution that a forward pass returned; the divergence is analytic.
-What PPG must keep of the old policy is a tensor: `parameters`, from which `head.distribution` makes the distribution again.
-"""
+"""Action heads: from features to the distribution over the actions of a space. Kind: state (modules)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -19,267 +14,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from phasicrl.config import ActionConfig, Initialisation, ModelConfig
+from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
 from phasicrl.models.init import initialise
 from phasicrl.spaces import SUPPORTED_ACTIONS, choices, leaves
-
-POINTS = torch.linspace(-5.5, 5.5, 32, dtype=torch.float64)
-"""Where the trapezoidal rule of `TanhNormal.entropy` looks, in standard deviations from the mean."""
-WEIGHTS = (-0.5 * POINTS**2).softmax(0)
-"""The standard normal density there, as weights that add up to 1."""
-
-
-class Distribution(Protocol):
-    """A distribution for every entry of `[…]`."""
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """Shape of the noise of one draw."""
-        ...
-
-    def noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
-        """The randomness of one draw for every entry, from where the generator is: the same numbers whatever the device."""
-        ...
-
-    def draw(self, noise: Float[Tensor, "*shape N"]) -> Tensor:
-        """The action that this noise makes, for every entry; no gradient goes through it."""
-        ...
-
-    def mode(self) -> Tensor:
-        """The most likely action of every entry."""
-        ...
-
-    def log_prob(self, action: Tensor) -> Float[Tensor, "*shape"]:
-        """Log-probability (density) of actions."""
-        ...
-
-    def entropy(self) -> Float[Tensor, "*shape"]:
-        """Entropy in nats."""
-        ...
-
-    def kl_from(self, old: Self) -> Float[Tensor, "*shape"]:
-        """KL(old ‖ self) in nats."""
-        ...
-
-
-@runtime_checkable  # beartype asks, in the tests
-class Policy(Distribution, Protocol):
-    """A distribution over actions for every step `[…]`."""
-
-    @property
-    def parameters(self) -> Float[Tensor, "*shape P"]:
-        """The numbers that define it."""
-        ...
-
-    @property
-    def mean_std(self) -> Float[Tensor, "*shape"] | None:
-        """Standard deviation, averaged over the continuous components; None if there are none."""
-        ...
-
-    def sample(self, generator: Generator) -> Tensor:
-        """Draw an action for every entry: `draw(noise(generator))`."""
-        ...
-
-
-class CategoricalPolicy:
-    """One of A actions, given their normalised log-probabilities."""
-
-    mean_std = None
-
-    def __init__(self, log_probs: Float[Tensor, "*shape A"]) -> None:
-        self.log_probs = log_probs
-
-    @property
-    def parameters(self) -> Float[Tensor, "*shape A"]:
-        """Normalised log-probabilities."""
-        return self.log_probs
-
-    def sample(self, generator: Generator) -> Int[Tensor, "*shape"]:
-        """Draw actions."""
-        return self.draw(self.noise(generator))
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """That of the log-probabilities."""
-        return self.log_probs.shape
-
-    def noise(self, generator: Generator) -> Float[Tensor, "*shape A"]:
-        """`log e` with e ~ Exp(1), for each option."""
-        return torch.empty(self.log_probs.shape, device=generator.device).exponential_(generator=generator).log()
-
-    def draw(self, noise: Float[Tensor, "*shape A"]) -> Int[Tensor, "*shape"]:
-        """The arg-max of `log p − log e`, which is distributed as p (Gumbel-max)."""
-        return (self.log_probs - noise.to(self.log_probs.device)).argmax(-1)
-
-    def mode(self) -> Int[Tensor, "*shape"]:
-        """Return the most likely actions."""
-        return self.log_probs.argmax(-1)
-
-    def log_prob(self, action: Num[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Look up `log p(a)`; a mixed action holds its integers as floats."""
-        return self.log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self) -> Float[Tensor, "*shape"]:
-        """`−Σ p log p`."""
-        return -(self.log_probs.exp() * self.log_probs).sum(-1)
-
-    def kl_from(self, old: CategoricalPolicy) -> Float[Tensor, "*shape"]:
-        """`Σ p_old (log p_old − log p) + p − p_old`.
-
-        The last two terms add up to zero. With them, value and gradient are zero to the last bit where the policies are the same, not
-        merely up to rounding.
-        """
-        old_probs = old.log_probs.exp()
-        return (old_probs * (old.log_probs - self.log_probs) + self.log_probs.exp() - old_probs).sum(-1)
-
-
-class Normal:
-    """A normal distribution of one continuous component for every entry of `[…]`."""
-
-    def __init__(self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"]) -> None:
-        self.mean, self.std = mean, std
-
-    def sample(self, generator: Generator) -> Float[Tensor, "*shape"]:
-        """Draw numbers."""
-        return self.draw(self.noise(generator))
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """That of the means."""
-        return self.mean.shape
-
-    def noise(self, generator: Generator) -> Float[Tensor, "*shape"]:
-        """ε ~ N(0, 1)."""
-        return torch.randn(self.mean.shape, generator=generator, device=generator.device, dtype=self.mean.dtype)
-
-    def draw(self, noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """`mean + std·ε`."""
-        return (self.mean + self.std * noise.to(self.mean.device)).detach()
-
-    def mode(self) -> Float[Tensor, "*shape"]:
-        """Return the mean."""
-        return self.mean
-
-    def log_prob(self, action: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """`−z²/2 − log std − log(2π)/2` with `z = (a − mean) / std`."""
-        return -0.5 * ((action - self.mean) / self.std) ** 2 - self.std.log() - 0.5 * math.log(2 * math.pi)
-
-    def entropy(self) -> Float[Tensor, "*shape"]:
-        """`log std + log(2πe)/2`."""
-        return self.std.log() + 0.5 * math.log(2 * math.pi * math.e)
-
-    def kl_from(self, old: Normal) -> Float[Tensor, "*shape"]:
-        """`(e^2r − 1 − 2r)/2 + ((mean − mean_old)/std)²/2` with `r = log(std_old/std)`.
-
-        Written in r, value and gradient are zero to the last bit where the policies are the same: the derivatives of the first two
-        terms are both exactly 1 there.
-        """
-        twice = 2 * (old.std / self.std).log()
-        return 0.5 * (twice.expm1() - twice) + 0.5 * ((self.mean - old.mean) / self.std) ** 2
-
-
-class TanhNormal(Normal):
-    """The distribution of `tanh(u)` in [−1, 1] with u normal, in terms of u: actions are stored, and asked about, before the tanh.
-
-    The divergence is that of the normal distributions, since the tanh is one to one. The mode is that of u, as deterministic evaluation
-    wants it: its tanh is the median.
-    """
-
-    def log_prob(self, action: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Log-density of `tanh(u)`: that of u less `log |d tanh(u) / du|`."""
-        return super().log_prob(action) - _log_slope(action)
-
-    def entropy(self) -> Float[Tensor, "*shape"]:
-        """Entropy of u plus `E[log |d tanh(u) / du|]`, which has no closed form: by the trapezoidal rule, the same at every call.
-
-        For means within ±3 it is off by less than 3e-7 up to std = 1.5, 1e-6 up to 2 and 1e-4 up to 3 (3e-3 at 5). The poles of the
-        integrand at ±iπ/2 slow a Gauss-Hermite rule of as many points down: 2e-4 at std = 2, 3e-3 at 3.
-        """
-        points, weights = _quadrature(self.mean)
-        return super().entropy() + _log_slope(self.mean.unsqueeze(-1) + self.std.unsqueeze(-1) * points) @ weights
-
-
-_on_gpu: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
-
-
-def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Points and weights of the rule, where and as `like` is. A GPU keeps them: to send them each time is to wait each time."""
-    if like.device.type == "cpu":
-        return POINTS.to(like.dtype), WEIGHTS.to(like.dtype)
-    key = (like.device, like.dtype)
-    if key not in _on_gpu:
-        with torch.inference_mode(False):  # an evaluation may ask first, and a gradient step saves what it multiplies by
-            _on_gpu[key] = (POINTS.to(key[0], key[1]), WEIGHTS.to(key[0], key[1]))
-    return _on_gpu[key]
-
-
-def _log_slope(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u))`, which stays finite and exact where the tanh has rounded to ±1."""
-    return 2 * (math.log(2) - u + functional.logsigmoid(2 * u))  # torch's softplus is cut off at 20, its logsigmoid is not
-
-
-class JointPolicy:
-    """Independent components: log-probability, entropy and divergence are sums over them.
-
-    Args:
-        parameters: what it was made of, `[…, P]`.
-        parts: distributions of components of one kind each, `[…, k]`.
-        places: where each part's components are in an action, `[k]`.
-    """
-
-    def __init__(self, parameters: Float[Tensor, "*shape P"], parts: Sequence[Distribution], places: Sequence[Int[Tensor, " k"]]) -> None:
-        self.parameters, self.parts, self.places = parameters, parts, places
-
-    @property
-    def mean_std(self) -> Float[Tensor, "*shape"] | None:
-        """Standard deviation (before a squash), averaged over the continuous components; None if there are none."""
-        return next((part.std.mean(-1) for part in self.parts if isinstance(part, Normal)), None)
-
-    def sample(self, generator: Generator) -> Num[Tensor, "*shape K"]:
-        """Draw actions."""
-        return self.draw(self.noise(generator))
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """Width: a number for each option and each continuous component."""
-        width = sum(part.noise_shape[self.parameters.dim() - 1 :].numel() for part in self.parts)
-        return torch.Size((*self.parameters.shape[:-1], width))
-
-    def noise(self, generator: Generator) -> Float[Tensor, "*shape N"]:
-        """The parts' noise, drawn in turn, side by side: a number for each option and each continuous component."""
-        return torch.cat([part.noise(generator).flatten(self.parameters.dim() - 1) for part in self.parts], -1)
-
-    def draw(self, noise: Float[Tensor, "*shape N"]) -> Num[Tensor, "*shape K"]:
-        """The parts' draws, each where it belongs."""
-        shapes = [part.noise_shape[self.parameters.dim() - 1 :] for part in self.parts]
-        pieces = noise.split([shape.numel() for shape in shapes], -1)
-        return self._action([part.draw(piece.unflatten(-1, shape)) for part, piece, shape in zip(self.parts, pieces, shapes, strict=True)])
-
-    def mode(self) -> Num[Tensor, "*shape K"]:
-        """Return each component's mode."""
-        return self._action([part.mode() for part in self.parts])
-
-    def log_prob(self, action: Num[Tensor, "*shape K"]) -> Float[Tensor, "*shape"]:
-        """`Σ log p(a_k)`."""
-        pieces = (action.index_select(-1, places) for places in self.places)
-        return _total(part.log_prob(piece) for part, piece in zip(self.parts, pieces, strict=True))
-
-    def entropy(self) -> Float[Tensor, "*shape"]:
-        """`Σ H_k`."""
-        return _total(part.entropy() for part in self.parts)
-
-    def kl_from(self, old: JointPolicy) -> Float[Tensor, "*shape"]:
-        """`Σ KL_k`."""
-        return _total(part.kl_from(old_part) for part, old_part in zip(self.parts, old.parts, strict=True))
-
-    def _action(self, pieces: list[Tensor]) -> Num[Tensor, "*shape K"]:
-        """The parts' components where they belong in an action; integers next to floats become floats."""
-        components = torch.cat(pieces, -1)
-        return torch.empty_like(components).index_copy(-1, torch.cat(list(self.places)), components)
-
-
-def _total(components: Iterable[Float[Tensor, "*shape k"]]) -> Float[Tensor, "*shape"]:
-    """The sum over all components of all parts."""
-    return torch.cat(list(components), -1).sum(-1)
 
 
 class PolicyHead(nn.Module):
@@ -291,7 +28,7 @@ class PolicyHead(nn.Module):
 
     The layer's outputs are the logits, components of equal width together so that these are one tensor however many there are; the
     means of the continuous components; and, where `action.std` depends on features, as many numbers that deviations are made of.
-    `parameters` are in the same order: log-probabilities, means, deviations.
+    `dist_params` are in the same order: log-probabilities, means, deviations.
 
     Deviations by `action.std`, in units of the draw:
     - `parameter`: exp(log_std), trained, from `std_value` on (CleanRL, SB3).
@@ -304,7 +41,7 @@ class PolicyHead(nn.Module):
         action_shape: `()` for a plain `Discrete` space, else `(K,)`.
         action_dtype: int64, or float32 if a component is continuous (the others are then integers stored as floats).
         mask_size: options of all discrete components, the width of an action mask.
-        num_parameters: P.
+        num_dist_params: P.
     """
 
     order: Int[Tensor, " K"]
@@ -329,7 +66,7 @@ class PolicyHead(nn.Module):
         self.groups = [(widths.count(width), width) for width in kinds if width]
         self.num_continuous = n = widths.count(0)
         self.mask_size = sum(widths)
-        self.num_parameters = self.mask_size + 2 * n
+        self.num_dist_params = self.mask_size + 2 * n
         self.action_shape: tuple[int, ...] = () if isinstance(space, gym.spaces.Discrete) else (len(widths),)
         self.action_dtype = torch.float32 if n else torch.int64
         low, high = bounds = _bounds([leaf for _, leaf in leaves(space) if isinstance(leaf, gym.spaces.Box)])
@@ -352,15 +89,15 @@ class PolicyHead(nn.Module):
         log_probs = [group.log_softmax(-1).flatten(-2) for group in self._by_width(logits)]
         return self.distribution(torch.cat([*log_probs, *self._mean_and_std(outputs[..., self.mask_size :])], -1))
 
-    def distribution(self, parameters: Float[Tensor, "*shape P"]) -> Policy:
-        """Make the policy again from its `parameters`."""
+    def distribution(self, dist_params: Float[Tensor, "*shape P"]) -> Policy:
+        """Make the policy again from its `dist_params`."""
         if not self.action_shape:
-            return CategoricalPolicy(parameters)
+            return Categorical(dist_params)
         n = self.num_continuous
-        log_probs, mean, std = parameters.split([self.mask_size, n, n], -1)
+        log_probs, mean, std = dist_params.split([self.mask_size, n, n], -1)
         normal = TanhNormal if self.action.squash == "tanh" else Normal
-        parts = [*map(CategoricalPolicy, self._by_width(log_probs)), *([normal(mean, std)] if n else [])]
-        return JointPolicy(parameters, parts, self.order.split(self.part_sizes))
+        parts = [*map(Categorical, self._by_width(log_probs)), *([normal(mean, std)] if n else [])]
+        return JointPolicy(dist_params, parts, self.order.split(self.part_sizes))
 
     def env_action(self, action: Num[Tensor, "*shape K"]) -> Num[Tensor, "*shape K"]:
         """What the environment gets for stored actions: discrete components as they are, continuous ones squashed and stretched.

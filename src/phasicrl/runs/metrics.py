@@ -15,12 +15,10 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from phasicrl.config import Config, nearest_name
+from phasicrl.config import Config
+from phasicrl.config_io import nearest_name
 from phasicrl.runs.console import Values, open_display
+from phasicrl.runs.directory import METRICS_FILE, read_rows
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of all episodes that finished in the iteration (reward units).",
@@ -58,7 +56,6 @@ METRICS: dict[str, str] = {
 }
 """Every metric: its name, and what it means with its unit."""
 
-METRICS_FILE = "metrics.jsonl"
 _FSYNC_SECONDS = 10.0
 
 
@@ -156,37 +153,6 @@ class MetricsLog:
         self.close()
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of a run's `metrics.jsonl`, in order; null is NaN, and a last line torn by a crash is left out.
-
-    Raises:
-        FileNotFoundError: the folder has no such file.
-        ValueError: a line before the last is damaged.
-    """
-    path = run_dir / METRICS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{run_dir} has no {METRICS_FILE}: it is not a run directory, or its first iteration is not finished")
-    rows = [row for _, row in _read_lines(path)]
-    return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
-
-
-def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line with what it says."""
-    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
-    rows: list[tuple[str, dict[str, Any]]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or "env_steps" not in row:
-                raise ValueError("no object with env_steps")
-        except ValueError as error:  # json.JSONDecodeError is one
-            if number < len(lines):
-                raise ValueError(f"line {number} of {path} is damaged ({error}); remove that line, or restore the file") from None
-            break  # torn: the process died while it wrote
-        rows.append((line, row))
-    return rows
-
-
 def _open_rows(path: Path, resumed_at: int | None) -> tuple[IO[str], float]:
     """Open the rows' file for appending; also the seconds that the run had taken by its last row."""
     seconds = 0.0
@@ -194,7 +160,7 @@ def _open_rows(path: Path, resumed_at: int | None) -> tuple[IO[str], float]:
         if path.exists() and path.stat().st_size > 0:
             raise FileExistsError(f"{path} holds the metrics of an earlier run; resume that run, or give this one a folder of its own")
     elif path.exists():
-        rows = [(line, row) for line, row in _read_lines(path) if row["env_steps"] <= resumed_at]
+        rows = [(line, row) for line, row in read_rows(path) if row["env_steps"] <= resumed_at]
         seconds = float(rows[-1][1].get("wall_time", 0.0)) if rows else 0.0
         shorter = path.with_name(path.name + ".tmp")
         with shorter.open("w", encoding="utf-8") as file:

@@ -1,0 +1,108 @@
+"""Dataclasses of knobs as JSON and back, fields by name. Kind: pure. Imports nothing of ours.
+
+A file that an earlier version wrote is still read: `RETIRED_FIELDS` and `RETIRED_VALUES` say what
+became of what is no longer there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+RETIRED_FIELDS = {"compute.settled": "names fields"}
+"""Fields of earlier versions by path. One that "names fields" says which fields beside it a run chose:
+it is passed over, and so are they."""
+RETIRED_VALUES: dict[str, tuple[tuple[Any, Any], ...]] = {"compute.compile": (("pools", "auto"),)}
+"""Values of earlier versions by the path of their field: what was written, and how it is read."""
+
+
+def to_json(knobs: Any) -> str:
+    """Write a dataclass as indented JSON."""
+    return json.dumps(dataclasses.asdict(knobs), indent=2)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """Read back what `to_json` wrote of the dataclass `kind`.
+
+    Raises:
+        ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong type.
+    """
+    try:
+        tree = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is not a configuration written by phasicrl: {error}") from None
+    return _from_tree(kind, tree, "")
+
+
+def nearest_name(given: str, known: Iterable[str]) -> str:
+    """Part of an error message: ` (did you mean 'bigfish'?)`, or nothing if no known name is near."""
+    lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
+    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
+
+
+def _from_tree(kind: type[T], tree: Any, path: str) -> T:
+    """Build the dataclass `kind` from nested dicts."""
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path or 'the configuration'} is {tree!r}; a group of fields was expected")
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    given = typing.cast(dict[str, Any], tree)
+    passed_over = {name for name in given if f"{path}{name}" in RETIRED_FIELDS}
+    passed_over |= {name for retired in passed_over for name in given[retired]}
+    for name, value in given.items():
+        if name in passed_over:
+            continue
+        if name in hints:
+            values[name] = _from_value(hints[name], value, f"{path}{name}")
+        else:
+            raise ValueError(f"unknown field {path}{name}{nearest_name(name, hints)}")
+    return kind(**values)
+
+
+def _from_value(hint: Any, value: Any, path: str) -> Any:
+    """Read one JSON value as the type `hint`."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _from_value(_member(hint, value), value, path)
+    if dataclasses.is_dataclass(hint):
+        return _from_tree(typing.cast(type[Any], hint), value, f"{path}.")
+    if origin is Literal:
+        return _from_word(typing.get_args(hint), value, path)
+    if origin is Mapping and isinstance(value, dict):
+        return typing.cast(dict[str, Any], value)
+    if origin is tuple and isinstance(value, list):
+        item = typing.get_args(hint)[0]
+        return tuple(_from_value(item, entry, path) for entry in typing.cast(list[Any], value))
+    if hint is float and type(value) is int:
+        return float(value)
+    if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    kind = _KINDS.get(origin) or hint.__name__
+    raise ValueError(f"{path} is {value!r}; {kind} was expected")
+
+
+_KINDS: dict[Any, str] = {Mapping: "an object of options by name", tuple: "a list"}
+
+
+def _member(union: Any, value: Any) -> Any:
+    """The member of a union that a value is read as: a literal that has it, else the first."""
+    options = [option for option in typing.get_args(union) if option is not type(None)]
+    literals = [option for option in options if typing.get_origin(option) is Literal]
+    return next((option for option in literals if value in typing.get_args(option)), options[0])
+
+
+def _from_word(accepted: tuple[Any, ...], value: Any, path: str) -> Any:
+    """Read one of several words, or one that an earlier version had in its place."""
+    if value not in accepted:
+        value = next((new for old, new in RETIRED_VALUES.get(path, ()) if old == value), value)
+    if value not in accepted:
+        raise ValueError(f"{path} is {value!r}; accepted: {', '.join(map(str, accepted))}")
+    return value

@@ -1,0 +1,199 @@
+"""Trials: configurations over seeds, several runs at a time, and the tables of what they reached. Kind: effects.
+
+Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others. No table has both.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from phasicrl.algorithm import train
+from phasicrl.config import Config
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.runs.directory import RunDirectory
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+FIRST_REPORT_SEED = 101
+"""Seeds below are for choosing, the others for reporting."""
+LEARNING_COLUMNS = (
+    "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",
+    "greedy_mean", "greedy_min", "sampled_mean", "commit",
+)  # fmt: skip
+"""Columns of `learning_row`."""
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run that is to be trained.
+
+    Attributes:
+        label: what is trained, in words, apart from the seed.
+        config: its configuration, with its seed.
+    """
+
+    label: tuple[str, ...]
+    config: Config
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from the other trials of a table."""
+        return (*self.label, str(self.config.seed))
+
+
+def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
+    """The same configuration with each of the seeds."""
+    return [Trial(label, replace(config, seed=seed)) for seed in seeds]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    """A CSV file with the rows of trials, compressed if its name ends with `.gz`.
+
+    Attributes:
+        path: of the file, which need not be there yet.
+        columns: its header.
+        label: the columns that a trial's label fills; `seed` is another column.
+    """
+
+    path: Path
+    columns: Sequence[str]
+    label: tuple[str, ...] = ("preset",)
+
+    def rows(self) -> list[dict[str, str]]:
+        """What the file has by now."""
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        text = (gzip.decompress(data) if self.path.suffix == ".gz" else data).decode()
+        return list(csv.DictReader(text.splitlines()))
+
+    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that the file has no row of.
+
+        Raises:
+            ValueError: seeds for choosing and seeds for reporting would come together in it.
+        """
+        there = {self._key(row) for row in self.rows()}
+        seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
+        if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
+            raise ValueError(
+                f"{self.path} would have seeds below {FIRST_REPORT_SEED}, on which settings are chosen, "
+                "and others, which are reported; write them to another file"
+            )
+        return [trial for trial in trials if trial.key not in there]
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add the rows of one trial; the file is kept in the order of labels and seeds."""
+        given = [{name: str(value) for name, value in row.items()} for row in rows]
+        everything = [*self.rows(), *given]
+        order = list(dict.fromkeys(self._key(row)[:-1] for row in everything))
+        everything.sort(key=lambda row: (order.index(self._key(row)[:-1]), int(row["seed"])))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(everything)
+        data = text.getvalue().encode()
+        # Without a time inside, the same rows are the same bytes.
+        self.path.write_bytes(gzip.compress(data, mtime=0) if self.path.suffix == ".gz" else data)
+
+    def _key(self, row: dict[str, str]) -> tuple[str, ...]:
+        """The key of the trial that made a row."""
+        return (*(row[name] for name in self.label), row["seed"])
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    measure: Callable[[Trial], T],
+    *,
+    jobs: int = 1,
+) -> Iterator[tuple[Trial, T]]:
+    """Measure each trial and give what came out, as soon as it is there.
+
+    Args:
+        trials: what to run.
+        measure: trains one and says what it reached; with several jobs it must be picklable.
+        jobs: trials at a time, each in a process of its own; 1: one after the other in this one.
+    """
+    if jobs == 1:
+        yield from ((trial, measure(trial)) for trial in trials)
+        return
+    # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pending = {pool.submit(measure, trial): trial for trial in trials}
+        for done in as_completed(pending):
+            yield pending[done], done.result()
+
+
+def fill_table(
+    table: ResultTable,
+    trials: Sequence[Trial],
+    measure: Callable[[Trial], list[Row]],
+    *,
+    jobs: int = 1,
+) -> Iterator[Trial]:
+    """Run the trials that a table lacks; gives each as soon as its rows are written.
+
+    A run that was cut off has no row, so that the same call goes on where it was stopped.
+
+    Raises:
+        ValueError: seeds for choosing and seeds for reporting would come together in the table.
+    """
+    for trial, rows in run_trials(table.missing(trials), measure, jobs=jobs):
+        table.add(rows)
+        yield trial
+
+
+def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
+    """Train, and say in one row what was reached: at the end of training, and evaluated.
+
+    Args:
+        trial: the run.
+        threshold: the return whose first time, as a mean of 100 training episodes, is noted.
+    """
+    run = train(trial.config)
+    files = RunDirectory(run.directory)
+    metric = "charts/episodic_return_100"
+    reached = (row for row in files.metrics() if row.get(metric, float("-inf")) >= threshold)
+    steps_to_threshold = int(next(reached, {"env_steps": 0})["env_steps"])
+    greedy, sampled = evaluate(run.directory, episodes=20)
+    row: Row = {
+        "preset": trial.label[0],
+        "seed": trial.config.seed,
+        "env": run.envs.name,
+        "env_steps": run.env_steps,
+        "seconds": round(run.seconds, 1),
+        "return_100": round(run.collector.episodes.recent_mean, 2),
+        "steps_to_threshold": steps_to_threshold or "",
+        "greedy_mean": greedy.mean_return,
+        "greedy_min": min(greedy.returns),
+        "sampled_mean": sampled.mean_return,
+        "commit": files.card["commit"],
+    }
+    return [row]
+
+
+def measure_once(config: Config, measure: Callable[[Config], tuple[Path, Row]]) -> Row:
+    """What a run reached, by an earlier measurement if there is one.
+
+    Args:
+        config: of the run; its `output_dir` is searched for runs of it.
+        measure: trains, and gives the run directory with what is kept there.
+    """
+    for there in RunDirectory.of(config):
+        if (there.path / RESULT_FILE).is_file():
+            return json.loads((there.path / RESULT_FILE).read_text())
+    directory, row = measure(config)
+    (directory / RESULT_FILE).write_text(json.dumps(row) + "\n")
+    return row

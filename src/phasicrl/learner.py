@@ -1,0 +1,175 @@
+"""What learns: the agent, its optimizers, normalizers, coefficients and schedules. Kind: state.
+
+All of it is in `state_dict`, and the same in every process of a run. A learner knows nothing of files, clocks and displays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Generator, Tensor, nn
+from torch.optim import Adam
+
+from phasicrl import objectives, optimize
+from phasicrl.config import Config
+from phasicrl.execution.compute import Compute
+from phasicrl.execution.plan import Phase
+from phasicrl.execution.step import StepSettings
+from phasicrl.models.agent import Agent
+from phasicrl.normalize import RewardNormalizer
+from phasicrl.rollout import Rollout
+
+Record = dict[str, float]
+"""Metrics of one iteration by their full names."""
+
+
+class Learner:
+    """An agent and everything that its training remembers.
+
+    Args:
+        config: the run's configuration.
+        agent: is trained; it is on the compute's device.
+        compute: executes gradient steps.
+        generator: source of the order of minibatches.
+
+    Attributes:
+        optimizers: an Adam over all parameters for each kind of step: `policy`, `value` if its epochs are counted apart,
+            `aux`, which may be the policy's.
+        reward_normalizer: None if rewards are not normalized.
+        iteration: number of policy phases so far.
+        kl_coef: weight of the divergence's penalty.
+        rate_factor: what learning rates are multiplied by, if they follow the divergence.
+    """
+
+    def __init__(self, config: Config, agent: Agent, compute: Compute, generator: Generator) -> None:
+        self.config, self.agent, self.compute, self.generator = config, agent, compute, generator
+        self.optimizers = _make_optimizers(config, agent)
+        self.reward_normalizer: RewardNormalizer | None = None
+        if (norm := config.reward_norm) is not None:
+            self.reward_normalizer = RewardNormalizer(
+                config.env.num_envs, gamma=config.reward_gamma, clip=norm.clip, per_step=norm.per == "step"
+            ).to(compute.device)
+        self.iteration = 0
+        self.kl_coef = config.ppo.kl_penalty
+        self.rate_factor = 1.0
+
+    @property
+    def phase(self) -> int:
+        """Number of the phase that the latest policy phase belongs to, from 1."""
+        return max(self.iteration - 1, 0) // self.config.phase_length + 1
+
+    @property
+    def auxiliary_phase_is_due(self) -> bool:
+        """Whether an auxiliary phase follows the latest policy phase: every k-th time that the buffer is full.
+
+        None follows the run's last policy phase (OPPG ppg.py:259).
+        """
+        config = self.config
+        is_full = config.has_auxiliary_phase and self.iteration > 0 and self.iteration % config.period == 0
+        return is_full and self.iteration < config.num_iterations
+
+    @property
+    def begins_statistics(self) -> bool:
+        """Whether the next rollout's observations enter their statistics before anything is learned from them."""
+        norm = self.config.obs_norm
+        return norm is not None and norm.from_first_rollout and self.iteration == 0
+
+    def start_iteration(self) -> Record:
+        """Count the iteration and set the learning rates, which are a function of progress; returns those of the policy phase."""
+        progress = self.iteration * self.config.batch_size / self.config.budget
+        self.iteration += 1
+        for name, optimizer in self.optimizers.items():
+            for network, group in enumerate(optimizer.param_groups):
+                group["lr"] = self._learning_rate(name, network, progress)
+        record = {"charts/learning_rate": self._learning_rate("policy", 0, progress)}
+        if self.config.ppo.value_learning_rate is not None:
+            record["charts/value_learning_rate"] = self._learning_rate("policy", 1, progress)
+        return record
+
+    def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
+        """The rewards to learn from, `[B, T]`: clipped, normalized by statistics that include this rollout, or as they came."""
+        clip = self.config.ppo.reward_clip
+        reward = rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
+        if self.reward_normalizer is None:
+            return reward, {}
+        by_termination = self.config.reward_norm is not None and self.config.reward_norm.reset_at == "termination"
+        reward = self.reward_normalizer(reward, rollout.terminated if by_termination else rollout.first)
+        clipped = (reward.abs() >= self.reward_normalizer.clip).float().mean()
+        return reward, {"rewards/scale": float(self.reward_normalizer.scale), "rewards/clipped_fraction": float(clipped)}
+
+    def update_observation_statistics(self, rollout: Rollout) -> None:
+        """Take a rollout's observations into their statistics, when all has been learned from it.
+
+        So a rollout and all epochs over it see the same statistics. The first rollout may have begun them already.
+        """
+        norm = self.config.obs_norm
+        if norm is not None and not (norm.from_first_rollout and self.iteration <= 1):
+            self.agent.reader.update(rollout.obs)
+
+    def follow_kl(self, kl: float) -> Record:
+        """Adapt what is steered by the divergence of an iteration's last epoch; returns the penalty's weight that was used."""
+        ppo, record = self.config.ppo, {}
+        if ppo.kl_penalty_target is not None:
+            record["losses/kl_penalty"] = self.kl_coef
+            self.kl_coef = objectives.adapted_kl_coef(self.kl_coef, kl, target=ppo.kl_penalty_target)
+        if ppo.schedule == "adaptive_kl":
+            rate = objectives.adapted_learning_rate(ppo.learning_rate * self.rate_factor, kl, target=ppo.schedule_kl)
+            self.rate_factor = rate / ppo.learning_rate
+        return record
+
+    def settings(self, phase: Phase) -> StepSettings:
+        """How gradients become steps in a phase."""
+        config = self.config
+        if phase == "aux":
+            assert config.aux is not None, "there is no auxiliary phase"
+            return StepSettings(phase, self.agent.networks(), self.optimizers["aux"], config.aux.max_grad_norm)
+        networks = self.agent.networks() if config.ppo.grad_norm_of == "networks" else [list[nn.Parameter](self.agent.parameters())]
+        # Joint passes have one optimizer, of which half goes on after a stop.
+        optimizer = self.optimizers.get(phase, self.optimizers["policy"])
+        return StepSettings(phase, networks, optimizer, config.ppo.max_grad_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive."""
+        return {
+            "agent": self.agent.state_dict(),
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "reward_normalizer": None if self.reward_normalizer is None else self.reward_normalizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "iteration": self.iteration,
+            "kl_coef": self.kl_coef,
+            "rate_factor": self.rate_factor,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back `state_dict`."""
+        self.agent.load_state_dict(state["agent"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+            optimize.restore_layout_(optimizer)
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+        self.generator.set_state(state["generator"])
+        self.iteration, self.kl_coef, self.rate_factor = state["iteration"], state["kl_coef"], state["rate_factor"]
+
+    def _learning_rate(self, optimizer: str, network: int, progress: float) -> float:
+        """Step size of an optimizer for one of the agent's networks, at a share of the budget."""
+        ppo, aux = self.config.ppo, self.config.aux
+        rate = (ppo.learning_rate, ppo.value_learning_rate or ppo.learning_rate)[network]
+        if optimizer == "aux" and aux is not None and aux.optimizer == "own":
+            rate = aux.learning_rate
+        return rate * (1 - progress) if ppo.schedule == "linear" else rate * self.rate_factor
+
+
+def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
+    """The optimizers by name; `optimize.step_` steps them."""
+
+    def adam() -> Adam:
+        groups = [{"params": parameters, "eps_hat": config.ppo.adam_eps_hat} for parameters in agent.networks()]
+        return Adam(groups, lr=config.ppo.learning_rate, eps=config.ppo.adam_eps)
+
+    optimizers = {"policy": adam()}
+    if (False, True) in config.ppo.passes:
+        optimizers["value"] = adam()
+    if config.aux is not None and config.has_auxiliary_phase:
+        optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]
+    return optimizers

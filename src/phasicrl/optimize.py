@@ -1,0 +1,155 @@
+"""From gradients to a step of Adam: clipping and update. Kind: pure, but for what ends in `_`, which writes into its arguments.
+
+Eager and compiled steps use the same functions. Between the gradients and the clipping is the place
+where several processes take the mean of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+
+def clip(networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, at_once: bool) -> tuple[list[list[Tensor]], Tensor]:
+    """Scale the gradients of each network so that their norm is at most `max_norm`.
+
+    Each network has its own norm, so that a large value loss does not shrink the policy's step.
+
+    Args:
+        networks: gradients of each network; none is empty.
+        max_norm: None is off.
+        at_once: by kernels that take many tensors; else by one for each, which a compiler fuses.
+
+    Returns:
+        The gradients, and the norm of all of them before, 0-d.
+    """
+    clipped, norms = [], []
+    for gradients in networks:
+        norms.append(_norm(gradients, at_once=at_once))
+        if max_norm is None:
+            clipped.append(list(gradients))
+            continue
+        factor = (max_norm / (norms[-1] + 1e-6)).clamp(max=1.0)
+        scaled = torch._foreach_mul(list(gradients), factor) if at_once else [x * factor for x in gradients]
+        clipped.append(list(scaled))
+    return clipped, norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+
+
+def _norm(tensors: Sequence[Tensor], *, at_once: bool) -> Tensor:
+    """The norm of all numbers together, 0-d."""
+    if at_once:
+        return torch.stack(torch._foreach_norm(list(tensors))).norm()
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+
+
+def step_(optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, only_if: Tensor) -> None:
+    """One step of Adam with these gradients, eagerly; other parameters stay as they are, and so do their moments.
+
+    Args:
+        optimizer: its groups have `lr`, `betas`, `eps`, and `eps_hat` where ε is added before the bias is corrected.
+        parameters: some of the optimizer's.
+        gradients: one for each.
+        only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil everything for good.
+    """
+    of = {id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)}
+    for group in optimizer.param_groups:
+        members = [parameter for parameter in group["params"] if id(parameter) in of]
+        if members:
+            states = [moments(optimizer, parameter) for parameter in members]
+            first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            adam_(
+                members, [of[id(parameter)] for parameter in members], first, second, steps, rate=group["lr"],
+                betas=group["betas"], eps=group["eps"], eps_hat=group.get("eps_hat", False), only_if=only_if, at_once=True,
+            )  # fmt: skip
+
+
+def moments(optimizer: Adam, parameter: Tensor) -> dict[str, Tensor]:
+    """What Adam remembers of a parameter, begun as PyTorch begins it (torch/optim/adam.py:166-181)."""
+    if parameter not in optimizer.state:
+        zeros = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | zeros
+    return optimizer.state[parameter]
+
+
+def restore_layout_(optimizer: Adam) -> None:
+    """Lay an optimizer's moments out in memory as its parameters are.
+
+    A file holds them in plain order, the weights of convolutions are channels_last, and the fused Adam walks both without
+    a look at their strides: it would move each weight by the moment of another.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
+
+
+@torch.no_grad()
+def adam_(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    steps: list[Tensor],
+    *,
+    rate: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    eps_hat: bool = False,
+    only_if: Tensor,
+    at_once: bool,
+) -> None:
+    """One step of Adam in place, as PyTorch's fused one does it (Kingma & Ba 2015, algorithm 1; torch/optim/adam.py).
+
+    Args:
+        parameters: are moved.
+        gradients: of the loss.
+        first: running means of gradients.
+        second: running means of squared gradients.
+        steps: number of steps before this one, 0-d.
+        rate: step size, 0-d.
+        betas: decays of the two means.
+        eps: is added to the root of the second mean.
+        eps_hat: add it before the second mean's bias is corrected (Kingma & Ba's ε̂, TensorFlow), not after it (PyTorch).
+        only_if: nothing changes unless this is true, 0-d.
+        at_once: by PyTorch's kernel for many tensors, else in plain operations, which a compiler fuses with what is around them.
+    """
+    beta1, beta2 = betas
+    if at_once:
+        if eps_hat:  # the kernel adds ε after the correction: this ε is then the same
+            eps = eps / math.sqrt(1 - beta2 ** (1 + max(float(step) for step in steps)))
+        # The kernel walks all of them side by side, whatever their strides: weights would get the steps of others.
+        gradients = [_laid_out_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
+        torch._foreach_add_(steps, [only_if.to(steps[0].dtype)] * len(steps))  # one tensor would be looked at
+        torch._fused_adam_(
+            parameters, gradients, first, second, [], steps,
+            lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False,
+            found_inf=(~only_if).to(torch.float),
+        )  # fmt: skip
+        return
+    for parameter, gradient, mean, mean_square, step in zip(parameters, gradients, first, second, steps, strict=True):
+        new_mean = mean.lerp(gradient, 1 - beta1)
+        new_square = (mean_square * beta2).addcmul(gradient, gradient, value=1 - beta2)
+        count = step.double() + 1  # 1 − 0.999 in single precision has three digits
+        size = (rate / (1 - beta1**count)).to(parameter.dtype)
+        root = (1 - beta2**count).sqrt().to(parameter.dtype)
+        spread = (new_square.sqrt() + eps) / root if eps_hat else new_square.sqrt() / root + eps
+        moved = parameter - size * new_mean / spread
+        for old, new in ((parameter, moved), (mean, new_mean), (mean_square, new_square), (step, step + 1)):
+            old.copy_(torch.where(only_if, new, old))
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient, in memory as the parameter is; a convolution may give it in another order than channels_last."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
+def diverged(what: Sequence[str]) -> ValueError:
+    """The error for a run whose numbers are no longer finite: what they are, and what to do."""
+    return ValueError(
+        f"training has diverged: not every number of {' and '.join(what)} is finite; start again with a lower "
+        "ppo.learning_rate, with clipped gradients (ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
+    )

@@ -1,0 +1,219 @@
+"""The files of a run: the one reader and writer of a run directory. Kind: effects (files).
+
+torch is imported only where tensors are read or written, so that `phasicrl plot` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phasicrl.config import Config, refuse_unasked_import
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
+WEIGHTS_FILE = "agent.safetensors"
+OWN_OBJECTS = {"make_env": "environment", "make_encoder": "encoder", "mask_actions": "mask"}
+"""What a user may pass as an object: the argument's name, and the word for it in `card.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The folder of one run.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    path: Path
+
+    @classmethod
+    def make(cls, config: Config) -> RunDirectory:
+        """Make a new folder under `output_dir` and write the configuration into it.
+
+        Raises:
+            ValueError: it cannot be made there.
+        """
+        stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
+        for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+            path = Path(config.output_dir) / (stem + suffix)
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                if not path.is_dir():
+                    raise ValueError(f"output_dir {config.output_dir!r} is a file; give a folder") from None
+            except OSError as error:
+                raise ValueError(f"cannot make the run directory {path}: {error.strerror}; choose another --output-dir") from None
+            else:
+                (path / CONFIG_FILE).write_text(config.to_json() + "\n")
+                return cls(path)
+        raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
+
+    @staticmethod
+    def of(config: Config) -> list[RunDirectory]:
+        """Find the runs under `output_dir` of this experiment, seed and length, oldest first."""
+        wanted = (config.identity(), config.name, config.seed, config.total_env_steps)
+        found = []
+        for path in sorted(Path(config.output_dir).glob(f"{_stem(config)}_*")):
+            if (path / CONFIG_FILE).is_file():
+                there = RunDirectory(path).config
+                if (there.identity(), there.name, there.seed, there.total_env_steps) == wanted:
+                    found.append(RunDirectory(path))
+        return found
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the run.
+
+        Raises:
+            ValueError: not a run directory, or its configuration cannot be read.
+        """
+        self._check()
+        return read_config(self.path / CONFIG_FILE)
+
+    def config_for(self, **given: object) -> Config:
+        """The configuration, for somebody who is about to use what it names.
+
+        Args:
+            given: by the names in `OWN_OBJECTS`, what is brought of one's own, or None.
+
+        Raises:
+            ValueError: not a run directory, its configuration cannot be read or names a module that
+                nobody asked for, or the run had an object of its user's own that is missing here.
+        """
+        self._check()
+        own = self.card.get("own", ())
+        for argument, what in OWN_OBJECTS.items():
+            if what in own and argument in given and given[argument] is None:
+                article = "an" if what[0] in "aeiou" else "a"
+                raise ValueError(
+                    f"{self.path} was trained with {article} {what} of its user's own; call this from Python with {argument}=…"
+                )
+        config = self.config
+        try:
+            refuse_unasked_import(config)
+        except ValueError as error:
+            raise ValueError(f"{self.path / CONFIG_FILE}: {error}") from None
+        return config
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What is known of how the run was made; nothing if it has no card."""
+        path = self.path / CARD_FILE
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def write_card(self, card: dict[str, Any]) -> None:
+        """Write what is known of how the run was made."""
+        (self.path / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Read the rows of `metrics.jsonl`: null is NaN; a last line torn by a crash is left out.
+
+        Raises:
+            ValueError: not a run directory, no rows yet, or a line before the last is damaged.
+        """
+        path = self.path / METRICS_FILE
+        if not path.is_file():
+            self._check()
+        rows = [row for _, row in read_rows(path)] if path.is_file() else []
+        if not rows:
+            raise ValueError(f"{self.path} has no data yet: its first iteration is not finished; leave it out or try again later")
+        return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Finished checkpoints, oldest first."""
+        from phasicrl.runs.checkpoint import checkpoints
+
+        return checkpoints(self.checkpoint_folder)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Read the agent's weights that were saved last.
+
+        Raises:
+            ValueError: there are none yet, or the file is damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self.path / WEIGHTS_FILE
+        if not path.is_file():
+            self._check()
+            raise ValueError(f"{self.path} has no {WEIGHTS_FILE} yet: it is written with the first checkpoint and at the end of the run")
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+
+    def save_weights(self, weights: dict[str, Tensor], *, env_steps: int) -> None:
+        """Write the agent's weights, replacing the file at once, never in part."""
+        from safetensors.torch import save_file
+
+        from phasicrl.runs.checkpoint import flush
+
+        temporary = self.path / f".{WEIGHTS_FILE}.tmp"
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+        save_file(tensors, temporary, {"env_steps": str(env_steps)})
+        flush(temporary)
+        os.replace(temporary, self.path / WEIGHTS_FILE)
+
+    def _check(self) -> None:
+        """Refuse a folder that no run made."""
+        if not (self.path / CONFIG_FILE).is_file():
+            inside = self.path.is_dir() and any(self.path.glob(f"*/{CONFIG_FILE}"))
+            hint = "give folders that `phasicrl train` made"
+            if inside:
+                hint = f"it holds run directories: give {self.path}/*"
+            raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
+
+
+def read_config(file: Path) -> Config:
+    """Read a configuration from a file.
+
+    Raises:
+        ValueError: it cannot be read as one; the message names the file.
+        OSError: there is no such file.
+    """
+    try:
+        return Config.from_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Read each line of a file of metrics, with what it says; a torn last line is left out.
+
+    Raises:
+        ValueError: a line before the last is damaged.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or "env_steps" not in row:
+                raise ValueError("no object with env_steps")
+        except ValueError as error:  # json.JSONDecodeError is one
+            if number < len(lines):
+                raise ValueError(f"line {number} of {path} is damaged ({error}); remove that line, or restore the file") from None
+            break  # torn: the process died while it wrote
+        rows.append((line, row))
+    return rows
+
+
+def _stem(config: Config) -> str:
+    """How the names of a configuration's directories begin: experiment, environment, seed."""
+    env = config.env.id.rpartition(":")[2].replace("/", "-")
+    return f"{config.name}_{env}_s{config.seed}"

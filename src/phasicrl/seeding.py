@@ -1,0 +1,23 @@
+"""Seeds of every stream of randomness, derived from the seed of a run. Kind: pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
+"""Uses of randomness, each with a stream of its own. Only append: the place decides the stream."""
+
+
+def derive_seed(seed: int, purpose: str, *extra: int) -> int:
+    """Derive the seed of one stream of a run; `extra` tells apart streams of one purpose."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *extra))
+    return int(sequence.generate_state(1, np.uint32)[0] >> 1)  # 31 bits: what every back end accepts
+
+
+def env_seeds(seed: int, num_envs: int) -> list[int]:
+    """Derive one seed of 31 bits for each environment.
+
+    Pools with neighboring seeds share none, which they would with `seed + index`.
+    """
+    words = np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)
+    return [int(word) >> 1 for word in words]

@@ -1,0 +1,99 @@
+"""A run's files through their one reader: what is there, what is not yet, and what was not made by a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from phasicrl import train
+from phasicrl.config import LogConfig
+from phasicrl.runs.directory import RunDirectory, read_config
+from tests.helpers import corridor, tiny
+
+
+def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor)
+    files = RunDirectory(run.directory)
+    assert files.config == files.config_for(make_env=corridor) == run.config
+    assert files.card["seed"] == 3 and files.card["own"] == ["environment"]
+    assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
+    assert [path.name for path in files.checkpoints] == ["step-000000000128"]
+    weights = files.weights()
+    assert all(torch.equal(weights[name], now) for name, now in run.agent.state_dict().items())
+    assert not list(run.directory.glob(".*"))
+
+
+def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    assert RunDirectory.of(config) == []
+    first, second = RunDirectory.make(config), RunDirectory.make(config)
+    RunDirectory.make(replace(config, seed=4))
+    RunDirectory.make(replace(config, total_env_steps=256))
+    RunDirectory.make(config.changed({"ppo.gamma": 0.5}))
+    (tmp_path / "tiny_corridor_s3_empty").mkdir()
+    asked = replace(config, log=LogConfig(console="plain", tensorboard=False))
+    assert sorted(run.path for run in RunDirectory.of(asked)) == sorted((first.path, second.path))
+
+
+def test_null_is_not_a_number_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    files = RunDirectory.make(tiny(tmp_path))
+    (files.path / "metrics.jsonl").write_text('{"env_steps": 32, "losses/entropy": null}\n{"env_st')
+    (row,) = files.metrics()
+    assert row["env_steps"] == 32 and math.isnan(row["losses/entropy"])
+
+
+def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:
+    files = RunDirectory(tmp_path)
+    for ask in (lambda: files.config, files.config_for, files.metrics, files.weights):
+        with pytest.raises(ValueError, match=r"is not a run directory, it has no config\.json; give folders that"):
+            ask()
+    RunDirectory.make(tiny(tmp_path))
+    with pytest.raises(ValueError, match=r"it holds run directories: give .*/\*"):
+        files.metrics()
+    assert files.card == {} and files.checkpoints == []
+
+
+def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
+    files = RunDirectory.make(tiny(tmp_path))
+    with pytest.raises(ValueError, match="has no data yet: its first iteration is not finished"):
+        files.metrics()
+    with pytest.raises(ValueError, match=r"has no agent\.safetensors yet: it is written with the first checkpoint"):
+        files.weights()
+    (files.path / "agent.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"agent\.safetensors is damaged"):
+        files.weights()
+
+
+@pytest.mark.parametrize(
+    ("what", "argument", "words"),
+    [
+        ("environment", "make_env", "an environment"),
+        ("encoder", "make_encoder", "an encoder"),
+        ("mask", "mask_actions", "a mask"),
+    ],
+)
+def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str, words: str) -> None:
+    files = RunDirectory.make(tiny(tmp_path))
+    files.write_card({"own": [what]})
+    with pytest.raises(ValueError, match=f"was trained with {words} of its user's own; call this from Python with {argument}=…"):
+        files.config_for(**{argument: None})
+    assert files.config_for(**{argument: len}) == files.config_for() == tiny(tmp_path)
+
+
+def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> None:
+    files = RunDirectory.make(tiny(tmp_path))
+    path = files.path / "config.json"
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps(tree | {"sed": 1}))
+    for ask in (lambda: files.config, lambda: read_config(path)):
+        with pytest.raises(ValueError, match=rf"{path}: unknown field sed .did you mean 'seed'"):
+            ask()
+    path.write_text(json.dumps(tree | {"env": {"id": "gymnasium:nobodys_module:X-v0"}}))
+    assert files.config.env.id == "gymnasium:nobodys_module:X-v0"
+    with pytest.raises(ValueError, match=rf"{path}: env.id .* imports the module nobodys_module"):
+        files.config_for()

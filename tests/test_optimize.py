@@ -1,0 +1,113 @@
+"""Clipping and Adam against hand-worked numbers and PyTorch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasicrl.optimize import adam_, clip, moments, step_
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_is_pytorchs(at_once: bool) -> None:
+    torch.manual_seed(0)
+    ours = [torch.randn(5, 3), torch.randn(4)]
+    theirs = [torch.nn.Parameter(tensor.clone()) for tensor in ours]
+    optimizer = torch.optim.Adam(theirs, lr=0.1, eps=1e-5)
+    first, second = ([torch.zeros_like(tensor) for tensor in ours] for _ in range(2))
+    steps = [torch.zeros(()) for _ in ours]
+    for number in range(20):
+        optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + number)
+        gradients = [torch.randn_like(tensor) * 10.0 ** (number % 5 - 3) for tensor in ours]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        adam_(
+            ours,
+            gradients,
+            first,
+            second,
+            steps,
+            rate=torch.tensor(rate),
+            betas=(0.9, 0.999),
+            eps=1e-5,
+            only_if=torch.tensor(True),
+            at_once=at_once,
+        )
+        torch.testing.assert_close(ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool) -> None:
+    """A convolution's weights are channels_last, its gradient need not be; PyTorch's kernel for all at once looks at no strides."""
+    weight, gradient = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
+    moments = [torch.zeros_like(weight) for _ in range(2)]
+    adam_(
+        [weight],
+        [gradient],
+        moments[:1],
+        moments[1:],
+        [torch.zeros(())],
+        rate=torch.tensor(0.1),
+        betas=(0.9, 0.999),
+        eps=1.0,
+        only_if=torch.tensor(True),
+        at_once=at_once,
+    )
+    torch.testing.assert_close(moments[0], 0.1 * gradient)
+    torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))  # the first step: both moments' bias is corrected
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once: bool) -> None:
+    everything = [torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 0.4]), torch.tensor(7.0)]
+    changed = [tensor.clone() for tensor in everything]
+    (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
+    adam_(
+        [weight], [gradient], [mean], [square], [step],
+        rate=torch.tensor(0.1), betas=(0.9, 0.999), eps=1e-5, only_if=gradient.norm().isfinite(), at_once=at_once,
+    )  # fmt: skip
+    assert all(map(torch.equal, changed, everything))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adam_in_both_precisions_and_with_both_epsilons(at_once: bool, dtype: torch.dtype) -> None:
+    """By hand: gradient 2, third step, moments 1 and 4."""
+    for eps_hat, spread in (
+        (False, (4.0 * 0.999 + 4 * 0.001) ** 0.5 / (1 - 0.999**3) ** 0.5 + 0.5),
+        (True, (2.0 + 0.5) / (1 - 0.999**3) ** 0.5),
+    ):
+        weight, mean, square = (torch.tensor([x], dtype=dtype) for x in (1.0, 1.0, 4.0))
+        step, gradient = torch.tensor(2.0), torch.tensor([2.0], dtype=dtype)
+        adam_(
+            [weight], [gradient], [mean], [square], [step],
+            rate=0.1, betas=(0.9, 0.999), eps=0.5, eps_hat=eps_hat, only_if=torch.tensor(True), at_once=at_once,
+        )  # fmt: skip
+        size = 0.1 / (1 - 0.9**3)
+        assert (mean.item(), square.item(), step.item()) == (pytest.approx(1.1, rel=1e-6), pytest.approx(4.0, rel=1e-6), 3)
+        exact = 1e-12 if dtype is torch.float64 else 1e-6
+        assert weight.item() == pytest.approx(1 - size * 1.1 / spread, rel=exact)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_each_network_is_clipped_by_its_own_norm(at_once: bool) -> None:
+    long, short = [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])], [torch.tensor([0.3, 0.4])]
+    (clipped, kept), norm = clip([long, short], 6.5, at_once=at_once)  # norms 13 and 0.5
+    torch.testing.assert_close(clipped, [torch.tensor([[1.5, 0.0]]), torch.tensor([2.0, 6.0])])
+    assert kept[0].tolist() == short[0].tolist() and norm.item() == pytest.approx((169 + 0.25) ** 0.5)
+    assert long[0].tolist() == [[3.0, 0.0]], "the gradients themselves stay"
+    ((unclipped,), norm) = clip([short], None, at_once=at_once)
+    assert unclipped[0].tolist() == short[0].tolist() and norm.item() == pytest.approx(0.5)
+
+
+def test_a_step_moves_only_the_given_parameters_with_their_groups_rate() -> None:
+    a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+    optimizer = torch.optim.Adam([{"params": [a, b], "lr": 0.1}, {"params": [c], "lr": 0.01}])
+    gradients: list[Tensor] = [torch.ones(1), -torch.ones(1)]
+    step_(optimizer, [c, a], gradients, only_if=torch.tensor(True))
+    assert (a.item(), b.item(), c.item()) == (pytest.approx(0.1), 0, pytest.approx(-0.01))
+    assert b not in optimizer.state and moments(optimizer, a)["step"].item() == 1
+    step_(optimizer, [a], [torch.full((1,), torch.inf)], only_if=torch.tensor(False))
+    assert a.item() == pytest.approx(0.1) and moments(optimizer, a)["step"].item() == 1
