@@ -14,7 +14,7 @@ import gymnasium as gym
 from torch import Tensor
 
 from phasicrl.config import Config
-from phasicrl.envs.heuristic_mask import MaskFunction
+from phasicrl.envs.wrappers import MaskFunction
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import Record, auxiliary_phase, policy_phase
 from phasicrl.rollout import Rollout

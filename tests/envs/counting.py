@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
+from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import ActionLayout, choices, leaves
+
+Parallel = Literal["sync", "processes"]
+PARALLEL: tuple[Parallel, ...] = ("sync", "processes")
+NEVER = np.zeros(3, np.int64)
+"""Actions for three environments."""
+
+
+def make(make_env: Any, parallel: Parallel = "sync", *, num_envs: int = 3, seed: int = 1, **seconds: Any) -> GymnasiumEnv:
+    """Environments of a user's own."""
+    return GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, name="mine", parallel=parallel, **seconds)
 
 
 def draw_action(envs: VectorEnv, rng: np.random.Generator) -> np.ndarray:
@@ -141,6 +152,12 @@ class MaskedInObservation(Masked):
 
     def _observe(self) -> Any:
         return {"counts": super()._observe(), "action_mask": self._mask()}
+
+
+class MaskedNumbers(MaskedInObservation):
+    """Has a mask and nothing to be masked."""
+
+    action_space = gym.spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
 
 
 class MaskedByMethod(Masked):

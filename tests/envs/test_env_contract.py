@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from phasicrl.config import EnvConfig
-from phasicrl.envs.heuristic_mask import HeuristicMask
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
+from phasicrl.envs.wrappers import HeuristicMask
 from phasicrl.spaces import ActionLayout, ObservationLayout, choices, find_blocked
 from tests.envs.counting import Counting, MaskedByMethod, MaskedInInfo, MaskedInObservation, Structured, draw_action
 

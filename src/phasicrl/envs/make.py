@@ -10,20 +10,16 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, nearest_name, refuse_idle_env
-from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, import_envpool, task_families, task_options, task_spaces
+from phasicrl.config import EnvConfig, Options, Task, nearest_name, refuse_idle_env
+from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, task_families, task_options, task_spaces
 from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
-from phasicrl.envs.partial import PartialObservation
+from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.wrappers import PartialObservation
 from phasicrl.host.machine import num_cores
 from phasicrl.spaces import check_spaces
 
 Backend = Literal["procgen", "envpool", "gymnasium"]
-
-PROCGEN_GAMES = (
-    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
-    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
-)  # fmt: skip
 
 SPACES_LISTED = 50
 """Up to this many found environments are listed with their spaces, at a few milliseconds each."""
@@ -130,8 +126,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         return _resolve_bare(env_id)
     if prefix == "procgen":
         game = name.lower()
-        if game not in PROCGEN_GAMES:
-            raise ValueError(f"Procgen has no game {name!r}{nearest_name(name, PROCGEN_GAMES)}; its games: {', '.join(PROCGEN_GAMES)}")
+        if game not in GAMES:
+            raise ValueError(f"Procgen has no game {name!r}{nearest_name(name, GAMES)}; its games: {', '.join(GAMES)}")
         return "procgen", game
     if prefix == "envpool":
         return _resolve_envpool(name)
@@ -156,60 +152,16 @@ def list_envs(pattern: str = "*") -> list[EnvListing]:
     return [_with_spaces(listing) for listing in found] if len(found) <= SPACES_LISTED else found
 
 
-def procgen_task(game: str, config: EnvConfig) -> str:
-    """EnvPool's task id of a game: `StarpilotEasy-v0`.
-
-    Raises:
-        ValueError: the game does not have this distribution of levels; the message lists those that do.
-    """
-    task_ids = set(import_envpool(procgen=True).list_all_envs())
-    task_id = _procgen_task_id(game, config.distribution)
-    if task_id not in task_ids:
-        having = [name for name in PROCGEN_GAMES if _procgen_task_id(name, config.distribution) in task_ids]
-        modes = [mode for mode in get_args(ProcgenDistribution) if _procgen_task_id(game, mode) in task_ids]
-        raise ValueError(
-            f"procgen:{game} has no {config.distribution!r} levels (env.distribution); it has {', '.join(modes)}; "
-            f"games with {config.distribution!r} levels: {', '.join(having)}"
-        )
-    return task_id
-
-
-def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
-    """EnvPool's options for a game of Procgen.
-
-    Raises:
-        ValueError: what EnvPool aborts the process on, or accepts and misunderstands.
-    """
-    if config.distribution == "exploration" and (config.num_levels or config.start_level):
-        raise ValueError(
-            f"procgen:{game}: 'exploration' is one fixed level, so that env.num_levels = {config.num_levels} and "
-            f"env.start_level = {config.start_level} cannot be chosen; leave both at 0"
-        )
-    if config.start_level and not config.num_levels:
-        raise ValueError(
-            f"procgen:{game}: env.start_level = {config.start_level} has no meaning with env.num_levels = 0, which is all levels; "
-            "set env.num_levels too"
-        )
-    if config.start_level + config.num_levels > 2**31 - 1:
-        raise ValueError(f"procgen:{game}: env.start_level + env.num_levels is above {2**31 - 1}, the number of levels there are")
-    options = {field: getattr(config, field) for field in PROCGEN_FIELDS if field != "distribution"}
-    return options | {"channel_first": False}  # the game draws HWC: no copy into another order, and the convolutions want it so
-
-
-def _procgen_task_id(game: str, distribution: str) -> str:
-    return f"{game.capitalize()}{distribution.capitalize()}-v0"
-
-
 def _resolve_bare(name: str) -> tuple[Backend, str]:
     """Look a bare id up: Procgen, EnvPool, Gymnasium."""
-    if name.lower() in PROCGEN_GAMES:
+    if name.lower() in GAMES:
         return "procgen", name.lower()
     in_envpool = _envpool_tasks()
     if name in in_envpool:
         return _resolve_envpool(name)
     if name in gym.registry:
         return "gymnasium", name
-    known = [*PROCGEN_GAMES, *in_envpool, *gym.registry]
+    known = [*GAMES, *in_envpool, *gym.registry]
     missing = "" if _has_envpool() else " (EnvPool is not installed: pip install 'phasicrl[procgen]')"
     raise ValueError(f"unknown environment {name!r}{nearest_name(name, known)}; `phasicrl envs` lists what can be trained{missing}")
 
@@ -220,8 +172,7 @@ def _resolve_envpool(name: str) -> tuple[Backend, str]:
     if name not in tasks:
         raise ValueError(f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; `phasicrl envs envpool:` lists them")
     if tasks[name] == PROCGEN:
-        game = next(game for game in PROCGEN_GAMES if name.lower().startswith(game))
-        distribution = name[len(game) :].partition("-")[0].lower()
+        game, distribution = split_task_id(name)
         raise ValueError(f"{name!r} is a game of Procgen; write procgen:{game} with env.distribution {distribution}")
     return "envpool", name
 
@@ -238,8 +189,8 @@ def _envpool_tasks() -> dict[str, str]:
 def _all_listings() -> Iterator[EnvListing]:
     """Everything there is, without making anything."""
     tasks = _envpool_tasks()
-    for game in PROCGEN_GAMES:
-        modes = [mode for mode in get_args(ProcgenDistribution) if not tasks or _procgen_task_id(game, mode) in tasks]
+    for game in GAMES:
+        modes = distributions(game, tasks or None)
         needs = "" if tasks else "; needs pip install 'phasicrl[procgen]'"
         yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 pictures, 15 actions; levels: {', '.join(modes)}{needs}")
     for task_id, family in sorted(tasks.items()):

@@ -29,7 +29,7 @@ from phasicrl.runs.checkpoint import CheckpointError, Chunks, checkpoints, flush
 from phasicrl.collect import Collector
 from phasicrl.execution.compute import Compute, diverged
 from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
-from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
+from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.host.machine import free_memory, num_cores, package_version, processor

@@ -1,4 +1,4 @@
-"""A mask of your own over the first steps."""
+"""Wrappers: some components of an observation alone, and a mask of your own over the first steps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,56 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from phasicrl.envs.gymnasium import GymnasiumEnv
-from phasicrl.envs.heuristic_mask import HeuristicMask
-from phasicrl.envs.protocol import EnvError
-from tests.envs.counting import Counting, MaskedInInfo, Spaces, draw_action
+from phasicrl.config import EnvConfig
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import EnvError, VectorEnv
+from phasicrl.envs.wrappers import HeuristicMask, PartialObservation
+from tests.envs.counting import Counting, MaskedInInfo, Spaces, draw_action, make
 
 B = 3
 RNG = np.random.default_rng(1)
 
 
-def envs_of(kind: type[Any]) -> GymnasiumEnv:
-    return GymnasiumEnv(kind, num_envs=B, seed=1, name="mine")
+def cartpole(observe: tuple[int, ...] | None) -> VectorEnv:
+    return make_envs(EnvConfig(id="gymnasium:CartPole-v1", num_envs=2, observe=observe), seed=3)
+
+
+def test_the_same_episodes_are_seen_through_fewer_components() -> None:
+    whole, part = cartpole(None), cartpole((2, 0))
+    assert isinstance(part, PartialObservation)
+    assert part.observation_space.shape == (2,)
+    np.testing.assert_array_equal(part.observation_space.high, whole.observation_space.high[[2, 0]])  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(part.reset(), whole.reset()[:, [2, 0]])
+    ended = 0
+    for t in range(60):
+        action = np.array([t % 2, 1])
+        seen, all_of_it = part.step(action), whole.step(action)
+        np.testing.assert_array_equal(seen.obs, all_of_it.obs[:, [2, 0]])
+        np.testing.assert_array_equal(seen.reward, all_of_it.reward)
+        if all_of_it.final_obs is not None:
+            ended += 1
+            np.testing.assert_array_equal(seen.final_obs, all_of_it.final_obs[:, [2, 0]])
+        else:
+            assert seen.final_obs is None
+    assert ended > 2 and part.action_mask is None and part.mask_size == 0
+    part.close()
+
+
+@pytest.mark.parametrize(("observe", "message"), [((4,), r"components 0 … 3 were expected"), ((-1,), "0 … 3"), ((), "at least one")])
+def test_components_that_are_not_there_are_refused(observe: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cartpole(observe)
+
+
+def test_what_is_not_a_vector_is_refused() -> None:
+    class Tile(gym.Env):  # type: ignore[type-arg]
+        observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
+
+        def reset(self, **_: object) -> tuple[int, dict[str, object]]:
+            return 0, {}
+
+    with pytest.raises(ValueError, match=r"env\.observe picks components of vectors"):
+        make_envs(EnvConfig(id="tile", num_envs=1, observe=(0,)), seed=0, make_env=Tile)
 
 
 def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
@@ -28,7 +67,7 @@ def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
 
 
 def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
-    envs = HeuristicMask(envs_of(Counting), even, num_steps=15 * B)
+    envs = HeuristicMask(make(Counting), even, num_steps=15 * B)
     assert (envs.mask_size, envs.action_mask) == (4, None)
     obs = envs.reset()
     for number in range(18):
@@ -40,7 +79,7 @@ def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
 
 
 def test_a_run_goes_on_where_it_was() -> None:
-    envs = HeuristicMask(envs_of(Counting), even, num_steps=5 * B, env_steps=4 * B)
+    envs = HeuristicMask(make(Counting), even, num_steps=5 * B, env_steps=4 * B)
     obs = envs.reset()
     np.testing.assert_array_equal(envs.action_mask, even(obs, None))
     envs.step(draw_action(envs, RNG))
@@ -50,7 +89,7 @@ def test_a_run_goes_on_where_it_was() -> None:
 
 
 def test_the_environments_own_mask_stays() -> None:
-    own = envs_of(MaskedInInfo)
+    own = make(MaskedInInfo)
     seen: list[np.ndarray | None] = []
 
     def last_option(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
@@ -76,7 +115,7 @@ def test_something_must_be_left() -> None:
             allowed[1, 4:] = ~action_mask[1, 4:]  # each leaves something, both together nothing
         return allowed
 
-    envs = HeuristicMask(envs_of(MaskedInInfo), not_for_the_second, num_steps=100)
+    envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, num_steps=100)
     envs.reset()
     with pytest.raises(EnvError, match=r"mine: the heuristic mask leaves nothing for environment 1 in component 1, at env_steps 3; allow"):
         envs.step(draw_action(envs, RNG))
@@ -92,7 +131,7 @@ def test_something_must_be_left() -> None:
     ],
 )
 def test_what_the_function_must_return(mask: Any, message: str) -> None:
-    envs = HeuristicMask(envs_of(Counting), lambda *_: mask, num_steps=100)
+    envs = HeuristicMask(make(Counting), lambda *_: mask, num_steps=100)
     with pytest.raises(ValueError, match=f"mine: the heuristic mask {message}"):
         envs.reset()
     envs.close()
@@ -101,4 +140,4 @@ def test_what_the_function_must_return(mask: Any, message: str) -> None:
 def test_there_must_be_something_to_mask() -> None:
     numbers = gym.spaces.Box(-1, 1, (2,))
     with pytest.raises(ValueError, match=r"mine: actions of the kind Box.* have nothing to mask; accepted: those with discrete components"):
-        HeuristicMask(GymnasiumEnv(lambda: Spaces(numbers, numbers), num_envs=1, seed=1, name="mine"), even, num_steps=1)
+        HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, num_steps=1)
