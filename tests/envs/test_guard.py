@@ -7,11 +7,11 @@ import os
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from phasicrl.envs.protocol import EnvError
+from tests.envs.acting import NEVER, PARALLEL, Parallel, draw_action, make
 from tests.envs.counting import (
-    NEVER,
-    PARALLEL,
     Faulty,
     FaultyMask,
     FaultyStructure,
@@ -20,9 +20,6 @@ from tests.envs.counting import (
     MaskedInInfo,
     MaskedInObservation,
     MaskedNumbers,
-    Parallel,
-    draw_action,
-    make,
 )
 
 MASKED: tuple[type[Masked], ...] = (MaskedInObservation, MaskedByMethod, MaskedInInfo)
@@ -39,8 +36,8 @@ def test_masks_are_those_of_the_observations_returned(parallel: Parallel, kind: 
     obs = envs.reset()
     rng, ends = np.random.default_rng(1), 0
     for _ in range(30):
-        counts = obs.view(np.float32) if kind is MaskedInObservation else obs
-        forbidden = (counts @ np.array([1, 2, 1], np.float32)).astype(int)[:, None]
+        counts = obs.view(torch.float32) if kind is MaskedInObservation else obs
+        forbidden = (counts @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
         expected = np.concatenate([np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1)
         np.testing.assert_array_equal(envs.action_mask, expected)
         step = envs.step(draw_action(envs, rng))
@@ -54,7 +51,7 @@ def test_actions_that_are_not_allowed_are_refused() -> None:
     envs.reset()
     assert envs.action_mask is not None
     action = draw_action(envs, np.random.default_rng(1))
-    action[2, 1] = np.argmin(envs.action_mask[2, 4:])
+    action[2, 1] = envs.action_mask[2, 4:].int().argmin()
     with pytest.raises(ValueError, match=rf"mine: action {action[2, 1]} for environment 2, component 1 \(1\) is not allowed now"):
         envs.step(action)
     envs.close()
@@ -89,7 +86,7 @@ def test_numbers_are_not_masked() -> None:
     envs = make(MaskedNumbers)
     assert envs.mask_size == 0 and "action_mask" in envs.observation_space.spaces  # type: ignore[attr-defined]
     envs.reset()
-    envs.step(np.zeros((3, 2), np.float32))
+    envs.step(torch.zeros(3, 2))
     assert envs.action_mask is None
     envs.close()
 
@@ -110,9 +107,9 @@ def test_faults_of_masks(fault: str) -> None:
     envs = make(lambda: FaultyMask(next(made)), num_envs=2)
     envs.reset()
     for _ in range(2):
-        envs.step(np.zeros((2, 2), np.int64))
+        envs.step(torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(EnvError, match=rf"mine: environment 1, step\(\) at step 3: {message}.*; give a mask of 5 values"):
-        envs.step(np.zeros((2, 2), np.int64))
+        envs.step(torch.zeros(2, 2, dtype=torch.int64))
 
 
 FAULTY_PARTS = {
@@ -132,7 +129,7 @@ def test_faults_of_parts(fault: str) -> None:
     part, value, message = FAULTY_PARTS[fault]
     envs = make(lambda: FaultyStructure(part, value), num_envs=1)
     envs.reset()
-    action = np.array([[0, 0, 0, 0, 0]], np.float32)
+    action = torch.zeros(1, 5)
     for _ in range(2):
         envs.step(action)
     with pytest.raises(EnvError, match=rf"mine: environment 0, step\(\) at step 3: returned an observation.*{message}"):

@@ -9,24 +9,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from phasicrl.envs.gymnasium import made_by_id
 from phasicrl.envs.protocol import EnvError
 from phasicrl.spaces import ObservationLayout
+from tests.envs.acting import NEVER, PARALLEL, Parallel, draw_action, make
 from tests.envs.counting import (
-    NEVER,
-    PARALLEL,
     Counting,
     CountingInFloat32,
     FromFive,
     MaskedByMethod,
     MaskedInObservation,
     MaskedNumbers,
-    Parallel,
     Spaces,
     Structured,
-    draw_action,
-    make,
 )
 
 
@@ -36,8 +33,8 @@ def test_known_episodes_come_out_whole(parallel: Parallel, kind: type[Counting])
     """Every step of every episode of `Counting` is there once, with the right flags, ends and last observations."""
     envs = make(kind, parallel)
     obs = envs.reset()
-    assert obs.dtype == np.float32
-    ids, episode, clock = obs[:, 0].copy(), np.zeros(3, int), np.zeros(3, int)
+    assert obs.dtype == torch.float32
+    ids, episode, clock = obs[:, 0].numpy().copy(), np.zeros(3, int), np.zeros(3, int)
     np.testing.assert_array_equal(obs[:, 1:], 0)
     for _ in range(40):
         step = envs.step(NEVER)
@@ -48,7 +45,8 @@ def test_known_episodes_come_out_whole(parallel: Parallel, kind: type[Counting])
         np.testing.assert_array_equal(step.terminated, terminated)
         np.testing.assert_array_equal(step.truncated, done & ~terminated)
         if done.any():
-            np.testing.assert_array_equal(step.final_obs, np.stack([ids, episode, clock], axis=1)[done])
+            assert step.final_obs is not None
+            np.testing.assert_array_equal(step.final_obs[done], np.stack([ids, episode, clock], axis=1)[done])
         else:
             assert step.final_obs is None
         episode += done
@@ -74,7 +72,7 @@ def test_actions_are_counted_from_zero() -> None:
     envs = make(FromFive)
     assert envs.action_space == gym.spaces.Discrete(3, start=5)
     envs.reset()
-    np.testing.assert_array_equal(envs.step(np.array([0, 1, 2])).reward, [5, 6, 7])
+    np.testing.assert_array_equal(envs.step(torch.arange(3)).reward, [5, 6, 7])
     envs.close()
 
 
@@ -84,8 +82,8 @@ def test_all_kinds_of_spaces_at_once(parallel: Parallel) -> None:
     envs = make(Structured, parallel)
     layout = ObservationLayout(envs.observation_space)
 
-    def check(obs: np.ndarray, ids: np.ndarray, episode: np.ndarray, clock: np.ndarray) -> None:
-        read = layout.unpack(torch.from_numpy(obs))
+    def check(obs: Tensor, ids: np.ndarray, episode: np.ndarray, clock: np.ndarray) -> None:
+        read = layout.unpack(obs)
         np.testing.assert_array_equal(read["counts"], np.stack([ids, episode, clock], axis=1))
         np.testing.assert_array_equal(read["picture"], np.broadcast_to(clock[:, None, None, None], (len(obs), 4, 5, 3)))
         stage, flags = read["more"]
@@ -93,20 +91,20 @@ def test_all_kinds_of_spaces_at_once(parallel: Parallel) -> None:
         np.testing.assert_array_equal(flags @ torch.tensor([1, 2, 4], dtype=torch.uint8), clock)
 
     obs = envs.reset()
-    ids, episode, clock = layout.unpack(torch.from_numpy(obs))["counts"][:, 0].numpy(), np.zeros(3, int), np.zeros(3, int)
+    ids, episode, clock = layout.unpack(obs)["counts"][:, 0].numpy(), np.zeros(3, int), np.zeros(3, int)
     rng = np.random.default_rng(1)
     for _ in range(20):
         check(obs, ids, episode, clock)
         action = draw_action(envs, rng)
         step = envs.step(action)
-        expected = (action.astype(float) + np.array([1, 0, 5, 0, 0])) @ [1, 10, 100, 1000, 10000]
+        expected = (action.double().numpy() + np.array([1, 0, 5, 0, 0])) @ [1, 10, 100, 1000, 10000]
         np.testing.assert_allclose(step.reward, expected, rtol=1e-6)
         clock += 1
-        done = step.terminated | step.truncated
+        done = (step.terminated | step.truncated).numpy()
         np.testing.assert_array_equal(done, clock == 2 + (ids + episode) % 3)
         if done.any():
             assert step.final_obs is not None
-            check(step.final_obs, ids[done], episode[done], clock[done])
+            check(step.final_obs[done], ids[done], episode[done], clock[done])
         episode += done
         clock[done] = 0
         obs = step.obs
@@ -132,8 +130,9 @@ def test_observations_of_one_number(parallel: Parallel, space: gym.Space[Any]) -
     for _ in range(4):
         step = envs.step(NEVER)
         if step.final_obs is not None:
-            assert step.final_obs.dtype == step.obs.dtype == layout.dtype
-            np.testing.assert_array_equal(step.final_obs.reshape(-1), first + step.reward[step.terminated | step.truncated])
+            done = step.terminated | step.truncated
+            assert step.final_obs.dtype == step.obs.dtype and step.final_obs.shape == step.obs.shape
+            np.testing.assert_array_equal(step.final_obs[done].reshape(-1), first + step.reward[done])
     envs.close()
 
 

@@ -15,14 +15,8 @@ import numpy as np
 import pytest
 
 from phasicrl.envs.protocol import EnvError
-from tests.envs.counting import (
-    NEVER,
-    Counting,
-    Faulty,
-    Structured,
-    draw_action,
-    make,
-)
+from tests.envs.acting import NEVER, draw_action, make
+from tests.envs.counting import Counting, Faulty, Structured
 
 
 def test_processes_do_not_wait_for_torch() -> None:
@@ -32,7 +26,7 @@ def test_processes_do_not_wait_for_torch() -> None:
 
     envs = make(HasTorch, "processes", num_envs=1)
     envs.reset()
-    assert envs.step(draw_action(envs, np.random.default_rng(1))).reward == [0.0]
+    assert envs.step(draw_action(envs, np.random.default_rng(1))).reward.tolist() == [0.0]
     envs.close()
 
 
@@ -52,7 +46,7 @@ def test_a_process_that_hangs_is_named_after_the_deadline() -> None:
     envs.reset()
     envs.step(NEVER[:2])
     envs.step(NEVER[:2])
-    processes = envs._vector.processes  # type: ignore[union-attr]
+    processes = envs.backend._vector.processes  # type: ignore[attr-defined]
     with pytest.raises(EnvError, match=r"environment 0 has not finished step\(\) within 0.5 s"):
         envs.step(NEVER[:2])
     assert not any(process.is_alive() for process in processes)
@@ -93,7 +87,7 @@ def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
 def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phasicrl.envs.processes.usable_cores", lambda: {max(os.sched_getaffinity(0))})
     envs = make(Counting, "processes", num_envs=1)
-    assert os.sched_getaffinity(envs._vector.processes[0].pid) == {max(os.sched_getaffinity(0))}  # type: ignore[union-attr]
+    assert os.sched_getaffinity(envs.backend._vector.processes[0].pid) == {max(os.sched_getaffinity(0))}  # type: ignore[attr-defined]
     envs.close()
 
 
@@ -101,7 +95,7 @@ def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_t
 def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     envs = make(Counting, "processes", num_envs=1)
     envs.reset()
-    process = envs._vector.processes[0]  # type: ignore[union-attr]
+    process = envs.backend._vector.processes[0]  # type: ignore[attr-defined]
     assert process.pid is not None
     os.kill(process.pid, sent)
     envs.step(NEVER[:1])

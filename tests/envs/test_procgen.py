@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from phasicrl.config import PROCGEN_FIELDS, EnvConfig
 from phasicrl.envs.make import make_envs
@@ -48,7 +49,7 @@ def test_every_setting_of_procgen_reaches_the_game() -> None:
     for num_levels, start_level in ((7, 3), (0, 0)):
         envs = make_envs(EnvConfig(id="leaper", num_envs=16, num_levels=num_levels, start_level=start_level), seed=1)
         envs.reset()
-        seeds.append(envs.step(np.zeros(16, np.int64)).info["level_seed"])
+        seeds.append(envs.step(torch.zeros(16, dtype=torch.int64)).info["level_seed"].numpy())
         envs.close()
     assert set(seeds[0]) <= set(range(3, 10)) and len(set(seeds[0])) > 3
     assert seeds[1].max() > 10_000
@@ -63,7 +64,7 @@ def test_pictures_change_with_the_settings(field: str) -> None:
     for value in (False, True):
         envs = make_envs(EnvConfig(id="coinrun", num_envs=8, num_threads=2, num_levels=50, **{field: value}), seed=1)  # type: ignore[arg-type]
         envs.reset()
-        pictures.append([envs.step(np.full(8, 7)).obs for _ in range(6)][-1])
+        pictures.append([envs.step(torch.full((8,), 7)).obs for _ in range(6)][-1])
         envs.close()
     assert not np.array_equal(*pictures)
 

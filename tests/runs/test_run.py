@@ -120,6 +120,17 @@ def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_
             assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_actions_of_a_run_from_another_kind_of_device_are_drawn_from_a_seed_of_their_own(tmp_path: Path) -> None:
+    """A GPU's generator has a state of another size, which this one cannot take."""
+    with start_run(tiny(tmp_path), make_env=corridor) as run:
+        before = run.generators["action"].get_state()
+        state: dict[str, Any] = run.state_dict() | {"env_steps": 64}
+        state["generators"]["action"] = torch.zeros(16, dtype=torch.uint8)
+        run.load_state_dict(state, {})
+        assert run.generators["action"].initial_seed() == run_module.derive_seed(3, "action", 64)
+        assert not torch.equal(run.generators["action"].get_state(), before)
+
+
 def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     run = resume(stopped_after(4, config), make_env=corridor)
@@ -136,8 +147,7 @@ def move_episodes(old: Run, new: Run) -> None:
     new.envs = new.collector.envs = copy.deepcopy(old.envs)
     for name in ("_obs", "_first", "_state"):
         setattr(new.collector, name, getattr(old.collector, name).clone())
-    for name in ("_return", "_length"):
-        setattr(new.collector.episodes, name, getattr(old.collector.episodes, name).copy())
+    new.collector.episodes._under_way = old.collector.episodes._under_way.copy()
 
 
 KEYS_AND_NUMBERS = partial(Echo, BOTH, masked=True)

@@ -25,22 +25,21 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import SyncVectorEnv
 
 from phasicrl.config import OptionValue
+from phasicrl.envs.bridge import NumpyStep
 from phasicrl.envs.guard import GuardedEnv
 from phasicrl.envs.interface import MASK, MakeEnv, probe
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.processes import RESET_SECONDS, STEP_SECONDS, ProcessVectorEnv, refuse_unsendable
-from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
-from phasicrl.spaces import ActionLayout, choices, env_seeds
+from phasicrl.envs.protocol import EnvError
+from phasicrl.spaces import choices, env_seeds
 
 
 class GymnasiumEnv:
-    """B Gymnasium environments of one kind; a `VectorEnv`.
+    """B Gymnasium environments of one kind; a `NumpyEnv`.
 
     Observations are packed and actions unpacked beside each environment, by `GuardedEnv`: between them and the trainer there are plain
     arrays only, whatever the spaces are.
     """
-
-    exact_state: ExactState = "none"
 
     def __init__(
         self,
@@ -69,10 +68,8 @@ class GymnasiumEnv:
         self.name, self.num_envs = name, num_envs
         interface = replace(probe(name, make_env), reads_masks=action_masks)
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
-        self._actions = ActionLayout(self.action_space)
         self.has_masks = interface.mask_source is not None
         self.mask_size = sum(choices(self.action_space)) if self.has_masks and action_masks else 0
-        self.action_mask: np.ndarray | None = None
         if parallel == "processes":
             refuse_unsendable(name, make_env)
         makers = [functools.partial(GuardedEnv, make_env, name, index, interface) for index in range(num_envs)]
@@ -84,37 +81,26 @@ class GymnasiumEnv:
         )
         if self._vector.metadata.get("autoreset_mode") != mode:
             raise EnvError(f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; install a tested version")
-        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))  # None once they were given, by the first reset
+        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))  # None once they were given
 
-    def reset(self) -> np.ndarray:
-        """Start every environment anew and return the first observations `[B, …]`; seeds are given the first time only."""
-        self._refuse_closed("reset")
+    def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Start every environment anew; seeds are given the first time only."""
         obs, info = self._vector.reset(seed=self._seeds)
-        self._raise_fault(info)
-        if isinstance(self._vector, SyncVectorEnv) and len({id(guard.unwrapped) for guard in self._vector.envs}) < self.num_envs:
-            self.close()
-            raise ValueError(f"{self.name}: make_env returned the same environment twice; make a new one in it at each call")
         self._seeds = None
-        self.action_mask = self._mask(info)
-        return obs
+        _raise_fault(info)
+        if isinstance(self._vector, SyncVectorEnv) and len({id(guard.unwrapped) for guard in self._vector.envs}) < self.num_envs:
+            raise ValueError(f"{self.name}: make_env returned the same environment twice; make a new one in it at each call")
+        return obs, self._mask(info)
 
-    def step(self, action: np.ndarray) -> TimeStep:
+    def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; those whose episode ended have been reset already."""
-        self._refuse_closed("step")
-        if self._seeds is not None:
-            raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
-        self._actions.check(self.name, action, self.num_envs, action_mask=self.action_mask)
         obs, reward, terminated, truncated, info = self._vector.step(action)
-        self._raise_fault(info)
-        self.action_mask = self._mask(info)
-        done = terminated | truncated
-        return TimeStep(
-            obs=obs,
-            reward=reward.astype(np.float32),
-            terminated=terminated,
-            truncated=truncated & ~terminated,
-            final_obs=np.stack(info["final_obs"][done]) if done.any() else None,
-        )
+        _raise_fault(info)
+        done, final_obs = terminated | truncated, None
+        if done.any():
+            final_obs = obs.copy()
+            final_obs[done] = np.stack(info["final_obs"][done]).reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
+        return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), {})
 
     def close(self) -> None:
         """End the environments and their processes; calling it twice is harmless."""
@@ -127,20 +113,16 @@ class GymnasiumEnv:
         assert info[f"_{MASK}"].all(), f"{self.name}: guards {np.flatnonzero(~info[f'_{MASK}'])} gave no mask"
         return info[MASK]
 
-    def _refuse_closed(self, call: str) -> None:
-        if self._vector.closed:
-            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
 
-    def _raise_fault(self, info: dict[str, Any]) -> None:
-        """Turn what a guard reported into an error, and close everything: an environment that failed once is in no known state."""
-        if "fault" not in info:
-            return
-        index = int(np.argmax(info["_fault"]))
-        error = EnvError(info["fault"][index])
-        if info["traceback"][index]:
-            error.add_note(f"The environment's own traceback:\n{info['traceback'][index]}")
-        self.close()
-        raise error
+def _raise_fault(info: dict[str, Any]) -> None:
+    """Turn what a guard reported into an error."""
+    if "fault" not in info:
+        return
+    index = int(np.argmax(info["_fault"]))
+    error = EnvError(info["fault"][index])
+    if info["traceback"][index]:
+        error.add_note(f"The environment's own traceback:\n{info['traceback'][index]}")
+    raise error
 
 
 def made_by_id(name: str, options: Mapping[str, OptionValue] | None = None) -> MakeEnv:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 
 from phasicrl.config import EnvConfig, Options, Task, nearest_name, refuse_idle_env
+from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, task_families, task_options, task_spaces
 from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
 from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
@@ -79,18 +80,19 @@ def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: Callab
     quick = task_families()[task_id] in ("envpool.classic_control", "envpool.toy_text")
     num_threads = min(config.num_threads or (1 if quick else num_cores()), num_envs)
     try:
-        return EnvPoolEnv(
+        pool = EnvPoolEnv(
             task_id, num_envs=num_envs, seed=seed, num_threads=num_threads, pin_threads=config.pin_threads, options=options, name=env_id
         )
     except (RuntimeError, TypeError) as error:  # EnvPool's word for a value that it cannot use
         if not config.options:
             raise
         raise ValueError(f"{env_id}: EnvPool does not take env.options {dict(config.options)}: {str(error).splitlines()[0]}") from error
+    return Bridge(pool)
 
 
 def _gymnasium(
     make_env: Callable[[], gym.Env[Any, Any]], config: EnvConfig, task: Task, *, num_envs: int, seed: int
-) -> GymnasiumEnv:  # fmt: skip
+) -> VectorEnv:  # fmt: skip
     """Environments of Gymnasium's, as `config` wants them."""
     refuse_idle_env(config, task)
     envs = GymnasiumEnv(
@@ -101,7 +103,7 @@ def _gymnasium(
     except ValueError:
         envs.close()
         raise
-    return envs
+    return Bridge(envs)
 
 
 def for_evaluation(config: EnvConfig) -> EnvConfig:

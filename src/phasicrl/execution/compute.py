@@ -14,7 +14,6 @@ from itertools import chain, islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
@@ -244,10 +243,11 @@ class Compute:
             piece = samples.take(slice(start, start + size))
             yield piece, len(piece) / len(samples)
 
-    def upload(self, values: np.ndarray | Tensor) -> Tensor:
-        """Values from the environments where the agent is: the same memory on a CPU; a GPU fetches them while the CPU goes on."""
-        tensor = torch.from_numpy(np.ascontiguousarray(values)) if isinstance(values, np.ndarray) else values
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor.to(self.device)
+    def upload(self, values: Tensor) -> Tensor:
+        """Values from the environments where the agent is: as they are if they are there; a GPU fetches them while the CPU goes on."""
+        if values.device.type == "cpu" and self.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.device, non_blocking=True)
 
     def per_segment(self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: str = "policy") -> Tensor:
         """`[S, L, …]`: a function of a module's, asked in the phase's precision and in pieces that fit the caches; needs no gradient."""

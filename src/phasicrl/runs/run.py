@@ -24,21 +24,21 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor
 from torch.optim import Adam
 
-from phasicrl.host import provenance
-from phasicrl.runs.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
 from phasicrl.collect import Collector
-from phasicrl.execution.compute import Compute, diverged
 from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
-from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
+from phasicrl.execution.compute import Compute, diverged
+from phasicrl.host import provenance
 from phasicrl.host.machine import free_memory, num_cores, package_version, processor
-from phasicrl.runs.metrics import MetricsLog, read_metrics
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.normalize import RewardNormalizer
 from phasicrl.objectives import adapted_kl_coef, adapted_learning_rate
 from phasicrl.phases import Record, compute_targets, revalue
 from phasicrl.rollout import PhaseBuffer, PolicySamples, Rollout
+from phasicrl.runs.checkpoint import CheckpointError, Chunks, checkpoints, flush, load_checkpoint, save_checkpoint
+from phasicrl.runs.metrics import MetricsLog, read_metrics
 from phasicrl.spaces import ActionLayout, ObservationLayout, is_picture, leaves
 
 PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
@@ -79,7 +79,9 @@ class Run:
         compute.say = log.message
         for remark in compute.remarks:
             log.message(remark)
-        self.generators = {purpose: Generator().manual_seed(derive_seed(config.seed, purpose)) for purpose in ("action", "shuffle")}
+        self.generators = {"action": Generator(compute.device), "shuffle": Generator()}
+        for purpose, generator in self.generators.items():
+            generator.manual_seed(derive_seed(config.seed, purpose))
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer = _make_reward_normalizer(config, compute.device)
         self.buffer = _make_buffer(config, envs, agent, compute.device)
@@ -250,7 +252,10 @@ class Run:
         if self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         for name, generator in self.generators.items():
-            generator.set_state(state["generators"][name])
+            if len(state["generators"][name]) == len(generator.get_state()):
+                generator.set_state(state["generators"][name])
+            else:  # of another kind of device
+                generator.manual_seed(derive_seed(self.config.seed, name, state["env_steps"]))
         self.collector.episodes.load_state_dict(state["episodes"])
         self.kl_penalty, self.rate_factor = state["kl_penalty"], state["rate_factor"]
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
@@ -449,6 +454,7 @@ def _build_run(
         objects = {"environment": make_env, "encoder": make_encoder, "mask": mask_actions}
         own = tuple(what for what, given in objects.items() if given is not None)
         run = Run(config, directory, envs, agent, compute, log, own=own)
+        run.collector.start()
     except BaseException:
         envs.close()
         if log is not None:
