@@ -14,6 +14,7 @@ import gymnasium as gym
 from torch import Tensor
 
 from phasicrl.config import Config
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import MaskFunction
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import Record, auxiliary_phase, policy_phase
@@ -71,6 +72,7 @@ def train(
     config: Config,
     *,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     on_iteration: Callable[[Run, Record], None] | None = None,
@@ -80,6 +82,9 @@ def train(
     Args:
         config: every knob; `phasicrl.presets.get_preset(name)` has the named ones.
         make_env: makes one of your own Gymnasium environments, in place of `config.env.id`.
+        make_vector_env: makes a vector environment of your own, with Gymnasium's `VectorEnv` interface, in place of
+            `config.env.id`; it is given the number of environments. Each of its autoreset modes will do; `NEXT_STEP` and
+            `DISABLED` need `reset(options={"reset_mask": …})` to reset the chosen environments alone.
         make_encoder: makes your own network, in place of `config.model.encoder`.
         mask_actions: from observations `[B, …]` and the environments' own masks to the masks that hold at the start of training, for
             `config.env.heuristic_mask_steps` steps.
@@ -92,7 +97,7 @@ def train(
         ValueError: a configuration that cannot work here; nothing was started.
         EnvError: an environment failed.
     """
-    with start_run(config, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions) as run:
+    with start_run(config, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions) as run:
         learn(run, on_iteration)
         run.finish()
     return run
@@ -102,6 +107,7 @@ def resume(
     run_dir: Path | str,
     *,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     on_iteration: Callable[[Run, Record], None] | None = None,
@@ -111,7 +117,9 @@ def resume(
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
     """
-    with resume_run(Path(run_dir), make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions) as run:
+    with resume_run(
+        Path(run_dir), make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions
+    ) as run:
         learn(run, on_iteration)
         run.finish()
     return run

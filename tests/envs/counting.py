@@ -50,6 +50,17 @@ class Counting(gym.Env[np.ndarray, Any]):
         return self._buffer
 
 
+class PlainCounting(Counting):
+    """The same in arrays of its own and with nothing in `info`: Gymnasium's vector environments keep the one and send the other."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return super().reset(seed=seed, options=options)[0].copy(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs.copy(), reward, terminated, truncated, {}
+
+
 class CountingInFloat32(Counting):
     """The same in the trainer's dtype, so that no conversion copies the buffer by chance."""
 
@@ -146,6 +157,16 @@ class MaskedInInfo(Masked):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(0)
         return obs, reward, terminated, truncated, info if self._is_last() else {**info, "action_mask": self._mask()}
+
+
+class MaskedInFlatInfo(MaskedInInfo):
+    """The same in one array, which vector environments can stack, and with observations in arrays of their own."""
+
+    def _observe(self) -> np.ndarray:
+        return super()._observe().copy()
+
+    def _mask(self) -> Any:
+        return np.concatenate(super()._mask())
 
 
 class Faulty(gym.Env[np.ndarray, Any]):

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 from phasicrl.config import EnvConfig
@@ -20,7 +21,7 @@ from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
 from phasicrl.envs.wrappers import HeuristicMask
 from phasicrl.spaces import ActionLayout, ObservationLayout, choices, find_blocked
 from tests.envs.acting import draw_action
-from tests.envs.counting import Counting, MaskedByMethod, MaskedInInfo, MaskedInObservation, Structured
+from tests.envs.counting import Counting, MaskedByMethod, MaskedInFlatInfo, MaskedInInfo, MaskedInObservation, PlainCounting, Structured
 
 B = 3
 CASES: dict[str, tuple[EnvConfig, Callable[[], gym.Env[Any, Any]] | None]] = {
@@ -49,7 +50,21 @@ ALIKE_AT_FIRST = ("envpool atari",)
 """All episodes begin with the same observation."""
 
 
+OWN_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], dict[str, Any]]] = {
+    "vector, same step": (PlainCounting, {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False}),
+    "vector, next step": (Counting, {"autoreset_mode": AutoresetMode.NEXT_STEP, "copy": False}),
+    "vector, disabled, structured": (Structured, {"autoreset_mode": AutoresetMode.DISABLED}),
+    "vector, same step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.SAME_STEP}),
+    "vector, next step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.NEXT_STEP}),
+}
+"""Vector environments of a user's own."""
+
+
 def make(case: str, seed: int = 1) -> VectorEnv:
+    if case in OWN_VECTOR:
+        kind, how = OWN_VECTOR[case]
+        config = EnvConfig(id="mine", num_envs=B)
+        return make_envs(config, seed=seed, make_vector_env=lambda num_envs: SyncVectorEnv([kind] * num_envs, **how))
     config, make_env = CASES[case]
     if (config.id.startswith(("procgen", "envpool"))) and importlib.util.find_spec("envpool") is None:
         pytest.skip("EnvPool is not installed")
@@ -94,7 +109,7 @@ def play(env: VectorEnv, num_steps: int) -> Played:
     return played
 
 
-@pytest.fixture(params=list(CASES), scope="module")
+@pytest.fixture(params=[*CASES, *OWN_VECTOR], scope="module")
 def case(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -70,18 +70,22 @@ def probe(name: str, make_env: MakeEnv) -> Interface:
 
 def interface_of(name: str, env: gym.Env[Any, Any]) -> Interface:
     """The interface of an environment as far as it is known without a reset."""
-    space, actions = (getattr(env, kind, None) for kind in ("observation_space", "action_space"))
+    interface = interface_of_spaces(name, getattr(env, "observation_space", None), getattr(env, "action_space", None))
+    if interface.mask_source is None and choices(interface.action_space) and env.has_wrapper_attr(MASK_METHOD):
+        return replace(interface, mask_source="method")
+    return interface
+
+
+def interface_of_spaces(name: str, space: Any, actions: Any) -> Interface:
+    """What the spaces alone say of an interface."""
     if not isinstance(space, gym.Space) or not isinstance(actions, gym.Space):
         raise ValueError(
             f"{name}: observation_space is {describe(space)} and action_space {describe(actions)}; Gymnasium spaces were expected"
         )
     source: MaskSource | None = None
-    if choices(actions):  # there is nothing to mask in numbers
-        if isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
-            source = "observation"
-            space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
-        elif env.has_wrapper_attr(MASK_METHOD):
-            source = "method"
+    if choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:  # there is nothing to mask in numbers
+        source = "observation"
+        space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
     return Interface(as_float32(space), actions, source)
 
 

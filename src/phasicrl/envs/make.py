@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -14,8 +14,10 @@ from phasicrl.config import EnvConfig, Options, Task, nearest_name, refuse_idle_
 from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, task_families, task_options, task_spaces
 from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
+from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv, OwnVectorEnv
 from phasicrl.envs.wrappers import PartialObservation
 from phasicrl.host.machine import num_cores
 from phasicrl.spaces import check_spaces
@@ -39,8 +41,13 @@ class EnvListing:
 
 
 def make_envs(
-    config: EnvConfig, *, seed: int, num_envs: int | None = None, make_env: Callable[[], gym.Env[Any, Any]] | None = None
-) -> VectorEnv:  # fmt: skip
+    config: EnvConfig,
+    *,
+    seed: int,
+    num_envs: int | None = None,
+    make_env: MakeEnv | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
+) -> VectorEnv:
     """Make the environments that `config` describes.
 
     Args:
@@ -48,12 +55,19 @@ def make_envs(
         seed: everything random in them follows from it; each environment gets a seed of its own.
         num_envs: how many, if not `config.num_envs` (one rank's share, or an evaluation's).
         make_env: makes one of your own environments (a Gymnasium `Env`); `config.id` then only names it.
+        make_vector_env: makes a vector environment of your own (Gymnasium's `VectorEnv` interface), given the number of environments.
 
     Raises:
         ValueError: an unknown id, a field that the back end does not understand, or spaces that are not supported.
         ImportError: the back end is not installed; the message names the extra.
     """
-    envs = _make_whole(config, seed=seed, num_envs=config.num_envs if num_envs is None else num_envs, make_env=make_env)
+    num_envs = config.num_envs if num_envs is None else num_envs
+    if make_vector_env is None:
+        envs = _make_whole(config, seed=seed, num_envs=num_envs, make_env=make_env)
+    elif make_env is None:
+        envs = _own_vector(make_vector_env, config, num_envs=num_envs, seed=seed)
+    else:
+        raise ValueError("make_env and make_vector_env were both given; give one of them")
     if config.observe is None:
         return envs
     try:
@@ -63,7 +77,7 @@ def make_envs(
         raise
 
 
-def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: Callable[[], gym.Env[Any, Any]] | None) -> VectorEnv:
+def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: MakeEnv | None) -> VectorEnv:
     """The environments with everything there is to see."""
     if make_env is not None:
         return _gymnasium(make_env, config, Task(name=config.id, backend="own"), num_envs=num_envs, seed=seed)
@@ -90,14 +104,25 @@ def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: Callab
     return Bridge(pool)
 
 
-def _gymnasium(
-    make_env: Callable[[], gym.Env[Any, Any]], config: EnvConfig, task: Task, *, num_envs: int, seed: int
-) -> VectorEnv:  # fmt: skip
+def _own_vector(make_vector_env: MakeVectorEnv, config: EnvConfig, *, num_envs: int, seed: int) -> VectorEnv:
+    """A vector environment of a user's own."""
+    task = Task(name=config.id, backend="vector")
+    refuse_idle_env(config, task)
+    envs = OwnVectorEnv(make_vector_env, num_envs=num_envs, seed=seed, name=task.name, action_masks=config.action_masks)
+    return _checked(envs, config, task)
+
+
+def _gymnasium(make_env: MakeEnv, config: EnvConfig, task: Task, *, num_envs: int, seed: int) -> VectorEnv:
     """Environments of Gymnasium's, as `config` wants them."""
     refuse_idle_env(config, task)
     envs = GymnasiumEnv(
         make_env, num_envs=num_envs, seed=seed, name=task.name, parallel=config.parallel, action_masks=config.action_masks
     )  # fmt: skip
+    return _checked(envs, config, task)
+
+
+def _checked(envs: GymnasiumEnv | OwnVectorEnv, config: EnvConfig, task: Task) -> VectorEnv:
+    """The environments, unless the configuration has a knob about masks and they have none."""
     try:
         refuse_idle_env(config, replace(task, has_masks=envs.has_masks))
     except ValueError:

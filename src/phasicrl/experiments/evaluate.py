@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 from phasicrl.config import Config, EnvConfig
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.heads import Policy
@@ -118,6 +119,7 @@ def evaluate(
     levels: Levels = "unseen",
     seed: int = 0,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     steps_file: Path | None = None,
 ) -> list[Evaluation]:
@@ -133,6 +135,7 @@ def evaluate(
         levels: Procgen agents that trained on some levels play the full distribution (`unseen`, the benchmark's protocol), or those (`train`).
         seed: another seed, other episodes.
         make_env: what training was given, for runs on an environment of your own.
+        make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
         steps_file: gets every step as a row of CSV (`StepTable`).
 
@@ -141,12 +144,14 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
-    config = load_config(Path(run_dir), own_env=make_env is not None, own_encoder=make_encoder is not None)
+    config = load_config(Path(run_dir), own_env=bool(make_env or make_vector_env), own_encoder=make_encoder is not None)
     results: list[Evaluation] = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else StepTable(file)
         for policy in policies:
-            envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env)
+            envs = make_evaluation_envs(
+                config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env, make_vector_env=make_vector_env
+            )
             try:
                 agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
                 results.append(play(agent, envs, episodes=episodes, policy=policy, generator=Generator().manual_seed(seed), table=table))
@@ -156,13 +161,19 @@ def evaluate(
 
 
 def make_evaluation_envs(
-    config: Config, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None = None
+    config: Config,
+    *,
+    num_envs: int,
+    levels: Levels,
+    seed: int,
+    make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
 ) -> VectorEnv:
     """Environments like the run's, of whole games and with seeds that training never uses."""
     env: EnvConfig = dataclasses.replace(for_evaluation(config.env), num_envs=num_envs)
     if levels == "unseen":
         env = dataclasses.replace(env, num_levels=0, start_level=0)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env, make_vector_env=make_vector_env)
 
 
 def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:

@@ -28,6 +28,7 @@ from phasicrl.collect import Collector
 from phasicrl.config import Config, Task, refuse_idle, refuse_unasked_import
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compute import Compute, diverged
 from phasicrl.host import provenance
@@ -338,6 +339,7 @@ def start_run(
     config: Config,
     *,
     make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
 ) -> Run:
@@ -346,13 +348,14 @@ def start_run(
     Raises:
         ValueError: a configuration that cannot work here; nothing was started and no directory made.
     """
-    return _build_run(config, None, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=0)
+    return _build_run(config, None, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=0)
 
 
 def resume_run(
     directory: Path,
     *,
     make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
 ) -> Run:
@@ -363,14 +366,17 @@ def resume_run(
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
     """
-    config = load_config(directory, own_env=make_env is not None, own_encoder=make_encoder is not None)
+    config = load_config(directory, own_env=bool(make_env or make_vector_env), own_encoder=make_encoder is not None)
     if not checkpoints(directory / "checkpoints"):
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
     state, chunks, rejected = load_checkpoint(directory / "checkpoints")
     env_steps = state["env_steps"]
     if "mask" in _own(directory) and mask_actions is None:
         raise ValueError(f"{directory} was trained with a mask of its user's own; call this from Python with mask_actions=…")
-    run = _build_run(config, directory, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=env_steps)
+    run = _build_run(
+        config, directory, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder,
+        mask_actions=mask_actions, env_steps=env_steps,
+    )  # fmt: skip
     try:
         run.load_state_dict(state, chunks)
     except (RuntimeError, ValueError, KeyError) as error:
@@ -391,7 +397,7 @@ def load_config(directory: Path, *, own_env: bool, own_encoder: bool) -> Config:
     path = directory / "config.json"
     if not path.is_file():
         raise ValueError(f"{directory} is not a run directory: it has no config.json")
-    for what, argument, given in (("environment", "make_env", own_env), ("encoder", "make_encoder", own_encoder)):
+    for what, argument, given in (("environment", "make_env=… or make_vector_env", own_env), ("encoder", "make_encoder", own_encoder)):
         if what in _own(directory) and not given:
             raise ValueError(f"{directory} was trained with an {what} of its user's own; call this from Python with {argument}=…")
     try:
@@ -421,12 +427,13 @@ def _build_run(
     directory: Path | None,
     *,
     make_env: EnvFactory | None,
+    make_vector_env: MakeVectorEnv | None,
     make_encoder: EncoderFactory | None,
     mask_actions: MaskFunction | None,
     env_steps: int,
 ) -> Run:
     """Everything a run needs, in an order in which nothing is made before what could refuse it."""
-    envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env)
+    envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env, make_vector_env=make_vector_env)
     made, log = None, None
     try:
         refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
@@ -451,7 +458,7 @@ def _build_run(
             directory = made = _make_directory(config)
             (directory / "config.json").write_text(config.to_json() + "\n")
         log = MetricsLog(directory, config, resumed_at=env_steps if resumed else None)
-        objects = {"environment": make_env, "encoder": make_encoder, "mask": mask_actions}
+        objects = {"environment": make_env or make_vector_env, "encoder": make_encoder, "mask": mask_actions}
         own = tuple(what for what, given in objects.items() if given is not None)
         run = Run(config, directory, envs, agent, compute, log, own=own)
         run.collector.start()
