@@ -12,7 +12,7 @@ from phasicrl.models.agent import Agent
 from phasicrl.rollout import Rollout
 
 Truncation = tuple[int, Tensor, Tensor, Tensor]
-"""Episodes that were cut in one step: its number t, their environments `[D]`, their final observations, and the memory's states after it."""
+"""Truncated episodes of a step: its number, their environments, final observations, memory states."""
 
 
 class Collector:
@@ -39,7 +39,7 @@ class Collector:
         self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_parameters))
 
     def start(self) -> None:
-        """Reset the environments; the first rollout begins with their first observations and an empty memory."""
+        """Reset the environments, and begin with an empty memory."""
         self._obs = self.compute.upload(self.envs.reset())
         self._first = torch.ones(self.envs.num_envs, dtype=torch.bool, device=self.compute.device)
         self._state = self.agent.initial_state(self.envs.num_envs)
@@ -130,7 +130,7 @@ class Collector:
         return action[:, 0], self.agent.policy_head.env_action(action[:, 0]), log_prob[:, 0], state, *values
 
     def _truncations(self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]) -> list[Truncation]:
-        """Pick the episodes that were cut, `[T, B]`, out of the final observations and memory states `[B, …]` of some steps.
+        """The truncated episodes, `[T, B]`, with their rows of what was kept of each step in `finals`.
 
         After the rollout, so that the environments' device is waited for once and not at every step.
         """

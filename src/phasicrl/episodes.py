@@ -1,4 +1,4 @@
-"""Returns and lengths of finished episodes, in the environment's own reward. Kind: state (sums of episodes under way)."""
+"""Returns and lengths of episodes, in the environment's own reward. Kind: state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class EpisodeStatistics:
-    """What a run says of its episodes. It is told of whole rollouts, so that a device is read once for each.
+    """What a run says of its episodes; it is told of whole rollouts, to read a device once for each.
 
     Args:
         num_envs: B.
@@ -46,7 +46,7 @@ class EpisodeStatistics:
             self._completed += (info["level_complete"][ended] != 0).tolist()
 
     def report(self) -> dict[str, float]:
-        """Means over the episodes finished since the last report; nothing is said of what did not happen."""
+        """Means over the episodes finished since the last report."""
         record: dict[str, float] = {"charts/num_episodes": len(self._finished)}
         if self._finished:
             returns, lengths = zip(*self._finished, strict=True)
@@ -68,7 +68,7 @@ class EpisodeStatistics:
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
     def state_dict(self) -> dict[str, list[float] | list[int]]:
-        """What a resumed run needs; episodes under way are not part of it, because its environments start new ones."""
+        """What a resumed run needs; its environments start new episodes."""
         return {"recent": list(self._recent), "levels": sorted(self._levels)}
 
     def load_state_dict(self, state: dict[str, list[float] | list[int]]) -> None:

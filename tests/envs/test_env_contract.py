@@ -21,7 +21,16 @@ from phasicrl.envs.protocol import EnvError, TimeStep, VectorEnv
 from phasicrl.envs.wrappers import HeuristicMask
 from phasicrl.spaces import ActionLayout, ObservationLayout, choices, find_blocked
 from tests.envs.acting import draw_action
-from tests.envs.counting import Counting, MaskedByMethod, MaskedInFlatInfo, MaskedInInfo, MaskedInObservation, PlainCounting, Structured
+from tests.envs.counting import (
+    Counting,
+    CountingInFloat32,
+    MaskedByMethod,
+    MaskedInFlatInfo,
+    MaskedInInfo,
+    MaskedInObservation,
+    PlainCounting,
+    Structured,
+)
 
 B = 3
 CASES: dict[str, tuple[EnvConfig, Callable[[], gym.Env[Any, Any]] | None]] = {
@@ -52,7 +61,7 @@ ALIKE_AT_FIRST = ("envpool atari",)
 
 OWN_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], dict[str, Any]]] = {
     "vector, same step": (PlainCounting, {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False}),
-    "vector, next step": (Counting, {"autoreset_mode": AutoresetMode.NEXT_STEP, "copy": False}),
+    "vector, next step": (CountingInFloat32, {"autoreset_mode": AutoresetMode.NEXT_STEP, "copy": False}),
     "vector, disabled, structured": (Structured, {"autoreset_mode": AutoresetMode.DISABLED}),
     "vector, same step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.SAME_STEP}),
     "vector, next step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.NEXT_STEP}),

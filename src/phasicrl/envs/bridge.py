@@ -1,4 +1,4 @@
-"""From back ends that speak NumPy to the trainer's tensors, and the checks that they share. Kind: effects (steps environments)."""
+"""From back ends that speak NumPy to tensors, and the checks that they share. Kind: effects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NumpyEnv(Protocol):
     mask_size: int
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """First observations `[B, …]`, as stored and checked, and the masks `[B, mask_size]` of them."""
+        """First observations `[B, …]`, as stored and checked, and their masks `[B, mask_size]`."""
         ...
 
     def step(self, action: np.ndarray) -> NumpyStep:
@@ -61,7 +61,7 @@ class NumpyEnv(Protocol):
 
 
 class Bridge:
-    """Environments of a NumPy back end on the CPU; a `VectorEnv`. Arrays become tensors of the same memory."""
+    """Environments of a NumPy back end; a `VectorEnv`. Arrays become tensors of the same memory."""
 
     device = torch.device("cpu")
     exact_state: ExactState = "none"
@@ -88,7 +88,7 @@ class Bridge:
         return torch.from_numpy(obs)
 
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action `[B]` or `[B, K]`; those whose episode ended have been reset already."""
+        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew at once."""
         self._refuse_closed("step")
         if not self._is_reset:
             raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
@@ -132,10 +132,13 @@ class Bridge:
 
 
 class BatchReader:
-    """Stores and checks what a back end returned for a batch of environments, where nobody does so beside each of them.
+    """Stores and checks what a back end returned for a batch of environments.
+
+    For back ends that have no guard beside each environment.
 
     Attributes:
-        num_steps: steps since the last reset of all environments, for messages; the back end counts them.
+        num_steps: steps since the last reset of all environments, for messages; the back end counts
+            them.
     """
 
     def __init__(self, name: str, observation_space: gym.Space[Any], num_envs: int, *, remedy: str) -> None:
@@ -144,7 +147,7 @@ class BatchReader:
         self._layout = ObservationLayout(observation_space)
 
     def obs(self, obs: Any, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
-        """Observations of the environments `env_ids` (None: all) as they are stored, refusing unusable ones."""
+        """Store observations of the environments `env_ids` (None: all); refuse unusable ones."""
         try:
             stored = self._layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
         except ValueError as error:

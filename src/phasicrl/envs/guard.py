@@ -1,7 +1,8 @@
-"""One environment with everything it returns checked, copied and packed, beside the environment. Kind: effects.
+"""One environment with everything it returns checked, copied and packed. Kind: effects.
 
-Gymnasium 1.4.0 checks nothing of what an environment returns: NaN passes, dtypes are cast, and an environment that writes its
-observations into one buffer overwrites its own `final_obs` with the reset.
+Gymnasium 1.4.0 checks nothing of what an environment returns: NaN passes, dtypes are cast, and an
+environment that writes its observations into one buffer overwrites its own `final_obs` with the
+reset.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from phasicrl.spaces import ActionLayout, ObservationLayout, choices, find_block
 
 
 class GuardedEnv(gym.Env[Any, Any]):
-    """One environment with everything it returns checked, copied and packed, and nothing raised: a fault is reported in `info`.
+    """One environment with everything it returns checked, copied and packed.
 
-    Its own spaces are those of the trainer: a stored observation and a flat action. `info` holds the flat mask and is otherwise empty:
-    the trainer reads nothing from it, and it would travel between processes. The environment is made at the first reset, so that a
-    failure of that is a fault like any other, under the same deadline.
+    It raises nothing: a fault is reported in `info`.
+
+    Its own spaces are those of the trainer: a stored observation and a flat action. `info` holds
+    the flat mask and is otherwise empty: the trainer reads nothing from it, and it would travel
+    between processes. The environment is made at the first reset, so that a failure of that is a
+    fault like any other, under the same deadline.
     """
 
     def __init__(self, make_env: MakeEnv, name: str, index: int, interface: Interface) -> None:

@@ -2,12 +2,13 @@
 
 Facts about Gymnasium 1.4.0 that this file rests on (held by tests in `tests/envs`):
 
-- `AutoresetMode.SAME_STEP` (since 1.1) resets in the step of the end, and hands the true last observation over in
-  `info["final_obs"]`, an object array `[B]` with None where no episode ended.
-- What `info` says of a step that ended an episode goes to `info["final_info"]`; beside it stands what the reset said. So a mask that
-  is handed over in `info` is that of the first observation of the next episode, which is the one that is returned.
-- An array in `info` arrives stacked, `[B, …]`, in new memory, with `info["_key"]` saying which environments gave one; where one did
-  not there are zeros.
+- `AutoresetMode.SAME_STEP` (since 1.1) resets in the step of the end, and hands the true last
+  observation over in `info["final_obs"]`, an object array `[B]` with None where no episode ended.
+- What `info` says of a step that ended an episode goes to `info["final_info"]`; beside it stands
+  what the reset said. So a mask that is handed over in `info` is that of the first observation of
+  the next episode, which is the one that is returned.
+- An array in `info` arrives stacked, `[B, …]`, in new memory, with `info["_key"]` saying which
+  environments gave one; where one did not there are zeros.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from phasicrl.spaces import choices, env_seeds
 class GymnasiumEnv:
     """B Gymnasium environments of one kind; a `NumpyEnv`.
 
-    Observations are packed and actions unpacked beside each environment, by `GuardedEnv`: between them and the trainer there are plain
-    arrays only, whatever the spaces are.
+    Observations are packed and actions unpacked beside each environment, by `GuardedEnv`: between
+    them and the trainer there are plain arrays only, whatever the spaces are.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class GymnasiumEnv:
         step_seconds: float = STEP_SECONDS,
         reset_seconds: float = RESET_SECONDS,
     ) -> None:
-        """Prepare `num_envs` environments; each is made by a call of `make_env`, at the first reset.
+        """Prepare `num_envs` environments; `make_env` makes each of them at the first reset.
 
-        One more is made at once, to learn the spaces, and reset once to see whether there is an action mask in `info`. Without
-        `action_masks` their masks are left unread: every action is tried.
+        One more is made at once, to learn the spaces, and reset once to see whether there is an
+        action mask in `info`. Without `action_masks` masks are left unread: every action is tried.
 
         Raises:
-            ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium environment.
+            ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium
+                environment.
             EnvError: the environment cannot be made or reset.
             ImportError: it, or Gymnasium's vector environment, needs a package that is missing.
         """
@@ -93,7 +95,7 @@ class GymnasiumEnv:
         return obs, self._mask(info)
 
     def step(self, action: np.ndarray) -> NumpyStep:
-        """Step every environment with its action `[B]` or `[B, K]`; those whose episode ended have been reset already."""
+        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew at once."""
         obs, reward, terminated, truncated, info = self._vector.step(action)
         _raise_fault(info)
         done, final_obs = terminated | truncated, None
@@ -126,7 +128,9 @@ def _raise_fault(info: dict[str, Any]) -> None:
 
 
 def made_by_id(name: str, options: Mapping[str, OptionValue] | None = None) -> MakeEnv:
-    """A function that makes Gymnasium's environment `name` (also `module:Id`) with options, and still works in another process.
+    """A function that makes Gymnasium's environment `name` (also `module:Id`) with options.
+
+    It still works in another process.
 
     Raises:
         ValueError: Gymnasium does not know it, or it does not have such options.
@@ -142,7 +146,7 @@ def made_by_id(name: str, options: Mapping[str, OptionValue] | None = None) -> M
 
 
 def import_module_of(name: str) -> None:
-    """Import the module of Gymnasium's `module:Id`, which registers the id; of a plain id there is none.
+    """Import the module of Gymnasium's `module:Id`, which registers it; a plain id has none.
 
     Raises:
         ImportError: it cannot be imported.
@@ -158,10 +162,11 @@ def import_module_of(name: str) -> None:
 
 
 def options_for(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, Any]:
-    """The given options as `gym.make` takes them: `max_episode_steps`, and arguments of the environment's constructor.
+    """The given options as `gym.make` takes them: `max_episode_steps`, and the constructor's.
 
     Raises:
-        ValueError: the constructor does not have such an argument, or its default is of another type.
+        ValueError: the constructor does not have such an argument, or its default is of another
+            type.
     """
     if not given:
         return {}

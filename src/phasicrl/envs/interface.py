@@ -1,4 +1,4 @@
-"""What is the same in all environments of one kind, found out by making one. Kind: effects (makes and resets an environment)."""
+"""What all environments of one kind have in common, found out by making one. Kind: effects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakeEnv = Callable[[], "gym.Env[Any, Any]"]
 MaskSource = Literal["observation", "method", "info"]
 
 MASK = "action_mask"
-"""The key of an environment's mask in its observation or in its `info`, and of the flat mask in what a guard returns."""
+"""The key of a mask in an observation or an `info`, an environment's or a guard's."""
 
 MASK_METHOD = "action_masks"
 """The method that says the mask, as sb3-contrib calls it."""
@@ -27,10 +27,12 @@ class Interface:
     """What is the same in all environments of one kind.
 
     Attributes:
-        observation_space: the environment's without its mask, with float32 in place of other floats.
+        observation_space: the environment's without its mask, with float32 in place of other
+            floats.
         action_space: the environment's.
-        mask_source: where the environment says which actions are allowed: in the entry `action_mask` of its observation (a `Dict`),
-            by its method `action_masks()`, or in the entry `action_mask` of its `info`. None if it does not.
+        mask_source: where the environment says which actions are allowed: in the entry
+            `action_mask` of its observation (a `Dict`), by its method `action_masks()`, or in the
+            entry `action_mask` of its `info`. None if it does not.
         reads_masks: whether anybody wants to know.
     """
 

@@ -1,6 +1,7 @@
-"""Gymnasium's environments in processes of their own, with deadlines and with words for the death of one. Kind: effects.
+"""Gymnasium's environments in processes of their own, with deadlines. Kind: effects.
 
-Gymnasium 1.4.0's `AsyncVectorEnv` waits for ever, and tells the death of a process as an `EOFError` without words.
+Gymnasium 1.4.0's `AsyncVectorEnv` waits for ever, and tells the death of a process as an `EOFError`
+without words.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from phasicrl.host.machine import place, usable_cores
 START_REMEDY = "if it speaks of bootstrapping above, put the start of your script under `if __name__ == '__main__':`"
 """For a process that ends before it is asked for anything."""
 STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
-"""How long processes may take; the first reset includes their start and the making of the environment."""
+"""How long processes may take; the first reset includes their start."""
 
 
 class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
@@ -73,9 +74,12 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         self._end()
 
     def _check_spaces(self) -> None:
-        """Wait for the processes to start, within the deadline. Gymnasium calls this at the end of its constructor, and waits for ever.
+        """Wait for the processes to start, within the deadline.
 
-        Until then the caller holds the semaphores that they open by name, so that this cannot be left to the first reset.
+        Gymnasium calls this at the end of its constructor, and waits for ever.
+
+        Until then the caller holds the semaphores that they open by name, so that this cannot be
+        left to the first reset.
         """
         # Before multiprocessing's own clean-up, which sends the SIGTERM that the processes ignore and then waits for ever.
         self._at_exit = functools.partial(_kill, self.processes)

@@ -1,4 +1,4 @@
-"""The games of Procgen as EnvPool has them: names, levels, options. Kind: effects (imports EnvPool)."""
+"""The games of Procgen as EnvPool has them: names, levels, options. Kind: effects."""
 
 from __future__ import annotations
 

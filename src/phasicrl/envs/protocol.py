@@ -1,8 +1,8 @@
 """The one contract for environments: what a step returns, and how episodes end. Kind: data.
 
-Every back end is translated to this once. Inside the trainer there are no reset rows and no autoreset modes: `obs` is
-always what the next action answers to, and the observation in which an ended episode stopped is `final_obs`.
-All tensors lie on the environments' own device.
+Every back end is translated to this once. Inside the trainer there are no reset rows and no
+autoreset modes: `obs` is always what the next action answers to, and the observation in which an
+ended episode stopped is `final_obs`. All tensors lie on the environments' own device.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ ExactState = Literal["snapshot", "replay", "none"]
 
 
 class EnvError(RuntimeError):
-    """An environment did something it must not; the message names the environment, the call and the remedy."""
+    """An environment failed; the message names the environment, the call and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeStep:
-    """What B environments answer to B actions. The tensors are the caller's: no later call writes into them.
+    """What B environments answer to B actions.
+
+    The tensors are the caller's: no later call writes into them.
 
     Attributes:
-        obs: `[B, …]` as `ObservationLayout` stores it; already the first of the next episode where one ended.
+        obs: `[B, …]` as `ObservationLayout` stores it; already the first of the next episode where
+            one ended.
         reward: `[B]` float32.
         terminated: `[B]` bool; the episode ended by the environment's rules: nothing follows.
         truncated: `[B]` bool; the episode was cut, by a time limit for example: its value goes on.
             Never true where `terminated` is.
-        final_obs: `[B, …]`; the rows of the episodes that ended are their last observations, the others say nothing.
-            None where it is known, without asking a device, that no episode ended.
-        info: extra tensors `[B]` that describe the step, for statistics only (Procgen: `level_seed`, `level_complete`).
+        final_obs: `[B, …]`; the rows of the episodes that ended are their last observations, the
+            others say nothing. None where it is known, without asking a device, that no episode
+            ended.
+        info: extra tensors `[B]` that describe the step, for statistics only (Procgen:
+            `level_seed`, `level_complete`).
     """
 
     obs: Tensor
@@ -53,15 +58,19 @@ class VectorEnv(Protocol):
         name: the full id, for messages: `procgen:starpilot`.
         num_envs: B.
         device: where all tensors are, actions included.
-        observation_space: of one environment, with float32 in place of other floats. Observations are tensors in the
-            shape and dtype that `phasicrl.spaces.ObservationLayout` stores them in.
-        action_space: of one environment. `step` takes the flat actions that `phasicrl.spaces.ActionLayout` describes.
-        mask_size: A, the width of action masks: the options of all discrete components; 0 without masks.
-        action_mask: `[B, A]` bool, true where an action is allowed in the observations that `reset` or `step` returned
-            last, at least one for each discrete component; a new tensor each time; None without masks, and before the
-            first reset.
-        exact_state: whether and how `state_dict` restores the environments exactly: by a `snapshot`, by a `replay` of
-            the episode, or not (`none`: a resumed run starts new episodes).
+        observation_space: of one environment, with float32 in place of other floats. Observations
+            are tensors in the shape and dtype that `phasicrl.spaces.ObservationLayout` stores them
+            in.
+        action_space: of one environment. `step` takes the flat actions that
+            `phasicrl.spaces.ActionLayout` describes.
+        mask_size: A, the width of action masks: the options of all discrete components; 0 without
+            masks.
+        action_mask: `[B, A]` bool, true where an action is allowed in the observations that `reset`
+            or `step` returned last, at least one for each discrete component; a new tensor each
+            time; None without masks, and before the first reset.
+        exact_state: whether and how `state_dict` restores the environments exactly: by a
+            `snapshot`, by a `replay` of the episode, or not (`none`: a resumed run starts new
+            episodes).
     """
 
     name: str
@@ -78,7 +87,7 @@ class VectorEnv(Protocol):
         ...
 
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action `[B]` (or `[B, K]`); new episodes follow ended ones at once."""
+        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew at once."""
         ...
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -1,11 +1,15 @@
-"""A vector environment that a user brings along, with Gymnasium's `VectorEnv` interface. Kind: effects.
+"""A user's own vector environment with Gymnasium's `VectorEnv` interface. Kind: effects.
 
-Where an episode ends, such an environment does one of three things; its `metadata["autoreset_mode"]` says which:
+Where an episode ends, such an environment does one of three things; its
+`metadata["autoreset_mode"]` says which:
 
-- `SAME_STEP`: it resets in the step of the end, and hands the last observation over in `info["final_obs"]`.
-- `NEXT_STEP`: its next step ignores the action and returns the first observation. That row is no transition, and must
-  not be learned from. Here it never comes: the ended environments are reset right after the step of the end, by
-  `reset(options={"reset_mask": ended})`, which Gymnasium's own vector environments and EnvPool understand.
+- `SAME_STEP`: it resets in the step of the end, and hands the last observation over in
+  `info["final_obs"]`.
+- `NEXT_STEP`: its next step ignores the action and returns the first observation. That row is no
+  transition, and must not be learned from. Here it never comes: the ended environments are reset
+  right after the step of the end, by
+  `reset(options={"reset_mask": ended})`, which Gymnasium's own vector environments and EnvPool
+  understand.
 - `DISABLED`: it waits for that very call.
 """
 
@@ -33,13 +37,17 @@ WANTED = ("num_envs", "single_observation_space", "single_action_space", "metada
 
 
 class OwnVectorEnv:
-    """A vector environment of a user's own; a `NumpyEnv`. It is reset once when it is made, to see whether it says masks in `info`."""
+    """A vector environment of a user's own; a `NumpyEnv`.
+
+    It is reset when it is made, to see whether `info` holds masks; the first `reset` returns that.
+    """
 
     def __init__(self, make_vector_env: MakeVectorEnv, *, num_envs: int, seed: int, name: str, action_masks: bool = True) -> None:
         """Make it; without `action_masks` its masks are left unread.
 
         Raises:
-            ValueError: it is no such environment, of another size, with spaces or a way to reset that are not supported.
+            ValueError: it is no such environment, of another size, with spaces or a way to reset
+                that are not supported.
             EnvError: it cannot be made or reset.
         """
         self.name, self.num_envs = name, num_envs
@@ -66,7 +74,7 @@ class OwnVectorEnv:
         return self._reader.obs(obs, "reset").copy(), self._checked(self._mask(obs, info))
 
     def step(self, action: np.ndarray) -> NumpyStep:
-        """Step every environment with its action `[B]` or `[B, K]`, and see to it that the ended ones are reset."""
+        """Step every environment with its action `[B]` or `[B, K]`; reset what ended."""
         obs, reward, terminated, truncated, info = self._call("step", self._actions.unflatten(action))
         self._reader.num_steps += 1
         stored = self._reader.obs(obs, "step").copy()
@@ -134,7 +142,7 @@ class OwnVectorEnv:
         return obs, info
 
     def _mask(self, obs: Any, info: Mapping[str, Any], of: np.ndarray | None = None) -> np.ndarray | None:
-        """The masks `[B, mask_size]` that came with observations, if those of the environments in `of` (None: all) are wanted."""
+        """The masks `[B, mask_size]` that came with observations; only those in `of` must be there."""
         if not self.mask_size:
             return None
         mask, shape = (obs if self._source == "observation" else info).get(MASK), (self.num_envs, self.mask_size)

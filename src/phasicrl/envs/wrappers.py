@@ -1,4 +1,4 @@
-"""Wrappers around environments: some components of an observation alone, and masks of a user's own. Kind: effects.
+"""Wrappers: some components of an observation alone, and masks of a user's own. Kind: effects.
 
 Each is a `VectorEnv` around a `VectorEnv`, so that it is written once for all back ends.
 """
@@ -18,7 +18,7 @@ from phasicrl.envs.protocol import EnvError, ExactState, TimeStep, VectorEnv
 from phasicrl.spaces import choices, find_blocked
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
-"""From stored observations `[B, …]` and the environments' own masks `[B, A]` (None without) to masks `[B, A]`, true where allowed."""
+"""From stored observations `[B, …]` and the environments' own masks `[B, A]` or None to masks `[B, A]`."""
 
 
 class _Wrapper:
@@ -83,18 +83,21 @@ class PartialObservation(_Wrapper):
 class HeuristicMask(_Wrapper):
     """Environments whose actions are masked by a heuristic at first.
 
-    Rules of thumb about hopeless actions spare the policy the beginner's mistakes; later it must be free to break them.
+    Rules of thumb about hopeless actions spare the policy the beginner's mistakes; later it must be
+    free to break them.
 
     Attributes:
-        env_steps: how many steps were taken, summed over the environments; set it to go on where an earlier run ended.
+        env_steps: how many steps were taken, summed over the environments; set it to go on where an
+            earlier run ended.
     """
 
     action_mask: Tensor | None = None
 
     def __init__(self, envs: VectorEnv, function: MaskFunction, *, num_steps: int, env_steps: int = 0) -> None:
-        """Mask the actions of `envs` by `function` until `num_steps` steps were taken, summed over the environments.
+        """Mask the actions of `envs` by `function` for `num_steps` steps, summed over them.
 
-        `function` is anded with the environments' own mask. Afterwards that alone counts, or everything is allowed.
+        `function` is anded with the environments' own mask. Afterwards that alone counts, or
+        everything is allowed.
 
         Raises:
             ValueError: the environments' actions have no discrete component.
@@ -143,7 +146,7 @@ class HeuristicMask(_Wrapper):
         return torch.from_numpy(mask).to(self.device)
 
     def _asked(self, obs: np.ndarray, own: np.ndarray | None) -> np.ndarray:
-        """The function's mask and the environments' own together. The function is a user's, and speaks NumPy."""
+        """The function's mask and the environments' own; a user's function speaks NumPy."""
         mask: Any = self._function(obs, own)
         shape = (self.num_envs, self.mask_size)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != shape:
