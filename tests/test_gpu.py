@@ -123,10 +123,10 @@ def test_recorded_acting_gives_the_answers_of_eager_acting(recorded: str, name: 
 def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> None:
     compute = Compute(Plan(device=device))
     for values in (
-        np.arange(6.0).reshape(2, 3),
-        np.arange(6.0).reshape(2, 3).T,
-        np.array([True, False]),
-        np.full((2, 4, 4, 3), 200, np.uint8),
+        torch.arange(6.0).reshape(2, 3),
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.tensor([True, False]),
+        torch.full((2, 4, 4, 3), 200, dtype=torch.uint8),
     ):
         found = compute.upload(values)
         assert found.device.type == device and found.tolist() == values.tolist()
@@ -134,9 +134,9 @@ def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> N
 
 @pytest.mark.parametrize("device", [GPU])
 def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
-    """The environments write into the same arrays again while the GPU is still busy with something else."""
+    """The same memory is written to again while the GPU is still busy with something else."""
     compute, matrix = Compute(Plan(device=device)), torch.randn(4096, 4096, device=device)
-    values, found = np.zeros(1_000_000, np.float32), []
+    values, found = torch.zeros(1_000_000), []
     for number in range(20):
         matrix = matrix @ matrix / 64
         values[:] = number

@@ -143,7 +143,7 @@ def _read_none(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Unsup
     )
 
 
-_PYTHON_ONLY = ("make_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say")
+_PYTHON_ONLY = ("make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say")
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
 
 

@@ -27,7 +27,7 @@ Initialisation = Literal["normalized", "orthogonal", "glorot", "torch"]
 Activation = Literal["relu", "tanh", "gelu"]
 MinibatchBy = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
-Backend = Literal["procgen", "envpool", "gymnasium", "own"]
+Backend = Literal["procgen", "envpool", "gymnasium", "own", "vector"]
 OptionValue = str | int | float | bool
 Precision = Literal["fp32", "bf16"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
@@ -681,7 +681,7 @@ class Task:
 
     Attributes:
         name: of the environments, for messages.
-        backend: where they are from; `own` are a user's, from Python.
+        backend: where they are from; `own` and `vector` are a user's, from Python.
         has_masks: whether they say which actions are allowed.
         has_heuristic: whether a `mask_actions` function was given.
         has_images: whether there are images among the observations.

@@ -262,7 +262,7 @@ class ActionLayout:
         if not isinstance(action, np.ndarray) or action.dtype.kind not in wanted or action.shape != shape:
             given = f"{action.dtype}, shape {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
             kind = "integers" if self.dtype == np.int64 else "numbers"
-            raise ValueError(f"{name}: the actions are {given}; a NumPy array of {kind}, shape {shape}, was expected")
+            raise ValueError(f"{name}: the actions are {given}; a tensor of {kind}, shape {shape}, was expected")
         rows = action.reshape(num_envs, len(self._names))
         if not np.isfinite(rows).all():
             index, component = map(int, np.argwhere(~np.isfinite(rows))[0])

@@ -1,4 +1,7 @@
-"""Small environments with known answers, and actions for any environment, for the tests of the adapters. Kind: state."""
+"""Small environments with known answers, for the tests of the adapters. Kind: state.
+
+Their processes import this file, and must not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-
-from phasicrl.envs.protocol import VectorEnv
-from phasicrl.spaces import ActionLayout, choices, leaves
-
-
-def draw_action(envs: VectorEnv, rng: np.random.Generator) -> np.ndarray:
-    """A random action for each environment, in the trainer's form, among those that are allowed."""
-    layout, begin = ActionLayout(envs.action_space), 0
-    columns = []
-    for _, leaf in leaves(envs.action_space):
-        if isinstance(leaf, gym.spaces.Box):
-            low, high = np.maximum(leaf.low, -9), np.minimum(leaf.high, 9)
-            columns.append(rng.uniform(low, high, (envs.num_envs, *leaf.shape)).reshape(envs.num_envs, -1))
-        for width in choices(leaf):
-            draws = rng.random((envs.num_envs, width))
-            if envs.action_mask is not None:
-                draws = np.where(envs.action_mask[:, begin : begin + width], draws, -1)
-            columns.append(draws.argmax(axis=1)[:, None])
-            begin += width
-    return np.concatenate(columns, axis=1).astype(layout.dtype).reshape(envs.num_envs, *layout.shape)
 
 
 class Counting(gym.Env[np.ndarray, Any]):
@@ -65,6 +48,17 @@ class Counting(gym.Env[np.ndarray, Any]):
     def _observe(self) -> np.ndarray:
         self._buffer[:] = (self._id, self._episode, self._time)
         return self._buffer
+
+
+class PlainCounting(Counting):
+    """The same in arrays of its own and with nothing in `info`: Gymnasium's vector environments keep the one and send the other."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return super().reset(seed=seed, options=options)[0].copy(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs.copy(), reward, terminated, truncated, {}
 
 
 class CountingInFloat32(Counting):
@@ -143,6 +137,12 @@ class MaskedInObservation(Masked):
         return {"counts": super()._observe(), "action_mask": self._mask()}
 
 
+class MaskedNumbers(MaskedInObservation):
+    """Has a mask and nothing to be masked."""
+
+    action_space = gym.spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
+
+
 class MaskedByMethod(Masked):
     def action_masks(self) -> np.ndarray:
         assert not self._is_last(), "nobody should ask"
@@ -157,6 +157,16 @@ class MaskedInInfo(Masked):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(0)
         return obs, reward, terminated, truncated, info if self._is_last() else {**info, "action_mask": self._mask()}
+
+
+class MaskedInFlatInfo(MaskedInInfo):
+    """The same in one array, which vector environments can stack, and with observations in arrays of their own."""
+
+    def _observe(self) -> np.ndarray:
+        return super()._observe().copy()
+
+    def _mask(self) -> Any:
+        return np.concatenate(super()._mask())
 
 
 class Faulty(gym.Env[np.ndarray, Any]):

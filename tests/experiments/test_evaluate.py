@@ -116,7 +116,7 @@ def test_evaluation_leaves_the_run_alone(tmp_path: Path) -> None:
 
 def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[EnvConfig] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env: seen.append(config))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env, make_vector_env: seen.append(config))
     preset = get_preset("procgen-ppg")
     config = replace(preset, env=replace(preset.env, num_levels=200, start_level=50))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
@@ -126,7 +126,7 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env: seen.append(seed))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env, make_vector_env: seen.append(seed))
     for seed in range(20):
         make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
     evaluation = {env for seed in seen for env in env_seeds(seed, 16)}

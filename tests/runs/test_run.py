@@ -34,6 +34,7 @@ from phasicrl.runs.checkpoint import checkpoints
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from phasicrl.runs.run import Run, start_run
+from phasicrl.seeding import derive_seed
 from tests.golden import BOTH, Echo, Picture
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
@@ -141,6 +142,17 @@ def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(tmp_pat
     assert [row["env_steps"] for row in files.metrics()] == [32 * (1 + n) for n in range(7)]
 
 
+def test_actions_of_a_run_from_another_kind_of_device_are_drawn_from_a_seed_of_their_own(tmp_path: Path) -> None:
+    """A GPU's generator has a state of another size, which this one cannot take."""
+    with start_run(tiny(tmp_path), make_env=corridor) as run:
+        before = run.collector.generator.get_state()
+        state: dict[str, Any] = run.state_dict() | {"env_steps": 64}
+        state["action_generator"] = torch.zeros(16, dtype=torch.uint8)
+        run.load_state_dict(state, {})
+        assert run.collector.generator.initial_seed() == derive_seed(3, "action", 64)
+        assert not torch.equal(run.collector.generator.get_state(), before)
+
+
 def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     run = resume(stopped_after(4, config), make_env=corridor)
@@ -157,8 +169,7 @@ def move_episodes(old: Run, new: Run) -> None:
     new.envs = new.collector.envs = copy.deepcopy(old.envs)
     for name in ("_obs", "_first", "_state"):
         setattr(new.collector, name, getattr(old.collector, name).clone())
-    for name in ("_return", "_length"):
-        setattr(new.collector.episodes, name, getattr(old.collector.episodes, name).copy())
+    new.collector.episodes._under_way = old.collector.episodes._under_way.copy()
 
 
 KEYS_AND_NUMBERS = partial(Echo, BOTH, masked=True)

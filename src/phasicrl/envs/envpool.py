@@ -32,18 +32,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from phasicrl.config import OptionValue
+from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
-from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.host.machine import Companion, place, spread, thread_ids, usable_cores
 from phasicrl.seeding import env_seeds
-from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces
+from phasicrl.spaces import ActionLayout, as_float32, check_spaces
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""
@@ -57,12 +57,12 @@ NOT_OPTIONS = {
 OF_TRAINING = ("episodic_life", "reward_clip")
 """Options that change what an episode or a reward is, for learning only: an evaluation is of whole games in their own reward."""
 
-REPLAYABLE = (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
-"""Families in which the only state that crosses episodes is a generator drawn from at a reset: seed + resets + actions restore it."""
+REMEDY = "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
+"""For numbers that nobody can use."""
 
 
 class EnvPoolEnv:
-    """A pool of environments of one EnvPool task, in sync mode; a `VectorEnv`."""
+    """A pool of environments of one EnvPool task, in sync mode; a `NumpyEnv`."""
 
     def __init__(
         self,
@@ -80,13 +80,11 @@ class EnvPoolEnv:
         self._is_procgen = family == PROCGEN
         envpool = import_envpool(procgen=self._is_procgen)
         self.name = name or f"envpool:{task_id}"
-        self.num_envs = num_envs
-        self.exact_state: ExactState = "replay" if family in REPLAYABLE else "none"
+        self.num_envs, self.mask_size = num_envs, 0
         self.observation_space, self.action_space = task_spaces(task_id, options)
         check_spaces(self.name, self.observation_space, self.action_space)
-        self.mask_size = 0
-        self.action_mask: np.ndarray | None = None
-        self._observations, self._actions = ObservationLayout(self.observation_space), ActionLayout(self.action_space)
+        self._reader = BatchReader(self.name, self.observation_space, num_envs, remedy=REMEDY)
+        self._actions = ActionLayout(self.action_space)
         before = thread_ids()
         self._pool: Any = envpool.make_gymnasium(
             task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
@@ -105,28 +103,20 @@ class EnvPoolEnv:
         self._step, self._reset = _public_calls(self._pool) if direct is None else direct
         with _quiet():
             _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
-        self._num_steps = -1  # steps since the last reset of everything; below zero: never reset
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> tuple[np.ndarray, None]:
         """Start every environment anew and return the first observations `[B, …]`."""
-        obs, _ = self._running_pool("reset").reset()
-        self._num_steps = 0
-        return self._stored(obs, "reset", np.arange(self.num_envs))
+        obs, _ = self._pool.reset()
+        self._reader.num_steps = 0
+        return self._reader.obs(obs, "reset"), None
 
-    def step(self, action: np.ndarray) -> TimeStep:
+    def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset at once those whose episode ended."""
-        self._running_pool("step")
         if self._worker is not None:
             self._worker.follow()
-        if self._num_steps < 0:
-            raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
-        self._actions.check(self.name, action, self.num_envs)
         obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
-        truncated = truncated & ~terminated  # where both are true, the rules have ended the episode and nothing follows
-        self._num_steps += 1
-        obs = self._stored(obs, "step", np.arange(self.num_envs))
-        if not np.isfinite(reward).all():
-            self._refuse(f"a reward that is not finite: {reward}", "step", int(np.argmin(np.isfinite(reward))))
+        self._reader.num_steps += 1
+        obs, reward = self._reader.obs(obs, "step"), self._reader.reward(reward)
         done = terminated | truncated
         extras, final_obs = {}, None
         if self._is_procgen:
@@ -134,40 +124,13 @@ class EnvPoolEnv:
             # `prev_level_complete` tells about it, at the step where it ended only; after the reset both are gone.
             extras = {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
         if done.any():
-            final_obs = obs[done]
-            obs[done] = self._stored(self._reset(done), "reset", np.flatnonzero(done))
-        return TimeStep(
-            obs=obs,
-            reward=reward.astype(np.float32, copy=False),
-            terminated=terminated,
-            truncated=truncated,
-            final_obs=final_obs,
-            info=extras,
-        )
+            final_obs, obs = obs, obs.copy()
+            obs[done] = self._reader.obs(self._reset(done), "reset", np.flatnonzero(done))
+        return NumpyStep(obs, reward, terminated, truncated, final_obs, None, extras)
 
     def close(self) -> None:
-        """Stop the pool's threads; calling it twice is harmless."""
+        """Stop the pool's threads."""
         self._pool = self._step = self._reset = None  # EnvPool's own close() leaves the threads running; they end with the pool
-
-    def _running_pool(self, call: str) -> Any:
-        """The pool, or an error if it was closed."""
-        if self._pool is None:
-            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
-        return self._pool
-
-    def _stored(self, obs: Any, call: str, env_ids: np.ndarray) -> np.ndarray:
-        """Observations of the environments `env_ids` as they are stored, refusing unusable ones."""
-        stored = self._observations.pack(obs, len(env_ids))
-        fault = self._observations.find_fault(stored)
-        if fault is not None:
-            self._refuse(fault[1], call, int(env_ids[fault[0]]))
-        return stored
-
-    def _refuse(self, what: str, call: str, index: int) -> NoReturn:
-        raise EnvError(
-            f"{self.name}: environment {index} returned {what}, from {call}(), at step {self._num_steps}; "
-            "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
-        )
 
 
 _Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]

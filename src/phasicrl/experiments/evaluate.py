@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 from phasicrl.config import Config, EnvConfig
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
@@ -77,13 +78,13 @@ class StepTable:
         self._rows = csv.writer(file)
         self._has_head = False
         self._kind = ""
-        self._episode = np.zeros(0, dtype=int)
+        self._episode = torch.zeros(0, dtype=torch.int64)
 
     def begin(self, kind: PolicyKind, num_envs: int) -> None:
         """Episodes of freshly reset environments follow."""
-        self._kind, self._episode = kind, np.zeros(num_envs, dtype=int)
+        self._kind, self._episode = kind, torch.zeros(num_envs, dtype=torch.int64)
 
-    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: np.ndarray, lengths: np.ndarray, *, counted: np.ndarray) -> None:
+    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: Tensor, lengths: Tensor, *, counted: Tensor) -> None:
         """One step of B environments.
 
         Args:
@@ -95,17 +96,18 @@ class StepTable:
             counted: which environments' episodes count; the others have had their share, `[B]`.
         """
         num_envs = len(returns)
-        means, actions = (values.reshape(num_envs, -1).tolist() for values in (policy.mode(), action))
+        means, actions = (values.reshape(num_envs, -1) for values in (policy.mode(), action))
         stds = [""] * num_envs if policy.mean_std is None else policy.mean_std.reshape(num_envs).tolist()
         if not self._has_head:
-            parts = [f"{what}_{k}" for what in ("mean", "action") for k in range(len(actions[0]))]
+            parts = [f"{what}_{k}" for what in ("mean", "action") for k in range(actions.shape[1])]
             self._rows.writerow(["policy", "env", "episode", "step", "reward", "return", "entropy", "std", *parts])
             self._has_head = True
-        for env, entropy in enumerate(policy.entropy().reshape(num_envs).tolist()):
-            if not counted[env]:
-                continue
-            place = (self._kind, env, self._episode[env], lengths[env], step.reward[env], returns[env], entropy, stds[env])
-            self._rows.writerow([*place, *means[env], *actions[env]])
+        rewards = step.reward.numpy()  # which writes as few digits as a float32 has
+        columns = (means, actions, self._episode, lengths, returns, policy.entropy().reshape(num_envs))
+        rows = zip(rewards, stds, *(column.tolist() for column in columns), strict=True)
+        for env, (reward, std, mean, taken, episode, length, so_far, entropy) in enumerate(rows):
+            if counted[env]:
+                self._rows.writerow([self._kind, env, episode, length, reward, so_far, entropy, std, *mean, *taken])
         self._episode[step.terminated | step.truncated] += 1
 
 
@@ -117,6 +119,7 @@ def evaluate(
     levels: Levels = "unseen",
     seed: int = 0,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     steps_file: Path | None = None,
 ) -> list[Evaluation]:
@@ -132,6 +135,7 @@ def evaluate(
         levels: Procgen: the full distribution of levels, or those of the training.
         seed: Another seed, other episodes.
         make_env: what training was given, for runs on an environment of your own.
+        make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
         steps_file: gets every step as a row of CSV (`StepTable`).
 
@@ -140,12 +144,14 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
-    config = RunDirectory(Path(run_dir)).config_for(make_env=make_env, make_encoder=make_encoder)
+    config = RunDirectory(Path(run_dir)).config_for(make_env=make_env or make_vector_env, make_encoder=make_encoder)
     results: list[Evaluation] = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else StepTable(file)
         for policy in policies:
-            envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env)
+            envs = make_evaluation_envs(
+                config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env, make_vector_env=make_vector_env
+            )
             try:
                 agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
                 results.append(play(agent, envs, episodes=episodes, policy=policy, generator=Generator().manual_seed(seed), table=table))
@@ -155,13 +161,19 @@ def evaluate(
 
 
 def make_evaluation_envs(
-    config: Config, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None = None
+    config: Config,
+    *,
+    num_envs: int,
+    levels: Levels,
+    seed: int,
+    make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
 ) -> VectorEnv:
     """Environments like the run's, of whole games and with seeds that training never uses."""
     env: EnvConfig = dataclasses.replace(for_evaluation(config.env), num_envs=num_envs)
     if levels == "unseen":
         env = dataclasses.replace(env, num_levels=0, start_level=0)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env, make_vector_env=make_vector_env)
 
 
 def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
@@ -188,7 +200,7 @@ def play(
     episodes: int,
     policy: PolicyKind,
     generator: Generator,
-    on_obs: Callable[[np.ndarray], None] = lambda obs: None,
+    on_obs: Callable[[Tensor], None] = lambda obs: None,
     table: StepTable | None = None,
 ) -> Evaluation:
     """Play until every environment has had its share of `episodes`.
@@ -202,35 +214,35 @@ def play(
         on_obs: shown every batch of observations, the last ones of episodes included.
         table: gets every step.
     """
-    share = np.full(envs.num_envs, episodes // envs.num_envs)
+    share = torch.full((envs.num_envs,), episodes // envs.num_envs)
     share[: episodes % envs.num_envs] += 1
-    obs, first = envs.reset(), np.ones(envs.num_envs, dtype=bool)
+    obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
     state = agent.initial_state(envs.num_envs)
-    running, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=int)
+    running, length = torch.zeros(envs.num_envs, dtype=torch.float64), torch.zeros(envs.num_envs, dtype=torch.int64)
     returns: list[float] = []
     lengths: list[int] = []
     on_obs(obs)
     if table is not None:
         table.begin(policy, envs.num_envs)
     while (share > 0).any():
-        mask = None if envs.action_mask is None else torch.from_numpy(envs.action_mask).unsqueeze(1)
-        distribution, state = agent.policy(torch.from_numpy(obs).unsqueeze(1), torch.from_numpy(first).unsqueeze(1), state, mask)
+        mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
+        distribution, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, mask)
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
-        step = envs.step(agent.policy_head.env_action(action[:, 0]).numpy())
+        step = envs.step(agent.policy_head.env_action(action[:, 0]))
         running += step.reward
         length += 1
         if table is not None:
             table.add(distribution, action, step, running, length, counted=share > 0)
         first = step.terminated | step.truncated
-        for env in np.flatnonzero(first & (share > 0)):
-            returns.append(float(running[env]))
-            lengths.append(int(length[env]))
-            share[env] -= 1
+        counted = first & (share > 0)
+        returns += running[counted].tolist()
+        lengths += length[counted].tolist()
+        share[counted] -= 1
         running[first], length[first] = 0, 0
         obs = step.obs
         if step.final_obs is not None:
-            last = obs.copy()
-            last[first] = step.final_obs
+            last = obs.clone()
+            last[first] = step.final_obs[first]
             on_obs(last)
         on_obs(obs)
     return Evaluation(policy, tuple(returns), tuple(lengths))

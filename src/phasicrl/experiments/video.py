@@ -73,7 +73,7 @@ def film(
         with _writer(output, fps=fps, size=size) as write:
             generator = Generator().manual_seed(seed)
             result = play(
-                agent, envs, episodes=episodes, policy=policy, generator=generator, on_obs=lambda obs: write(tile(picture_of(obs)))
+                agent, envs, episodes=episodes, policy=policy, generator=generator, on_obs=lambda obs: write(tile(picture_of(obs.numpy())))
             )
     finally:
         envs.close()
