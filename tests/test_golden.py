@@ -1,4 +1,4 @@
-"""Numerics are golden: tiny runs give the committed numbers. A change of them is a change of learning behaviour (see `tests/golden.py`)."""
+"""Numerics are golden: tiny runs give the committed numbers. A change of them is a change of learning behavior (see `tests/golden.py`)."""
 
 from __future__ import annotations
 

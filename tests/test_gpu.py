@@ -31,7 +31,7 @@ from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import Run, start_run
 from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
-from tests.golden import FILE, Picture, runs
+from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden
 from tests.helpers import corridor, tiny, tiny_aux
 from tests.test_procgen import small
@@ -41,7 +41,7 @@ DEVICES = ["cpu", GPU]
 OTHER = {"cpu": "cuda" if torch.cuda.is_available() else "cpu", "cuda": "cpu"}
 """Where a run of a device goes on."""
 GOLDEN = json.loads(FILE.read_text())
-GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-pictures", "ppg-separate", "ppo-together")]  # tests/test_golden.py has them all
+GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")]  # tests/test_golden.py has them all
 GOLDEN_RUNS += [pytest.param("cuda", name, marks=GPU.marks) for name in GOLDEN]
 Precision = Literal["fp32", "bf16"]
 
@@ -68,8 +68,8 @@ def recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return device
 
 
-def pictures(folder: Path, **changes: Any) -> Config:
-    """PPG on tiny pictures by a tiny IMPALA network, whose weights lie in channels_last."""
+def images(folder: Path, **changes: Any) -> Config:
+    """PPG on tiny images by a tiny IMPALA network, whose weights lie in channels_last."""
     network = {
         "model.encoder": "impala",
         "model.activation": "relu",
@@ -95,9 +95,9 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
-def test_recorded_steps_on_pictures_equal_eager_ones(recorded: str, precision: Precision, value_path: str, tmp_path: Path) -> None:
+def test_recorded_steps_on_images_equal_eager_ones(recorded: str, precision: Precision, value_path: str, tmp_path: Path) -> None:
     precisions = {"compute.policy_precision": precision, "compute.aux_precision": precision}
-    both(pictures(tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}), Picture)
+    both(images(tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}), Image)
 
 
 @pytest.mark.parametrize("name", ["separate", "masks-mixed"])
@@ -145,7 +145,7 @@ def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
 
 
 def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Path) -> None:
-    with start_run(pictures(tmp_path, **{"compute.device": device}), make_env=Picture) as run:
+    with start_run(images(tmp_path, **{"compute.device": device}), make_env=Image) as run:
         tensors = run.buffer.rollouts.tensors()
         assert {tensor.device.type for tensor in tensors.values()} == {device}
         assert tensors["obs"].dtype == torch.uint8
@@ -249,10 +249,10 @@ import torch
 from pathlib import Path
 from phasicrl.algorithm import train
 from phasicrl.config import RewardNormConfig
-from tests.golden import Picture
-from tests.test_gpu import pictures
+from tests.golden import Image
+from tests.test_gpu import images
 changes = {{"compute.device": "cuda", "compute.deterministic": True, "reward_norm": RewardNormConfig(per="step")}}
-one, other = (train(pictures(Path({str(tmp_path)!r}) / name, **changes), make_env=Picture).agent.state_dict() for name in "ab")
+one, other = (train(images(Path({str(tmp_path)!r}) / name, **changes), make_env=Image).agent.state_dict() for name in "ab")
 assert all(torch.equal(one[name], other[name]) for name in one)
 """
     root = Path(__file__).parents[1]

@@ -154,7 +154,7 @@ def test_moments_by_name() -> None:
 
 
 def history_scale(returns: list[np.ndarray]) -> float:
-    """The deviation of all running returns so far, as the reward normaliser's source defines it."""
+    """The deviation of all running returns so far, as the reward normalizer's source defines it."""
     return math.sqrt(np.concatenate(returns, axis=None).var() + 1e-8)
 
 
@@ -330,7 +330,7 @@ def test_a_large_offset_does_not_blur_what_varies_around_it() -> None:
 
 
 @BOTH
-def test_a_saved_observation_normalizer_normalises_and_goes_on_the_same(statistics: Statistics) -> None:
+def test_a_saved_observation_normalizer_normalizes_and_goes_on_the_same(statistics: Statistics) -> None:
     straight, loaded = (ObservationNormalizer(3, statistics=statistics, decay=0.9, clip=10.0) for _ in range(2))
     assert list(straight.parameters()) == []
     straight.update(observations(0, 4, 5))

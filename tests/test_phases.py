@@ -57,7 +57,7 @@ def test_the_auxiliary_phase_changes_the_policy_network(tmp_path: Path, value_pa
     assert not torch.equal(weights(ppo)["encoder.dense.layers.0.weight"], weights(ppg)["encoder.dense.layers.0.weight"])
 
 
-def test_targets_are_the_rollouts_values_plus_advantages_before_normalisation(tmp_path: Path) -> None:
+def test_targets_are_the_rollouts_values_plus_advantages_before_normalization(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     run = open_run(config)
     rollout = run.buffer.next_rollout()
@@ -70,7 +70,7 @@ def test_targets_are_the_rollouts_values_plus_advantages_before_normalisation(tm
     assert record["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_value_epochs_come_first_with_their_own_optimiser_and_leave_the_policy_alone(tmp_path: Path) -> None:
+def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_alone(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     config = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2))
     run = filled(config)
@@ -253,7 +253,7 @@ def test_leftover_iterations_are_trained(tmp_path: Path) -> None:
     assert not torch.equal(seen[3]["policy_head.linear.weight"], seen[4]["policy_head.linear.weight"])
 
 
-def test_a_shared_auxiliary_optimiser_is_the_policys(tmp_path: Path) -> None:
+def test_a_shared_auxiliary_optimizer_is_the_policys(tmp_path: Path) -> None:
     run = open_run(tiny(tmp_path, aux=tiny_aux(optimizer="shared")))
     assert run.learner.optimizers["aux"] is run.learner.optimizers["policy"]
     run = open_run(tiny(tmp_path, aux=tiny_aux()))
@@ -485,7 +485,7 @@ def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(tmp_p
         assert torch.equal(torch.cat(seen[2 * epoch : 2 * epoch + 2]).sort().values, wanted)
 
 
-def test_the_value_loss_is_in_the_units_of_normalised_values(tmp_path: Path) -> None:
+def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> None:
     config = replace(tiny(tmp_path), value_norm=ValueNormConfig())
     run = filled(config)
     assert run.agent.value_normalizer is not None

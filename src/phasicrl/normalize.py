@@ -141,7 +141,7 @@ class RewardNormalizer(nn.Module):
     Args:
         num_envs: B; each environment has a running return of its own.
         gamma: discount of the running return.
-        clip: normalised rewards are clipped to ± this.
+        clip: normalized rewards are clipped to ± this.
         per_step: update and scale step by step (Baselines vec_normalize.py:26-34, Gym's NormalizeReward), not a rollout at a time.
     """
 
@@ -191,7 +191,7 @@ class ObservationNormalizer(nn.Module):
         size: D, the number of components.
         statistics: of everything seen so far, or exponentially weighted; see `make_moments`.
         decay: of the exponential weights.
-        clip: normalised components are clipped to ± this.
+        clip: normalized components are clipped to ± this.
     """
 
     shift: Tensor
@@ -212,7 +212,7 @@ class ObservationNormalizer(nn.Module):
         return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
 
     def update(self, x: Float[Tensor, "*N D"]) -> None:
-        """Take observations into the statistics, before normalisation."""
+        """Take observations into the statistics, before normalization."""
         self.moments.update(x)
         self.shift.copy_(self.moments.mean)
         self.scale.copy_(_deviation(self.moments.variance))

@@ -32,7 +32,7 @@ def log_prob_loss(log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"])
 
 
 def sampled_kl_penalty(log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]) -> Float[Tensor, "*M"]:
-    """Half the squared log-ratio of the actions taken: the estimate of the divergence that OPPG penalises (ppo.py:104)."""
+    """Half the squared log-ratio of the actions taken: the estimate of the divergence that OPPG penalizes (ppo.py:104)."""
     return 0.5 * (log_prob - old_log_prob).square()
 
 

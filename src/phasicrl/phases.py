@@ -51,7 +51,7 @@ class PolicyPhaseLoss:
     precision: Precision = "fp32"
 
     def prepare(self, samples: PolicySamples) -> PolicySamples:
-        """Normalise the minibatch's advantages, if that is how they are normalised."""
+        """Normalize the minibatch's advantages, if that is how they are normalized."""
         if self.ppo.advantage_norm != "minibatch":
             return samples
         return dataclasses.replace(samples, advantage=returns.normalize(samples.advantage, unbiased=self.ppo.advantage_std == "unbiased"))
@@ -166,7 +166,7 @@ def _targets_and_units(agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOC
 
 
 def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
-    """Advantages `[B, T]` by the estimator, not normalised; the value targets are written into the rollout."""
+    """Advantages `[B, T]` by the estimator, not normalized; the value targets are written into the rollout."""
     ends = (rollout.terminated, rollout.truncated)
     if not ppo.bootstrap_truncation:
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))

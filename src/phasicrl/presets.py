@@ -39,7 +39,7 @@ class Preset:
 
 # Procgen, phasic. OPPG's settings: no gradient clipping, no value clipping, Adam eps 1e-8, whole segments in both phases. A time
 # limit is a termination in every published Procgen number, so bootstrap_truncation is off in all of these. Without `-paper` they are
-# not what was published: easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards are normalised by the algorithm's γ.
+# not what was published: easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards are normalized by the algorithm's γ.
 _PPG = Config(
     name="procgen-ppg",
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
@@ -104,7 +104,7 @@ _BASELINES_PPO = replace(
 )
 
 # Classic control, discrete. Eight environments of EnvPool, short rollouts, two tanh layers of 64 for each of policy and value. Rewards are
-# normalised because PPG weighs a squared error of returns against a divergence, and CartPole's returns go up to 100.
+# normalized because PPG weighs a squared error of returns against a divergence, and CartPole's returns go up to 100.
 _CLASSIC_PPO = Config(
     name="classic-ppo",
     env=EnvConfig(id="envpool:CartPole-v1", num_envs=8),
@@ -321,7 +321,7 @@ def _task_presets() -> list[Preset]:
 
 
 _OPPG = "openai/phasic-policy-gradient, train.py and ppo.py"
-_EASY = "easy, 64 environments and 25M steps as CleanRL's page, rewards normalised by γ 0.999 where the published runs have hard, 256, 100M and 0.99"
+_EASY = "easy, 64 environments and 25M steps as CleanRL's page, rewards normalized by γ 0.999 where the published runs have hard, 256, 100M and 0.99"
 PRESETS: dict[str, Preset] = {
     preset.config.name: preset
     for preset in (

@@ -22,7 +22,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> Float[Tensor, "B T"]:
-    """Generalised advantage estimation (Schulman et al. 2016, equation 16).
+    """Generalized advantage estimation (Schulman et al. 2016, equation 16).
 
     `δ_t = r_t + γ V(s'_t) − V(s_t)` and `A_t = δ_t + γ λ A_{t+1}`, where `s'_t` is what the step led to: `next_value` holds the
     value of the final observation where an episode was truncated, else of the next one. A termination has no next value; the
@@ -121,7 +121,7 @@ def discounted_forward_return(
     """Running discounted sum `R_t = r_t + γ R_{t-1}`, with 0 in place of `R_{t-1}` where it starts anew.
 
     Args:
-        reward: unnormalised rewards.
+        reward: unnormalized rewards.
         starts_anew: where the sum before the step is dropped: at the first step of an episode, so that the reward of an episode's
             last step still belongs to it (OPPG reward_normalizer.py:57-64).
         start: the sum after the step before the first one here.

@@ -111,7 +111,7 @@ class PolicySamples(Samples):
     old_value: Float[Tensor, "S L"]
     advantage: Float[Tensor, "S L"]
     old_policy: Float[Tensor, "S L P"] | None = None
-    """Parameters of the policy before the update, where its divergence is penalised exactly."""
+    """Parameters of the policy before the update, where its divergence is penalized exactly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUPPORTED_OBSERVATIONS = (
-    "Box (pictures: uint8, height × width × channels or channels first; anything else is numbers), "
+    "Box (images: uint8, height × width × channels or channels first; anything else is numbers), "
     "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 )
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
@@ -48,7 +48,7 @@ def choices(space: gym.Space[Any]) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def is_picture(space: gym.Space[Any]) -> bool:
+def is_image(space: gym.Space[Any]) -> bool:
     """Whether a part of an observation goes through convolutions: bytes of rank 3."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
@@ -71,7 +71,7 @@ def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym
         for path, leaf in parts:
             if what == "observations" and isinstance(leaf, gym.spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
                 raise ValueError(
-                    f"{name}: observations of the kind Box{leaf.shape} uint8{where(path)} look like a stack of colour pictures; fold the stack into "
+                    f"{name}: observations of the kind Box{leaf.shape} uint8{where(path)} look like a stack of color images; fold the stack into "
                     "the channels (gymnasium.wrappers.ReshapeObservation), height × width × channels"
                 )
         if not sum(math.prod(leaf.shape or ()) for _, leaf in parts):

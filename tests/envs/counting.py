@@ -80,11 +80,11 @@ class FromFive(Counting):
 class Structured(Counting):
     """The same counts in all kinds of spaces; the reward is the action that arrived, each number at a decimal place of its own.
 
-    The picture has the step in every pixel, `flags` the step in binary digits; `stage` is the step, counted from two.
+    The image has the step in every pixel, `flags` the step in binary digits; `stage` is the step, counted from two.
     """
 
     observation_space = gym.spaces.Dict(
-        picture=gym.spaces.Box(0, 255, (4, 5, 3), np.uint8),
+        image=gym.spaces.Box(0, 255, (4, 5, 3), np.uint8),
         counts=gym.spaces.Box(-1e9, 1e9, (3,), np.float64),
         more=gym.spaces.Tuple([gym.spaces.Discrete(9, start=2), gym.spaces.MultiBinary(3)]),
     )
@@ -93,7 +93,7 @@ class Structured(Counting):
     )
 
     def __init__(self) -> None:
-        self._buffer, self._picture = np.zeros(3), np.zeros((4, 5, 3), np.uint8)
+        self._buffer, self._image = np.zeros(3), np.zeros((4, 5, 3), np.uint8)
         self._episode, self._time = -1, 0
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -106,9 +106,9 @@ class Structured(Counting):
         return obs, float(reward), terminated, truncated, info
 
     def _observe(self) -> Any:
-        self._picture[:] = self._time
+        self._image[:] = self._time
         digits = np.array([self._time >> place & 1 for place in range(3)], np.int8)
-        return {"picture": self._picture, "counts": super()._observe(), "more": (2 + self._time, digits)}
+        return {"image": self._image, "counts": super()._observe(), "more": (2 + self._time, digits)}
 
 
 class Masked(Counting):

@@ -594,7 +594,7 @@ def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
         envs.step(torch.zeros(2, dtype=torch.int64))
 
 
-def test_neighbouring_seeds_share_no_environment() -> None:
+def test_neighboring_seeds_share_no_environment() -> None:
     first, second = (
         {obs.tobytes() for obs in make("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset().numpy()} for seed in (1, 2)
     )

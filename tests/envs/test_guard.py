@@ -116,7 +116,7 @@ FAULTY_PARTS = {
     "missing": ("more", None, "without 'more', which its observation_space has"),
     "too few": ("more", (3,), "without 'more/1', which"),
     "shape": ("counts", np.zeros(4), r"shape \(4,\) \(at 'counts'\); its observation_space says \(3,\)"),
-    "dtype": ("picture", np.zeros((4, 5, 3)), r"dtype float64 \(at 'picture'\); its observation_space says uint8"),
+    "dtype": ("image", np.zeros((4, 5, 3)), r"dtype float64 \(at 'image'\); its observation_space says uint8"),
     "not finite": ("counts", [0, np.inf, 1], r"that is not finite \(at 'counts'\): \[ 0. inf  1.\]"),
     "above": ("more", (11, np.zeros(3, int)), r"is outside of Discrete\(9, start=2\) \(at 'more/0'\): 11"),
     "below": ("more", (1, np.zeros(3, int)), r"is outside of Discrete\(9, start=2\) \(at 'more/0'\): 1"),

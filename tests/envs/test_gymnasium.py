@@ -85,7 +85,7 @@ def test_all_kinds_of_spaces_at_once(parallel: Parallel) -> None:
     def check(obs: Tensor, ids: np.ndarray, episode: np.ndarray, clock: np.ndarray) -> None:
         read = layout.unpack(obs)
         np.testing.assert_array_equal(read["counts"], np.stack([ids, episode, clock], axis=1))
-        np.testing.assert_array_equal(read["picture"], np.broadcast_to(clock[:, None, None, None], (len(obs), 4, 5, 3)))
+        np.testing.assert_array_equal(read["image"], np.broadcast_to(clock[:, None, None, None], (len(obs), 4, 5, 3)))
         stage, flags = read["more"]
         np.testing.assert_array_equal(stage, clock)
         np.testing.assert_array_equal(flags @ torch.tensor([1, 2, 4], dtype=torch.uint8), clock)

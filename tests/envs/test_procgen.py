@@ -59,14 +59,14 @@ def test_every_setting_of_procgen_reaches_the_game() -> None:
 @pytest.mark.parametrize(
     "field", ["use_backgrounds", "center_agent", "use_monochrome_assets", "restrict_themes", "use_generated_assets", "paint_vel_info"]
 )
-def test_pictures_change_with_the_settings(field: str) -> None:
-    pictures = []
+def test_images_change_with_the_settings(field: str) -> None:
+    images = []
     for value in (False, True):
         envs = make_envs(EnvConfig(id="coinrun", num_envs=8, num_threads=2, num_levels=50, **{field: value}), seed=1)  # type: ignore[arg-type]
         envs.reset()
-        pictures.append([envs.step(torch.full((8,), 7)).obs for _ in range(6)][-1])
+        images.append([envs.step(torch.full((8,), 7)).obs for _ in range(6)][-1])
         envs.close()
-    assert not np.array_equal(*pictures)
+    assert not np.array_equal(*images)
 
 
 def test_the_games_are_those_of_gymnasiums_registry_or_none() -> None:

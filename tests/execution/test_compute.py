@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch", "ppo.schedule": "linear"}, Corridor),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
     "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
-    "normalised": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
+    "normalized": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
     "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"}, Corridor),
     "eps-hat": ({"ppo.adam_eps_hat": True}, Corridor),
     "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
@@ -269,7 +269,7 @@ def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
     assert kept.tolist() == out.tolist() == [2.0, 4.0]  # the same outputs, written again
 
 
-OFTEN = ("normalised", "shared", "shuffled", "masks-mixed")
+OFTEN = ("normalized", "shared", "shuffled", "masks-mixed")
 """Cases that are compiled in every run of the tests; compiling them all takes minutes."""
 
 
@@ -287,7 +287,7 @@ def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(tmp_path: Path,
     assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
 
 
-def test_an_optimiser_that_does_more_is_left_alone(tmp_path: Path) -> None:
+def test_an_optimizer_that_does_more_is_left_alone(tmp_path: Path) -> None:
     config = setting(tmp_path, **{"compute.compile": "on"})
     with start_run(config, make_env=Corridor) as run:
         for group in run.learner.optimizers["policy"].param_groups:

@@ -22,7 +22,7 @@ from tests.helpers import Corridor, Levers, corridor, tiny
 
 
 class Countdown(gym.Env[np.ndarray, np.int64]):
-    """Episodes of 2 steps in one environment and of 9 in the next: whoever takes the first that finish favours the short ones."""
+    """Episodes of 2 steps in one environment and of 9 in the next: whoever takes the first that finish favors the short ones."""
 
     made = 0
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -41,7 +41,7 @@ class Countdown(gym.Env[np.ndarray, np.int64]):
         return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
 
 
-def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favoured(tmp_path: Path) -> None:
+def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path, env=EnvConfig(id="countdown", num_envs=4)), make_env=Countdown) as run:
         envs = make_evaluation_envs(run.config, num_envs=2, levels="unseen", seed=0, make_env=Countdown)
         result = play(run.agent, envs, episodes=7, policy="greedy", generator=torch.Generator())

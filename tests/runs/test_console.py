@@ -57,7 +57,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
 
 
 def text_of(terminal: io.StringIO) -> str:
-    """What was sent, without the codes for colours and the cursor."""
+    """What was sent, without the codes for colors and the cursor."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
 
 
@@ -251,7 +251,7 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(clock: Clock, ter
         assert text_of(terminal).count("╭─") <= 5
 
 
-def test_no_colour_only_takes_the_colour_away(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_only_takes_the_color_away(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     run_live(clock, terminal, config("auto", iterations=4))
     assert "╭─" in text_of(terminal)

@@ -35,7 +35,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from phasicrl.runs.run import Run, start_run
 from phasicrl.seeding import derive_seed
-from tests.golden import BOTH, Echo, Picture
+from tests.golden import BOTH, Echo, Image
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
@@ -192,12 +192,12 @@ UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "linear": ({"ppo.schedule": "linear", "ppo.adam_eps_hat": True}, KEYS_AND_NUMBERS),
     "adaptive": ({"ppo.schedule": "adaptive_kl", "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 1e-3}, KEYS_AND_NUMBERS),
     "epochs-apart": ({"ppo.policy_epochs": 2, "ppo.value_epochs": 1}, KEYS_AND_NUMBERS),
-    "pictures-bf16": ({**PICTURES, "compute.policy_precision": "bf16", "compute.aux_precision": "bf16", "compute.num_threads": 1}, Picture),
+    "images-bf16": ({**PICTURES, "compute.policy_precision": "bf16", "compute.aux_precision": "bf16", "compute.num_threads": 1}, Image),
 }
 
 
 AUXES = {"ppo": None, "ppg": tiny_aux(every=3), "ppg-one-adam": tiny_aux(every=3, optimizer="shared")}
-BOTH_ALGORITHMS = [(name, aux, 4) for name in UNBROKEN for aux in ("ppo", "ppg") if (name, aux) != ("pictures-bf16", "ppo")]
+BOTH_ALGORITHMS = [(name, aux, 4) for name in UNBROKEN for aux in ("ppo", "ppg") if (name, aux) != ("images-bf16", "ppo")]
 OTHER_PLACES = [(name, aux, stop) for name in ("plain", "lstm") for aux, stop in (("ppg-one-adam", 4), ("ppg", 2), ("ppg", 6))]
 
 
@@ -237,7 +237,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Path) -> None:
-    """Every module, optimiser, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
+    """Every module, optimizer, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
     covered = {"learner", "env_steps"}
@@ -304,7 +304,7 @@ def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_director
     [
         ({"compute": {"device": "cuda:7"}}, "compute.device is 'cuda:7'"),
         ({"compute": {"device": "toaster"}}, "compute.device is 'toaster'"),
-        ({"model": {"encoder": "impala"}}, "not pictures; use --model.encoder mlp"),
+        ({"model": {"encoder": "impala"}}, "not images; use --model.encoder mlp"),
         ({"output_dir": "/proc/none"}, "cannot make the run directory"),
     ],
 )
@@ -342,7 +342,7 @@ def test_environments_are_closed_when_the_start_fails(tmp_path: Path, monkeypatc
     assert closed == [True]
 
 
-def test_a_users_encoder_is_initialised_from_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
+def test_a_users_encoder_is_initialized_from_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     class Own(nn.Module):
         num_features = 5
 
@@ -377,13 +377,13 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     assert reported - {"env_steps", "iteration", "phase", "wall_time"} == set(METRICS) - procgen
 
 
-def test_a_resumed_optimiser_steps_as_the_unbroken_one_on_convolutions_too(tmp_path: Path) -> None:
+def test_a_resumed_optimizer_steps_as_the_unbroken_one_on_convolutions_too(tmp_path: Path) -> None:
     """Convolution weights are channels_last, files are not, and the fused Adam looks at no strides: equal numbers are not enough."""
     config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64)
     config = replace(config, model=replace(config.model, encoder="impala", activation="relu", channels=(4, 8), blocks=1))
-    with start_run(config, make_env=Picture) as old:
+    with start_run(config, make_env=Image) as old:
         learn(old)
-        with run_module.resume_run(old.directory, make_env=Picture) as new:
+        with run_module.resume_run(old.directory, make_env=Image) as new:
             old.buffer.num_filled = 1
             for run in (old, new):
                 rollout = run.buffer.rollout(0)

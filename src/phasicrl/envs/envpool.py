@@ -20,7 +20,7 @@ Facts about EnvPool 1.2.5 and 1.2.7 that this file rests on (those that results 
 - Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call. `_send` and `_recv` are what it calls;
   the names and the order of their arrays are checked when a pool is made, and that `_to`, which makes an answer of them, is the
   common one: MJLab and locomotion have their own, which cut one array into the parts of an observation.
-- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighbouring seeds
+- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighboring seeds
   share environments; we give one seed to each.
 """
 
@@ -235,7 +235,7 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
         )
     options = checked_options(name, given, {key: value for key, value in fields.items() if key not in NOT_OPTIONS})
     for key, value in options.items():
-        if type(value) is int and value <= 0 < fields[key]:  # no picture or no-op at all is a segmentation fault
+        if type(value) is int and value <= 0 < fields[key]:  # no image or no-op at all is a segmentation fault
             raise ValueError(f"{name}: env.options has {key} = {value}; it must be above zero")
     return options
 

@@ -224,7 +224,7 @@ def _all_listings() -> Iterator[EnvListing]:
     for game in GAMES:
         modes = distributions(game, tasks or None)
         needs = "" if tasks else "; needs pip install 'phasicrl[procgen]'"
-        yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 pictures, 15 actions; levels: {', '.join(modes)}{needs}")
+        yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 images, 15 actions; levels: {', '.join(modes)}{needs}")
     for task_id, family in sorted(tasks.items()):
         if family != PROCGEN:
             kind = family.removeprefix("envpool.").replace("_", " ").replace(".", ", ")

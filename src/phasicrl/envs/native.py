@@ -29,7 +29,7 @@ QT_LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
 """In the order in which they must be loaded: Gui needs Core."""
 
 QT_STAND_INS = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
-"""What the wheel's Qt is linked with, but drawing into a picture in memory never calls; bare containers do not have them."""
+"""What the wheel's Qt is linked with, but drawing into a image in memory never calls; bare containers do not have them."""
 
 GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {
     "libEGL.so.1": (

@@ -125,7 +125,7 @@ def evaluate(
 ) -> list[Evaluation]:
     """Play episodes that the agent has not trained on, and report their returns.
 
-    Every environment plays the same number of episodes (or one more), so that short episodes are not favoured. Seeds are a
+    Every environment plays the same number of episodes (or one more), so that short episodes are not favored. Seeds are a
     stream of their own: the same for every run, and none that training used.
 
     Args:

@@ -52,16 +52,16 @@ TRICKS = (
     ),
     Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}),
     Trick(
-        "initialisation", {"model.init": "orthogonal", "model.head_init": "orthogonal"}, {"model.init": "torch", "model.head_init": "torch"}
+        "initialization", {"model.init": "orthogonal", "model.head_init": "orthogonal"}, {"model.init": "torch", "model.head_init": "torch"}
     ),
-    Trick("advantage normalisation", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
-    Trick("state normalisation", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
-    Trick("return normalisation", {"value_norm": ValueNormConfig(statistics="ema")}, {"value_norm": None}),
+    Trick("advantage normalization", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
+    Trick("state normalization", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
+    Trick("return normalization", {"value_norm": ValueNormConfig(statistics="ema")}, {"value_norm": None}),
     Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
     Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
 )
-"""In the order of the document. Return normalisation is that of value targets, as there; rewards are never normalised here."""
+"""In the order of the document. Return normalization is that of value targets, as there; rewards are never normalized here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def draw_ladder(found: Sequence[Rung], path: Path, *, title: str) -> None:
     axes.set_yticks(range(len(found)), [rung.name for rung in found])
     axes.invert_yaxis()
     axes.set_xlabel("mean return of the greedy policy after training")
-    axes.set_title(f"{title} (grey: seeds; blue: mean and its 95 % interval)", fontsize="medium", loc="right")
+    axes.set_title(f"{title} (gray: seeds; blue: mean and its 95 % interval)", fontsize="medium", loc="right")
     axes.grid(axis="x", alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

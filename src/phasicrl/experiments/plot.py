@@ -123,7 +123,7 @@ def plot_runs(
     Args:
         runs: Run directories; those of one experiment on one environment are one curve over their
             seeds.
-        output: Name of the picture; .png, .svg and .csv are put behind it.
+        output: Name of the image; .png, .svg and .csv are put behind it.
         metric: Which metric.
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
         reference: CSV file (.gz or not) of published curves: experiment, run, game, step,
@@ -422,7 +422,7 @@ _STYLE: Any = {
 
 
 def _looks(keys: list[tuple[str, bool]]) -> Looks:
-    """Colour and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first grey."""
+    """Color and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first gray."""
     own = [key for key in keys if not key[1]]
     looks: Looks = {}
     for index, key in enumerate(own):
@@ -463,7 +463,7 @@ def _axis_label(metric: str, smooth_steps: int) -> str:
 
 
 def _save(figure: Figure, png: Path, svg: Path, about: str) -> None:
-    """Write the pictures; the same data gives the same files, so that they can be kept under version control."""
+    """Write the images; the same data gives the same files, so that they can be kept under version control."""
     from matplotlib import rc_context
 
     with rc_context(_STYLE):

@@ -57,8 +57,8 @@ class Agent(nn.Module):
         action_space: of one environment.
         config: the networks.
         action: the distribution of continuous actions.
-        obs_norm: normalisation of observed numbers.
-        value_norm: normalisation of values.
+        obs_norm: normalization of observed numbers.
+        value_norm: normalization of values.
         generator: source of the initial weights.
         auxiliary: whether there is an auxiliary value head. It is made last, so that the other weights do not depend on it.
         make_encoder: makes a user's own encoder, in place of `config.encoder`.
@@ -196,7 +196,7 @@ class Agent(nn.Module):
         `w' = σ w / σ'` and `b' = (σ b + μ − μ') / σ'`. So every value stays what it was, up to rounding. Without that each move shifts
         all values, the next targets bootstrap from the shifted ones, these move the statistics further, and values run away.
 
-        The first call leaves the heads as they are, because they have learnt nothing that could be kept. Their output now means the first
+        The first call leaves the heads as they are, because they have learned nothing that could be kept. Their output now means the first
         targets' mean and deviation. Were the values of 0 kept, then a head would begin `μ / σ` deviations away from all targets, which is
         10⁴ and more where these hardly vary. This call alone returns true.
 
@@ -218,7 +218,7 @@ class Agent(nn.Module):
         return False
 
     def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalised."""
+        """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalized."""
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
     def _follow(
@@ -239,6 +239,6 @@ class Agent(nn.Module):
         return memory(features.unflatten(0, first.shape), first, state)
 
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
-        """What a value head says, in units of the rewards learnt from."""
+        """What a value head says, in units of the rewards learned from."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)

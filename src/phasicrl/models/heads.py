@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import ActionConfig, Initialisation, ModelConfig
+from phasicrl.config import ActionConfig, Initialization, ModelConfig
 from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
-from phasicrl.models.init import initialise
+from phasicrl.models.init import initialize
 from phasicrl.spaces import SUPPORTED_ACTIONS, choices, leaves
 
 
@@ -177,8 +177,8 @@ def _bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
     return torch.cat([torch.empty(2, 0), *pairs], -1)
 
 
-def linear_head(num_features: int, num_outputs: int, *, init: Initialisation, scale: float, generator: Generator) -> nn.Linear:
+def linear_head(num_features: int, num_outputs: int, *, init: Initialization, scale: float, generator: Generator) -> nn.Linear:
     """A linear output layer with weights by a scheme."""
     linear = nn.Linear(num_features, num_outputs)
-    initialise(linear, init, scale=scale, generator=generator)
+    initialize(linear, init, scale=scale, generator=generator)
     return linear

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Generator, Tensor, nn
 
-from phasicrl.config import Initialisation
+from phasicrl.config import Initialization
 
 
-def initialise(layer: nn.Linear | nn.Conv2d, scheme: Initialisation, *, scale: float, generator: Generator) -> None:
+def initialize(layer: nn.Linear | nn.Conv2d, scheme: Initialization, *, scale: float, generator: Generator) -> None:
     """Fill a layer's weights by `scheme` and set its bias to zero (`torch` keeps PyTorch's random bias).
 
     - `normalized`: PyTorch's default draw, then each output unit's weight vector is divided by its L2 norm and multiplied by

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from phasicrl.config import Initialisation
+from phasicrl.config import Initialization
 
 
 class NoMemory(nn.Module):
@@ -43,7 +43,7 @@ class RecurrentMemory(nn.Module):
         generator: source of the weights.
     """
 
-    def __init__(self, kind: Literal["lstm", "gru"], num_inputs: int, size: int, *, init: Initialisation, generator: Generator) -> None:
+    def __init__(self, kind: Literal["lstm", "gru"], num_inputs: int, size: int, *, init: Initialization, generator: Generator) -> None:
         super().__init__()
         self.kind = kind
         self.num_features = size
@@ -97,7 +97,7 @@ Memory = NoMemory | RecurrentMemory
 
 
 def make_memory(
-    kind: Literal["none", "lstm", "gru"], num_inputs: int, size: int, *, init: Initialisation, generator: Generator
+    kind: Literal["none", "lstm", "gru"], num_inputs: int, size: int, *, init: Initialization, generator: Generator
 ) -> Memory:  # fmt: skip
     """The memory of that name for features of a width."""
     if kind == "none":

@@ -28,8 +28,8 @@ METRICS: dict[str, str] = {
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network in the policy phase, where it has one of its own (no unit).",
-    "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalised advantage).",
-    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalised).",
+    "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalized advantage).",
+    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalized).",
     "losses/entropy": "Entropy of the policy (nats).",
     "losses/old_approx_kl": "KL divergence of the new from the rollout's policy, estimator k1: mean of −log ratio (nats).",
     "losses/approx_kl": "KL divergence of the new from the rollout's policy, estimator k3: mean of ratio − 1 − log ratio (nats).",
@@ -52,7 +52,7 @@ METRICS: dict[str, str] = {
     "procgen/level_complete": "Procgen: fraction of the episodes finished in the iteration that completed their level (0 to 1).",
     "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
-    "rewards/clipped_fraction": "Fraction of the iteration's normalised rewards that were clipped (0 to 1).",
+    "rewards/clipped_fraction": "Fraction of the iteration's normalized rewards that were clipped (0 to 1).",
 }
 """Every metric: its name, and what it means with its unit."""
 

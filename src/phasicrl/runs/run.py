@@ -37,7 +37,7 @@ from phasicrl.runs.checkpoint import CheckpointError, Chunks, load_checkpoint, s
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
-from phasicrl.spaces import ActionLayout, ObservationLayout, is_picture, leaves
+from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
 
 EnvFactory = Callable[[], gym.Env]
 
@@ -360,8 +360,8 @@ def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed
         can_be_probed: whether its encoder takes any image.
     """
     space = agent.reader.layout.space
-    has_images = any(is_picture(part) for _, part in leaves(space))
-    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed and is_picture(space))
+    has_images = any(is_image(part) for _, part in leaves(space))
+    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed and is_image(space))
     if not workload.can_be_probed:
         return make_plan(config.compute, machine, workload)
 
@@ -374,7 +374,7 @@ def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed
 def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
     """What the spaces of environments say about which knobs have an effect; their back end has been asked by `make_envs`."""
     parts = [part for _, part in leaves(envs.observation_space)]
-    numbers = [part for part in parts if not is_picture(part)]
+    numbers = [part for part in parts if not is_image(part)]
     return Task(
         name=envs.name,
         has_masks=True if envs.mask_size else None,
