@@ -47,7 +47,8 @@ class Image(gym.Env[np.ndarray, np.int64]):
 class Echo(gym.Env[Any, Any]):
     """Give back what was shown: actions of any kind, seen as numbers or (`tree`) as parts, with masks or without.
 
-    It is shown in the first of five steps only. Every second episode ends by a time limit, the others by the rules.
+    It is shown in the first of five steps only. Every second episode ends by a time limit, the
+    others by the rules.
     """
 
     def __init__(self, actions: gym.Space[Any], *, tree: bool = False, masked: bool = False) -> None:

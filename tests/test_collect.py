@@ -22,13 +22,16 @@ from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
 
 B, T, K = 3, 5, 3
-# Episodes of each environment as length and end. Over three rollouts of five steps (ends marked by t for a truncation, x for a termination):
+# Episodes of each environment as length and end. Over three rollouts of five steps (ends marked by
+# t for a truncation, x for a termination):
 #   steps          01234 56789 01234
 #   environment 0  .x..t ..t.t .....
 #   environment 1  .t..x ..xtx ..x..
 #   environment 2  ....t ..t.. .....
-# Hence: both kinds in one step, two truncations around a termination in the last step of a rollout and in the middle of one,
-# a truncation and a termination in a last step, an episode of a single step, episodes that reach into the next rollout.
+# Hence: both kinds in one step, two truncations around a termination in the last step of a rollout
+# and in the middle of one,
+# a truncation and a termination in a last step, an episode of a single step, episodes that reach
+# into the next rollout.
 SCRIPT = [
     [(2, "terminated"), (3, "truncated"), (3, "truncated"), (2, "truncated"), (99, "terminated")],
     [(2, "truncated"), (3, "terminated"), (3, "terminated"), (1, "truncated"), (1, "terminated"), (3, "terminated"), (99, "truncated")],
@@ -216,7 +219,8 @@ def test_next_values_are_of_the_final_observation_where_cut_and_of_the_next_one_
     collected, cells = collect(collector), timeline(K * T)
     leads_to = torch.tensor([[cell.leads_to for cell in row] for row in cells], dtype=torch.float32)
     torch.testing.assert_close(collected["next_value"], value_of(collector.agent, leads_to), rtol=1e-5, atol=1e-5)
-    # The comparison means something: observations that could be mistaken for each other have other values.
+    # The comparison means something: observations that could be mistaken for each other have other
+    # values.
     after_reset = torch.tensor([[(env, cell.obs[1] + 1, 0) for cell in row] for env, row in enumerate(cells)], dtype=torch.float32)
     cut = collected["truncated"]
     assert cut[:, T - 1 :: T].any()
@@ -414,7 +418,8 @@ def test_the_environments_are_reset_by_start_and_not_before() -> None:
 def test_procgen_levels_are_counted_once_and_completion_only_where_an_episode_ended() -> None:
     collector = make_collector(Scripted(info=True))
     collect(collector, 1)
-    # Levels are numbered by environment and episode: 0 1, 10 11, 20. Of the five episodes that ended, two terminated.
+    # Levels are numbered by environment and episode: 0 1, 10 11, 20. Of the five episodes that
+    # ended, two terminated.
     report = collector.episodes.report()
     assert report["procgen/num_levels_seen"] == 5
     assert report["procgen/level_complete"] == pytest.approx(2 / 5)

@@ -81,7 +81,8 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         for parameter in run.agent.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
         expected = slow_losses(run, old)
-        # One minibatch of everything at rate zero: its losses are those of the whole phase. The policy before it is put back for the KL.
+        # One minibatch of everything at rate zero: its losses are those of the whole phase. The
+        # policy before it is put back for the KL.
         aux = replace(tiny_aux(), epochs=1, num_minibatches=1, iterations_per_epoch=1, every=1)
         run.learner.config = replace(config, aux=aux)
         with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:

@@ -232,7 +232,8 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
     baselines = opened(small("compat-baselines-ppo-mujoco", tmp_path))
     same = collected(baselines)
     assert torch.equal(same.reward, rollout.reward)
-    # Dropped at each end, returns of these short episodes vary less, so that rewards come out larger.
+    # Dropped at each end, returns of these short episodes vary less, so that rewards come out
+    # larger.
     assert (baselines.learner.learning_reward(same)[0][0].numpy()[20:] > 1.1 * ours[20:]).all()
 
 

@@ -1,6 +1,7 @@
 """What must hold on a GPU, by tests that run on the CPU as well: the same bodies on both, so that they are known to work before there is a GPU.
 
-On the CPU "recorded" is what stands in for a CUDA graph (`again_in_place`). `benchmarks/gpu.py` runs the GPU's half of this file.
+On the CPU "recorded" is what stands in for a CUDA graph (`again_in_place`). `benchmarks/gpu.py`
+runs the GPU's half of this file.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
     for index, (row, golden) in enumerate(zip(rows, GOLDEN[name], strict=True)):
         assert row.keys() == golden.keys()
         for metric, value in golden.items():
-            # Sums in another order, of small networks: 1e-5 at first, and Adam makes whole steps of the smallest gradients.
+            # Sums in another order, of small networks: 1e-5 at first, and Adam makes whole steps of
+            # the smallest gradients.
             assert row[metric] == pytest.approx(value, rel=0.01, abs=2e-3), f"iteration {index + 1}, {metric}"
 
 

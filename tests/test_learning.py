@@ -108,7 +108,8 @@ def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: 
 class Safes(gym.Env[np.ndarray, Any]):
     """One of eight safes in each of five steps: its key among 1,600, and the number that is shown, to be given at once.
 
-    Only the right key earns a point, less the number's distance. The mask allows four keys at each safe.
+    Only the right key earns a point, less the number's distance. The mask allows four keys at each
+    safe.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (9,), np.float32)

@@ -1,7 +1,8 @@
 """The algorithm: collect, learn, now and then distill, log, save. Kind: effects. Start reading here.
 
-`learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its symbols in the comments. The
-two phases are in `phases.py`, what they minimize is in `objectives.py`, the advantages are in `returns.py`.
+`learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its
+symbols in the comments. The two phases are in `phases.py`, what they minimize is in
+`objectives.py`, the advantages are in `returns.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
         # Perform rollouts under the current policy π, straight into the buffer B
         rollout = run.collect(buffer.next_rollout())
 
-        # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for E_V epochs, the value function
+        # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for E_V
+        # epochs, the value function
         record = policy_phase(learner, rollout, stage=run.stage)
 
-        # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's network, keeping π where it is
+        # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's
+        # network, keeping π where it is
         if learner.auxiliary_phase_is_due:
             record |= auxiliary_phase(learner, buffer, stage=run.stage)
         if buffer.is_full:
@@ -61,12 +64,13 @@ def train(
     Args:
         config: every knob; `phasicrl.presets.get_preset(name)` has the named ones.
         make_env: makes one of your own Gymnasium environments, in place of `config.env.id`.
-        make_vector_env: makes a vector environment of your own, with Gymnasium's `VectorEnv` interface, in place of
-            `config.env.id`; it is given the number of environments. Each of its autoreset modes will do; `NEXT_STEP` and
-            `DISABLED` need `reset(options={"reset_mask": …})` to reset the chosen environments alone.
+        make_vector_env: makes a vector environment of your own, with Gymnasium's `VectorEnv`
+            interface, in place of `config.env.id`; it is given the number of environments. Each of
+            its autoreset modes will do; `NEXT_STEP` and `DISABLED` need
+            `reset(options={"reset_mask": …})` to reset the chosen environments alone.
         make_encoder: makes your own network, in place of `config.model.encoder`.
-        mask_actions: from observations `[B, …]` and the environments' own masks to the masks that hold at the start of training, for
-            `config.env.heuristic_mask_steps` steps.
+        mask_actions: from observations `[B, …]` and the environments' own masks to the masks that
+            hold at the start of training, for `config.env.heuristic_mask_steps` steps.
         on_iteration: called after each iteration with the run and its metrics. If it returns
             "stop", the run is saved and ends there; `resume` goes on to the end of its budget.
         plan: how to execute it, of a run before; chosen for this machine unless given.

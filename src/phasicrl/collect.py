@@ -25,7 +25,8 @@ class Collector:
         agent: acts, and values what it sees.
         generator: source of the actions, on the agent's device.
         compute: how the agent is executed.
-        bootstrap_truncation: final observations of truncated episodes are valued; else nobody asks for those values.
+        bootstrap_truncation: final observations of truncated episodes are valued; else nobody asks
+            for those values.
     """
 
     def __init__(self, envs: VectorEnv, agent: Agent, *, generator: Generator, compute: Compute, bootstrap_truncation: bool) -> None:
@@ -35,7 +36,8 @@ class Collector:
         self.generator = generator
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(envs.num_envs)
-        # A value network of its own is asked once a rollout, not at each step. With a memory it must follow the episode, for truncated ones.
+        # A value network of its own is asked once a rollout, not at each step. With a memory it
+        # must follow the episode, for truncated ones.
         self._values_afterwards = agent.value_path == "separate" and not agent.state_size
         self._precision: Precision = compute.precision("policy")
         # Only the shapes of its noise are of interest.
@@ -53,10 +55,12 @@ class Collector:
 
         Args:
             rollout: where to.
-            begins_statistics: take its observations into the statistics that observations are normalized by, before anything is valued.
-                Values, the values that targets bootstrap from, the memory's state after the rollout and the epochs over it then all use
-                these statistics. Log-probabilities stay those of the policy that drew the actions, which saw raw observations: so the
-                ratios of the surrogate remain those of importance sampling.
+            begins_statistics: take its observations into the statistics that observations are
+                normalized by, before anything is valued. Values, the values that targets bootstrap
+                from, the memory's state after the rollout and the epochs over it then all use these
+                statistics. Log-probabilities stay those of the policy that drew the actions, which
+                saw raw observations: so the ratios of the surrogate remain those of importance
+                sampling.
 
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
@@ -137,7 +141,8 @@ class Collector:
     def _truncations(self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]) -> list[Truncation]:
         """The truncated episodes, `[T, B]`, with their rows of what was kept of each step in `finals`.
 
-        After the rollout, so that the environments' device is waited for once and not at every step.
+        After the rollout, so that the environments' device is waited for once and not at every
+        step.
         """
         cut: dict[int, list[int]] = {}
         for t, env in truncated.nonzero().tolist() if finals else ():
@@ -163,7 +168,8 @@ class Collector:
     def _fill_next_values(self, rollout: Rollout, truncations: list[Truncation]) -> None:
         """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones.
 
-        A final observation still belongs to its episode: it is valued with the memory's state of that moment.
+        A final observation still belongs to its episode: it is valued with the memory's state of
+        that moment.
         """
         obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])

@@ -1,8 +1,9 @@
 """Every knob, once. Kind: data. Imports no torch, so that `--help` is quick.
 
-`None` means "off" and nothing else. Numbers that follow from others are properties, never fields that are filled in later.
-`num_envs`, batch and minibatch sizes are global. Sources: semantics of the reference codes are named where a knob
-reproduces one of them (OPPG = openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines).
+`None` means "off" and nothing else. Numbers that follow from others are properties, never fields
+that are filled in later. `num_envs`, batch and minibatch sizes are global. Sources: semantics of
+the reference codes are named where a knob reproduces one of them (OPPG =
+openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines).
 """
 
 from __future__ import annotations
@@ -613,7 +614,8 @@ class Config:
 
         Args:
             changes: values by path.
-            reset_idle: put knobs that have no effect after these changes back to their defaults, in place of refusing them.
+            reset_idle: put knobs that have no effect after these changes back to their defaults, in
+                place of refusing them.
             keep: paths of knobs that are refused all the same.
 
         Raises:
@@ -663,7 +665,8 @@ class Config:
         """Read back `to_json`, also of earlier versions.
 
         Raises:
-            ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong type.
+            ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong
+                type.
         """
         return config_io.from_json(Config, text)
 
@@ -686,7 +689,8 @@ class Task:
         has_heuristic: whether a `mask_actions` function was given.
         has_images: whether there are images among the observations.
         has_numbers: whether there is anything but images among them.
-        has_floats: whether there are real numbers among them, which can be normalized; members of finite sets are one-hot vectors.
+        has_floats: whether there are real numbers among them, which can be normalized; members of
+            finite sets are one-hot vectors.
         has_continuous_actions: whether there are real numbers among the actions.
     """
 
@@ -785,8 +789,8 @@ ALWAYS_MEANINGFUL = frozenset(
 )
 """All other knobs. A test sees to it that each one stands here or in `NEEDS`.
 
-`aux.epochs 0` switches the phase off as a whole, as `aux none` does, and an encoder given from Python takes the place of the configured
-one: neither makes the knobs beside it a mistake.
+`aux.epochs 0` switches the phase off as a whole, as `aux none` does, and an encoder given from
+Python takes the place of the configured one: neither makes the knobs beside it a mistake.
 """
 
 

@@ -1,8 +1,9 @@
 """Rollouts, the buffer that holds a phase of them, and how they become minibatches. Kind: state (tensors and their order).
 
-Letters: T steps of a rollout, B environments, K rollouts of a phase, S sequences of L steps in a minibatch, H memory state,
-P policy parameters. Storage is segment-major, `[B, T, …]`: the steps of an environment lie side by side, so that a minibatch of
-whole segments is a few contiguous blocks. Observations keep their own dtype and are written once, by the collector, in place.
+Letters: T steps of a rollout, B environments, K rollouts of a phase, S sequences of L steps in a
+minibatch, H memory state, P policy parameters. Storage is segment-major, `[B, T, …]`: the steps of
+an environment lie side by side, so that a minibatch of whole segments is a few contiguous blocks.
+Observations keep their own dtype and are written once, by the collector, in place.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ class Rollout:
         reward: as the environment gave it.
         terminated: the episode ended here.
         truncated: the episode was cut here.
-        next_value: V of what the step led to: of the final observation where an episode was truncated.
+        next_value: V of what the step led to: of the final observation where an episode was
+            truncated.
         value_target: V̂, filled in when the advantages are known.
     """
 

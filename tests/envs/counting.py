@@ -17,8 +17,8 @@ import numpy as np
 class Counting(gym.Env[np.ndarray, Any]):
     """Counts: the observation is (id of the environment, episode, step of the episode), the reward the step.
 
-    Episode e lasts 2 + (id + e) % 3 steps. Even episodes terminate, odd ones are truncated, and every sixth says both.
-    Observations are written into one buffer, as many environments do.
+    Episode e lasts 2 + (id + e) % 3 steps. Even episodes terminate, odd ones are truncated, and
+    every sixth says both. Observations are written into one buffer, as many environments do.
     """
 
     observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float64)
@@ -80,7 +80,8 @@ class FromFive(Counting):
 class Structured(Counting):
     """The same counts in all kinds of spaces; the reward is the action that arrived, each number at a decimal place of its own.
 
-    The image has the step in every pixel, `flags` the step in binary digits; `stage` is the step, counted from two.
+    The image has the step in every pixel, `flags` the step in binary digits; `stage` is the step,
+    counted from two.
     """
 
     observation_space = gym.spaces.Dict(
@@ -114,7 +115,8 @@ class Structured(Counting):
 class Masked(Counting):
     """Forbids two actions, which depend on episode and step; at the last step of an episode it forbids everything, or has no answer.
 
-    It says so in its observation, by a method, or in `info`; actions are a pair of a `Discrete(4)` and a `Discrete(3)`.
+    It says so in its observation, by a method, or in `info`; actions are a pair of a `Discrete(4)`
+    and a `Discrete(3)`.
     """
 
     action_space = gym.spaces.Tuple([gym.spaces.Discrete(4), gym.spaces.Discrete(3)])

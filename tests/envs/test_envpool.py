@@ -162,7 +162,8 @@ def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.Monke
 class Arrays:
     """Four environments in the arrays of EnvPool's C++ layer, and the public call of its Python layer, as in 1.2.5 or 1.2.7.
 
-    In every step the first one goes on, the second ends by its rules, the third by its limit, the last by both at once.
+    In every step the first one goes on, the second ends by its rules, the third by its limit, the
+    last by both at once.
     """
 
     DONE, TRUNC, TERMINATED = (np.array(row, bool) for row in ((0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1)))

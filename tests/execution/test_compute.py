@@ -87,7 +87,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "eps-hat": ({"ppo.adam_eps_hat": True}, Corridor),
     "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
     "masks-discrete": ({}, lambda: Levers(masked=True)),
-    # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an Adam with a small ε makes a whole step of.
+    # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an
+    # Adam with a small ε makes a whole step of.
     "masks-mixed": (
         {"action": ActionConfig(std="softplus", squash="clip"), "ppo.adam_eps": 1e-5},
         lambda: Levers(discrete=False, masked=True),

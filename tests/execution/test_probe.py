@@ -142,7 +142,8 @@ def test_pieces_that_do_not_run_are_left_out_and_those_that_do_are_kept(message:
     network = Limited()
     found = probe(network, list(network.parameters()), OBS.repeat(2, 1, 1, 1), seconds=0.01)
     assert found.micro_batch == {"fp32": 32, "bf16": 32} and found.rate["fp32"] > 0
-    # Memory says nothing about a precision; a kernel that fails for one size is not to be trusted with the others.
+    # Memory says nothing about a precision; a kernel that fails for one size is not to be trusted
+    # with the others.
     assert (found.rate["bf16"] > 0) == found.bf16_is_right == (message == FULL)
 
 

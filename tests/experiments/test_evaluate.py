@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,7 @@ from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig
 from phasicrl.experiments import evaluate as evaluation_module
 from phasicrl.experiments.evaluate import Evaluation, evaluate, make_evaluation_envs, play
+from phasicrl.models.agent import Agent
 from phasicrl.presets import get_preset
 from phasicrl.runs.run import start_run
 from phasicrl.seeding import derive_seed, env_seeds
@@ -145,3 +147,21 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
             evaluate(run.directory, make_env=corridor)
         with pytest.raises(ValueError, match="episodes is 0"):
             evaluate(run.directory, episodes=0, make_env=corridor)
+
+
+def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(tmp_path).changed({"compute.policy_precision": "bf16"})
+    run = train(config, make_env=corridor)
+    assert evaluation_module.acting_precision(run.directory) == "bf16"
+    seen: set[object] = set()
+    policy = Agent.policy
+
+    def spy(self: Agent, *args: Any, **options: Any) -> Any:
+        seen.add(options["precision"])
+        return policy(self, *args, **options)
+
+    monkeypatch.setattr(Agent, "policy", spy)
+    evaluate(run.directory, episodes=2, make_env=corridor)
+    assert seen == {"bf16"}
+    (run.directory / "card.json").write_text('{"own": ["environment"]}')  # of a version without plans
+    assert evaluation_module.acting_precision(run.directory) == "fp32"

@@ -312,7 +312,8 @@ def test_values_stay_what_they_are_when_their_statistics_move(statistics: Statis
     places = [parameter.data_ptr() for parameter in agent.parameters()]
     assert agent.update_value_statistics(torch.tensor([[10.0, 30.0]]))  # the first units: mean 20, deviation 10
     first, raw = ask(agent, observations()), agent.value_normalizer
-    # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32, so in parts of the largest unit.
+    # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32,
+    # so in parts of the largest unit.
     for targets in ([-900.0, -700.0], [1e5, -1e5], [3.0, 3.0], [3.0] * 500, [-5.0, 5.0]):
         old_mean = raw.mean.item()
         assert not agent.update_value_statistics(torch.tensor(targets))

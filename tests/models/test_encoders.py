@@ -45,7 +45,8 @@ def test_impala_has_the_shapes_and_the_parameters_of_the_source() -> None:
 
 
 def test_width_and_depth_are_knobs() -> None:
-    # 8×8×3 through one stack of 8 channels with one block: convolutions 3·8·9 + 8, then 2 (8·8·9 + 8), dense 4·4·8·10 + 10.
+    # 8×8×3 through one stack of 8 channels with one block: convolutions 3·8·9 + 8, then 2 (8·8·9 +
+    # 8), dense 4·4·8·10 + 10.
     encoder = impala((8, 8, 3), ModelConfig(channels=(8,), blocks=1, hidden_sizes=(10,)))
     assert num_parameters(encoder) == 224 + 1168 + 1290
     without_blocks = impala((8, 8, 3), ModelConfig(channels=(8,), blocks=0, hidden_sizes=(10,)))
@@ -67,7 +68,8 @@ def test_impala_computes_its_formula(height: int, width: int) -> None:
     def conv(x: Tensor, index: int) -> Tensor:
         return functional.conv2d(x, weights[2 * index], weights[2 * index + 1], padding=1)
 
-    # OPPG impala_cnn.py: convolution, max-pool, then x + conv(relu(conv(relu(x)))) twice, in each stack; relu, dense, relu.
+    # OPPG impala_cnn.py: convolution, max-pool, then x + conv(relu(conv(relu(x)))) twice, in each
+    # stack; relu, dense, relu.
     x = obs.permute(0, 3, 1, 2).double() / 255
     for stack in range(2):
         x = functional.max_pool2d(conv(x, 5 * stack), kernel_size=3, stride=2, padding=1)
@@ -151,7 +153,8 @@ def test_every_convolution_gets_channels_last_and_has_its_weights_so(
 
 
 def test_encoding_leaves_the_observations_alone() -> None:
-    # Floats in the layout of the convolutions need no copy; a division in place would then change the rollout.
+    # Floats in the layout of the convolutions need no copy; a division in place would then change
+    # the rollout.
     for obs in (images(2, 16, 16, 3), torch.rand(2, 16, 16, 3), torch.rand(2, 3, 16, 16)):
         copy = obs.clone()
         impala(tuple(obs.shape[1:]))(obs)

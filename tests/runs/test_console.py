@@ -100,7 +100,8 @@ def test_time_left_of_ppg_counts_the_auxiliary_phases_to_come() -> None:
     seconds = {"time/rollout": 1.0, "time/policy": 0.5, "time/auxiliary": 0.0}
     for iteration in range(1, 4):
         pace.iteration(seconds, iteration * BATCH, iteration * 2.0)
-    # No phase is measured yet: 6 epochs over 4 iterations at 0.5 s. Two of them, none at the end, and 9 iterations of 2 s.
+    # No phase is measured yet: 6 epochs over 4 iterations at 0.5 s. Two of them, none at the end,
+    # and 9 iterations of 2 s.
     assert pace.seconds_left(6.0) == pytest.approx(9 * 2 + 2 * 6 * 4 * 0.5)
     pace.iteration(seconds | {"time/auxiliary": 20.0}, 4 * BATCH, 28.0)
     assert pace.seconds_left(28.0) == pytest.approx(8 * 2 + 1 * 20)
@@ -111,7 +112,8 @@ def test_time_left_knows_the_knobs_of_the_auxiliary_phase() -> None:
     ppo = PPOConfig(num_steps=16, num_minibatches=2, policy_epochs=2, value_epochs=4)
     pace = console._Pace(config(iterations=17, aux=aux, ppo=ppo), 0, 0.0)
     pace.iteration({"time/policy": 2.0, "time/value": 8.0, "time/auxiliary": math.nan}, BATCH, 10.0)
-    # A pass with both losses takes 2/2 + 8/4 = 3 s; 3 epochs over 2 iterations; every 8th iteration has one: 2 of 17.
+    # A pass with both losses takes 2/2 + 8/4 = 3 s; 3 epochs over 2 iterations; every 8th iteration
+    # has one: 2 of 17.
     assert pace.seconds_left(10.0) == pytest.approx(16 * 10 + 2 * 3 * 2 * 3.0)
 
 

@@ -205,7 +205,8 @@ OTHER_PLACES = [(name, aux, stop) for name in ("plain", "lstm") for aux, stop in
 def test_with_its_episodes_moved_over_a_resumed_run_is_the_unbroken_one(tmp_path: Path, name: str, aux_name: str, stop: int) -> None:
     """To the bit, in weights, moments, statistics, generators, rollouts and metrics: but for its environments a checkpoint holds everything.
 
-    With a phase of three iterations: stopped one and two iterations into a phase, and between two of them. The run then goes on.
+    With a phase of three iterations: stopped one and two iterations into a phase, and between two
+    of them. The run then goes on.
     """
     aux = AUXES[aux_name]
     changes, make_env = UNBROKEN[name]
@@ -420,7 +421,8 @@ def test_a_run_with_parts_of_the_users_own_is_not_continued_without_them(tmp_pat
 
 @pytest.mark.parametrize("eps_hat", [False, True])
 def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path, eps_hat: bool) -> None:
-    # ε as large as the gradients, so that its place shows; the formulas are section 2 and its last paragraph of Kingma & Ba (2015).
+    # ε as large as the gradients, so that its place shows; the formulas are section 2 and its last
+    # paragraph of Kingma & Ba (2015).
     config = tiny(tmp_path)
     config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, adam_eps=1.0, adam_eps_hat=eps_hat))
     with open_run(config) as run:

@@ -1,27 +1,34 @@
 """EnvPool: environments in C++ that are stepped by a pool of threads. Kind: effects.
 
-Facts about EnvPool 1.2.5 and 1.2.7 that this file rests on (those that results depend on are held by tests in `tests/envs`):
+Facts about EnvPool 1.2.5 and 1.2.7 that this file rests on (those that results depend on are held
+by tests in `tests/envs`):
 
-- It resets in the step *after* an end: that step ignores its action and returns a first observation with reward zero. Resetting
-  just the finished environments right after the step, with `reset_mask`, leaves no such row, and what the step returned is the
-  true last observation. In sync mode the answers come in the order of the environments asked for.
+- It resets in the step *after* an end: that step ignores its action and returns a first observation
+  with reward zero. Resetting just the finished environments right after the step, with
+  `reset_mask`, leaves no such row, and what the step returned is the true last observation. In sync
+  mode the answers come in the order of the environments asked for.
 - Every call returns arrays in memory of their own, so they may be kept and written to.
-- `truncated` is "done at the step limit". In most families nothing else is told, `terminated` is "done and not truncated", and an
-  episode that ends by its rules in exactly the last step counts as truncated. From 1.2.7 on Highway, dm_control's locomotion and
-  MJLab tell `terminated` too; both are then true in such a step, and here it counts as terminated. (`info:terminated` of Atari is
+- `truncated` is "done at the step limit". In most families nothing else is told, `terminated` is
+  "done and not truncated", and an episode that ends by its rules in exactly the last step counts as
+  truncated. From 1.2.7 on Highway, dm_control's locomotion and MJLab tell `terminated` too; both
+  are then true in such a step, and here it counts as terminated. (`info:terminated` of Atari is
   something else: the end of the game, not of the life.)
-- A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a step after `close` are accepted
-  silently; action -1 of Procgen forces a reset.
-- Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a `Discrete` part is int32 `[B]`, a
-  `MultiBinary` one is bool. The bounds of dm_control's are not kept: above zero, for numbers of both signs.
-- Actions of several integers (Jumanji) have a `Box` of integers as their space, with both bounds included; there is no
-  `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype, and cast. No family has a structured action.
-- Tasks of several players return one observation and reward for each player, and not one for each environment.
-- Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call. `_send` and `_recv` are what it calls;
-  the names and the order of their arrays are checked when a pool is made, and that `_to`, which makes an answer of them, is the
-  common one: MJLab and locomotion have their own, which cut one array into the parts of an observation.
-- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighboring seeds
-  share environments; we give one seed to each.
+- A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a
+  step after `close` are accepted silently; action -1 of Procgen forces a reset.
+- Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a
+  `Discrete` part is int32 `[B]`, a `MultiBinary` one is bool. The bounds of dm_control's are not
+  kept: above zero, for numbers of both signs.
+- Actions of several integers (Jumanji) have a `Box` of integers as their space, with both bounds
+  included; there is no `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype,
+  and cast. No family has a structured action.
+- Tasks of several players return one observation and reward for each player, and not one for each
+  environment.
+- Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call.
+  `_send` and `_recv` are what it calls; the names and the order of their arrays are checked when a
+  pool is made, and that `_to`, which makes an answer of them, is the common one: MJLab and
+  locomotion have their own, which cut one array into the parts of an observation.
+- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that
+  pools with neighboring seeds share environments; we give one seed to each.
 """
 
 from __future__ import annotations
@@ -120,8 +127,9 @@ class EnvPoolEnv:
         done = terminated | truncated
         extras, final_obs = {}, None
         if self._is_procgen:
-            # Since the pool's games do not reset themselves, `level_seed` is still that of the level that was played, and
-            # `prev_level_complete` tells about it, at the step where it ended only; after the reset both are gone.
+            # Since the pool's games do not reset themselves, `level_seed` is still that of the level
+            # that was played, and `prev_level_complete` tells about it, at the step where it ended
+            # only; after the reset both are gone.
             extras = {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
         if done.any():
             final_obs, obs = obs, obs.copy()
@@ -181,7 +189,8 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     """Import EnvPool (about a second); with `procgen` including Qt.
 
     Raises:
-        ImportError: EnvPool, a library that it needs or, with `procgen`, Qt is not there; the message names the remedy.
+        ImportError: EnvPool, a library that it needs or, with `procgen`, Qt is not there; the
+            message names the remedy.
     """
     try:
         if importlib.util.find_spec("envpool") is not None:
@@ -193,7 +202,8 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
         raise ImportError(f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'") from error
     if procgen:
         family = importlib.import_module(PROCGEN)
-        # EnvPool keeps the failure if somebody imported it before Qt was there; importing the family once more heals that.
+        # EnvPool keeps the failure if somebody imported it before Qt was there; importing the
+        # family once more heals that.
         if getattr(family, "_PROCGEN_IMPORT_ERROR", None) is not None:
             importlib.reload(family)
     return envpool
@@ -224,7 +234,8 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
     """The given options of a task as EnvPool takes them.
 
     Raises:
-        ValueError: the task does not have such an option, its default is of another type, or EnvPool would crash on the value.
+        ValueError: the task does not have such an option, its default is of another type, or
+            EnvPool would crash on the value.
     """
     if not given:
         return {}

@@ -142,7 +142,8 @@ def made_by_id(name: str, options: Mapping[str, OptionValue] | None = None) -> M
         spec = gym.spec(env_id)
     except (gym.error.Error, ImportError) as error:
         raise ValueError(f"Gymnasium does not find {name!r}: {error}") from error
-    # By its spec, since a process of its own does not know what was registered here. Our guard checks more than Gymnasium's checker.
+    # By its spec, since a process of its own does not know what was registered here. Our guard
+    # checks more than Gymnasium's checker.
     return functools.partial(gym.make, spec, disable_env_checker=True, **options_for(spec, options or {}))
 
 

@@ -55,11 +55,14 @@ def make_envs(
         config: which, and how.
         seed: everything random in them follows from it; each environment gets a seed of its own.
         num_envs: how many, if not `config.num_envs` (one rank's share, or an evaluation's).
-        make_env: makes one of your own environments (a Gymnasium `Env`); `config.id` then only names it.
-        make_vector_env: makes a vector environment of your own (Gymnasium's `VectorEnv` interface), given the number of environments.
+        make_env: makes one of your own environments (a Gymnasium `Env`); `config.id` then only
+            names it.
+        make_vector_env: makes a vector environment of your own (Gymnasium's `VectorEnv` interface),
+            given the number of environments.
 
     Raises:
-        ValueError: an unknown id, a field that the back end does not understand, or spaces that are not supported.
+        ValueError: an unknown id, a field that the back end does not understand, or spaces that are
+            not supported.
         ImportError: the back end is not installed; the message names the extra.
     """
     num_envs = config.num_envs if num_envs is None else num_envs
@@ -91,7 +94,8 @@ def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: MakeEn
         task_id, options = procgen_task(name, config), procgen_options(name, config)
     else:
         task_id, options = name, task_options(name, config.options)
-    # A step of these takes a fraction of a microsecond: handing it to a second thread costs more than the step.
+    # A step of these takes a fraction of a microsecond: handing it to a second thread costs more
+    # than the step.
     quick = task_families()[task_id] in ("envpool.classic_control", "envpool.toy_text")
     num_threads = min(config.num_threads or (1 if quick else num_cores()), num_envs)
     try:
@@ -142,12 +146,14 @@ def for_evaluation(config: EnvConfig) -> EnvConfig:
 def resolve(env_id: str) -> tuple[Backend, str]:
     """Find the back end of an id, and its name there.
 
-    `procgen:`, `envpool:` and `gymnasium:` say it; `gymnasium:module:Id` imports a module first, which registers the id.
-    A bare id is looked up as a game of Procgen, then in EnvPool, then in Gymnasium.
+    `procgen:`, `envpool:` and `gymnasium:` say it; `gymnasium:module:Id` imports a module first,
+    which registers the id. A bare id is looked up as a game of Procgen, then in EnvPool, then in
+    Gymnasium.
 
     Raises:
         ValueError: nobody knows it; the message has the nearest name.
-        ImportError: the back end that the id names is not installed, or Gymnasium's `module:Id` names a module that cannot be imported.
+        ImportError: the back end that the id names is not installed, or Gymnasium's `module:Id`
+            names a module that cannot be imported.
     """
     prefix, colon, name = env_id.partition(":")
     if not colon:

@@ -38,7 +38,8 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
     def __init__(self, makers: Sequence[MakeEnv], name: str, step_seconds: float, reset_seconds: float) -> None:
         """Start one process for each maker, on the cores that this process may use."""
         self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
-        # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at that moment.
+        # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at
+        # that moment.
         context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         try:
             super().__init__(
@@ -81,7 +82,8 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         Until then the caller holds the semaphores that they open by name, so that this cannot be
         left to the first reset.
         """
-        # Before multiprocessing's own clean-up, which sends the SIGTERM that the processes ignore and then waits for ever.
+        # Before multiprocessing's own clean-up, which sends the SIGTERM that the processes ignore
+        # and then waits for ever.
         self._at_exit = functools.partial(_kill, self.processes)
         atexit.register(self._at_exit)
         with self._watched("its start", self._reset_seconds):
@@ -151,7 +153,8 @@ def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.En
     """
     if os.getpid() != parent:
         place({0}, cores)  # inherited is the place of the thread that started it, which OpenMP may have bound to a single core
-        # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to save and then ends us.
+        # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to
+        # save and then ends us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if hasattr(faulthandler, "register"):

@@ -18,7 +18,8 @@ def procgen_task(game: str, config: EnvConfig) -> str:
     """EnvPool's task id of a game: `StarpilotEasy-v0`.
 
     Raises:
-        ValueError: the game does not have this distribution of levels; the message lists those that do.
+        ValueError: the game does not have this distribution of levels; the message lists those that
+            do.
     """
     task_ids = set(import_envpool(procgen=True).list_all_envs())
     task_id = _task_id(game, config.distribution)

@@ -113,8 +113,9 @@ class Compute:
             settings: optimizer and clipping.
 
         Returns:
-            A function of a minibatch, and of what the loss takes besides, 0-d, which may change between steps. It raises a
-            MemoryError that names the knob to turn, where a step does not fit.
+            A function of a minibatch, and of what the loss takes besides, 0-d, which may change
+            between steps. It raises a MemoryError that names the knob to turn, where a step does
+            not fit.
         """
         eager = EagerStep(self, loss, settings)
         return OneCallStep(self, eager, self._compiled_steps) if settings.phase in self.plan.one_call else eager

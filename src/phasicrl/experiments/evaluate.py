@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.config import Config, EnvConfig
+from phasicrl.config import Config, EnvConfig, Precision
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
@@ -23,7 +23,7 @@ from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import make_agent
+from phasicrl.runs.run import make_agent, saved_plan
 from phasicrl.seeding import derive_seed
 
 PolicyKind = Literal["greedy", "sampled"]
@@ -66,9 +66,11 @@ class Evaluation:
 class StepTable:
     """Every step of the episodes that an evaluation counts, as a row of CSV.
 
-    Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`, `return` (of the episode so far), `entropy`
-    (nats), `std` (mean over continuous components, before a squash; empty without them), and for each component k of an action `mean_k`, the
-    policy's mean (of a discrete component the likeliest option), and `action_k`, what was taken, before it was clipped, squashed or rescaled.
+    Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`,
+    `return` (of the episode so far), `entropy` (nats), `std` (mean over continuous components,
+    before a squash; empty without them), and for each component k of an action `mean_k`, the
+    policy's mean (of a discrete component the likeliest option), and `action_k`, what was taken,
+    before it was clipped, squashed or rescaled.
 
     Args:
         file: open for writing, with `newline=""`.
@@ -125,8 +127,9 @@ def evaluate(
 ) -> list[Evaluation]:
     """Play episodes that the agent has not trained on, and report their returns.
 
-    Every environment plays the same number of episodes (or one more), so that short episodes are not favored. Seeds are a
-    stream of their own: the same for every run, and none that training used.
+    Every environment plays the same number of episodes (or one more), so that short episodes are
+    not favored. Seeds are a stream of their own: the same for every run, and none that training
+    used.
 
     Args:
         run_dir: Run directory.
@@ -154,7 +157,8 @@ def evaluate(
             )
             try:
                 agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
-                results.append(play(agent, envs, episodes=episodes, policy=policy, generator=Generator().manual_seed(seed), table=table))
+                generator, precision = Generator().manual_seed(seed), acting_precision(Path(run_dir))
+                results.append(play(agent, envs, episodes=episodes, policy=policy, generator=generator, table=table, precision=precision))
             finally:
                 envs.close()
     return results
@@ -174,6 +178,12 @@ def make_evaluation_envs(
     if levels == "unseen":
         env = dataclasses.replace(env, num_levels=0, start_level=0)
     return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env, make_vector_env=make_vector_env)
+
+
+def acting_precision(run_dir: Path) -> Precision:
+    """The precision in which a run's policy acted, by its plan."""
+    plan = saved_plan(RunDirectory(run_dir))
+    return "fp32" if plan is None else plan.precision["policy"]
 
 
 def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
@@ -202,6 +212,7 @@ def play(
     generator: Generator,
     on_obs: Callable[[Tensor], None] = lambda obs: None,
     table: StepTable | None = None,
+    precision: Precision = "fp32",
 ) -> Evaluation:
     """Play until every environment has had its share of `episodes`.
 
@@ -213,6 +224,7 @@ def play(
         generator: source of sampled actions.
         on_obs: shown every batch of observations, the last ones of episodes included.
         table: gets every step.
+        precision: of the encoders; a run's own is that of `acting_precision`.
     """
     share = torch.full((envs.num_envs,), episodes // envs.num_envs)
     share[: episodes % envs.num_envs] += 1
@@ -226,7 +238,7 @@ def play(
         table.begin(policy, envs.num_envs)
     while (share > 0).any():
         mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
-        distribution, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, mask)
+        distribution, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision)
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
         step = envs.step(agent.policy_head.env_action(action[:, 0]))
         running += step.reward

@@ -1,7 +1,8 @@
 """The ladder: what each trick of PPO is worth, by adding them one by one, or by taking one away. Kind: effects (trains).
 
-The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a configuration that differs from the one
-below in the fields named here; nothing else about the runs differs.
+The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a
+configuration that differs from the one below in the fields named here; nothing else about the runs
+differs.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str,
     """The configurations to train, by name. Knobs that have no effect on a rung are at their defaults there.
 
     Args:
-        base: everything that the tricks leave open: environment, network sizes, budget, learning rate.
+        base: everything that the tricks leave open: environment, network sizes, budget, learning
+            rate.
         mode: tricks added one by one from REINFORCE, or all of them and then all but one.
         task: what is known of the environment; tricks that do not apply to it are left out.
     """
@@ -144,7 +146,8 @@ def run_ladder(
         say: told which tricks are left out, and why.
 
     Raises:
-        ValueError: fewer than one seed or job, or an environment on which some rung cannot be trained; nothing was trained.
+        ValueError: fewer than one seed or job, or an environment on which some rung cannot be
+            trained; nothing was trained.
     """
     if min(seeds, jobs) < 1:
         raise ValueError(f"seeds is {seeds} and jobs is {jobs}; give at least 1 of each")

@@ -1,6 +1,7 @@
 """Learning curves from run directories, beside published ones: PNG, SVG and the CSV behind them. Kind: effects (writes files).
 
-One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is always environment steps.
+One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is
+always environment steps.
 """
 
 from __future__ import annotations
@@ -209,7 +210,8 @@ def reference_curves(
         smooth_steps: see `plot_runs`.
 
     Raises:
-        ValueError: the file lacks columns, a game or an experiment, or holds too many experiments to draw them all.
+        ValueError: the file lacks columns, a game or an experiment, or holds too many experiments
+            to draw them all.
         FileNotFoundError: no such file.
     """
     games = {env_id: (game or env_id.rpartition(":")[2]).lower() for env_id in ends}

@@ -1,8 +1,9 @@
 """Images of MuJoCo scenes without OpenGL, by rays that MuJoCo itself casts. Kind: effects (reads a simulation).
 
-MuJoCo draws with OpenGL, which machines without graphics libraries do not have and cannot get without root. It also casts rays, which
-needs no more than the simulation. That gives shapes, colors and shading, all that a film of an agent needs: no textures, no shadows,
-no tendons. A image of 240 × 240 pixels takes about 15 ms.
+MuJoCo draws with OpenGL, which machines without graphics libraries do not have and cannot get
+without root. It also casts rays, which needs no more than the simulation. That gives shapes, colors
+and shading, all that a film of an agent needs: no textures, no shadows, no tendons. A image of 240
+× 240 pixels takes about 15 ms.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from phasicrl.config import Config, Options
 from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.experiments.evaluate import Evaluation, Levels, PolicyKind, load_agent, make_evaluation_envs, play
+from phasicrl.experiments.evaluate import Evaluation, Levels, PolicyKind, acting_precision, load_agent, make_evaluation_envs, play
 from phasicrl.experiments.raycast import RayCamera
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
@@ -73,8 +73,9 @@ def film(
         with _writer(output, fps=fps, size=size) as write:
             generator = Generator().manual_seed(seed)
             result = play(
-                agent, envs, episodes=episodes, policy=policy, generator=generator, on_obs=lambda obs: write(tile(image_of(obs.numpy())))
-            )
+                agent, envs, episodes=episodes, policy=policy, generator=generator, precision=acting_precision(run_dir),
+                on_obs=lambda obs: write(tile(image_of(obs.numpy()))),
+            )  # fmt: skip
     finally:
         envs.close()
     return output, result
@@ -126,7 +127,8 @@ def _open_rendered(
         made.append(make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options))
         return made[-1]
 
-    # What is drawn must be in this process, and is made here: knobs of other back ends have no effect on it.
+    # What is drawn must be in this process, and is made here: knobs of other back ends have no
+    # effect on it.
     config = replace(config, env=replace(config.env, parallel="sync", num_threads=None, pin_threads=True, options=Options()))
     try:
         if make_env is None:
@@ -138,7 +140,8 @@ def _open_rendered(
         envs.close()
         raise ValueError(f"{name} has no images to film; make it with render_mode='rgb_array'")
 
-    # The first one was made to read its spaces; the others are made when the environments are first reset.
+    # The first one was made to read its spaces; the others are made when the environments are first
+    # reset.
     cameras: list[RayCamera] = []
 
     def images(obs: np.ndarray) -> np.ndarray:

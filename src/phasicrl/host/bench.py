@@ -94,7 +94,8 @@ class Report:
 def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
     """Measure how fast this machine trains, and where the time goes.
 
-    PPG's phases are cut to as few iterations as have the same work per step, two if its passes are over everything.
+    PPG's phases are cut to as few iterations as have the same work per step, two if its passes are
+    over everything.
 
     Args:
         config: what to train; budget, TensorBoard, display and checkpoints are ignored.

@@ -44,7 +44,8 @@ class Check:
 
     Attributes:
         name: what.
-        status: `ok`; `warning`: works, but; `missing`: not installed; `broken`: installed, and does not work.
+        status: `ok`; `warning`: works, but; `missing`: not installed; `broken`: installed, and does
+            not work.
         found: what was found, in a few words.
         remedy: what to do; empty if nothing.
     """
@@ -88,7 +89,8 @@ def probe(task_id: str) -> dict[str, Any]:
     """Make one environment of an EnvPool task, look at its first observation, and step it; runs in a process of its own.
 
     Returns:
-        Shape and dtype of the observation, whether it is all zeros, where the graphics libraries came from, and, for Procgen, where Qt did.
+        Shape and dtype of the observation, whether it is all zeros, where the graphics libraries
+        came from, and, for Procgen, where Qt did.
     """
     import numpy as np
 

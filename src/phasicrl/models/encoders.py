@@ -1,7 +1,8 @@
 """Encoders: observations `[N, …]` in their own dtype to features `[N, D]`, for every kind of space. Kind: state (modules).
 
-Images arrive as the environment gives them, `[N, H, W, C]` bytes, and stay so until inside the encoder: `permute` makes them
-channels_last without a copy, the layout in which the convolutions are fastest.
+Images arrive as the environment gives them, `[N, H, W, C]` bytes, and stay so until inside the
+encoder: `permute` makes them channels_last without a copy, the layout in which the convolutions are
+fastest.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class ImpalaCNN(nn.Module):
     def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
         super().__init__()
         height, width, in_channels = image_shape(obs_shape)
-        # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for the first convolution of a stack.
+        # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for
+        # the first convolution of a stack.
         residual_scale = _gain(config.init, normalized=(len(config.channels) * max(config.blocks, 1)) ** -0.25)
         stacks = []
         for channels in config.channels:
@@ -73,7 +75,8 @@ def _max_pool(padding: Literal["symmetric", "same"], height: int, width: int) ->
     """Maxima of 3×3 windows, two apart: `[N, C, H, W]` → `[N, C, ⌈H/2⌉, ⌈W/2⌉]`.
 
     Args:
-        padding: on both sides, or as TensorFlow's `same`: an odd size on both sides, an even one at its end only.
+        padding: on both sides, or as TensorFlow's `same`: an odd size on both sides, an even one at
+            its end only.
         height: H of the images.
         width: W of the images.
     """
@@ -155,11 +158,12 @@ ENCODERS = {"impala": ImpalaCNN, "nature": NatureCNN, "mlp": MLP}
 class TreeEncoder(nn.Module):
     """For observations of several parts, or of other things than numbers.
 
-    Each image goes through a network of its own, everything else side by side through dense layers; the features of all are
-    concatenated. Members of a finite set become one-hot vectors.
+    Each image goes through a network of its own, everything else side by side through dense layers;
+    the features of all are concatenated. Members of a finite set become one-hot vectors.
 
     Raises:
-        ValueError: the configured encoder is one for images and there are none, or the other way round.
+        ValueError: the configured encoder is one for images and there are none, or the other way
+            round.
     """
 
     def __init__(self, space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> None:
@@ -282,7 +286,8 @@ def image_shape(obs_shape: tuple[int, ...]) -> tuple[int, int, int]:
 def scaled_image(obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N C H W"]:
     """Bytes of either layout to floats in [0, 1], channels_last in memory."""
     x = obs if obs.shape[1] < min(obs.shape[2:]) else obs.permute(0, 3, 1, 2)
-    # A `permute` view of NHWC bytes is channels_last already: this is one pass from bytes to floats.
+    # A `permute` view of NHWC bytes is channels_last already: this is one pass from bytes to
+    # floats.
     floats = x.to(torch.float32, memory_format=torch.channels_last)
     return floats.div_(255) if obs.dtype == torch.uint8 else floats
 

@@ -1,6 +1,7 @@
 """One record per iteration → metrics.jsonl, TensorBoard, W&B, console; the table of metric names is data. Kind: effects.
 
-Means are over the data that they describe, weighted by samples, never the last minibatch. Every sink has the same names.
+Means are over the data that they describe, weighted by samples, never the last minibatch. Every
+sink has the same names.
 """
 
 from __future__ import annotations
@@ -68,10 +69,12 @@ class MetricsLog:
         Args:
             run_dir: folder of the run; made if it is not there.
             config: the run's settings; `config.log` says where the numbers go.
-            resumed_at: environment steps of the checkpoint that the run goes on from. Later rows are cut off, so that none appears twice.
+            resumed_at: environment steps of the checkpoint that the run goes on from. Later rows
+                are cut off, so that none appears twice.
 
         Raises:
-            FileExistsError: the folder holds metrics of an earlier run, and this one does not resume it.
+            FileExistsError: the folder holds metrics of an earlier run, and this one does not
+                resume it.
             ModuleNotFoundError: `log.wandb` is on and Weights & Biases is not installed.
         """
         self._sinks: list[_TensorBoard | _WandB] = []
@@ -82,7 +85,8 @@ class MetricsLog:
         except BaseException:
             self._file.close()
             raise
-        # The clocks start last: opening the sinks takes seconds that say nothing about the speed of the run.
+        # The clocks start last: opening the sinks takes seconds that say nothing about the speed of
+        # the run.
         self._started = self._synced = monotonic()
         self._display = open_display(config, resumed_at or 0, sys.stdout)
         if notice:
@@ -208,7 +212,8 @@ class _WandB:
             project=config.log.wandb_project, id=id_file.read_text(encoding="utf-8").strip(), resume="allow", name=run_dir.name,
             group=config.name, config=dataclasses.asdict(config), dir=str(run_dir),
         )  # fmt: skip
-        # W&B refuses steps that go back, which a resumed run's do; with an axis of its own it takes them.
+        # W&B refuses steps that go back, which a resumed run's do; with an axis of its own it takes
+        # them.
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, values: Values, env_steps: int) -> None:

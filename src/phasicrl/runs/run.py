@@ -58,7 +58,8 @@ class Run:
         envs: its environments.
         learner: what is trained.
         log: where its metrics go.
-        own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration cannot hold it.
+        own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration
+            cannot hold it.
     """
 
     def __init__(
@@ -251,7 +252,8 @@ def start_run(
         planned_as: choose the plan of this configuration instead, whose budget may be another.
 
     Raises:
-        ValueError: a configuration that cannot work here; nothing was started and no directory made.
+        ValueError: a configuration that cannot work here; nothing was started and no directory
+            made.
     """
     return _build_run(
         config, None, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder,
@@ -269,7 +271,8 @@ def resume_run(
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
-    Environments start new episodes, from seeds of their own: the one thing in which a resumed run differs from an unbroken one.
+    Environments start new episodes, from seeds of their own: the one thing in which a resumed run
+    differs from an unbroken one.
 
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
