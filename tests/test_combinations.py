@@ -45,7 +45,7 @@ def test_every_combination_trains_and_evaluates(tmp_path: Path, memory: bool, ma
         assert not played.action_mask[..., 2].any() and played.action_mask[..., :2].all()
 
 
-def slow_losses(run: Any, old_policy: torch.Tensor) -> tuple[float, float, float]:
+def slow_losses(run: Any, old_dist_params: torch.Tensor) -> tuple[float, float, float]:
     """KL, auxiliary and real value loss of the whole phase, step by step: state carried by hand, reset by hand, masks by hand."""
     agent, buffer = run.agent, run.buffer
     rollouts = buffer.rollouts
@@ -59,7 +59,7 @@ def slow_losses(run: Any, old_policy: torch.Tensor) -> tuple[float, float, float
             output = agent(rollouts.obs[k, b, t][None, None], torch.zeros(1, 1, dtype=torch.bool), state, mask)
             state = output.state
             target = rollouts.value_target[k, b, t]
-            old = agent.policy_head.distribution(old_policy[k * run.config.env.num_envs + b, t][None, None])
+            old = agent.policy_head.distribution(old_dist_params[k * run.config.env.num_envs + b, t][None, None])
             totals[0] += output.policy.kl_from(old).item()
             totals[1] += 0.5 * (output.aux_value - target).square().item()
             totals[2] += 0.5 * (output.value - target).square().item()

@@ -77,10 +77,10 @@ class PolicyPhaseLoss:
         else:
             loss = objectives.log_prob_loss(log_prob, samples.advantage).mean()
         entropy = policy.entropy().mean()
-        if samples.old_policy is None:
+        if samples.old_dist_params is None:
             penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
         else:
-            penalty = policy.kl_from(self.module.policy_head.distribution(samples.old_policy)).mean()
+            penalty = policy.kl_from(self.module.policy_head.distribution(samples.old_dist_params)).mean()
         with torch.no_grad():
             k1, k3 = objectives.approximate_kl(log_prob, old)
             clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
@@ -125,7 +125,7 @@ class AuxiliaryLoss:
         agent, aux = self.module, self.aux
         output = agent(samples.obs, samples.first, samples.state, samples.action_mask, precision=self.precision)
         assert output.aux_value is not None, "the auxiliary phase needs an agent with an auxiliary head"
-        kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
+        kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         aux_value, value, target = (agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target))
         aux_loss = objectives.value_loss(aux_value, target).mean()
         real_loss = objectives.value_loss(value, target).mean()
@@ -230,7 +230,7 @@ def policy_phase(
     exact = learner.kl_coef and ppo.kl_estimate == "exact"
     old_dist_params = dist_params(agent, samples, compute=compute) if exact else None
     # Recomputed values go into the rollout: the old ones are kept apart.
-    samples = dataclasses.replace(samples, old_policy=old_dist_params, old_value=samples.old_value.clone())
+    samples = dataclasses.replace(samples, old_dist_params=old_dist_params, old_value=samples.old_value.clone())
     kl_coef, too_far = torch.tensor(learner.kl_coef, device=compute.device), False
     for epoch, (with_policy, with_value) in enumerate(ppo.passes):
         with_policy = with_policy and not too_far
@@ -242,7 +242,7 @@ def policy_phase(
         if epoch and ppo.recompute_advantages:
             revalue(agent, rollout, compute=compute)
             renewed = compute_targets(rollout, reward, ppo)[0]
-            samples = dataclasses.replace(renewed, old_policy=old_dist_params, old_value=samples.old_value)
+            samples = dataclasses.replace(renewed, old_dist_params=old_dist_params, old_value=samples.old_value)
         loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
         step = compute.gradient_step(loss, learner.settings(phase))
         order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)

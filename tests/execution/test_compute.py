@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -485,3 +486,37 @@ print(after_a_large_tensor() - given_back)
 """
     kept = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
     assert 180e6 < kept < 220e6
+
+
+@pytest.mark.parametrize(
+    "compile_", [as_it_is, pytest.param(None, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"))]
+)
+def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_: Callable[..., Any] | None
+) -> None:
+    """Here the others' gradients are zero: the mean of two is half. Eagerly, and in two compiled calls with the mean between them."""
+    if compile_ is not None:
+        monkeypatch.setattr(compiled, "compile_", compile_)
+
+    def mean(gradients: Sequence[Tensor]) -> None:
+        for gradient in gradients:
+            gradient.mul_(0.5)
+
+    found: dict[tuple[str, bool], tuple[list[Tensor], Tensor]] = {}
+    for choice, others in itertools.product(("off", "on"), (False, True)):
+        run = open_run(setting(tmp_path, **{"compute.compile": choice, "ppo.max_grad_norm": None, "aux": None}))
+        rollout = run.collect(run.buffer.next_rollout())
+        samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
+        settings = replace(run.learner.settings("policy"), mean=mean if others else None)
+        run.learner.start_iteration()
+        step = run.compute.gradient_step(phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True), settings)
+        order = torch.arange(len(samples))
+        for minibatch in samples.minibatches(2, order, by="segments"):
+            names, values, _ = step(minibatch, torch.tensor(0.0))
+        assert names[-1] == "gradients/policy_norm"
+        assert (None not in run.compute._compiled_steps.values()) and bool(run.compute._compiled_steps) == (choice == "on")
+        found[choice, others] = [parameter.detach().clone() for parameter in run.agent.parameters()], values
+    for others in (False, True):
+        torch.testing.assert_close(found["on", others][0], found["off", others][0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found["on", others][1], found["off", others][1], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found["off", True][1], found["off", False][1])

@@ -48,7 +48,7 @@ from phasicrl.config import OptionValue
 from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
-from phasicrl.host.machine import Companion, place, spread, thread_ids, usable_cores
+from phasicrl.host.machine import FollowingThreads, place, spread, thread_ids, usable_cores
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, as_float32, check_spaces
 
@@ -97,7 +97,7 @@ class EnvPoolEnv:
             task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
         )
         made = thread_ids() - before
-        self._worker = Companion(made) if num_threads == 1 and pin_threads else None
+        self._worker = FollowingThreads(made) if num_threads == 1 and pin_threads else None
         cores = usable_cores()
         if num_threads == len(cores) > 1 and pin_threads:
             spread(made)

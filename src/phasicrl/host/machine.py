@@ -103,7 +103,7 @@ def thread_ids() -> set[int]:
         return set()
 
 
-class Companion:
+class FollowingThreads:
     """Threads that work only while another one waits for them, and are kept on its core.
 
     A core with nothing to do falls asleep, and to wake it can take a virtual machine longer than a
