@@ -69,7 +69,7 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
     for panel in axes[-1]:
         panel.set_xlabel("environment steps (millions)")
     ours, published = panels[0][0]
-    lines = [axes[0][0].plot([], [], color=colour, linewidth=2)[0] for colour in ("#0072B2", "#777777")]
+    lines = [axes[0][0].plot([], [], color=color, linewidth=2)[0] for color in ("#0072B2", "#777777")]
     labels = [f"phasicrl, {len(ours)} seeds", f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum"]
     figure.legend(lines, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     for suffix in (".png", ".svg"):

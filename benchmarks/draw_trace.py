@@ -42,7 +42,7 @@ def main() -> None:
     length = (end - begin) / 1e6
     figure = Figure(figsize=(10, 5), layout="constrained")
     whole, piece = figure.subplots(2, 1, height_ratios=[3, 2])
-    colours = dict(zip(KINDS, ("tab:blue", "tab:cyan", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown"), strict=True))
+    colors = dict(zip(KINDS, ("tab:blue", "tab:cyan", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown"), strict=True))
 
     edges = np.linspace(0, length, BINS + 1)
     shares = np.array([np.histogram(rows[:, 0] + rows[:, 1] / 2, edges, weights=rows[:, 1])[0] / np.diff(edges) for rows in spans.values()])
@@ -50,7 +50,7 @@ def main() -> None:
     shares = np.array([np.convolve(share, np.ones(5) / 5, mode="same") for share in shares]).clip(max=1)
     labels = [f"{kind} {rows[:, 1].sum() / length:.1%}" for kind, rows in spans.items()]
     rest = 1 - sum(rows[:, 1].sum() for rows in spans.values()) / length
-    whole.stackplot(edges[:-1], shares, labels=labels, colors=[*colours.values()], step="post")
+    whole.stackplot(edges[:-1], shares, labels=labels, colors=[*colors.values()], step="post")
     whole.fill_between([], [], [], color="0.9", label=f"{ENVIRONMENTS} {rest:.1%}")
     whole.set(xlim=(0, length), ylim=(0, 1), xlabel="seconds", ylabel="share of the time", facecolor="0.9")
     whole.set_title("One iteration: the rollout, then the gradient steps", loc="left", fontsize="medium")
@@ -63,7 +63,7 @@ def main() -> None:
     start, stop = (steps[middle] - begin) / 1e6, (steps[gaps[len(gaps) // 2 + 1]] - begin) / 1e6
     for kind, rows in spans.items():
         inside = rows[(rows[:, 0] >= start) & (rows[:, 0] < stop)]
-        piece.broken_barh([(1e3 * (at - start), 1e3 * duration) for at, duration in inside], (0, 1), color=colours[kind])
+        piece.broken_barh([(1e3 * (at - start), 1e3 * duration) for at, duration in inside], (0, 1), color=colors[kind])
     piece.set(xlim=(0, 1e3 * (stop - start)), yticks=[], xlabel="milliseconds", facecolor="0.9")
     piece.set_title("One piece of a minibatch: backward of one, then forward of the next", loc="left", fontsize="medium")
     figure.savefig(options.output, dpi=130)

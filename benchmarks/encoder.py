@@ -1,4 +1,4 @@
-"""Pictures per second through the IMPALA network, forward and backward: by size of the pieces, precision, memory, and way of running it.
+"""Images per second through the IMPALA network, forward and backward: by size of the pieces, precision, memory, and way of running it.
 
 usage: python benchmarks/encoder.py OUT.csv [--threads 2] [--repeats 5]
 
@@ -33,7 +33,7 @@ CASES: tuple[dict[str, Any], ...] = (
 
 
 def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
-    """One case in this process: pictures per second, and of bf16 its errors."""
+    """One case in this process: images per second, and of bf16 its errors."""
     import torch
 
     from phasicrl.config import ModelConfig
@@ -45,19 +45,19 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     torch.set_num_threads(num_threads)
     network = ImpalaCNN((64, 64, 3), ModelConfig(), generator=torch.Generator().manual_seed(0))
     parameters = list(network.parameters())
-    pictures = torch.randint(0, 255, (case["size"], 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images = torch.randint(0, 255, (case["size"], 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     found = {}
     if case["precision"] == "bf16":
-        exact, rounded = (probe.forward_backward(network, parameters, pictures, precision) for precision in ("fp32", "bf16"))
+        exact, rounded = (probe.forward_backward(network, parameters, images, precision) for precision in ("fp32", "bf16"))
         whole = [torch.cat([gradient.flatten() for gradient in some[1:]]) for some in (rounded, exact)]
         found = {"features": probe.relative_error(rounded[0], exact[0]), "gradients": probe.relative_error(*whole)}
     run = torch.compile(network) if case["run"] == "compiled" else network
     for _ in range(2):
-        probe.forward_backward(run, parameters, pictures, case["precision"])
+        probe.forward_backward(run, parameters, images, case["precision"])
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < SECONDS:
-        probe.forward_backward(run, parameters, pictures, case["precision"])
-        done += len(pictures)
+        probe.forward_backward(run, parameters, images, case["precision"])
+        done += len(images)
     return found | {"rate": done / (time.perf_counter() - start)}
 
 

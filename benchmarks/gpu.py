@@ -371,8 +371,8 @@ def versus(session: Session, work: str, rounds: int) -> Result:
     whole = {run["contestant"] for run in result["runs"] if run["round"] == rounds - 1}
     if missing := {name for name, words in result["commands"].items() if words is not None} - whole:
         raise StepError(f"round {rounds} is without {', '.join(sorted(missing))}\n{tail(session.log(f'versus-{work}'))}")
-    if picture := next(iter(output.glob(f"{work}.png")), None):
-        shutil.copy(picture, session.results / picture.name)
+    if image := next(iter(output.glob(f"{work}.png")), None):
+        shutil.copy(image, session.results / image.name)
     return result
 
 

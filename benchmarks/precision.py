@@ -76,7 +76,7 @@ def draw(rows: list[Row], path: Path) -> None:
     panels = figure.subplots(len(games), len(METRICS), squeeze=False)
     for line, game in zip(panels, games, strict=True):
         for panel, (metric, title) in zip(line, METRICS.items(), strict=True):
-            for setting, colour in zip(SETTINGS, ("0.3", "tab:blue", "tab:orange"), strict=True):
+            for setting, color in zip(SETTINGS, ("0.3", "tab:blue", "tab:orange"), strict=True):
                 curves: dict[int, dict[str, float]] = {}
                 for row in rows:
                     if (row["game"], row["setting"]) == (game, setting) and row.get(metric):
@@ -87,8 +87,8 @@ def draw(rows: list[Row], path: Path) -> None:
                 if not len(values):
                     continue
                 x = np.array(steps) / 1e3
-                panel.plot(x, values.mean(1), color=colour, label=setting, linewidth=1.2)
-                panel.fill_between(x, values.min(1), values.max(1), color=colour, alpha=0.15, linewidth=0)
+                panel.plot(x, values.mean(1), color=color, label=setting, linewidth=1.2)
+                panel.fill_between(x, values.min(1), values.max(1), color=color, alpha=0.15, linewidth=0)
             panel.set_title(f"{game}: {title}", fontsize="small", loc="left")
             panel.tick_params(labelsize="x-small")
             if line is panels[-1]:

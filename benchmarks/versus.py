@@ -86,7 +86,7 @@ CLEANRL_CARTPOLE = {
     "max_grad_norm": 0.5, "learning_rate": 2.5e-4, "linear": ["learning_rate"],
 }  # fmt: skip
 """The settings of CleanRL's ppo.py in SB3's words (their default network is the same: two tanh layers of 64 for each of policy and value)."""
-CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {"n_epochs": 10, "ent_coef": 0.0, "learning_rate": 3e-4, "normalise": True}
+CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {"n_epochs": 10, "ent_coef": 0.0, "learning_rate": 3e-4, "normalize": True}
 """The same of its ppo_continuous_action.py."""
 ZOO_CARTPOLE = {
     "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0, "clip_range": 0.2, "learning_rate": 1e-3,
@@ -131,7 +131,7 @@ def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, begins: int
 # Of long runs the probe chooses the size of micro-batches; these are too short for it, and have what it chooses here.
 _PPO = "--env.id starpilot --total-env-steps 32768"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
-# distils, so that the time between two such lines has one auxiliary phase too.
+# distills, so that the time between two such lines has one auxiliary phase too.
 _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152"
 # Each precision has its own best size.
 _FP32 = "--compute.micro-batch 64"
@@ -336,8 +336,8 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
     axes = figure.subplots()
     rates = [row["rate"] for row in rows]
     spread = [[row["rate"] - row["least"] for row in rows], [row["most"] - row["rate"] for row in rows]]
-    colours = ["tab:blue" if row["contestant"].startswith("phasicrl") else "0.7" for row in rows]
-    bars = axes.barh([row["contestant"] for row in rows], rates, xerr=spread, color=colours, error_kw={"linewidth": 1})
+    colors = ["tab:blue" if row["contestant"].startswith("phasicrl") else "0.7" for row in rows]
+    bars = axes.barh([row["contestant"] for row in rows], rates, xerr=spread, color=colors, error_kw={"linewidth": 1})
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=4)
     axes.margins(x=0.15)
     axes.invert_yaxis()

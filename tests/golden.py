@@ -21,8 +21,8 @@ from tests.helpers import corridor, tiny, tiny_aux
 FILE = Path(__file__).with_name("golden.json")
 
 
-class Picture(gym.Env[np.ndarray, np.int64]):
-    """A bright dot on a dark field of 16×16 colour bytes; reward for moving towards it from the middle, five steps an episode."""
+class Image(gym.Env[np.ndarray, np.int64]):
+    """A bright dot on a dark field of 16×16 color bytes; reward for moving towards it from the middle, five steps an episode."""
 
     observation_space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
     action_space = gym.spaces.Discrete(3)
@@ -39,15 +39,16 @@ class Picture(gym.Env[np.ndarray, np.int64]):
 
     def _draw(self) -> np.ndarray:
         self._side = int(self.np_random.integers(3))
-        picture = np.zeros((16, 16, 3), dtype=np.uint8)
-        picture[7:9, 1 + 5 * self._side : 4 + 5 * self._side] = 255
-        return picture
+        image = np.zeros((16, 16, 3), dtype=np.uint8)
+        image[7:9, 1 + 5 * self._side : 4 + 5 * self._side] = 255
+        return image
 
 
 class Echo(gym.Env[Any, Any]):
     """Give back what was shown: actions of any kind, seen as numbers or (`tree`) as parts, with masks or without.
 
-    It is shown in the first of five steps only. Every second episode ends by a time limit, the others by the rules.
+    It is shown in the first of five steps only. Every second episode ends by a time limit, the
+    others by the rules.
     """
 
     def __init__(self, actions: gym.Space[Any], *, tree: bool = False, masked: bool = False) -> None:
@@ -92,7 +93,7 @@ def runs(folder: Path) -> dict[str, Case]:
 
 
 def basic_runs(folder: Path) -> dict[str, Case]:
-    """PPO and PPG on numbers and pictures, with each of the value paths."""
+    """PPO and PPG on numbers and images, with each of the value paths."""
     ppo = tiny(folder, total_env_steps=160)
     shared = replace(ppo, model=replace(ppo.model, value_path="shared", init="orthogonal"), reward_norm=None)
     clipped = replace(
@@ -100,13 +101,13 @@ def basic_runs(folder: Path) -> dict[str, Case]:
         ppo=replace(shared.ppo, minibatch_by="transitions", advantage_norm="minibatch", value_clip=0.2, max_grad_norm=0.5, schedule="linear"),
     )  # fmt: skip
     apart = replace(ppo, ppo=replace(ppo.ppo, policy_epochs=2, value_epochs=3, bootstrap_truncation=False, clip=None, kl_penalty=1.0))
-    pictures = ModelConfig(value_path="detached", channels=(4, 8), blocks=1, hidden_sizes=(16,))
+    images = ModelConfig(value_path="detached", channels=(4, 8), blocks=1, hidden_sizes=(16,))
     return {
         "ppo-separate-segments": (ppo, corridor),
         "ppo-shared-transitions-clipped": (clipped, corridor),
         "ppo-value-epochs-first-kl": (apart, corridor),
         "ppg-separate": (replace(ppo, aux=tiny_aux()), corridor),
-        "ppg-detached-pictures": (replace(ppo, model=pictures, aux=tiny_aux(optimizer="shared")), Picture),
+        "ppg-detached-images": (replace(ppo, model=images, aux=tiny_aux(optimizer="shared")), Image),
     }
 
 

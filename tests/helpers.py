@@ -54,8 +54,9 @@ def corridor() -> Corridor:
 class Levers(gym.Env[np.ndarray, Any]):
     """Memory, masks and actions of every kind in one small task: three levers, one of them shown in the first of four steps only.
 
-    In each step the reward is 1 for pulling that lever. Lever 2 is never the one, and a mask says so. With `discrete` off a number has
-    to be given too: it is rewarded for being near to the lever's.
+    In each step the reward is 1 for pulling that lever. Lever 2 is never the one, and a mask says
+    so. With `discrete` off a number has to be given too: it is rewarded for being near to the
+    lever's.
     """
 
     def __init__(self, *, discrete: bool = True, masked: bool = False, strict: bool = True) -> None:

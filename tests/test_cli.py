@@ -145,8 +145,8 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train procgen-ppg --env.id bigfsh", "unknown environment 'bigfsh' (did you mean 'bigfish'?)"),
         ("train procgen-ppg --env.id procgen:bigfsh", "its games: bigfish"),
         ("train procgen-ppo --env.id gymnasium:CartPole-v1", "use --model.encoder mlp"),
-        ("train classic-ppo --env.id starpilot", "are pictures; use --model.encoder impala"),
-        ("train procgen-ppg --env.id gymnasium:CartPole-v1", "not pictures; use --model.encoder mlp"),
+        ("train classic-ppo --env.id starpilot", "are images; use --model.encoder impala"),
+        ("train procgen-ppg --env.id gymnasium:CartPole-v1", "not images; use --model.encoder mlp"),
         ("train classic-ppo --env.num-levels 3", "env.num_levels is 3, which has no effect without a game of Procgen (procgen:NAME)"),
         ("train procgen-ppg --env.start-level 3", "has no meaning with env.num_levels = 0"),
         ("evaluate /tmp", "/tmp is not a run directory"),
@@ -259,7 +259,7 @@ def test_help_says_what_the_library_and_the_configuration_say(capsys: pytest.Cap
             main([*words, "--help"])
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
-    assert "--fps INT Pictures a second. (default: 15)" in text_of("video")
+    assert "--fps INT Images a second. (default: 15)" in text_of("video")
     assert "--steps PATH A CSV file that gets every step" in text_of("evaluate")
     preset = text_of("train", "procgen-ppo")
     assert "--model.blocks INT IMPALA: residual blocks in each stack. (default: 2)" in preset

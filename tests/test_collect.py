@@ -12,22 +12,26 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.collect import Collector, EpisodeStatistics
+from phasicrl.collect import Collector
 from phasicrl.config import ModelConfig, ObsNormConfig, ValuePath
 from phasicrl.envs.protocol import ExactState, TimeStep
+from phasicrl.episodes import EpisodeStatistics
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Plan
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
 
 B, T, K = 3, 5, 3
-# Episodes of each environment as length and end. Over three rollouts of five steps (ends marked by t for a truncation, x for a termination):
+# Episodes of each environment as length and end. Over three rollouts of five steps (ends marked by
+# t for a truncation, x for a termination):
 #   steps          01234 56789 01234
 #   environment 0  .x..t ..t.t .....
 #   environment 1  .t..x ..xtx ..x..
 #   environment 2  ....t ..t.. .....
-# Hence: both kinds in one step, two truncations around a termination in the last step of a rollout and in the middle of one,
-# a truncation and a termination in a last step, an episode of a single step, episodes that reach into the next rollout.
+# Hence: both kinds in one step, two truncations around a termination in the last step of a rollout
+# and in the middle of one,
+# a truncation and a termination in a last step, an episode of a single step, episodes that reach
+# into the next rollout.
 SCRIPT = [
     [(2, "terminated"), (3, "truncated"), (3, "truncated"), (2, "truncated"), (99, "terminated")],
     [(2, "truncated"), (3, "terminated"), (3, "terminated"), (1, "truncated"), (1, "terminated"), (3, "terminated"), (99, "truncated")],
@@ -52,41 +56,51 @@ class Scripted:
     action_space: gym.Space[Any] = gym.spaces.Discrete(4)
     exact_state: ExactState = "none"
     mask_size = 0
-    action_mask: np.ndarray | None = None
+    action_mask: Tensor | None = None
+    device = torch.device("cpu")
 
     def __init__(self, *, info: bool = False) -> None:
-        self.info = info
+        self.info, self.resets = info, 0
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Tensor:
+        self.resets += 1
         self.position = [(0, 0)] * B
         return self._observe()
 
-    def step(self, action: np.ndarray) -> TimeStep:
+    def step(self, action: Tensor) -> TimeStep:
         assert action.shape == (B,)
-        reward, ends, final_obs = np.zeros(B, np.float32), np.full(B, "", dtype="U10"), []
-        level = np.array([10 * env + episode for env, (episode, _) in enumerate(self.position)], np.int32)
+        reward, ends, final_obs = torch.zeros(B), [""] * B, torch.full((B, 3), math.nan)
+        level = torch.tensor([10 * env + episode for env, (episode, _) in enumerate(self.position)])
         for env, (episode, step) in enumerate(self.position):
             reward[env] = reward_of(env, episode, step, int(action[env]))
             length, end = SCRIPT[env][episode]
             self.position[env] = (episode, step + 1)
             if step + 1 == length:
                 ends[env] = end
-                final_obs.append([np.nan] * 3 if end == "terminated" else [env, episode, length])
+                if end == "truncated":
+                    final_obs[env] = torch.tensor([env, episode, length])
                 self.position[env] = (episode + 1, 0)
+        terminated, truncated = (torch.tensor([end == kind for end in ends]) for kind in ("terminated", "truncated"))
         return TimeStep(
             obs=self._observe(),
             reward=reward,
-            terminated=ends == "terminated",
-            truncated=ends == "truncated",
-            final_obs=np.array(final_obs, np.float32) if final_obs else None,
-            info={"level_seed": level, "level_complete": (ends == "terminated").astype(np.int32)} if self.info else {},
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=final_obs if any(ends) else None,
+            info={"level_seed": level, "level_complete": terminated.int()} if self.info else {},
         )
+
+    def state_dict(self) -> None:
+        pass
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        pass
 
     def close(self) -> None:
         pass
 
-    def _observe(self) -> np.ndarray:
-        return np.array([(env, *self.position[env]) for env in range(B)], np.float32)
+    def _observe(self) -> Tensor:
+        return torch.tensor([(env, *self.position[env]) for env in range(B)], dtype=torch.float32)
 
 
 class Cell(NamedTuple):
@@ -116,9 +130,9 @@ class Masked(Scripted):
 
     mask_size = 4
 
-    def _observe(self) -> np.ndarray:
+    def _observe(self) -> Tensor:
         obs = super()._observe()
-        self.action_mask = np.array([[a in (env, int(step) % 4) for a in range(4)] for env, _, step in obs])
+        self.action_mask = torch.tensor([[a in (env, int(step) % 4) for a in range(4)] for env, _, step in obs.tolist()])
         return obs
 
 
@@ -137,13 +151,15 @@ def make_collector(
     envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3, memory: Literal["none", "lstm", "gru"] = "none",
     value_path: ValuePath = "separate", obs_norm: bool = False,
 ) -> Collector:  # fmt: skip
-    return Collector(
+    collector = Collector(
         envs or Scripted(),
         make_agent(memory=memory, value_path=value_path, obs_norm=obs_norm),
         generator=Generator().manual_seed(seed),
         compute=Compute(Plan()),
         bootstrap_truncation=bootstrap_truncation,
     )
+    collector.start()
+    return collector
 
 
 def make_buffer(num_rollouts: int = K, *, state_size: int = 0, num_actions: int | None = None) -> PhaseBuffer:
@@ -203,7 +219,8 @@ def test_next_values_are_of_the_final_observation_where_cut_and_of_the_next_one_
     collected, cells = collect(collector), timeline(K * T)
     leads_to = torch.tensor([[cell.leads_to for cell in row] for row in cells], dtype=torch.float32)
     torch.testing.assert_close(collected["next_value"], value_of(collector.agent, leads_to), rtol=1e-5, atol=1e-5)
-    # The comparison means something: observations that could be mistaken for each other have other values.
+    # The comparison means something: observations that could be mistaken for each other have other
+    # values.
     after_reset = torch.tensor([[(env, cell.obs[1] + 1, 0) for cell in row] for env, row in enumerate(cells)], dtype=torch.float32)
     cut = collected["truncated"]
     assert cut[:, T - 1 :: T].any()
@@ -390,45 +407,19 @@ def test_returns_and_lengths_are_exact_across_rollouts() -> None:
         }
 
 
-def steps(*rows: tuple[float, bool]) -> Iterator[TimeStep]:
-    """Steps of a single environment: reward, and whether the episode ends."""
-    for reward, ended in rows:
-        yield TimeStep(
-            obs=np.zeros((1, 1), np.float32),
-            reward=np.array([reward], np.float32),
-            terminated=np.array([ended]),
-            truncated=np.array([False]),
-            final_obs=np.zeros((1, 1), np.float32) if ended else None,
-        )
-
-
-def test_a_report_clears_what_it_told_but_keeps_the_window() -> None:
-    episodes = EpisodeStatistics(1, window=2)
-    assert episodes.report() == {"charts/num_episodes": 0}
-    assert math.isnan(episodes.recent_mean)
-    for step in steps((1, False), (2, True), (10, True), (100, True), (7, False)):
-        episodes.update(step)
-    assert episodes.report() == {
-        "charts/num_episodes": 3,
-        "charts/episodic_return": pytest.approx((3 + 10 + 100) / 3),
-        "charts/episodic_length": pytest.approx((2 + 1 + 1) / 3),
-        "charts/episodic_return_100": pytest.approx((10 + 100) / 2),
-    }
-    assert episodes.report() == {"charts/num_episodes": 0, "charts/episodic_return_100": pytest.approx(55)}
-    for step in steps((5, True)):
-        episodes.update(step)  # the episode that was under way during both reports
-    assert episodes.report() == {
-        "charts/num_episodes": 1,
-        "charts/episodic_return": 12,
-        "charts/episodic_length": 2,
-        "charts/episodic_return_100": pytest.approx((100 + 12) / 2),
-    }
+def test_the_environments_are_reset_by_start_and_not_before() -> None:
+    envs = Scripted()
+    collector = Collector(envs, make_agent(), generator=Generator(), compute=Compute(Plan()), bootstrap_truncation=True)
+    assert envs.resets == 0
+    collector.start()
+    assert envs.resets == 1
 
 
 def test_procgen_levels_are_counted_once_and_completion_only_where_an_episode_ended() -> None:
     collector = make_collector(Scripted(info=True))
     collect(collector, 1)
-    # Levels are numbered by environment and episode: 0 1, 10 11, 20. Of the five episodes that ended, two terminated.
+    # Levels are numbered by environment and episode: 0 1, 10 11, 20. Of the five episodes that
+    # ended, two terminated.
     report = collector.episodes.report()
     assert report["procgen/num_levels_seen"] == 5
     assert report["procgen/level_complete"] == pytest.approx(2 / 5)

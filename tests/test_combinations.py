@@ -45,7 +45,7 @@ def test_every_combination_trains_and_evaluates(tmp_path: Path, memory: bool, ma
         assert not played.action_mask[..., 2].any() and played.action_mask[..., :2].all()
 
 
-def slow_losses(run: Any, old_policy: torch.Tensor) -> tuple[float, float, float]:
+def slow_losses(run: Any, old_dist_params: torch.Tensor) -> tuple[float, float, float]:
     """KL, auxiliary and real value loss of the whole phase, step by step: state carried by hand, reset by hand, masks by hand."""
     agent, buffer = run.agent, run.buffer
     rollouts = buffer.rollouts
@@ -59,7 +59,7 @@ def slow_losses(run: Any, old_policy: torch.Tensor) -> tuple[float, float, float
             output = agent(rollouts.obs[k, b, t][None, None], torch.zeros(1, 1, dtype=torch.bool), state, mask)
             state = output.state
             target = rollouts.value_target[k, b, t]
-            old = agent.policy_head.distribution(old_policy[k * run.config.env.num_envs + b, t][None, None])
+            old = agent.policy_head.distribution(old_dist_params[k * run.config.env.num_envs + b, t][None, None])
             totals[0] += output.policy.kl_from(old).item()
             totals[1] += 0.5 * (output.aux_value - target).square().item()
             totals[2] += 0.5 * (output.value - target).square().item()
@@ -81,7 +81,8 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         for parameter in run.agent.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
         expected = slow_losses(run, old)
-        # One minibatch of everything at rate zero: its losses are those of the whole phase. The policy before it is put back for the KL.
+        # One minibatch of everything at rate zero: its losses are those of the whole phase. The
+        # policy before it is put back for the KL.
         aux = replace(tiny_aux(), epochs=1, num_minibatches=1, iterations_per_epoch=1, every=1)
         run.learner.config = replace(config, aux=aux)
         with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:

@@ -80,7 +80,7 @@ def test_derived_numbers() -> None:
     assert replace(config, reward_norm=RewardNormConfig(gamma=0.5)).reward_gamma == 0.5
 
 
-def test_minibatches_of_one_sample_are_not_normalised_to_nothing() -> None:
+def test_minibatches_of_one_sample_are_not_normalized_to_nothing() -> None:
     ppo = PPOConfig(num_steps=4, num_minibatches=8, minibatch_by="transitions", advantage_norm="minibatch")
     with pytest.raises(ValueError, match=r"ppo\.num_minibatches 8 leaves 1 sample in a minibatch"):
         Config(env=EnvConfig(id="x", num_envs=2), ppo=ppo)
@@ -222,7 +222,7 @@ def test_fields_are_changed_by_their_paths_all_at_once() -> None:
     [
         ({"model.memory": "lstm", "ppo.minibatch_by": "transitions"}, "ppo.minibatch_by is transitions, but with a memory"),
         ({"ppo.baseline": False}, "ppo.estimator gae needs values; use monte_carlo"),
-        ({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux": AuxConfig()}, "the auxiliary phase distils values"),
+        ({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux": AuxConfig()}, "the auxiliary phase distills values"),
         ({"action.std_value": 0.0}, "action.std_value is 0.0; it must be above zero"),
         ({"action.std": "exp", "action.min_std": 0.0}, "action.min_std is 0.0; it must be above zero"),
         ({"action.mean": "tanh", "action.squash": "tanh"}, "would squash twice"),

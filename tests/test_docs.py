@@ -84,6 +84,14 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                     cli.parse_config(fields[2:])  # a preset and fields that exist
 
 
+def test_the_vector_environment_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/environments.md"], flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"__name__": "page"})
+    (row, *_) = (tmp_path / "runs").glob("*/metrics.jsonl")
+    assert '"env_steps": 1024' in row.read_text()
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_knobs_that_a_page_names_exist(name: str) -> None:
     groups = "env|model|action|ppo|aux|reward_norm|obs_norm|value_norm|compute|log|checkpoint"

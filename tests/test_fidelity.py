@@ -99,7 +99,7 @@ def test_actions_are_given_as_drawn_where_the_original_does(tmp_path: Path) -> N
 
 
 def finished_paths(rollout: Rollout, gamma: float, gae_lambda: float) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages, not normalised, and rewards-to-go, by Spinning Up's definition: one path after the other, sum by sum."""
+    """Advantages, not normalized, and rewards-to-go, by Spinning Up's definition: one path after the other, sum by sum."""
     reward, value, next_value = (getattr(rollout, name)[0].double().numpy() for name in ("reward", "value", "next_value"))
     over, cut = rollout.terminated[0].numpy(), rollout.truncated[0].numpy()
     advantages, to_go, start = np.zeros(len(reward)), np.zeros(len(reward)), 0
@@ -223,7 +223,7 @@ def scaled_as_gymnasium(reward: np.ndarray, terminated: np.ndarray, gamma: float
 
 
 def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: Path) -> None:
-    """Time limits are terminations for its advantages, but not for its reward normaliser."""
+    """Time limits are terminations for its advantages, but not for its reward normalizer."""
     run = opened(small("compat-cleanrl-ppo-continuous", tmp_path))
     rollout = collected(run)
     ours = run.learner.learning_reward(rollout)[0][0].numpy()
@@ -232,7 +232,8 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
     baselines = opened(small("compat-baselines-ppo-mujoco", tmp_path))
     same = collected(baselines)
     assert torch.equal(same.reward, rollout.reward)
-    # Dropped at each end, returns of these short episodes vary less, so that rewards come out larger.
+    # Dropped at each end, returns of these short episodes vary less, so that rewards come out
+    # larger.
     assert (baselines.learner.learning_reward(same)[0][0].numpy()[20:] > 1.1 * ours[20:]).all()
 
 
@@ -313,7 +314,7 @@ def test_the_deviation_of_advantages_is_each_originals() -> None:
     }  # fmt: skip
 
 
-def test_the_whole_batch_is_normalised_by_either_deviation(tmp_path: Path) -> None:
+def test_the_whole_batch_is_normalized_by_either_deviation(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     rollout = collected(open_run(config))
     plain = compute_targets(rollout, rollout.reward, replace(config.ppo, advantage_norm="none"))[0].advantage.double().numpy()

@@ -1,4 +1,4 @@
-"""Numerics are golden: tiny runs give the committed numbers. A change of them is a change of learning behaviour (see `tests/golden.py`)."""
+"""Numerics are golden: tiny runs give the committed numbers. A change of them is a change of learning behavior (see `tests/golden.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def test_a_tiny_run_gives_the_committed_numbers(name: str, tmp_path: Path) -> No
     for index, (row, golden) in enumerate(zip(rows, GOLDEN[name], strict=True)):
         assert row.keys() == golden.keys()
         for metric, value in golden.items():
-            # Other processors round differently, and a sampled action may hang on it; 1e-4 is far below any change of the algorithm.
+            # Other processors round differently, and a sampled action may hang on it; 1e-4 is far
+            # below any change of the algorithm.
             assert row[metric] == pytest.approx(value, rel=1e-4, abs=1e-5), f"iteration {index + 1}, {metric}"
 
 

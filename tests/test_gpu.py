@@ -1,6 +1,7 @@
 """What must hold on a GPU, by tests that run on the CPU as well: the same bodies on both, so that they are known to work before there is a GPU.
 
-On the CPU "recorded" is what stands in for a CUDA graph (`again_in_place`). `benchmarks/gpu.py` runs the GPU's half of this file.
+On the CPU "recorded" is what stands in for a CUDA graph (`again_in_place`). `benchmarks/gpu.py`
+runs the GPU's half of this file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import Run, start_run
 from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
-from tests.golden import FILE, Picture, runs
+from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden
 from tests.helpers import corridor, tiny, tiny_aux
 from tests.test_procgen import small
@@ -41,7 +42,7 @@ DEVICES = ["cpu", GPU]
 OTHER = {"cpu": "cuda" if torch.cuda.is_available() else "cpu", "cuda": "cpu"}
 """Where a run of a device goes on."""
 GOLDEN = json.loads(FILE.read_text())
-GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-pictures", "ppg-separate", "ppo-together")]  # tests/test_golden.py has them all
+GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")]  # tests/test_golden.py has them all
 GOLDEN_RUNS += [pytest.param("cuda", name, marks=GPU.marks) for name in GOLDEN]
 Precision = Literal["fp32", "bf16"]
 
@@ -68,8 +69,8 @@ def recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return device
 
 
-def pictures(folder: Path, **changes: Any) -> Config:
-    """PPG on tiny pictures by a tiny IMPALA network, whose weights lie in channels_last."""
+def images(folder: Path, **changes: Any) -> Config:
+    """PPG on tiny images by a tiny IMPALA network, whose weights lie in channels_last."""
     network = {
         "model.encoder": "impala",
         "model.activation": "relu",
@@ -89,15 +90,16 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
     for index, (row, golden) in enumerate(zip(rows, GOLDEN[name], strict=True)):
         assert row.keys() == golden.keys()
         for metric, value in golden.items():
-            # Sums in another order, of small networks: 1e-5 at first, and Adam makes whole steps of the smallest gradients.
+            # Sums in another order, of small networks: 1e-5 at first, and Adam makes whole steps of
+            # the smallest gradients.
             assert row[metric] == pytest.approx(value, rel=0.01, abs=2e-3), f"iteration {index + 1}, {metric}"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
-def test_recorded_steps_on_pictures_equal_eager_ones(recorded: str, precision: Precision, value_path: str, tmp_path: Path) -> None:
+def test_recorded_steps_on_images_equal_eager_ones(recorded: str, precision: Precision, value_path: str, tmp_path: Path) -> None:
     precisions = {"compute.policy_precision": precision, "compute.aux_precision": precision}
-    both(pictures(tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}), Picture)
+    both(images(tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}), Image)
 
 
 @pytest.mark.parametrize("name", ["separate", "masks-mixed"])
@@ -123,10 +125,10 @@ def test_recorded_acting_gives_the_answers_of_eager_acting(recorded: str, name: 
 def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> None:
     compute = Compute(Plan(device=device))
     for values in (
-        np.arange(6.0).reshape(2, 3),
-        np.arange(6.0).reshape(2, 3).T,
-        np.array([True, False]),
-        np.full((2, 4, 4, 3), 200, np.uint8),
+        torch.arange(6.0).reshape(2, 3),
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.tensor([True, False]),
+        torch.full((2, 4, 4, 3), 200, dtype=torch.uint8),
     ):
         found = compute.upload(values)
         assert found.device.type == device and found.tolist() == values.tolist()
@@ -134,9 +136,9 @@ def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> N
 
 @pytest.mark.parametrize("device", [GPU])
 def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
-    """The environments write into the same arrays again while the GPU is still busy with something else."""
+    """The same memory is written to again while the GPU is still busy with something else."""
     compute, matrix = Compute(Plan(device=device)), torch.randn(4096, 4096, device=device)
-    values, found = np.zeros(1_000_000, np.float32), []
+    values, found = torch.zeros(1_000_000), []
     for number in range(20):
         matrix = matrix @ matrix / 64
         values[:] = number
@@ -145,7 +147,7 @@ def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
 
 
 def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Path) -> None:
-    with start_run(pictures(tmp_path, **{"compute.device": device}), make_env=Picture) as run:
+    with start_run(images(tmp_path, **{"compute.device": device}), make_env=Image) as run:
         tensors = run.buffer.rollouts.tensors()
         assert {tensor.device.type for tensor in tensors.values()} == {device}
         assert tensors["obs"].dtype == torch.uint8
@@ -249,10 +251,10 @@ import torch
 from pathlib import Path
 from phasicrl.algorithm import train
 from phasicrl.config import RewardNormConfig
-from tests.golden import Picture
-from tests.test_gpu import pictures
+from tests.golden import Image
+from tests.test_gpu import images
 changes = {{"compute.device": "cuda", "compute.deterministic": True, "reward_norm": RewardNormConfig(per="step")}}
-one, other = (train(pictures(Path({str(tmp_path)!r}) / name, **changes), make_env=Picture).agent.state_dict() for name in "ab")
+one, other = (train(images(Path({str(tmp_path)!r}) / name, **changes), make_env=Image).agent.state_dict() for name in "ab")
 assert all(torch.equal(one[name], other[name]) for name in one)
 """
     root = Path(__file__).parents[1]

@@ -37,7 +37,7 @@ REFERENCE = "experiment,run,game,split,step,entropy\n" + "".join(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, which imports its neighbour."""
+    """The script, which imports its neighbor."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("gpu")
 
@@ -257,7 +257,7 @@ def test_a_bundle_has_the_families_that_were_asked_for(tmp_path: Path) -> None:
         "envpool.libs/libQt.so",
         "tyro/__init__.py",
     ]
-    names += ["envpool_assets/__init__.py", "envpool_assets/atari/rom", "envpool_assets/procgen/picture.png"]
+    names += ["envpool_assets/__init__.py", "envpool_assets/atari/rom", "envpool_assets/procgen/image.png"]
     with zipfile.ZipFile(tmp_path / "all.whl", "w") as wheel:
         for name in names:
             wheel.writestr(name, entry if name == offline_bundle.ENTRY else "x")

@@ -15,7 +15,7 @@ from phasicrl.config import Config, LogConfig
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
-from tests.golden import Picture
+from tests.golden import Image
 from tests.helpers import tiny, tiny_aux
 
 pytestmark = pytest.mark.slow
@@ -33,12 +33,12 @@ def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_pat
 
 
 @pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
-def test_a_task_of_pictures_is_learnt_by_every_value_path(value_path: str, tmp_path: Path) -> None:
+def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_path: Path) -> None:
     """The side of a dot, five points an episode; chance is 1.67."""
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=16_384)
     model = replace(config.model, encoder="impala", activation="relu", channels=(8, 8), blocks=1, hidden_sizes=(32,), value_path=value_path)
     config = replace(config, model=model, ppo=replace(config.ppo, num_steps=32, num_minibatches=4, learning_rate=1e-3))
-    run = train(config, make_env=Picture)
+    run = train(config, make_env=Image)
     assert run.collector.episodes.recent_mean > 4.5
 
 
@@ -50,7 +50,7 @@ def quiet(preset: str, tmp_path: Path, **changes: Any) -> Config:
 @pytest.mark.parametrize(
     ("preset", "steps", "least"), [("pendulum-ppo", 100_000, -200), ("invertedpendulum-ppo", 100_000, 950), ("acrobot-ppo", 300_000, -85)]
 )
-def test_small_tasks_are_learnt(preset: str, steps: int, least: float, tmp_path: Path) -> None:
+def test_small_tasks_are_learned(preset: str, steps: int, least: float, tmp_path: Path) -> None:
     run = train(quiet(preset, tmp_path, total_env_steps=steps))
     (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
     assert greedy.mean_return >= least
@@ -108,7 +108,8 @@ def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: 
 class Safes(gym.Env[np.ndarray, Any]):
     """One of eight safes in each of five steps: its key among 1,600, and the number that is shown, to be given at once.
 
-    Only the right key earns a point, less the number's distance. The mask allows four keys at each safe.
+    Only the right key earns a point, less the number's distance. The mask allows four keys at each
+    safe.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (9,), np.float32)
@@ -133,7 +134,7 @@ class Safes(gym.Env[np.ndarray, Any]):
 
 
 @pytest.mark.parametrize(("masks", "low", "high"), [(True, 4.3, 5), (False, -1, 1.5)])
-def test_numbers_are_learnt_beside_masked_keys(masks: bool, low: float, high: float, tmp_path: Path) -> None:
+def test_numbers_are_learned_beside_masked_keys(masks: bool, low: float, high: float, tmp_path: Path) -> None:
     """Masks with continuous actions."""
     config = quiet("classic-ppo", tmp_path, total_env_steps=60_000, **{"env.id": "safes", "env.action_masks": masks})
     run = train(config, make_env=Safes)

@@ -101,7 +101,8 @@ def test_exponential_moments_are_those_of_the_weighted_mixture_of_batches(
 
 
 def test_exponential_moments_by_hand() -> None:
-    # Decay ½. The first batch is everything: mean 1, variance 1. The second counts twice as much: mean (1 + 2·5)/3 = 11/3 and
+    # Decay ½. The first batch is everything: mean 1, variance 1. The second counts twice as much:
+    # mean (1 + 2·5)/3 = 11/3 and
     # variance (1 + 2·0)/3 within batches + ⅓·⅔·(5 − 1)² between them = 35/9.
     moments = EmaMoments(0.5)
     assert (moments.mean.item(), moments.variance.item()) == (0, 0)
@@ -154,7 +155,7 @@ def test_moments_by_name() -> None:
 
 
 def history_scale(returns: list[np.ndarray]) -> float:
-    """The deviation of all running returns so far, as the reward normaliser's source defines it."""
+    """The deviation of all running returns so far, as the reward normalizer's source defines it."""
     return math.sqrt(np.concatenate(returns, axis=None).var() + 1e-8)
 
 
@@ -168,7 +169,8 @@ def test_rewards_are_divided_by_the_deviation_of_every_return_so_far(gamma: floa
         reward = random.normal(loc=1.0, scale=3.0, size=(num_envs, num_steps)).astype(np.float32)
         first = random.random((num_envs, num_steps)) < 0.25
         first[:, 0] |= rollout == 0
-        # Step by step: an episode starts from nothing, and what an environment's episode has gathered goes on in the next rollout.
+        # Step by step: an episode starts from nothing, and what an environment's episode has
+        # gathered goes on in the next rollout.
         for t in range(num_steps):
             running = reward[:, t] + gamma * np.where(first[:, t], 0.0, running)
             history.append(running)
@@ -190,7 +192,8 @@ def test_the_reward_of_the_last_step_belongs_to_the_old_episode_by_hand() -> Non
 
 
 def test_reset_at_terminations_by_hand() -> None:
-    # γ = ½. 4 ends an episode by the rules, so that nothing but itself goes on: 2 | 4, 8 + ½·4 = 10, 1 + ½·10 = 6, whatever was cut between.
+    # γ = ½. 4 ends an episode by the rules, so that nothing but itself goes on: 2 | 4, 8 + ½·4 =
+    # 10, 1 + ½·10 = 6, whatever was cut between.
     normalizer = RewardNormalizer(1, gamma=0.5, clip=10.0)
     normalizer(torch.tensor([[2.0, 4.0, 8.0, 1.0]]), torch.tensor([[False, True, False, False]]))
     assert normalizer.running_return.tolist() == [6]
@@ -198,7 +201,8 @@ def test_reset_at_terminations_by_hand() -> None:
 
 
 def test_step_by_step_a_reward_is_scaled_by_what_was_seen_up_to_it() -> None:
-    # As Baselines' vec_normalize.py:26-34 does it, in a loop; over two rollouts and an episode's end inside one.
+    # As Baselines' vec_normalize.py:26-34 does it, in a loop; over two rollouts and an episode's
+    # end inside one.
     random = np.random.default_rng(2)
     num_envs, num_steps, gamma = 3, 5, 0.9
     normalizer = RewardNormalizer(num_envs, gamma=gamma, clip=10.0, per_step=True)
@@ -319,7 +323,8 @@ def test_a_component_that_begins_to_vary_is_clipped_until_the_next_update() -> N
 
 
 def test_a_large_offset_does_not_blur_what_varies_around_it() -> None:
-    # x / scale − shift / scale would be the difference of two numbers of 1e5, rounded to hundredths.
+    # x / scale − shift / scale would be the difference of two numbers of 1e5, rounded to
+    # hundredths.
     normalizer = ObservationNormalizer(1, statistics="moments", decay=0.9, clip=10.0)
     x = 2.0**20 + 8 * torch.randn(1000, 1, generator=torch.Generator().manual_seed(0))
     normalizer.update(x)
@@ -330,7 +335,7 @@ def test_a_large_offset_does_not_blur_what_varies_around_it() -> None:
 
 
 @BOTH
-def test_a_saved_observation_normalizer_normalises_and_goes_on_the_same(statistics: Statistics) -> None:
+def test_a_saved_observation_normalizer_normalizes_and_goes_on_the_same(statistics: Statistics) -> None:
     straight, loaded = (ObservationNormalizer(3, statistics=statistics, decay=0.9, clip=10.0) for _ in range(2))
     assert list(straight.parameters()) == []
     straight.update(observations(0, 4, 5))

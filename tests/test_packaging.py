@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "phasicrl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_FUNCTION_LINES = 60
+MAX_ROOM_LINES = 1500
 MAX_CODE_LINES = 9000  # all of the package; a limit that is reached is a reason to take something out
 
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
@@ -105,6 +106,11 @@ class TestEveryFile:
 def test_package_stays_small():
     lines = {named(path): len(code_lines(path.read_text())) for path in SOURCES}
     assert sum(lines.values()) < MAX_CODE_LINES, dict(sorted(lines.items(), key=lambda item: -item[1]))
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()))
+def test_rooms_stay_small(room: str):
+    assert sum(len(code_lines(path.read_text())) for path in SOURCES if room in path.parts) < MAX_ROOM_LINES
 
 
 def test_every_module_has_a_name_of_its_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
-from phasicrl.config import Config, ValueNormConfig
+from phasicrl.config import Config, ObsNormConfig, ValueNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
@@ -57,7 +58,7 @@ def test_the_auxiliary_phase_changes_the_policy_network(tmp_path: Path, value_pa
     assert not torch.equal(weights(ppo)["encoder.dense.layers.0.weight"], weights(ppg)["encoder.dense.layers.0.weight"])
 
 
-def test_targets_are_the_rollouts_values_plus_advantages_before_normalisation(tmp_path: Path) -> None:
+def test_targets_are_the_rollouts_values_plus_advantages_before_normalization(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     run = open_run(config)
     rollout = run.buffer.next_rollout()
@@ -70,7 +71,7 @@ def test_targets_are_the_rollouts_values_plus_advantages_before_normalisation(tm
     assert record["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_value_epochs_come_first_with_their_own_optimiser_and_leave_the_policy_alone(tmp_path: Path) -> None:
+def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_alone(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     config = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2))
     run = filled(config)
@@ -127,7 +128,7 @@ def test_gradient_of_the_divergence_is_exactly_zero_before_the_first_auxiliary_s
     for segment in range(len(samples)):
         one = samples.take(slice(segment, segment + 1)).as_transitions()
         output = run.agent(one.obs, one.first, one.state)
-        kl = output.policy.kl_from(run.agent.policy_head.distribution(one.old_policy))
+        kl = output.policy.kl_from(run.agent.policy_head.distribution(one.old_dist_params))
         assert torch.equal(kl, torch.zeros_like(kl))
         run.agent.zero_grad()
         kl.sum().backward()
@@ -147,7 +148,7 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
 
     run.agent.zero_grad()
     out = run.agent(samples.obs, samples.first, samples.state)
-    p_old = samples.old_policy.exp()
+    p_old = samples.old_dist_params.exp()
     kl = (p_old * (p_old.log() - out.policy.log_probs)).sum(-1).mean()
     assert out.aux_value is not None
     written = (
@@ -210,7 +211,7 @@ def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it
     seen = spy_on_auxiliary_batches(monkeypatch)
     auxiliary_phase(run.learner, run.buffer)
     assert len(calls) == 1
-    last_epoch = torch.cat([samples.old_policy.flatten() for samples in seen[-4:]]).sort().values
+    last_epoch = torch.cat([samples.old_dist_params.flatten() for samples in seen[-4:]]).sort().values
     assert torch.equal(last_epoch, expected.flatten().sort().values)
 
 
@@ -253,7 +254,7 @@ def test_leftover_iterations_are_trained(tmp_path: Path) -> None:
     assert not torch.equal(seen[3]["policy_head.linear.weight"], seen[4]["policy_head.linear.weight"])
 
 
-def test_a_shared_auxiliary_optimiser_is_the_policys(tmp_path: Path) -> None:
+def test_a_shared_auxiliary_optimizer_is_the_policys(tmp_path: Path) -> None:
     run = open_run(tiny(tmp_path, aux=tiny_aux(optimizer="shared")))
     assert run.learner.optimizers["aux"] is run.learner.optimizers["policy"]
     run = open_run(tiny(tmp_path, aux=tiny_aux()))
@@ -382,7 +383,7 @@ def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(t
     divergence = after.kl_from(before).mean()
 
     def loss(weight: float) -> Tensor:
-        with_old = replace(samples, old_policy=old)
+        with_old = replace(samples, old_dist_params=old)
         return phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)(with_old, torch.tensor(weight))[0]
 
     assert divergence > 1e-3
@@ -485,7 +486,7 @@ def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(tmp_p
         assert torch.equal(torch.cat(seen[2 * epoch : 2 * epoch + 2]).sort().values, wanted)
 
 
-def test_the_value_loss_is_in_the_units_of_normalised_values(tmp_path: Path) -> None:
+def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> None:
     config = replace(tiny(tmp_path), value_norm=ValueNormConfig())
     run = filled(config)
     assert run.agent.value_normalizer is not None
@@ -494,3 +495,37 @@ def test_the_value_loss_is_in_the_units_of_normalised_values(tmp_path: Path) -> 
     loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(samples, torch.tensor(0.0))
     value = run.agent.value(samples.obs, samples.first, samples.state)
     torch.testing.assert_close(loss, 0.5 * ((value - samples.value_target) / 4).square().mean())
+
+
+def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left twice, in the first epoch and in the third: the same weights and metrics as without a break."""
+    config = tiny(tmp_path, aux=tiny_aux(epochs=3), obs_norm=ObsNormConfig())
+    whole, broken = filled(config), filled(config)
+    expected = auxiliary_phase(whole.learner, whole.buffer)
+    step, count = broken.compute.gradient_step, 0
+
+    def interrupted(*args: Any) -> Callable[..., Any]:
+        make = step(*args)
+
+        def counted(*minibatch: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count in (3, 12):
+                raise KeyboardInterrupt
+            return make(*minibatch)
+
+        return counted
+
+    monkeypatch.setattr(broken.compute, "gradient_step", interrupted)
+    for epoch, done in ((0, 2), (2, 2)):  # four minibatches an epoch
+        with pytest.raises(KeyboardInterrupt):
+            auxiliary_phase(broken.learner, broken.buffer)
+        assert broken.buffer.progress is not None
+        assert (broken.buffer.progress.epoch, broken.buffer.progress.num_done) == (epoch, done)
+    found = auxiliary_phase(broken.learner, broken.buffer)
+    assert broken.buffer.progress is None
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(broken)[name]), name
+    assert {name: value for name, value in found.items() if not name.startswith("time/")} == {
+        name: value for name, value in expected.items() if not name.startswith("time/")
+    }

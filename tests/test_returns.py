@@ -30,8 +30,10 @@ def random_steps(num_envs: int, num_steps: int, seed: int = 0) -> tuple[Tensor, 
 
 
 def test_gae_by_hand_with_a_termination_and_a_truncation() -> None:
-    # γ = λ = ½, so γλ = ¼. The first row terminates in step 1 and is truncated in step 3, in an observation of value 20.
-    #   δ0 = 1 + ½·4 − 2 = 1     δ1 = 2 − 4 = −2     δ2 = 3 + ½·8 − 6 = 1     δ3 = 4 + ½·20 − 8 = 6     δ4 = 5 + ½·12 − 10 = 1
+    # γ = λ = ½, so γλ = ¼. The first row terminates in step 1 and is truncated in step 3, in an
+    # observation of value 20.
+    #   δ0 = 1 + ½·4 − 2 = 1     δ1 = 2 − 4 = −2     δ2 = 3 + ½·8 − 6 = 1     δ3 = 4 + ½·20 − 8 = 6
+    # δ4 = 5 + ½·12 − 10 = 1
     #   A4 = 1     A3 = 6     A2 = 1 + ¼·6 = 2.5     A1 = −2     A0 = 1 + ¼·(−2) = 0.5
     # The second row has no ends: δ = 1 in every step, and A_t = 1 + ¼ A_{t+1}.
     advantage = gae(
@@ -128,10 +130,12 @@ def test_gae_keeps_the_dtype_and_leaves_its_arguments_alone() -> None:
 
 
 def test_n_step_returns_by_hand_with_a_termination_and_a_truncation() -> None:
-    # γ = ½. The first row terminates in step 1 and is truncated in step 3, in an observation of value 20; the second has no ends.
+    # γ = ½. The first row terminates in step 1 and is truncated in step 3, in an observation of
+    # value 20; the second has no ends.
     #   n = 1: 1 + ½·4 = 3     2     3 + ½·8 = 7     4 + ½·20 = 14     5 + ½·12 = 11
     #   n = 2: 1 + ½·2 = 2     2     3 + ½·14 = 10   14                11
-    #   second row, n = 2: 1 + ½·(2 + ½·6) = 3.5     2 + ½·(3 + ½·8) = 5.5     7.5     4 + ½·(5 + ½·12) = 9.5     11
+    #   second row, n = 2: 1 + ½·(2 + ½·6) = 3.5     2 + ½·(3 + ½·8) = 5.5     7.5     4 + ½·(5 +
+    # ½·12) = 9.5     11
     #   second row, n = 3: 1 + ½·5.5 = 3.75     2 + ½·7.5 = 5.75     3 + ½·9.5 = 7.75     9.5     11
     steps = {
         "reward": torch.tensor([[1.0, 2, 3, 4, 5], [1, 2, 3, 4, 5]]),
@@ -146,8 +150,10 @@ def test_n_step_returns_by_hand_with_a_termination_and_a_truncation() -> None:
 
 
 def test_monte_carlo_returns_by_hand_with_a_termination_and_a_truncation() -> None:
-    # γ = ½, the steps as above. Only the values at the truncation (20) and after the last step (12) may be looked at.
-    #   second row: 5 + ½·12 = 11     4 + ½·11 = 9.5     3 + ½·9.5 = 7.75     2 + ½·7.75 = 5.875     1 + ½·5.875 = 3.9375
+    # γ = ½, the steps as above. Only the values at the truncation (20) and after the last step (12)
+    # may be looked at.
+    #   second row: 5 + ½·12 = 11     4 + ½·11 = 9.5     3 + ½·9.5 = 7.75     2 + ½·7.75 = 5.875
+    # 1 + ½·5.875 = 3.9375
     returns = monte_carlo_return(
         reward=torch.tensor([[1.0, 2, 3, 4, 5], [1, 2, 3, 4, 5]]),
         next_value=torch.tensor([[NAN, NAN, NAN, 20, 12], [NAN, NAN, NAN, NAN, 12]]),
@@ -229,7 +235,8 @@ def test_one_step_is_td_zero_and_all_steps_are_monte_carlo_and_lambda_one(data: 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
 def test_advantage_plus_value_is_the_mixture_of_n_step_returns(data: Episodes, gamma: float, gae_lambda: float) -> None:
-    # TD(λ): (1 − λ) Σ_n λ^{n-1} Gⁿ. From n = T on all are the same, and share the weight λ^{T-1} that is left.
+    # TD(λ): (1 − λ) Σ_n λ^{n-1} Gⁿ. From n = T on all are the same, and share the weight λ^{T-1}
+    # that is left.
     steps = as_collected(data)
     num_steps = data.reward.shape[1]
     weights = [(1 - gae_lambda) * gae_lambda ** (n - 1) for n in range(1, num_steps)] + [gae_lambda ** (num_steps - 1)]
@@ -248,7 +255,8 @@ def test_the_returns_keep_the_dtype_and_leave_their_arguments_alone() -> None:
 
 
 def test_forward_return_by_hand_with_what_it_starts_from() -> None:
-    # γ = ½. The first row carries 8 over: 1 + ½·8 = 5, 2 + ½·5 = 4.5, anew 3, 4 + ½·3 = 5.5. The second row starts anew at once.
+    # γ = ½. The first row carries 8 over: 1 + ½·8 = 5, 2 + ½·5 = 4.5, anew 3, 4 + ½·3 = 5.5. The
+    # second row starts anew at once.
     running = discounted_forward_return(
         torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, 4]]), flags("..x.", "x..."), torch.tensor([8.0, 100.0]), gamma=0.5
     )

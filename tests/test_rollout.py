@@ -127,7 +127,7 @@ def test_as_transitions_copies_nothing_and_keeps_what_belongs_together() -> None
     assert torch.equal(flat.action, cells().reshape(S * L, 1))
     assert flat.state.shape == (S * L, 0)
     for field in dataclasses.fields(samples):
-        if field.name not in ("state", "old_policy"):
+        if field.name not in ("state", "old_dist_params"):
             assert getattr(flat, field.name).data_ptr() == getattr(samples, field.name).data_ptr(), field.name
 
 
@@ -199,15 +199,15 @@ def test_what_is_written_into_the_slots_is_the_phase() -> None:
 def test_auxiliary_samples_are_the_phase_with_the_old_policy_beside_it() -> None:
     buffer = make_buffer(state_size=2, num_actions=A)
     write(buffer)
-    old_policy = cells(K * B, T)[..., None] + torch.tensor([0.1, 0.2, 0.3])
-    samples = buffer.auxiliary_samples(old_policy)
+    old_dist_params = cells(K * B, T)[..., None] + torch.tensor([0.1, 0.2, 0.3])
+    samples = buffer.auxiliary_samples(old_dist_params)
     assert_is_the_phase(samples)
-    assert samples.old_policy is old_policy
+    assert samples.old_dist_params is old_dist_params
     assert samples.obs.data_ptr() == buffer.rollout(0).obs.data_ptr()
     for minibatch in samples.minibatches(3, torch.randperm(len(samples)), by="segments"):
         gathered = minibatch.gather()
         assert isinstance(gathered, AuxiliarySamples)
-        torch.testing.assert_close(gathered.old_policy[..., 0] - 0.1, gathered.value_target - 0.5)
+        torch.testing.assert_close(gathered.old_dist_params[..., 0] - 0.1, gathered.value_target - 0.5)
 
 
 def test_policy_samples_take_each_field_from_its_place() -> None:

@@ -237,7 +237,7 @@ MIXED = Dict(OrderedDict(go=Discrete(3), arm=Tuple([Box(-1, 1, (2,)), MultiDiscr
     [
         (Discrete(3), np.array([0, 3]), "action 3 for environment 1 is outside of 0 … 2"),
         (Discrete(3, start=5), np.array([-1, 0]), "action -1 for environment 0 is outside of 0 … 2"),
-        (Discrete(3), np.zeros(2), r"the actions are float64, shape \(2,\); a NumPy array of integers, shape \(2,\), was expected"),
+        (Discrete(3), np.zeros(2), r"the actions are float64, shape \(2,\); a tensor of integers, shape \(2,\), was expected"),
         (Discrete(3), np.zeros((2, 1), int), r"the actions are int64, shape \(2, 1\); .* shape \(2,\)"),
         (Discrete(3), [0, 1], "the actions are a list"),
         (MultiDiscrete([2, 3]), np.array([[0, 0], [1, 3]]), r"action 3 for environment 1, component 1 \(1\) is outside of 0 … 2"),
@@ -253,7 +253,7 @@ MIXED = Dict(OrderedDict(go=Discrete(3), arm=Tuple([Box(-1, 1, (2,)), MultiDiscr
             np.array([[0, 9, -9, 1, 3, 1], [0, 0, np.inf, 1, 3, 0]]),
             r"action inf for environment 1, component 2 \(arm/0/1\) is not finite",
         ),
-        (MIXED, np.zeros((2, 5)), r"the actions are float64, shape \(2, 5\); a NumPy array of numbers, shape \(2, 6\)"),
+        (MIXED, np.zeros((2, 5)), r"the actions are float64, shape \(2, 5\); a tensor of numbers, shape \(2, 6\)"),
         (MIXED, np.zeros((2, 6), bool), "the actions are bool"),
     ],
 )

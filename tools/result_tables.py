@@ -187,11 +187,11 @@ def quickstart_table() -> str:
 
 
 def reward_norm_table() -> str:
-    """PPG on CartPole with and without normalised rewards: greedy, and in training."""
+    """PPG on CartPole with and without normalized rewards: greedy, and in training."""
     rows = read("cartpole") or read("selection/cartpole")
     text = "| rewards | greedy, mean [95 %] | last 100 training episodes |\n|---|---|---|\n"
     for title, label in (
-        ("normalised (`cartpole-ppg`)", "cartpole-ppg"),
+        ("normalized (`cartpole-ppg`)", "cartpole-ppg"),
         ("as they are (`--reward-norm none`)", "cartpole-ppg --reward-norm none"),
     ):
         training = [float(row["return_100"]) for row in rows if row["preset"] == label]
@@ -531,7 +531,7 @@ def pieces_table() -> str:
     """Rates of benchmarks/encoder.py by size of the pieces and precision, and bf16's errors."""
     cases = {key: rates for key, rates in _encoder_rates().items() if key[2:] == ("kept", "eager")}
     sizes = sorted({int(size) for size, precision, *_ in cases if precision == "bf16"})
-    text = "| micro-batch | fp32, pictures/s forward and backward | bf16 | error of bf16: features | gradients |\n|---|---|---|---|---|\n"
+    text = "| micro-batch | fp32, images/s forward and backward | bf16 | error of bf16: features | gradients |\n|---|---|---|---|---|\n"
     for size in map(str, sizes):
         cells = [_median_and_range(cases[size, precision, "kept", "eager"]["rate"]) for precision in ("fp32", "bf16")]
         errors = cases[size, "bf16", "kept", "eager"]
@@ -543,7 +543,7 @@ def pieces_table() -> str:
 def memory_table() -> str:
     """What keeping freed memory does to the rate."""
     cases = _encoder_rates()
-    text = "| micro-batch | default: pictures/s | memory kept | ratio |\n|---|---|---|---|\n"
+    text = "| micro-batch | default: images/s | memory kept | ratio |\n|---|---|---|---|\n"
     for size in [size for size, _, memory, _ in cases if memory == "default"]:
         default, kept = (cases[size, "fp32", memory, "eager"]["rate"] for memory in ("default", "kept"))
         ratio = statistics.median(ours / theirs for ours, theirs in zip(kept, default, strict=True))
@@ -552,9 +552,9 @@ def memory_table() -> str:
 
 
 def compiled_table() -> str:
-    """What compiling the network for pictures, or its max-pools, does to the rate."""
+    """What compiling the network for images, or its max-pools, does to the rate."""
     cases = _encoder_rates()
-    text = "| micro-batch | precision | compiled by Inductor | eager: pictures/s | compiled | ratio |\n|---|---|---|---|---|---|\n"
+    text = "| micro-batch | precision | compiled by Inductor | eager: images/s | compiled | ratio |\n|---|---|---|---|---|---|\n"
     names = {"compiled": "the whole network", "pools": "its max-pools (left out since)"}
     for size, precision, run in [(size, precision, run) for size, precision, _, run in cases if run in names]:
         eager, compiled = (cases[size, precision, "kept", which]["rate"] for which in ("eager", run))

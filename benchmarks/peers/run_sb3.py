@@ -3,7 +3,7 @@
 usage: run_sb3.py BACKEND TASK NUM_ENVS STEPS SEED SETTINGS
 
 BACKEND is `gymnasium` (their `make_vec_env`, as their documentation has it) or `envpool` (the same pool of environments that we step). SETTINGS is
-JSON: arguments of their PPO; `normalise` asks for their `VecNormalize`, and `linear` lets the learning rate, and the clip range if it is in the list,
+JSON: arguments of their PPO; `normalize` asks for their `VecNormalize`, and `linear` lets the learning rate, and the clip range if it is in the list,
 fall to zero. Time limits are bootstrapped, as they always do.
 """
 
@@ -84,7 +84,7 @@ class Mark(BaseCallback):
 
 
 env: VecEnv = VecMonitor(Pool()) if backend == "envpool" else make_vec_env(task, n_envs=num_envs, seed=seed)
-if settings.pop("normalise", False):
+if settings.pop("normalize", False):
     env = VecNormalize(env)
 for name in settings.pop("linear", []):
     settings[name] = lambda left, start=settings[name]: left * start

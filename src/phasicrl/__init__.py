@@ -1,7 +1,8 @@
 """Proximal Policy Optimization and Phasic Policy Gradient: one engine, in which PPO is PPG without its auxiliary phase.
 
-`train(get_preset("procgen-ppg"))` trains; `phasicrl.algorithm` is the page to read first. Names are imported when they are first used, so
-that `import phasicrl` and the command line's help do not wait for torch.
+`train(get_preset("procgen-ppg"))` trains; `phasicrl.algorithm` is the page to read first. Names are
+imported when they are first used, so that `import phasicrl` and the command line's help do not wait
+for torch.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Threads that wait for each other look around for 0.25 ms (25 ns each time), and then sleep. libgomp's own 7 ms are longer than a turn on a core: what
-# shares the cores with them stood still (docs/performance.md). Read once, when torch loads libgomp. Processes that this one starts have it too.
+# Threads that wait for each other look around for 0.25 ms (25 ns each time), and then sleep.
+# libgomp's own 7 ms are longer than a turn on a core: what shares the cores with them stood still
+# (docs/performance.md). Read once, when torch loads libgomp. Processes that this one starts have
+# it too.
 if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "10000"
 

@@ -1,7 +1,8 @@
 """The algorithm: collect, learn, now and then distill, log, save. Kind: effects. Start reading here.
 
-`learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its symbols in the comments. The
-two phases are in `phases.py`, what they minimize is in `objectives.py`, the advantages are in `returns.py`.
+`learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its
+symbols in the comments. The two phases are in `phases.py`, what they minimize is in
+`objectives.py`, the advantages are in `returns.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Literal
 import gymnasium as gym
 
 from phasicrl.config import Config
-from phasicrl.envs.heuristic_mask import MaskFunction
+from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.envs.wrappers import MaskFunction
 from phasicrl.execution.plan import Plan
 from phasicrl.learner import Record
 from phasicrl.models.agent import EncoderFactory
@@ -31,10 +33,12 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
         # Perform rollouts under the current policy π, straight into the buffer B
         rollout = run.collect(buffer.next_rollout())
 
-        # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for E_V epochs, the value function
+        # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for E_V
+        # epochs, the value function
         record = policy_phase(learner, rollout, stage=run.stage)
 
-        # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's network, keeping π where it is
+        # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's
+        # network, keeping π where it is
         if learner.auxiliary_phase_is_due:
             record |= auxiliary_phase(learner, buffer, stage=run.stage)
         if buffer.is_full:
@@ -49,6 +53,7 @@ def train(
     config: Config,
     *,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     on_iteration: OnIteration | None = None,
@@ -59,9 +64,13 @@ def train(
     Args:
         config: every knob; `phasicrl.presets.get_preset(name)` has the named ones.
         make_env: makes one of your own Gymnasium environments, in place of `config.env.id`.
+        make_vector_env: makes a vector environment of your own, with Gymnasium's `VectorEnv`
+            interface, in place of `config.env.id`; it is given the number of environments. Each of
+            its autoreset modes will do; `NEXT_STEP` and `DISABLED` need
+            `reset(options={"reset_mask": …})` to reset the chosen environments alone.
         make_encoder: makes your own network, in place of `config.model.encoder`.
-        mask_actions: from observations `[B, …]` and the environments' own masks to the masks that hold at the start of training, for
-            `config.env.heuristic_mask_steps` steps.
+        mask_actions: from observations `[B, …]` and the environments' own masks to the masks that
+            hold at the start of training, for `config.env.heuristic_mask_steps` steps.
         on_iteration: called after each iteration with the run and its metrics. If it returns
             "stop", the run is saved and ends there; `resume` goes on to the end of its budget.
         plan: how to execute it, of a run before; chosen for this machine unless given.
@@ -73,7 +82,9 @@ def train(
         ValueError: a configuration that cannot work here; nothing was started.
         EnvError: an environment failed.
     """
-    with start_run(config, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, plan=plan) as run:
+    with start_run(
+        config, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions, plan=plan
+    ) as run:
         learn(run, on_iteration)
         run.finish()
     return run
@@ -83,6 +94,7 @@ def resume(
     run_dir: Path | str,
     *,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     on_iteration: OnIteration | None = None,
@@ -92,6 +104,7 @@ def resume(
     Args:
         run_dir: Run directory.
         make_env: as for `train`, like the others.
+        make_vector_env: as for `train`.
         make_encoder: as for `train`.
         mask_actions: as for `train`.
         on_iteration: as for `train`.
@@ -99,7 +112,9 @@ def resume(
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
     """
-    with resume_run(Path(run_dir), make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions) as run:
+    with resume_run(
+        Path(run_dir), make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions
+    ) as run:
         learn(run, on_iteration)
         run.finish()
     return run

@@ -143,7 +143,7 @@ def _read_none(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Unsup
     )
 
 
-_PYTHON_ONLY = ("make_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say")
+_PYTHON_ONLY = ("make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say")
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
 
 
@@ -254,7 +254,8 @@ def parse_config(words: list[str]) -> Config:
     """
     base, label, words = _base(words)
     given = _given_knobs(base, words, f"phasicrl train {label}")
-    # What the base sets and these words make useless goes without a word; what was named in vain is refused.
+    # What the base sets and these words make useless goes without a word; what was named in vain is
+    # refused.
     return base.changed(given, reset_idle=True, keep=given)
 
 
@@ -349,7 +350,8 @@ def _typed_dict(kind: Any, fields: dict[str, Any]) -> Any:
 def _group_when_on(base: Config, name: str) -> Any:
     """What a group that is off begins with when one of its fields is named."""
     if name == "aux":
-        # The usual number of minibatches, or as many of them as these environments can be dealt out to.
+        # The usual number of minibatches, or as many of them as these environments can be dealt out
+        # to.
         return AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs))
     return next(kind for kind in typing.get_args(typing.get_type_hints(Config)[name]) if kind is not type(None))()
 

@@ -1,87 +1,20 @@
-"""Collector: environments × agent → rollouts, and statistics of finished episodes. Kind: effects (steps environments)."""
+"""Collector: environments × agent → rollouts. Kind: effects (steps environments)."""
 
 from __future__ import annotations
 
-from collections import deque
-
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import Precision
 from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.episodes import EpisodeStatistics
 from phasicrl.execution.compute import Compute
 from phasicrl.models.agent import Agent
 from phasicrl.optimize import diverged
 from phasicrl.rollout import Rollout, Samples
 
-
-class EpisodeStatistics:
-    """Returns and lengths of finished episodes, in the environment's own reward.
-
-    Args:
-        num_envs: B.
-        window: how many episodes the moving mean goes back.
-    """
-
-    def __init__(self, num_envs: int, *, window: int = 100) -> None:
-        self._return = np.zeros(num_envs)
-        self._length = np.zeros(num_envs, dtype=np.int64)
-        self._finished: list[tuple[float, int]] = []
-        self._recent: deque[float] = deque(maxlen=window)
-        self._completed: list[bool] = []
-        self._levels: set[int] = set()
-
-    def update(self, step: TimeStep) -> None:
-        """Take one step of every environment in."""
-        self._return += step.reward
-        self._length += 1
-        if "level_seed" in step.info:
-            self._levels.update(step.info["level_seed"].tolist())
-        if step.final_obs is None:
-            return
-        ended = np.flatnonzero(step.terminated | step.truncated)
-        self._finished += zip(self._return[ended].tolist(), self._length[ended].tolist(), strict=True)
-        self._recent.extend(self._return[ended].tolist())
-        if "level_complete" in step.info:
-            self._completed += (step.info["level_complete"][ended] != 0).tolist()
-        self._return[ended] = 0
-        self._length[ended] = 0
-
-    def report(self) -> dict[str, float]:
-        """Means over the episodes finished since the last report; nothing is said of what did not happen."""
-        record: dict[str, float] = {"charts/num_episodes": len(self._finished)}
-        if self._finished:
-            returns, lengths = zip(*self._finished, strict=True)
-            record["charts/episodic_return"] = float(np.mean(returns))
-            record["charts/episodic_length"] = float(np.mean(lengths))
-        if self._recent:
-            record["charts/episodic_return_100"] = self.recent_mean
-        if self._completed:
-            record["procgen/level_complete"] = float(np.mean(self._completed))
-        if self._levels:
-            record["procgen/num_levels_seen"] = len(self._levels)
-        self._finished.clear()
-        self._completed.clear()
-        return record
-
-    @property
-    def recent_mean(self) -> float:
-        """Mean return over the window; NaN before the first episode has finished."""
-        return float(np.mean(self._recent)) if self._recent else float("nan")
-
-    def state_dict(self) -> dict[str, list[float] | list[int]]:
-        """What a resumed run needs; episodes under way are not part of it, because its environments start new ones."""
-        return {"recent": list(self._recent), "levels": sorted(self._levels)}
-
-    def load_state_dict(self, state: dict[str, list[float] | list[int]]) -> None:
-        """Take back `state_dict`."""
-        self._recent.extend(state["recent"])
-        self._levels.update(int(level) for level in state["levels"])
-
-
-Truncation = tuple[int, np.ndarray, Tensor, Tensor]
-"""Episodes that were cut in one step: its number t, their environments, their final observations, and the memory's states after the step."""
+Truncation = tuple[int, Tensor, Tensor, Tensor]
+"""Truncated episodes of a step: its number, their environments, final observations, memory states."""
 
 
 class Collector:
@@ -90,9 +23,10 @@ class Collector:
     Args:
         envs: B environments.
         agent: acts, and values what it sees.
-        generator: source of the actions; on the CPU, whatever the device, so that runs are alike.
+        generator: source of the actions, on the agent's device.
         compute: how the agent is executed.
-        bootstrap_truncation: final observations of truncated episodes are valued; else nobody asks for those values.
+        bootstrap_truncation: final observations of truncated episodes are valued; else nobody asks
+            for those values.
     """
 
     def __init__(self, envs: VectorEnv, agent: Agent, *, generator: Generator, compute: Compute, bootstrap_truncation: bool) -> None:
@@ -102,14 +36,18 @@ class Collector:
         self.generator = generator
         self.bootstrap_truncation = bootstrap_truncation
         self.episodes = EpisodeStatistics(envs.num_envs)
-        self._obs = self.compute.upload(envs.reset())
-        self._first = torch.ones(envs.num_envs, dtype=torch.bool, device=compute.device)
-        self._state = agent.initial_state(envs.num_envs)
-        # A value network of its own is asked once a rollout, not at each step. With a memory it must follow the episode, for truncated ones.
+        # A value network of its own is asked once a rollout, not at each step. With a memory it
+        # must follow the episode, for truncated ones.
         self._values_afterwards = agent.value_path == "separate" and not agent.state_size
         self._precision: Precision = compute.precision("policy")
         # Only the shapes of its noise are of interest.
         self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_dist_params))
+
+    def start(self) -> None:
+        """Reset the environments, and begin with an empty memory."""
+        self._obs = self.compute.upload(self.envs.reset())
+        self._first = torch.ones(self.envs.num_envs, dtype=torch.bool, device=self.compute.device)
+        self._state = self.agent.initial_state(self.envs.num_envs)
 
     @torch.inference_mode()
     def collect(self, rollout: Rollout, *, begins_statistics: bool = False) -> None:
@@ -117,10 +55,12 @@ class Collector:
 
         Args:
             rollout: where to.
-            begins_statistics: take its observations into the statistics that observations are normalized by, before anything is valued.
-                Values, the values that targets bootstrap from, the memory's state after the rollout and the epochs over it then all use
-                these statistics. Log-probabilities stay those of the policy that drew the actions, which saw raw observations: so the
-                ratios of the surrogate remain those of importance sampling.
+            begins_statistics: take its observations into the statistics that observations are
+                normalized by, before anything is valued. Values, the values that targets bootstrap
+                from, the memory's state after the rollout and the epochs over it then all use these
+                statistics. Log-probabilities stay those of the policy that drew the actions, which
+                saw raw observations: so the ratios of the surrogate remain those of importance
+                sampling.
 
         Raises:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
@@ -133,27 +73,24 @@ class Collector:
     def _fill(self, rollout: Rollout, *, begins_statistics: bool) -> None:
         """Act, step, write down; then value what is left to be valued."""
         rollout.state.copy_(self._state)
-        truncations: list[Truncation] = []
-        ends = []
-        num_steps = rollout.first.shape[1]
-        rewards = np.empty((num_steps, self.envs.num_envs), dtype=np.float32)
-        for t in range(num_steps):
+        rollout.first[:, 0] = self._first
+        finals: dict[int, tuple[Tensor, Tensor]] = {}
+        outcomes, infos = [], []
+        for t in range(rollout.first.shape[1]):
             rollout.obs[:, t] = self._obs
-            rollout.first[:, t] = self._first
             step = self._step(rollout, t)
-            self.episodes.update(step)
-            rewards[t] = step.reward
+            if self.bootstrap_truncation and step.final_obs is not None:
+                finals[t] = step.final_obs, self._state
             ended = step.terminated | step.truncated
-            if self.bootstrap_truncation and step.final_obs is not None and step.truncated.any():
-                truncated = np.flatnonzero(step.truncated)
-                final_obs = self.compute.upload(step.final_obs[step.truncated[ended]])
-                truncations.append((t, truncated, final_obs, self._state[self.compute.upload(truncated)]))
-            ends.append((step.terminated, step.truncated))
+            outcomes.append((step.reward, step.terminated, step.truncated, ended))
+            infos.append(step.info)
             self._obs, self._first = self.compute.upload(step.obs), self.compute.upload(ended)
-        terminated, truncated = (np.stack(kind, axis=1) for kind in zip(*ends, strict=True))
-        rollout.reward.copy_(self.compute.upload(rewards.T))
-        rollout.terminated.copy_(self.compute.upload(terminated))
-        rollout.truncated.copy_(self.compute.upload(truncated))
+        reward, terminated, truncated, ended = (torch.stack(kind) for kind in zip(*outcomes, strict=True))  # [T, B]
+        self.episodes.update(reward, ended, {name: torch.stack([info[name] for info in infos]) for name in infos[0]})
+        rollout.first[:, 1:] = self.compute.upload(ended[:-1]).t()
+        for room, values in ((rollout.reward, reward), (rollout.terminated, terminated), (rollout.truncated, truncated)):
+            room.copy_(self.compute.upload(values).t())
+        truncations = self._truncations(truncated, finals)
         if begins_statistics:
             self.agent.reader.update(rollout.obs)
             if self.agent.state_size:
@@ -164,7 +101,7 @@ class Collector:
 
     def _step(self, rollout: Rollout, t: int) -> TimeStep:
         """Act, and step the environments."""
-        action = self.act(rollout, t).cpu().numpy()
+        action = self.act(rollout, t).to(self.envs.device)
         try:
             return self.envs.step(action)
         except ValueError:  # they refuse the action; if a network has diverged, then that is the reason to give
@@ -177,7 +114,7 @@ class Collector:
         if rollout.action_mask is not None:
             assert self.envs.action_mask is not None, f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
             rollout.action_mask[:, t] = mask = self.compute.upload(self.envs.action_mask)
-        noise = self.compute.upload(self._blank_policy.noise(self.generator))
+        noise = self._blank_policy.noise(self.generator)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
         action, env_action, log_prob, self._state, *values = self.compute.evaluate(self._answer, self.agent, inputs)
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
@@ -201,6 +138,22 @@ class Collector:
         """V of segments, `[S, L]`."""
         return self.agent.value(segments.obs, segments.first, segments.state, precision=self._precision)
 
+    def _truncations(self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]) -> list[Truncation]:
+        """The truncated episodes, `[T, B]`, with their rows of what was kept of each step in `finals`.
+
+        After the rollout, so that the environments' device is waited for once and not at every
+        step.
+        """
+        cut: dict[int, list[int]] = {}
+        for t, env in truncated.nonzero().tolist() if finals else ():
+            cut.setdefault(t, []).append(env)
+        found: list[Truncation] = []
+        for t, envs in cut.items():
+            (final_obs, state), rows = finals[t], torch.tensor(envs)
+            there = self.compute.upload(rows)
+            found.append((t, there, self.compute.upload(final_obs[rows.to(final_obs.device)]), state[there]))
+        return found
+
     def _remember_anew(self, rollout: Rollout, truncations: list[Truncation]) -> list[Truncation]:
         """Follow the rollout with the statistics of now: the memory's state after it, and the truncations with their states of then."""
         cut = {t: (envs, final_obs) for t, envs, final_obs, _ in truncations}
@@ -209,13 +162,14 @@ class Collector:
             now = slice(t, t + 1)
             self._state = self.agent(rollout.obs[:, now], rollout.first[:, now], self._state, precision=self._precision).state
             if t in cut:
-                followed.append((t, *cut[t], self._state[self.compute.upload(cut[t][0])]))
+                followed.append((t, *cut[t], self._state[cut[t][0]]))
         return followed
 
     def _fill_next_values(self, rollout: Rollout, truncations: list[Truncation]) -> None:
         """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones.
 
-        A final observation still belongs to its episode: it is valued with the memory's state of that moment.
+        A final observation still belongs to its episode: it is valued with the memory's state of
+        that moment.
         """
         obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
@@ -226,7 +180,7 @@ class Collector:
         rollout.next_value[:, -1] = value[: len(self._obs)]
         start = len(self._obs)
         for t, envs, final_obs, _ in truncations:
-            rollout.next_value[self.compute.upload(envs), t] = value[start : start + len(final_obs)]
+            rollout.next_value[envs, t] = value[start : start + len(final_obs)]
             start += len(final_obs)
 
 

@@ -1,8 +1,9 @@
 """Every knob, once. Kind: data. Imports no torch, so that `--help` is quick.
 
-`None` means "off" and nothing else. Numbers that follow from others are properties, never fields that are filled in later.
-`num_envs`, batch and minibatch sizes are global. Sources: semantics of the reference codes are named where a knob
-reproduces one of them (OPPG = openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines).
+`None` means "off" and nothing else. Numbers that follow from others are properties, never fields
+that are filled in later. `num_envs`, batch and minibatch sizes are global. Sources: semantics of
+the reference codes are named where a knob reproduces one of them (OPPG =
+openai/phasic-policy-gradient, CleanRL = vwxyzjn/cleanrl, Baselines = openai/baselines).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from phasicrl.config_io import nearest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared"]
-Initialisation = Literal["normalized", "orthogonal", "glorot", "torch"]
+Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
 Activation = Literal["relu", "tanh", "gelu"]
 MinibatchBy = Literal["segments", "transitions"]
 Statistics = Literal["moments", "ema"]
-Backend = Literal["procgen", "envpool", "gymnasium", "own"]
+Backend = Literal["procgen", "envpool", "gymnasium", "own", "vector"]
 OptionValue = str | int | float | bool
 Precision = Literal["fp32", "bf16"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
@@ -95,17 +96,17 @@ class EnvConfig:
     start_level: int = 0
     """Procgen: seed of the first training level; levels are `start_level … start_level + num_levels - 1`."""
     center_agent: bool = True
-    """Procgen: keep the agent in the middle of the picture, in the games that can."""
+    """Procgen: keep the agent in the middle of the image, in the games that can."""
     use_backgrounds: bool = True
     """Procgen: draw backgrounds; off: a plain black one."""
     use_monochrome_assets: bool = False
-    """Procgen: draw rectangles in one colour instead of pictures."""
+    """Procgen: draw rectangles in one color instead of images."""
     restrict_themes: bool = False
     """Procgen: one theme for each kind of object instead of many."""
     use_generated_assets: bool = False
-    """Procgen: draw randomly generated pictures."""
+    """Procgen: draw randomly generated images."""
     paint_vel_info: bool = False
-    """Procgen: paint the agent's speed into the corner of the picture, in the games that can."""
+    """Procgen: paint the agent's speed into the corner of the image, in the games that can."""
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
@@ -134,7 +135,7 @@ class ModelConfig:
     value_path: ValuePath = "separate"
     """`separate`: the paper's two networks. `detached`: one network, its value head sends no gradient into it. `shared`: it does."""
     encoder: Encoder = "impala"
-    """`impala` or `nature` for pictures, `mlp` for vectors."""
+    """`impala` or `nature` for images, `mlp` for vectors."""
     channels: tuple[int, ...] = (16, 32, 32)
     """IMPALA: output channels of each stack; as many stacks as numbers."""
     blocks: int = 2
@@ -148,10 +149,10 @@ class ModelConfig:
     value_activation: Activation | None = None
     """The same for a value network of its own (`value_path` separate); off: as the policy's."""
     layer_norm: bool = False
-    """Normalise each dense layer's output before its non-linearity (works with `orthogonal` in place of `normalized`)."""
-    init: Initialisation = "normalized"
+    """Normalize each dense layer's output before its non-linearity (works with `orthogonal` in place of `normalized`)."""
+    init: Initialization = "normalized"
     """`normalized` (OPPG), `orthogonal` (gain √2), `glorot` (Baselines' convolutions) or `torch` (PyTorch's default)."""
-    head_init: Initialisation | None = None
+    head_init: Initialization | None = None
     """The same for the heads; off: `normalized` if everything is, else `orthogonal`, as in Baselines and CleanRL."""
     policy_head_scale: float = 0.1
     """Scale of the policy head's initial weights: 0.1 in PPG, 0.01 in PPO."""
@@ -163,7 +164,7 @@ class ModelConfig:
     """Width of the memory's output."""
 
     @property
-    def heads(self) -> Initialisation:
+    def heads(self) -> Initialization:
         """Initial weights of the heads."""
         return self.head_init or ("normalized" if self.init == "normalized" else "orthogonal")
 
@@ -215,11 +216,11 @@ class PPOConfig:
     gamma: float = 0.999
     """Discount factor γ."""
     reward_clip: float | None = None
-    """Learn from rewards clipped to ± this (Atari: 1), before any normalisation; reported returns stay as they are."""
+    """Learn from rewards clipped to ± this (Atari: 1), before any normalization; reported returns stay as they are."""
     estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
-    """Returns: TD(λ) by generalised advantage estimation, `n_step` rewards and then the value, or rewards to the episode's end."""
+    """Returns: TD(λ) by generalized advantage estimation, `n_step` rewards and then the value, or rewards to the episode's end."""
     gae_lambda: float = 0.95
-    """λ of generalised advantage estimation."""
+    """λ of generalized advantage estimation."""
     value_target: Literal["gae", "monte_carlo"] = "gae"
     """What values learn under `gae`: V + A, or the discounted rewards to the episode's end (Spinning Up)."""
     n_step: int = 5
@@ -233,7 +234,7 @@ class PPOConfig:
     policy_epochs: int = 1
     """Passes over each rollout with the policy loss (E_π)."""
     value_epochs: int = 1
-    """Passes over each rollout with the value loss (E_V); if it differs from `policy_epochs`, these come first, with their own optimiser, as in OPPG."""
+    """Passes over each rollout with the value loss (E_V); if it differs from `policy_epochs`, these come first, with their own optimizer, as in OPPG."""
     num_minibatches: int = 8
     """Minibatches in one pass."""
     minibatch_by: MinibatchBy = "segments"
@@ -259,7 +260,7 @@ class PPOConfig:
     value_clip: float | None = None
     """Clip range of the value's change from the rollout's (Baselines, CleanRL: 0.2)."""
     advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
-    """Normalise advantages over the whole batch (OPPG), over each minibatch (Baselines), or not."""
+    """Normalize advantages over the whole batch (OPPG), over each minibatch (Baselines), or not."""
     advantage_std: Literal["biased", "unbiased"] = "biased"
     """Their deviation: of n samples by n (OPPG, Baselines, Spinning Up), or by n − 1 (CleanRL, SB3)."""
     learning_rate: float = 5e-4
@@ -366,7 +367,7 @@ class RewardNormConfig:
     gamma: float | None = None
     """Discount of the running return; off: the algorithm's γ. The published Procgen runs used 0.99 beside γ = 0.999."""
     clip: float = 10.0
-    """Clip normalised rewards to ± this."""
+    """Clip normalized rewards to ± this."""
     per: Literal["rollout", "step"] = "rollout"
     """Rewards enter the statistics, and are then scaled by them, a rollout at a time (OPPG) or step by step (Baselines, CleanRL)."""
     reset_at: Literal["end", "termination"] = "end"
@@ -380,7 +381,7 @@ class RewardNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObsNormConfig:
-    """Normalisation of observed numbers (pictures are left alone). The statistics move after each iteration, and are part of the weights."""
+    """Normalization of observed numbers (images are left alone). The statistics move after each iteration, and are part of the weights."""
 
     statistics: Statistics = "moments"
     """Mean and variance of everything seen so far, merged in parallel form, or their exponential moving averages over rollouts."""
@@ -389,7 +390,7 @@ class ObsNormConfig:
     from_first_rollout: bool = True
     """Learn from the first rollout in its own statistics; off: its raw observations, and the statistics jump after it."""
     clip: float = 10.0
-    """Clip normalised observations to ± this."""
+    """Clip normalized observations to ± this."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -399,7 +400,7 @@ class ObsNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueNormConfig:
-    """Normalisation of value targets: the value heads predict in units of the targets' running mean and deviation, and are rescaled when these move (Pop-Art)."""
+    """Normalization of value targets: the value heads predict in units of the targets' running mean and deviation, and are rescaled when these move (Pop-Art)."""
 
     statistics: Statistics = "moments"
     """Mean and variance of all targets so far, merged in parallel form, or their exponential moving averages over rollouts."""
@@ -418,19 +419,19 @@ class ComputeConfig:
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
     num_threads: int | None = None
-    """Threads of PyTorch on the CPU; off: all cores for pictures, and for vectors with minibatches of 1,024 or more, else one."""
+    """Threads of PyTorch on the CPU; off: all cores for images, and for vectors with minibatches of 1,024 or more, else one."""
     pin_threads: bool = True
     """Keep PyTorch's threads on a core each while they compute, if there are as many; off: the system places them."""
     take_turns: bool = True
     """Runs that would fill the same cores compute in turns of some tens of milliseconds; off: at once, which is slower."""
     micro_batch: int | Literal["auto"] | None = "auto"
-    """Pictures go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them; with a memory, at least one whole sequence. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
+    """Images go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them; with a memory, at least one whole sequence. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
     aux_micro_batch: int | Literal["auto"] | None = "auto"
     """The same in the auxiliary phase, whose precision may have another best size. `auto`: as `micro_batch`, if that is not `auto`."""
     policy_precision: Precision = "fp32"
-    """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimiser stay fp32."""
+    """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimizer stay fp32."""
     aux_precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    """The same in the auxiliary phase. `auto`: bf16 for pictures, where a probe finds it right and faster (fp32 in short runs)."""
+    """The same in the auxiliary phase. `auto`: bf16 for images, where a probe finds it right and faster (fp32 in short runs)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Make a gradient step one call: compiled on a CPU, a CUDA graph on a GPU. `auto`: on a GPU; on a CPU for vectors, if it pays."""
     deterministic: bool = False
@@ -523,12 +524,12 @@ class Config:
             )
         _require(
             self.ppo.baseline or self.aux is None,
-            "ppo.baseline is off, but the auxiliary phase distils values; switch it off with --aux none",
+            "ppo.baseline is off, but the auxiliary phase distills values; switch it off with --aux none",
         )
         size = self.batch_size // self.ppo.num_minibatches
         _require(
             self.ppo.advantage_norm != "minibatch" or size > 1,
-            f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a minibatch, whose advantage would be normalised to 0; "
+            f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a minibatch, whose advantage would be normalized to 0; "
             "take fewer minibatches, or ppo.advantage_norm batch",
         )
         _require(
@@ -605,7 +606,7 @@ class Config:
 
     @property
     def reward_gamma(self) -> float:
-        """Discount of the reward normaliser's running return."""
+        """Discount of the reward normalizer's running return."""
         return self.ppo.gamma if self.reward_norm is None or self.reward_norm.gamma is None else self.reward_norm.gamma
 
     def changed(self, changes: Mapping[str, Any], *, reset_idle: bool = False, keep: Container[str] = ()) -> Config:
@@ -613,7 +614,8 @@ class Config:
 
         Args:
             changes: values by path.
-            reset_idle: put knobs that have no effect after these changes back to their defaults, in place of refusing them.
+            reset_idle: put knobs that have no effect after these changes back to their defaults, in
+                place of refusing them.
             keep: paths of knobs that are refused all the same.
 
         Raises:
@@ -663,7 +665,8 @@ class Config:
         """Read back `to_json`, also of earlier versions.
 
         Raises:
-            ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong type.
+            ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong
+                type.
         """
         return config_io.from_json(Config, text)
 
@@ -681,12 +684,13 @@ class Task:
 
     Attributes:
         name: of the environments, for messages.
-        backend: where they are from; `own` are a user's, from Python.
+        backend: where they are from; `own` and `vector` are a user's, from Python.
         has_masks: whether they say which actions are allowed.
         has_heuristic: whether a `mask_actions` function was given.
         has_images: whether there are images among the observations.
         has_numbers: whether there is anything but images among them.
-        has_floats: whether there are real numbers among them, which can be normalized; members of finite sets are one-hot vectors.
+        has_floats: whether there are real numbers among them, which can be normalized; members of
+            finite sets are one-hot vectors.
         has_continuous_actions: whether there are real numbers among the actions.
     """
 
@@ -785,8 +789,8 @@ ALWAYS_MEANINGFUL = frozenset(
 )
 """All other knobs. A test sees to it that each one stands here or in `NEEDS`.
 
-`aux.epochs 0` switches the phase off as a whole, as `aux none` does, and an encoder given from Python takes the place of the configured
-one: neither makes the knobs beside it a mistake.
+`aux.epochs 0` switches the phase off as a whole, as `aux none` does, and an encoder given from
+Python takes the place of the configured one: neither makes the knobs beside it a mistake.
 """
 
 

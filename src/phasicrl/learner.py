@@ -1,6 +1,7 @@
 """What learns: the agent, its optimizers, normalizers, coefficients and schedules. Kind: state.
 
-All of it is in `state_dict`, and the same in every process of a run. A learner knows nothing of files, clocks and displays.
+All of it is in `state_dict`, and the same in every process of a run. A learner knows nothing of
+files, clocks and displays.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Learner:
         generator: source of the order of minibatches.
 
     Attributes:
-        optimizers: an Adam over all parameters for each kind of step: `policy`, `value` if its epochs are counted apart,
-            `aux`, which may be the policy's.
+        optimizers: an Adam over all parameters for each kind of step: `policy`, `value` if its
+            epochs are counted apart, `aux`, which may be the policy's.
         reward_normalizer: None if rewards are not normalized.
         iteration: number of policy phases so far.
         kl_coef: weight of the divergence's penalty.
@@ -100,7 +101,8 @@ class Learner:
     def update_observation_statistics(self, rollout: Rollout) -> None:
         """Take a rollout's observations into their statistics, when all has been learned from it.
 
-        So a rollout and all epochs over it see the same statistics. The first rollout may have begun them already.
+        So a rollout and all epochs over it see the same statistics. The first rollout may have
+        begun them already.
         """
         norm = self.config.obs_norm
         if norm is not None and not (norm.from_first_rollout and self.iteration <= 1):

@@ -39,12 +39,14 @@ class RunningMoments(nn.Module):
     def update_by_steps(self, samples: Float[Tensor, "B T"]) -> Float[Tensor, " T"]:
         """Merge T batches of B numbers in, one after the other; returns the biased variance after each.
 
-        The same as `update` for each, by running sums of the distances from one point, which is near all of them.
+        The same as `update` for each, by running sums of the distances from one point, which is
+        near all of them.
         """
         point = torch.where(self.count > 0, self.mean, samples.mean())
         away = samples - point
         counts = self.count + len(samples) * torch.arange(1, samples.shape[1] + 1, device=samples.device)
-        # T numbers each, added up on the CPU: a GPU's `cumsum` of floats has no deterministic kernel, which `compute.deterministic` asks for.
+        # T numbers each, added up on the CPU: a GPU's `cumsum` of floats has no deterministic
+        # kernel, which `compute.deterministic` asks for.
         sums, squares = (total.cpu().cumsum(0).to(away.device) for total in (away.sum(0), away.square().sum(0)))
         squares = self.sum_of_squares + squares
         sums_of_squares = (squares - sums.square() / counts).clamp(min=0)
@@ -67,15 +69,17 @@ class RunningMoments(nn.Module):
 class EmaMoments(nn.Module):
     """Mean and variance of a mixture of all batches so far in which each counts `decay` times as much as the one after it, in float64.
 
-    The k-th batch moves the moments by its share of the mixture, `w = (1 − d) / (1 − dᵏ)`: 1 for the first, near 1/k while k is small,
-    1 − d in the long run. (A constant 1 − d after the first would at d = .999 leave the first batch, of an untrained policy, more than
-    a third of the weight for a thousand batches.) The variance is the mixture's, by the law of total variance: that within batches
-    and that between their means, so that a mean on the move widens it:
+    The k-th batch moves the moments by its share of the mixture, `w = (1 − d) / (1 − dᵏ)`: 1 for
+    the first, near 1/k while k is small, 1 − d in the long run. (A constant 1 − d after the first
+    would at d = .999 leave the first batch, of an untrained policy, more than a third of the weight
+    for a thousand batches.) The variance is the mixture's, by the law of total variance: that
+    within batches and that between their means, so that a mean on the move widens it:
 
         mean ← (1 − w) mean + w m        variance ← (1 − w) variance + w v + w (1 − w) (m − mean)²
 
-    with the batch's mean m and biased variance v, and the mean before the batch on the right. A running average of deviations lacks the
-    last term, is too small besides (Jensen), and is 0 for batches of one sample.
+    with the batch's mean m and biased variance v, and the mean before the batch on the right. A
+    running average of deviations lacks the last term, is too small besides (Jensen), and is 0 for
+    batches of one sample.
 
     Args:
         decay: d, at least 0 and below 1; 0 keeps the latest batch alone.
@@ -135,14 +139,15 @@ def _deviation(variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 class RewardNormalizer(nn.Module):
     """Divides rewards by the running standard deviation of the discounted return, so that returns have about unit variance.
 
-    As OPPG reward_normalizer.py: no mean is subtracted; rewards enter the statistics before they are scaled by them; the running
-    return of an environment starts anew where it is told to.
+    As OPPG reward_normalizer.py: no mean is subtracted; rewards enter the statistics before they
+    are scaled by them; the running return of an environment starts anew where it is told to.
 
     Args:
         num_envs: B; each environment has a running return of its own.
         gamma: discount of the running return.
-        clip: normalised rewards are clipped to ± this.
-        per_step: update and scale step by step (Baselines vec_normalize.py:26-34, Gym's NormalizeReward), not a rollout at a time.
+        clip: normalized rewards are clipped to ± this.
+        per_step: update and scale step by step (Baselines vec_normalize.py:26-34, Gym's
+            NormalizeReward), not a rollout at a time.
     """
 
     running_return: Tensor
@@ -165,8 +170,9 @@ class RewardNormalizer(nn.Module):
 
         Args:
             reward: of T steps.
-            starts_anew: steps before which the running return is dropped: those that begin an episode; or those that terminate one,
-                as in Gymnasium from 0.27 on: the reward of such a step then goes into the next episode, and a time limit is passed over.
+            starts_anew: steps before which the running return is dropped: those that begin an
+                episode; or those that terminate one, as in Gymnasium from 0.27 on: the reward of
+                such a step then goes into the next episode, and a time limit is passed over.
         """
         returns = discounted_forward_return(reward.double(), starts_anew, self.running_return, gamma=self.gamma)
         self.running_return.copy_(returns[:, -1])
@@ -181,17 +187,18 @@ class RewardNormalizer(nn.Module):
 class ObservationNormalizer(nn.Module):
     """Shifts and scales each component of an observation to mean 0 and variance 1, and clips it (Baselines vec_normalize.py:36-40).
 
-    Unlike there, the statistics move only when `update` is called: a policy must not change while it is acting, and not at all in an
-    evaluation. They are buffers, so part of the agent's weights.
+    Unlike there, the statistics move only when `update` is called: a policy must not change while
+    it is acting, and not at all in an evaluation. They are buffers, so part of the agent's weights.
 
-    A component that has never varied comes out as 0. Should it later differ by x, then 10⁴ x comes out, as 1e-8 is all the variance
-    there is; the clip keeps that to ± clip. With the next update the divisor is about √p x, p being the share of such samples.
+    A component that has never varied comes out as 0. Should it later differ by x, then 10⁴ x comes
+    out, as 1e-8 is all the variance there is; the clip keeps that to ± clip. With the next update
+    the divisor is about √p x, p being the share of such samples.
 
     Args:
         size: D, the number of components.
         statistics: of everything seen so far, or exponentially weighted; see `make_moments`.
         decay: of the exponential weights.
-        clip: normalised components are clipped to ± this.
+        clip: normalized components are clipped to ± this.
     """
 
     shift: Tensor
@@ -203,7 +210,8 @@ class ObservationNormalizer(nn.Module):
         super().__init__()
         self.clip = clip
         self.moments = make_moments(statistics, decay=decay, shape=(size,))
-        # What acting needs, ready in float32: three kernels, and no question whether there are statistics already.
+        # What acting needs, ready in float32: three kernels, and no question whether there are
+        # statistics already.
         for name, start in (("shift", 0.0), ("scale", 1.0), ("low", -torch.inf), ("high", torch.inf)):
             self.register_buffer(name, torch.full((size,), start))
 
@@ -212,7 +220,7 @@ class ObservationNormalizer(nn.Module):
         return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
 
     def update(self, x: Float[Tensor, "*N D"]) -> None:
-        """Take observations into the statistics, before normalisation."""
+        """Take observations into the statistics, before normalization."""
         self.moments.update(x)
         self.shift.copy_(self.moments.mean)
         self.scale.copy_(_deviation(self.moments.variance))
@@ -223,8 +231,9 @@ class ObservationNormalizer(nn.Module):
 class ValueNormalizer(nn.Module):
     """Units in which value heads predict: mean and deviation of the value targets so far.
 
-    Values leave the agent through `denormalize`; the loss compares the head's own output with `(target − mean) / std`. An update changes
-    what an output means, so the heads have to be rescaled with it: `Agent.update_value_statistics` does both.
+    Values leave the agent through `denormalize`; the loss compares the head's own output with
+    `(target − mean) / std`. An update changes what an output means, so the heads have to be
+    rescaled with it: `Agent.update_value_statistics` does both.
 
     Args:
         statistics: of everything seen so far, or exponentially weighted; see `make_moments`.
@@ -243,8 +252,9 @@ class ValueNormalizer(nn.Module):
     def update(self, target: Float[Tensor, "..."]) -> None:
         """Take value targets, in the rewards' units, into the statistics.
 
-        `std` stays at 1e-4 or above: targets that do not vary, as before any reward is found, have the deviation 0 or that of rounding
-        errors, and divided by it they would be infinite, or noise of size 1 that the value head learns.
+        `std` stays at 1e-4 or above: targets that do not vary, as before any reward is found, have
+        the deviation 0 or that of rounding errors, and divided by it they would be infinite, or
+        noise of size 1 that the value head learns.
         """
         self.moments.update(target)
         self.mean.copy_(self.moments.mean)

@@ -1,8 +1,8 @@
 """Losses, and the rules by which a divergence steers their weight or the step size. Kind: pure mathematics; imports torch only.
 
-Takes numbers and never a configuration. Every loss is one per sample, so that means over minibatches of any cut are exact; `[M]` is
-the samples of one gradient step. All value losses are half the squared error (PPG paper, equation 2; OPPG's `vfcoef` 0.5 is a weight
-of 1 on it).
+Takes numbers and never a configuration. Every loss is one per sample, so that means over
+minibatches of any cut are exact; `[M]` is the samples of one gradient step. All value losses are
+half the squared error (PPG paper, equation 2; OPPG's `vfcoef` 0.5 is a weight of 1 on it).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ def surrogate_loss(
 def log_prob_loss(log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"]) -> Float[Tensor, "*M"]:
     """`−A log π(a)`, whose gradient is the policy gradient: REINFORCE and actor-critic (Spinning Up vpg.py:216).
 
-    Right for one pass over a rollout only: nothing holds the policy near the one that drew the actions.
+    Right for one pass over a rollout only: nothing holds the policy near the one that drew the
+    actions.
     """
     return -advantage * log_prob
 
 
 def sampled_kl_penalty(log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]) -> Float[Tensor, "*M"]:
-    """Half the squared log-ratio of the actions taken: the estimate of the divergence that OPPG penalises (ppo.py:104)."""
+    """Half the squared log-ratio of the actions taken: the estimate of the divergence that OPPG penalizes (ppo.py:104)."""
     return 0.5 * (log_prob - old_log_prob).square()
 
 
@@ -70,7 +71,8 @@ def joint_auxiliary_loss(
         aux_loss: value loss of the auxiliary head, which stands on the policy's network.
         real_loss: value loss of the value function itself.
         beta_clone: β.
-        value_coef: c; 0 trains no value function in the auxiliary phase: it then gets no gradient, rather than a zero one.
+        value_coef: c; 0 trains no value function in the auxiliary phase: it then gets no gradient,
+            rather than a zero one.
     """
     distillation = beta_clone * kl + aux_loss
     return distillation + value_coef * real_loss if value_coef else distillation
@@ -79,8 +81,9 @@ def joint_auxiliary_loss(
 def adapted_kl_coef(coef: float, kl: float, *, target: float) -> float:
     """The penalty's weight β for the next iteration (PPO paper, section 4): halved below `target / 1.5`, doubled above `1.5 target`.
 
-    It stays within [1e-6, 1e6]. Beyond, it would change nothing but the number of iterations that it takes to come back, and after
-    a thousand halvings it would be 0, from which no doubling leads away. A `kl` that is not a number changes nothing.
+    It stays within [1e-6, 1e6]. Beyond, it would change nothing but the number of iterations that
+    it takes to come back, and after a thousand halvings it would be 0, from which no doubling leads
+    away. A `kl` that is not a number changes nothing.
 
     Args:
         coef: β of the iteration that is over.
@@ -97,9 +100,10 @@ def adapted_kl_coef(coef: float, kl: float, *, target: float) -> float:
 def adapted_learning_rate(rate: float, kl: float, *, target: float) -> float:
     """The step size for what comes next: divided by 1.5 above `2 target`, multiplied by it under `target / 2` (rsl_rl ppo.py:246-249).
 
-    It moves within [1e-5, 1e-2]. A rate that was set beyond is not moved further out, and, unlike in rsl_rl, not to the nearer
-    bound either, which would raise a small rate just when the divergence is too large. A divergence of exactly 0, of a policy that
-    did not move or was not measured, changes nothing; nor does a negative estimate, or one that is not a number.
+    It moves within [1e-5, 1e-2]. A rate that was set beyond is not moved further out, and, unlike
+    in rsl_rl, not to the nearer bound either, which would raise a small rate just when the
+    divergence is too large. A divergence of exactly 0, of a policy that did not move or was not
+    measured, changes nothing; nor does a negative estimate, or one that is not a number.
 
     Args:
         rate: the step size so far.

@@ -50,10 +50,12 @@ def step_(optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Ten
     """One step of Adam with these gradients, eagerly; other parameters stay as they are, and so do their moments.
 
     Args:
-        optimizer: its groups have `lr`, `betas`, `eps`, and `eps_hat` where ε is added before the bias is corrected.
+        optimizer: its groups have `lr`, `betas`, `eps`, and `eps_hat` where ε is added before the
+            bias is corrected.
         parameters: some of the optimizer's.
         gradients: one for each.
-        only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil everything for good.
+        only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil
+            everything for good.
     """
     of = {id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)}
     for group in optimizer.param_groups:
@@ -78,8 +80,9 @@ def moments(optimizer: Adam, parameter: Tensor) -> dict[str, Tensor]:
 def restore_layout_(optimizer: Adam) -> None:
     """Lay an optimizer's moments out in memory as its parameters are.
 
-    A file holds them in plain order, the weights of convolutions are channels_last, and the fused Adam walks both without
-    a look at their strides: it would move each weight by the moment of another.
+    A file holds them in plain order, the weights of convolutions are channels_last, and the fused
+    Adam walks both without a look at their strides: it would move each weight by the moment of
+    another.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
@@ -113,15 +116,18 @@ def adam_(
         rate: step size, 0-d.
         betas: decays of the two means.
         eps: is added to the root of the second mean.
-        eps_hat: add it before the second mean's bias is corrected (Kingma & Ba's ε̂, TensorFlow), not after it (PyTorch).
+        eps_hat: add it before the second mean's bias is corrected (Kingma & Ba's ε̂, TensorFlow),
+            not after it (PyTorch).
         only_if: nothing changes unless this is true, 0-d.
-        at_once: by PyTorch's kernel for many tensors, else in plain operations, which a compiler fuses with what is around them.
+        at_once: by PyTorch's kernel for many tensors, else in plain operations, which a compiler
+            fuses with what is around them.
     """
     beta1, beta2 = betas
     if at_once:
         if eps_hat:  # the kernel adds ε after the correction: this ε is then the same
             eps = eps / math.sqrt(1 - beta2 ** (1 + max(float(step) for step in steps)))
-        # The kernel walks all of them side by side, whatever their strides: weights would get the steps of others.
+        # The kernel walks all of them side by side, whatever their strides: weights would get the
+        # steps of others.
         gradients = [_laid_out_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
         torch._foreach_add_(steps, [only_if.to(steps[0].dtype)] * len(steps))  # one tensor would be looked at
         torch._fused_adam_(

@@ -1,8 +1,8 @@
 """The two phases: targets, epochs, minibatches. Kind: state (they train a learner and return numbers).
 
-What they minimize is in `objectives.py`, the advantages are in `returns.py`. A loop of your own collects rollouts and calls
-`policy_phase` and `auxiliary_phase`, as examples/own_loop.py does: they see to targets, learning rates, the renewal of
-advantages, coefficients and statistics.
+What they minimize is in `objectives.py`, the advantages are in `returns.py`. A loop of your own
+collects rollouts and calls `policy_phase` and `auxiliary_phase`, as examples/own_loop.py does: they
+see to targets, learning rates, the renewal of advantages, coefficients and statistics.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PolicyPhaseLoss:
     precision: Precision = "fp32"
 
     def prepare(self, samples: PolicySamples) -> PolicySamples:
-        """Normalise the minibatch's advantages, if that is how they are normalised."""
+        """Normalize the minibatch's advantages, if that is how they are normalized."""
         if self.ppo.advantage_norm != "minibatch":
             return samples
         return dataclasses.replace(samples, advantage=returns.normalize(samples.advantage, unbiased=self.ppo.advantage_std == "unbiased"))
@@ -77,10 +77,10 @@ class PolicyPhaseLoss:
         else:
             loss = objectives.log_prob_loss(log_prob, samples.advantage).mean()
         entropy = policy.entropy().mean()
-        if samples.old_policy is None:
+        if samples.old_dist_params is None:
             penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
         else:
-            penalty = policy.kl_from(self.module.policy_head.distribution(samples.old_policy)).mean()
+            penalty = policy.kl_from(self.module.policy_head.distribution(samples.old_dist_params)).mean()
         with torch.no_grad():
             k1, k3 = objectives.approximate_kl(log_prob, old)
             clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
@@ -125,7 +125,7 @@ class AuxiliaryLoss:
         agent, aux = self.module, self.aux
         output = agent(samples.obs, samples.first, samples.state, samples.action_mask, precision=self.precision)
         assert output.aux_value is not None, "the auxiliary phase needs an agent with an auxiliary head"
-        kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_policy)).mean()
+        kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         aux_value, value, target = (agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target))
         aux_loss = objectives.value_loss(aux_value, target).mean()
         real_loss = objectives.value_loss(value, target).mean()
@@ -136,7 +136,8 @@ class AuxiliaryLoss:
 def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
     """Advantages and value targets V̂, which are written into the rollout.
 
-    By GAE `V̂ = V + A`, with the advantage before it is normalized, unless `value_target` says otherwise; else V̂ are the returns.
+    By GAE `V̂ = V + A`, with the advantage before it is normalized, unless `value_target` says
+    otherwise; else V̂ are the returns.
 
     Args:
         rollout: T steps of B environments.
@@ -153,8 +154,9 @@ def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[P
 def _targets_and_units(agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
     """The targets, which are taken into the statistics that values are normalized by, if they are.
 
-    The first targets give the value heads their units. What the heads have said of this rollout is then read in these units,
-    too, and the targets are computed once more from that: values, targets and what is learned have one meaning from the start.
+    The first targets give the value heads their units. What the heads have said of this rollout is
+    then read in these units, too, and the targets are computed once more from that: values, targets
+    and what is learned have one meaning from the start.
     """
     samples, record = compute_targets(rollout, reward, ppo)
     if agent.update_value_statistics(rollout.value_target):
@@ -166,11 +168,12 @@ def _targets_and_units(agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOC
 
 
 def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
-    """Advantages `[B, T]` by the estimator, not normalised; the value targets are written into the rollout."""
+    """Advantages `[B, T]` by the estimator, not normalized; the value targets are written into the rollout."""
     ends = (rollout.terminated, rollout.truncated)
     if not ppo.bootstrap_truncation:
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
-    # Without a value function there is nothing to put in place of what comes after the rollout: those returns are cut short.
+    # Without a value function there is nothing to put in place of what comes after the rollout:
+    # those returns are cut short.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
     if ppo.estimator == "n_step":
         rollout.value_target.copy_(returns.n_step_return(reward, rollout.value, next_value, *ends, gamma=ppo.gamma, n=ppo.n_step))
@@ -188,7 +191,8 @@ def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
 def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
     """Value the rollout's observations anew, by the value function as it is now.
 
-    What lies in no rollout keeps its value from when it was seen: the final observations of truncated episodes, and what came last.
+    What lies in no rollout keeps its value from when it was seen: the final observations of
+    truncated episodes, and what came last.
     """
     precision = compute.precision("value")
     value = compute.per_segment(rollout.segments(), lambda piece: agent.value(piece.obs, piece.first, piece.state, precision=precision))
@@ -209,7 +213,8 @@ def policy_phase(
         stage: told what begins, for displays.
 
     Returns:
-        Means over all samples and epochs, and the seconds spent; `losses/epoch_kl` is measured after the last policy epoch.
+        Means over all samples and epochs, and the seconds spent; `losses/epoch_kl` is measured
+        after the last policy epoch.
 
     Raises:
         ValueError: training has diverged.
@@ -225,7 +230,7 @@ def policy_phase(
     exact = learner.kl_coef and ppo.kl_estimate == "exact"
     old_dist_params = dist_params(agent, samples, compute=compute) if exact else None
     # Recomputed values go into the rollout: the old ones are kept apart.
-    samples = dataclasses.replace(samples, old_policy=old_dist_params, old_value=samples.old_value.clone())
+    samples = dataclasses.replace(samples, old_dist_params=old_dist_params, old_value=samples.old_value.clone())
     kl_coef, too_far = torch.tensor(learner.kl_coef, device=compute.device), False
     for epoch, (with_policy, with_value) in enumerate(ppo.passes):
         with_policy = with_policy and not too_far
@@ -237,7 +242,7 @@ def policy_phase(
         if epoch and ppo.recompute_advantages:
             revalue(agent, rollout, compute=compute)
             renewed = compute_targets(rollout, reward, ppo)[0]
-            samples = dataclasses.replace(renewed, old_policy=old_dist_params, old_value=samples.old_value)
+            samples = dataclasses.replace(renewed, old_dist_params=old_dist_params, old_value=samples.old_value)
         loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
         step = compute.gradient_step(loss, learner.settings(phase))
         order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
@@ -258,8 +263,8 @@ def policy_phase(
 def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Callable[[str], None] = lambda name: None) -> Record:
     """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper, over all data of the phase.
 
-    How far it is stands in the buffer. If it is left by an exception, the next call goes on with the minibatch that was
-    under way.
+    How far it is stands in the buffer. If it is left by an exception, the next call goes on with
+    the minibatch that was under way.
 
     Args:
         learner: is trained in place; its agent has an auxiliary value head.
@@ -288,7 +293,8 @@ def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Callable[[s
         stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         if progress.order is None:
             progress.order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
-        # N < N_π: fewer minibatches, each still drawn from everything, because the order is shuffled over the whole phase.
+        # N < N_π: fewer minibatches, each still drawn from everything, because the order is
+        # shuffled over the whole phase.
         minibatches = samples.minibatches(num_minibatches, progress.order, by=aux.minibatch_by)
         for minibatch in islice(minibatches, progress.num_done, num_used):
             progress.means.add(*step(minibatch))
@@ -303,7 +309,8 @@ def _finite(record: Record) -> Record:
     """The means of a phase, if its losses and gradients were finite throughout.
 
     Raises:
-        ValueError: they were not. No step was made by such a gradient, and nothing may be saved as if all were well.
+        ValueError: they were not. No step was made by such a gradient, and nothing may be saved as
+            if all were well.
     """
     bad = [name for name, value in record.items() if name.endswith(("_loss", "_norm")) and not math.isfinite(value)]
     if bad:
@@ -315,8 +322,9 @@ def _finite(record: Record) -> Record:
 def dist_params(agent: Agent, segments: Samples, *, compute: Compute, phase: Phase = "policy") -> Tensor:
     """Parameters `[S, L, P]` of the policy's distribution for every stored observation, by the policy's network alone.
 
-    They are to be compared with later ones in a phase, and so are asked for in its precision: else their divergence would have
-    its minimum where weights make up for rounding, not at those that are to be kept.
+    They are to be compared with later ones in a phase, and so are asked for in its precision: else
+    their divergence would have its minimum where weights make up for rounding, not at those that
+    are to be kept.
     """
     precision = compute.precision(phase)
 

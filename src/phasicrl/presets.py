@@ -37,9 +37,12 @@ class Preset:
     parent: str | None = None
 
 
-# Procgen, phasic. OPPG's settings: no gradient clipping, no value clipping, Adam eps 1e-8, whole segments in both phases. A time
-# limit is a termination in every published Procgen number, so bootstrap_truncation is off in all of these. Without `-paper` they are
-# not what was published: easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards are normalised by the algorithm's γ.
+# Procgen, phasic. OPPG's settings: no gradient clipping, no value clipping, Adam eps 1e-8, whole
+# segments in both phases. A time
+# limit is a termination in every published Procgen number, so bootstrap_truncation is off in all of
+# these. Without `-paper` they are
+# not what was published: easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards
+# are normalized by the algorithm's γ.
 _PPG = Config(
     name="procgen-ppg",
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
@@ -103,8 +106,10 @@ _BASELINES_PPO = replace(
     reward_norm=RewardNormConfig(gamma=0.99, per="step"),
 )
 
-# Classic control, discrete. Eight environments of EnvPool, short rollouts, two tanh layers of 64 for each of policy and value. Rewards are
-# normalised because PPG weighs a squared error of returns against a divergence, and CartPole's returns go up to 100.
+# Classic control, discrete. Eight environments of EnvPool, short rollouts, two tanh layers of 64
+# for each of policy and value. Rewards are
+# normalized because PPG weighs a squared error of returns against a divergence, and CartPole's
+# returns go up to 100.
 _CLASSIC_PPO = Config(
     name="classic-ppo",
     env=EnvConfig(id="envpool:CartPole-v1", num_envs=8),
@@ -122,7 +127,8 @@ _CLASSIC_PPO = Config(
 _CLASSIC_AUX = AuxConfig(every=8, epochs=3, num_minibatches=8, minibatch_by="transitions", learning_rate=5e-4, max_grad_norm=0.5)
 _CLASSIC_PPG = replace(_CLASSIC_PPO, name="classic-ppg", aux=_CLASSIC_AUX)
 
-# Continuous control. Advantages are made anew before each epoch and rates fall to zero, which is what Tianshou's authors credit their
+# Continuous control. Advantages are made anew before each epoch and rates fall to zero, which is
+# what Tianshou's authors credit their
 # results on MuJoCo to; the rest is common to all published settings (semantics 2R).
 _MUJOCO_PPO = Config(
     name="halfcheetah-ppo",
@@ -143,7 +149,8 @@ _WALK_PPO = replace(
     model=replace(_MUJOCO_PPO.model, hidden_sizes=(256, 256), activation="relu"),
     ppo=replace(_MUJOCO_PPO.ppo, learning_rate=1e-4),
 )
-# The value network has had ten epochs on fresh targets when the phase comes; those of eight rollouts ago would set it back.
+# The value network has had ten epochs on fresh targets when the phase comes; those of eight
+# rollouts ago would set it back.
 _MUJOCO_AUX = AuxConfig(
     every=8,
     epochs=3,
@@ -155,7 +162,8 @@ _MUJOCO_AUX = AuxConfig(
     max_grad_norm=0.5,
 )
 _WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
-# With a deviation of 0.6 at the start one seed of ten ended below −200, with 1 none (benchmarks/results/selection/pendulum_std.csv).
+# With a deviation of 0.6 at the start one seed of ten ended below −200, with 1 none
+# (benchmarks/results/selection/pendulum_std.csv).
 _PENDULUM_PPO = replace(
     _MUJOCO_PPO,
     env=EnvConfig(id="envpool:Pendulum-v1", num_envs=4),
@@ -187,7 +195,8 @@ _CLEANRL_ATARI = replace(
 )
 _ATARI_AUX = AuxConfig(every=32, epochs=6, num_minibatches=8, minibatch_by="segments", learning_rate=2.5e-4, max_grad_norm=0.5)
 
-# What other code bases run on classic and continuous control (semantics 2R; what is left is said in docs/fidelity.md).
+# What other code bases run on classic and continuous control (semantics 2R; what is left is said in
+# docs/fidelity.md).
 _CLEANRL_CLASSIC = replace(
     _CLASSIC_PPO,
     name="compat-cleanrl-ppo",
@@ -297,7 +306,8 @@ _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "inverteddoublependulum": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:InvertedDoublePendulum-v5"}),
     "reacher": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Reacher-v5"}),
     "halfcheetah": (_WALK_PPO, _WALK_AUX, {"action.std_value": 0.135, "ppo.gamma": 0.98, "ppo.gae_lambda": 0.92}),
-    # A wide start, so that it does not learn to stand still, which already gives a reward of 1 a step.
+    # A wide start, so that it does not learn to stand still, which already gives a reward of 1 a
+    # step.
     "hopper": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Hopper-v5", "action.std_value": 1.0}),
     "walker2d": (_WALK_PPO, _WALK_AUX, {"env.id": "envpool:Walker2d-v5"}),
     "swimmer": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Swimmer-v5", "ppo.gamma": 0.9999, "ppo.gae_lambda": 0.98}),
@@ -321,7 +331,7 @@ def _task_presets() -> list[Preset]:
 
 
 _OPPG = "openai/phasic-policy-gradient, train.py and ppo.py"
-_EASY = "easy, 64 environments and 25M steps as CleanRL's page, rewards normalised by γ 0.999 where the published runs have hard, 256, 100M and 0.99"
+_EASY = "easy, 64 environments and 25M steps as CleanRL's page, rewards normalized by γ 0.999 where the published runs have hard, 256, 100M and 0.99"
 PRESETS: dict[str, Preset] = {
     preset.config.name: preset
     for preset in (
@@ -381,7 +391,8 @@ def get_preset(name: str) -> Config:
 def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:
     """Fields in which two configurations differ, by dotted path: (parent's value, config's value); names are left out.
 
-    A group that is off in `config` is one entry; one that is off in `parent` has an entry for each field that it switches on.
+    A group that is off in `config` is one entry; one that is off in `parent` has an entry for each
+    field that it switches on.
     """
     ours, theirs = _flatten(dataclasses.asdict(config)), _flatten(dataclasses.asdict(parent))
     changed = {key: (theirs.get(key), ours.get(key)) for key in {**theirs, **ours} if key != "name"}

@@ -1,7 +1,8 @@
 """Returns and advantages. Kind: pure mathematics; imports torch only.
 
-Time runs along the last axis: everything is `[B, T]`, B environments of T steps. Inside these functions there is no `done`:
-a termination has nothing after it, a truncation has the value of the observation in which the episode was cut.
+Time runs along the last axis: everything is `[B, T]`, B environments of T steps. Inside these
+functions there is no `done`: a termination has nothing after it, a truncation has the value of the
+observation in which the episode was cut.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> Float[Tensor, "B T"]:
-    """Generalised advantage estimation (Schulman et al. 2016, equation 16).
+    """Generalized advantage estimation (Schulman et al. 2016, equation 16).
 
-    `δ_t = r_t + γ V(s'_t) − V(s_t)` and `A_t = δ_t + γ λ A_{t+1}`, where `s'_t` is what the step led to: `next_value` holds the
-    value of the final observation where an episode was truncated, else of the next one. A termination has no next value; the
-    sum stops at both kinds of end.
+    `δ_t = r_t + γ V(s'_t) − V(s_t)` and `A_t = δ_t + γ λ A_{t+1}`, where `s'_t` is what the step
+    led to: `next_value` holds the value of the final observation where an episode was truncated,
+    else of the next one. A termination has no next value; the sum stops at both kinds of end.
 
     Args:
         reward: rewards, in the units in which the values are.
@@ -45,7 +46,8 @@ def gae(
 def _sums_from_behind(term: Float[Tensor, "B T"], keep: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """`x_t = term_t + keep_t x_{t+1}`, with nothing after the last: log₂ T passes over everything instead of T over one step.
 
-    By doubling (Hillis & Steele 1986): after k passes each sum reaches 2ᵏ steps ahead, and so does the product of what is kept.
+    By doubling (Hillis & Steele 1986): after k passes each sum reaches 2ᵏ steps ahead, and so does
+    the product of what is kept.
     """
     reach = 1
     while reach < term.shape[1]:
@@ -67,17 +69,21 @@ def n_step_return(
 ) -> Float[Tensor, "B T"]:
     """`r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})` (Sutton & Barto 2018, equation 7.1), shorter before an end.
 
-    By recursion over the number of steps: `G⁰_t = V(s_t)` and `Gᵏ_t = r_t + γ Gᵏ⁻¹_{t+1}`, each for all steps at once. Where an
-    episode or the rollout ends, only what the last step led to follows: nothing after a termination, else its `next_value`.
+    By recursion over the number of steps: `G⁰_t = V(s_t)` and `Gᵏ_t = r_t + γ Gᵏ⁻¹_{t+1}`, each for
+    all steps at once. Where an episode or the rollout ends, only what the last step led to follows:
+    nothing after a termination, else its `next_value`.
 
     Args:
         reward: rewards, in the units in which the values are.
-        value: V(s_t); that of an episode's later steps is what the earlier ones are bootstrapped from.
-        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the last step.
+        value: V(s_t); that of an episode's later steps is what the earlier ones are bootstrapped
+            from.
+        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the
+            last step.
         terminated: the episode ended by the environment's rules.
         truncated: the episode was cut.
         gamma: discount γ.
-        n: rewards before the value; 1 gives TD(0) targets, T or more the same as `monte_carlo_return`.
+        n: rewards before the value; 1 gives TD(0) targets, T or more the same as
+            `monte_carlo_return`.
     """
     cut = terminated | truncated
     cut[:, -1] = True
@@ -98,13 +104,15 @@ def monte_carlo_return(
 ) -> Float[Tensor, "B T"]:
     """Discounted rewards to go, to the end of the episode (REINFORCE; Spinning Up vpg.py:66-67).
 
-    An episode that a time limit or the rollout's end cuts off is bootstrapped from `next_value`: the sum is then what GAE with
-    λ = 1 adds to the value. Without a value function pass zeros: an unfinished episode then counts as if nothing more had been
-    earned, so its returns are too low, the more so the later the step; rollouts of many episodes keep that share small.
+    An episode that a time limit or the rollout's end cuts off is bootstrapped from `next_value`:
+    the sum is then what GAE with λ = 1 adds to the value. Without a value function pass zeros: an
+    unfinished episode then counts as if nothing more had been earned, so its returns are too low,
+    the more so the later the step; rollouts of many episodes keep that share small.
 
     Args:
         reward: rewards, in the units in which the values are.
-        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the last step.
+        next_value: V(s'_t) as in `gae`; looked at only where an episode was truncated, and in the
+            last step.
         terminated: the episode ended by the environment's rules.
         truncated: the episode was cut.
         gamma: discount γ.
@@ -121,9 +129,10 @@ def discounted_forward_return(
     """Running discounted sum `R_t = r_t + γ R_{t-1}`, with 0 in place of `R_{t-1}` where it starts anew.
 
     Args:
-        reward: unnormalised rewards.
-        starts_anew: where the sum before the step is dropped: at the first step of an episode, so that the reward of an episode's
-            last step still belongs to it (OPPG reward_normalizer.py:57-64).
+        reward: unnormalized rewards.
+        starts_anew: where the sum before the step is dropped: at the first step of an episode, so
+            that the reward of an episode's last step still belongs to it (OPPG
+            reward_normalizer.py:57-64).
         start: the sum after the step before the first one here.
         gamma: discount γ.
     """
@@ -144,7 +153,8 @@ def normalize(advantage: Float[Tensor, "*shape"], *, unbiased: bool = False, eps
 
     Args:
         advantage: n samples.
-        unbiased: squares are divided by n − 1, as by PyTorch (CleanRL, SB3); else by n, as by NumPy (OPPG, Baselines, Spinning Up).
+        unbiased: squares are divided by n − 1, as by PyTorch (CleanRL, SB3); else by n, as by NumPy
+            (OPPG, Baselines, Spinning Up).
         eps: added to the deviation.
     """
     return (advantage - advantage.mean()) / (advantage.var(correction=int(unbiased)).sqrt() + eps)

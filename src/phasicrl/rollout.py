@@ -1,8 +1,9 @@
 """Rollouts, the buffer that holds a phase of them, and how they become minibatches. Kind: state (tensors and their order).
 
-Letters: T steps of a rollout, B environments, K rollouts of a phase, S sequences of L steps in a minibatch, H memory state,
-P policy parameters. Storage is segment-major, `[B, T, …]`: the steps of an environment lie side by side, so that a minibatch of
-whole segments is a few contiguous blocks. Observations keep their own dtype and are written once, by the collector, in place.
+Letters: T steps of a rollout, B environments, K rollouts of a phase, S sequences of L steps in a
+minibatch, H memory state, P policy parameters. Storage is segment-major, `[B, T, …]`: the steps of
+an environment lie side by side, so that a minibatch of whole segments is a few contiguous blocks.
+Observations keep their own dtype and are written once, by the collector, in place.
 """
 
 from __future__ import annotations
@@ -110,15 +111,15 @@ class PolicySamples(Samples):
     old_log_prob: Float[Tensor, "S L"]
     old_value: Float[Tensor, "S L"]
     advantage: Float[Tensor, "S L"]
-    old_policy: Float[Tensor, "S L P"] | None = None
-    """Parameters of the policy before the update, where its divergence is penalised exactly."""
+    old_dist_params: Float[Tensor, "S L P"] | None = None
+    """Parameters of the policy before the update, where its divergence is penalized exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuxiliarySamples(Samples):
-    """What the auxiliary phase learns from: `old_policy` are the parameters of the policy before the phase."""
+    """What the auxiliary phase learns from: `old_dist_params` are the parameters of the policy before the phase."""
 
-    old_policy: Float[Tensor, "S L P"]
+    old_dist_params: Float[Tensor, "S L P"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ class Rollout:
         reward: as the environment gave it.
         terminated: the episode ended here.
         truncated: the episode was cut here.
-        next_value: V of what the step led to: of the final observation where an episode was truncated.
+        next_value: V of what the step led to: of the final observation where an episode was
+            truncated.
         value_target: V̂, filled in when the advantages are known.
     """
 
@@ -302,10 +304,10 @@ class PhaseBuffer:
         self.num_filled = 0
         self.progress = None
 
-    def auxiliary_samples(self, old_policy: Float[Tensor, "KB T P"]) -> AuxiliarySamples:
+    def auxiliary_samples(self, old_dist_params: Float[Tensor, "KB T P"]) -> AuxiliarySamples:
         """All segments of the phase, `[K·B, T, …]`, with the parameters of the policy before the auxiliary phase. Copies nothing."""
         segments = self.segments()
-        return AuxiliarySamples(segments.obs, segments.first, segments.state, segments.action_mask, segments.value_target, old_policy)
+        return AuxiliarySamples(segments.obs, segments.first, segments.state, segments.action_mask, segments.value_target, old_dist_params)
 
     def segments(self) -> Samples:
         """All segments of the phase, `[K·B, T, …]`. Copies nothing."""

@@ -1,7 +1,8 @@
 """Spaces of observations and actions: parts, storage, and the checks of all back ends. Kind: pure.
 
-Inside the trainer an observation is one array and an action is a number or a row of numbers, whatever the environment's spaces are:
-rollouts, minibatches and checkpoints hold plain tensors. `ObservationLayout` and `ActionLayout` are the two translations.
+Inside the trainer an observation is one array and an action is a number or a row of numbers,
+whatever the environment's spaces are: rollouts, minibatches and checkpoints hold plain tensors.
+`ObservationLayout` and `ActionLayout` are the two translations.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUPPORTED_OBSERVATIONS = (
-    "Box (pictures: uint8, height × width × channels or channels first; anything else is numbers), "
+    "Box (images: uint8, height × width × channels or channels first; anything else is numbers), "
     "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 )
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
@@ -48,7 +49,7 @@ def choices(space: gym.Space[Any]) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def is_picture(space: gym.Space[Any]) -> bool:
+def is_image(space: gym.Space[Any]) -> bool:
     """Whether a part of an observation goes through convolutions: bytes of rank 3."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
@@ -71,7 +72,7 @@ def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym
         for path, leaf in parts:
             if what == "observations" and isinstance(leaf, gym.spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
                 raise ValueError(
-                    f"{name}: observations of the kind Box{leaf.shape} uint8{where(path)} look like a stack of colour pictures; fold the stack into "
+                    f"{name}: observations of the kind Box{leaf.shape} uint8{where(path)} look like a stack of color images; fold the stack into "
                     "the channels (gymnasium.wrappers.ReshapeObservation), height × width × channels"
                 )
         if not sum(math.prod(leaf.shape or ()) for _, leaf in parts):
@@ -102,9 +103,12 @@ class ObservationLeaf:
 class ObservationLayout:
     """How the observations of a space are stored: one array each, in a dtype that torch has.
 
-    - `Box`: its shape; uint8 stays uint8, all other numbers become float32 (integers above 2²⁴ lose their last digits).
-    - `Discrete`, `MultiDiscrete`: their shape, int64, counted from zero. `MultiBinary`: its shape, uint8.
-    - `Dict` and `Tuple` ("tree"): one row of bytes, in which the parts lie one after the other in the dtypes above.
+    - `Box`: its shape; uint8 stays uint8, all other numbers become float32 (integers above 2²⁴ lose
+      their last digits).
+    - `Discrete`, `MultiDiscrete`: their shape, int64, counted from zero. `MultiBinary`: its shape,
+      uint8.
+    - `Dict` and `Tuple` ("tree"): one row of bytes, in which the parts lie one after the other in
+      the dtypes above.
 
     Attributes:
         space: the environment's.
@@ -161,7 +165,8 @@ class ObservationLayout:
         for leaf in self.leaves:
             rows = stored[:, leaf.offset : leaf.offset + leaf.num_bytes]
             if leaf.dtype != np.uint8:
-                # Not `contiguous()`: it returns a single row as it is, at an address that wider numbers must not have. Flat, since rows of
+                # Not `contiguous()`: it returns a single row as it is, at an address that wider
+                # numbers must not have. Flat, since rows of
                 # no bytes have strides that cannot be viewed.
                 rows = rows.clone(memory_format=torch.contiguous_format).flatten().view(getattr(torch, leaf.dtype.name))
             values[leaf.path] = rows.reshape(stored.shape[0], *leaf.shape)
@@ -170,7 +175,8 @@ class ObservationLayout:
     def find_fault(self, stored: np.ndarray) -> tuple[int, str] | None:
         """Find the first of the observations `[N, *shape]` that holds no usable numbers, and say what is wrong with it.
 
-        That is: floats that are not finite, and numbers outside of a discrete space, which would index beyond a network's weights.
+        That is: floats that are not finite, and numbers outside of a discrete space, which would
+        index beyond a network's weights.
         """
         for leaf in self.leaves:
             if leaf.dtype == np.uint8 and isinstance(leaf.space, gym.spaces.Box):
@@ -201,9 +207,10 @@ class _ActionLeaf:
 class ActionLayout:
     """The trainer's flat action, and the environment's structure.
 
-    The trainer's action is `[B]` int64 for a plain `Discrete`, and otherwise `[B, K]`: K numbers, those of the leaves of the space in
-    order, each leaf flattened; int64 without any `Box`, float32 with one (the integers are then floats too). Discrete components are
-    counted from zero; a space that begins elsewhere has its `start` added here.
+    The trainer's action is `[B]` int64 for a plain `Discrete`, and otherwise `[B, K]`: K numbers,
+    those of the leaves of the space in order, each leaf flattened; int64 without any `Box`, float32
+    with one (the integers are then floats too). Discrete components are counted from zero; a space
+    that begins elsewhere has its `start` added here.
 
     Attributes:
         space: the environment's.
@@ -253,8 +260,9 @@ class ActionLayout:
         Numbers of a `Box` may be beyond its bounds: the policy decides whether to clip them.
 
         Raises:
-            ValueError: not an array of `[num_envs, *shape]` with the right kind of numbers, not finite, outside of a discrete
-                space, or not allowed by `action_mask` `[num_envs, sum(choices(space))]`.
+            ValueError: not an array of `[num_envs, *shape]` with the right kind of numbers, not
+                finite, outside of a discrete space, or not allowed by `action_mask` `[num_envs,
+                sum(choices(space))]`.
         """
         if self._is_plainly_good(action, num_envs) and action_mask is None:
             return
@@ -262,7 +270,7 @@ class ActionLayout:
         if not isinstance(action, np.ndarray) or action.dtype.kind not in wanted or action.shape != shape:
             given = f"{action.dtype}, shape {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
             kind = "integers" if self.dtype == np.int64 else "numbers"
-            raise ValueError(f"{name}: the actions are {given}; a NumPy array of {kind}, shape {shape}, was expected")
+            raise ValueError(f"{name}: the actions are {given}; a tensor of {kind}, shape {shape}, was expected")
         rows = action.reshape(num_envs, len(self._names))
         if not np.isfinite(rows).all():
             index, component = map(int, np.argwhere(~np.isfinite(rows))[0])

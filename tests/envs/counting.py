@@ -1,4 +1,7 @@
-"""Small environments with known answers, and actions for any environment, for the tests of the adapters. Kind: state."""
+"""Small environments with known answers, for the tests of the adapters. Kind: state.
+
+Their processes import this file, and must not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.envs.protocol import VectorEnv
-from phasicrl.spaces import ActionLayout, choices, leaves
-
-
-def draw_action(envs: VectorEnv, rng: np.random.Generator) -> np.ndarray:
-    """A random action for each environment, in the trainer's form, among those that are allowed."""
-    layout, begin = ActionLayout(envs.action_space), 0
-    columns = []
-    for _, leaf in leaves(envs.action_space):
-        if isinstance(leaf, gym.spaces.Box):
-            low, high = np.maximum(leaf.low, -9), np.minimum(leaf.high, 9)
-            columns.append(rng.uniform(low, high, (envs.num_envs, *leaf.shape)).reshape(envs.num_envs, -1))
-        for width in choices(leaf):
-            draws = rng.random((envs.num_envs, width))
-            if envs.action_mask is not None:
-                draws = np.where(envs.action_mask[:, begin : begin + width], draws, -1)
-            columns.append(draws.argmax(axis=1)[:, None])
-            begin += width
-    return np.concatenate(columns, axis=1).astype(layout.dtype).reshape(envs.num_envs, *layout.shape)
-
 
 class Counting(gym.Env[np.ndarray, Any]):
     """Counts: the observation is (id of the environment, episode, step of the episode), the reward the step.
 
-    Episode e lasts 2 + (id + e) % 3 steps. Even episodes terminate, odd ones are truncated, and every sixth says both.
-    Observations are written into one buffer, as many environments do.
+    Episode e lasts 2 + (id + e) % 3 steps. Even episodes terminate, odd ones are truncated, and
+    every sixth says both. Observations are written into one buffer, as many environments do.
     """
 
     observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float64)
@@ -67,6 +50,17 @@ class Counting(gym.Env[np.ndarray, Any]):
         return self._buffer
 
 
+class PlainCounting(Counting):
+    """The same in arrays of its own and with nothing in `info`: Gymnasium's vector environments keep the one and send the other."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return super().reset(seed=seed, options=options)[0].copy(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs.copy(), reward, terminated, truncated, {}
+
+
 class CountingInFloat32(Counting):
     """The same in the trainer's dtype, so that no conversion copies the buffer by chance."""
 
@@ -86,11 +80,12 @@ class FromFive(Counting):
 class Structured(Counting):
     """The same counts in all kinds of spaces; the reward is the action that arrived, each number at a decimal place of its own.
 
-    The picture has the step in every pixel, `flags` the step in binary digits; `stage` is the step, counted from two.
+    The image has the step in every pixel, `flags` the step in binary digits; `stage` is the step,
+    counted from two.
     """
 
     observation_space = gym.spaces.Dict(
-        picture=gym.spaces.Box(0, 255, (4, 5, 3), np.uint8),
+        image=gym.spaces.Box(0, 255, (4, 5, 3), np.uint8),
         counts=gym.spaces.Box(-1e9, 1e9, (3,), np.float64),
         more=gym.spaces.Tuple([gym.spaces.Discrete(9, start=2), gym.spaces.MultiBinary(3)]),
     )
@@ -99,7 +94,7 @@ class Structured(Counting):
     )
 
     def __init__(self) -> None:
-        self._buffer, self._picture = np.zeros(3), np.zeros((4, 5, 3), np.uint8)
+        self._buffer, self._image = np.zeros(3), np.zeros((4, 5, 3), np.uint8)
         self._episode, self._time = -1, 0
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -112,15 +107,16 @@ class Structured(Counting):
         return obs, float(reward), terminated, truncated, info
 
     def _observe(self) -> Any:
-        self._picture[:] = self._time
+        self._image[:] = self._time
         digits = np.array([self._time >> place & 1 for place in range(3)], np.int8)
-        return {"picture": self._picture, "counts": super()._observe(), "more": (2 + self._time, digits)}
+        return {"image": self._image, "counts": super()._observe(), "more": (2 + self._time, digits)}
 
 
 class Masked(Counting):
     """Forbids two actions, which depend on episode and step; at the last step of an episode it forbids everything, or has no answer.
 
-    It says so in its observation, by a method, or in `info`; actions are a pair of a `Discrete(4)` and a `Discrete(3)`.
+    It says so in its observation, by a method, or in `info`; actions are a pair of a `Discrete(4)`
+    and a `Discrete(3)`.
     """
 
     action_space = gym.spaces.Tuple([gym.spaces.Discrete(4), gym.spaces.Discrete(3)])
@@ -143,6 +139,12 @@ class MaskedInObservation(Masked):
         return {"counts": super()._observe(), "action_mask": self._mask()}
 
 
+class MaskedNumbers(MaskedInObservation):
+    """Has a mask and nothing to be masked."""
+
+    action_space = gym.spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
+
+
 class MaskedByMethod(Masked):
     def action_masks(self) -> np.ndarray:
         assert not self._is_last(), "nobody should ask"
@@ -157,6 +159,16 @@ class MaskedInInfo(Masked):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(0)
         return obs, reward, terminated, truncated, info if self._is_last() else {**info, "action_mask": self._mask()}
+
+
+class MaskedInFlatInfo(MaskedInInfo):
+    """The same in one array, which vector environments can stack, and with observations in arrays of their own."""
+
+    def _observe(self) -> np.ndarray:
+        return super()._observe().copy()
+
+    def _mask(self) -> Any:
+        return np.concatenate(super()._mask())
 
 
 class Faulty(gym.Env[np.ndarray, Any]):

@@ -15,16 +15,18 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as envpool_adapter
+from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.envpool import EnvPoolEnv, import_envpool, task_families, task_spaces
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.host.machine import num_cores, thread_ids
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ObservationLayout
-from tests.envs.counting import draw_action
+from tests.envs.acting import draw_action
 
 if importlib.util.find_spec("envpool") is None:
     pytest.skip("EnvPool is not installed", allow_module_level=True)
@@ -42,6 +44,15 @@ MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
     "MiniGrid": ("MiniGrid-Empty-Random-5x5-v0", {}, 250),
     "Jumanji": ("Cleaner-v0", {}, 100),
 }
+
+
+def make(task_id: str, **settings: Any) -> Bridge:
+    return Bridge(EnvPoolEnv(task_id, **settings))
+
+
+def inside(envs: Bridge) -> Any:
+    """The adapter, whose parts are looked at."""
+    return envs.backend
 
 
 def raw_pool(task_id: str, options: dict[str, Any], num_envs: int, seed: int = 3) -> Any:
@@ -93,7 +104,7 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
     envs = make_envs(EnvConfig(id=f"procgen:{game}", num_envs=num_envs, num_levels=50), seed=3)
     actions = list(random_actions(envs.action_space, num_envs, steps))
     first_obs = envs.reset()
-    taken = [envs.step(action) for action in actions]
+    taken = [envs.step(torch.from_numpy(action)) for action in actions]
     envs.close()
     ends = np.zeros(num_envs, int)
     for index, env_seed in enumerate(env_seeds(3, num_envs)):
@@ -113,8 +124,7 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
                 continue
             ends[index] += 1
             assert step.final_obs is not None
-            place = int((step.terminated | step.truncated)[:index].sum())
-            np.testing.assert_array_equal(step.final_obs[place], obs[0])
+            np.testing.assert_array_equal(step.final_obs[index], obs[0])
             assert step.info["level_complete"][index] == bool(info["prev_level_complete"][0])
             obs, reward, _, _, info = pool.step(np.zeros(1, np.int32))  # the reset row: it ignores the action
             level = info["level_seed"][0]
@@ -126,19 +136,22 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
 @pytest.mark.parametrize("task_id", ["CartPole-v1", "Pendulum-v1", "Hopper-v4", "StarpilotEasy-v0", "FrozenLake-v1"])
 def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are made here; that neither is skipped is held by what they are."""
-    direct = EnvPoolEnv(task_id, num_envs=3, seed=4, num_threads=1)
+    direct = make(task_id, num_envs=3, seed=4, num_threads=1)
     monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
-    public = EnvPoolEnv(task_id, num_envs=3, seed=4, num_threads=1)
-    assert direct._step.__module__ == envpool_adapter.__name__ and public._step == public._pool.step
-    assert "_direct_calls" in direct._reset.__qualname__ and "_public_calls" in public._reset.__qualname__
+    public = make(task_id, num_envs=3, seed=4, num_threads=1)
+    assert inside(direct)._step.__module__ == envpool_adapter.__name__ and inside(public)._step == inside(public)._pool.step
+    assert "_direct_calls" in inside(direct)._reset.__qualname__ and "_public_calls" in inside(public)._reset.__qualname__
     np.testing.assert_array_equal(direct.reset(), public.reset())
     ended = 0
     rng = np.random.default_rng(0)
     for _ in range(150):
         action = draw_action(direct, rng)
         a, b = direct.step(action), public.step(action)
-        for name in ("obs", "reward", "terminated", "truncated", "final_obs"):
+        for name in ("obs", "reward", "terminated", "truncated"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        assert (a.final_obs is None) == (b.final_obs is None)
+        if a.final_obs is not None and b.final_obs is not None:
+            np.testing.assert_array_equal(a.final_obs, b.final_obs)
         assert a.info.keys() == b.info.keys() == ({"level_seed", "level_complete"} if "Starpilot" in task_id else set())
         for name in a.info:
             np.testing.assert_array_equal(a.info[name], b.info[name])
@@ -149,7 +162,8 @@ def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.Monke
 class Arrays:
     """Four environments in the arrays of EnvPool's C++ layer, and the public call of its Python layer, as in 1.2.5 or 1.2.7.
 
-    In every step the first one goes on, the second ends by its rules, the third by its limit, the last by both at once.
+    In every step the first one goes on, the second ends by its rules, the third by its limit, the
+    last by both at once.
     """
 
     DONE, TRUNC, TERMINATED = (np.array(row, bool) for row in ((0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1)))
@@ -188,15 +202,15 @@ KEYS = {
 @pytest.mark.parametrize("version", KEYS)
 def test_an_end_by_the_rules_at_the_time_limit_is_what_the_version_tells(version: str, way: str) -> None:
     """Worked out by hand: 1.2.5 cannot tell such an end from a cut; 1.2.7 can, and then nothing follows, so it is no truncation."""
-    envs, pool = EnvPoolEnv("CartPole-v1", num_envs=4, seed=1, num_threads=1), Arrays(KEYS[version])
+    envs, pool = make("CartPole-v1", num_envs=4, seed=1, num_threads=1), Arrays(KEYS[version])
     calls = envpool_adapter._public_calls(pool) if way == "public" else envpool_adapter._direct_calls(pool, ())
     assert calls is not None
-    envs._pool, (envs._step, envs._reset) = pool, calls
+    inside(envs)._pool, (inside(envs)._step, inside(envs)._reset) = pool, calls
     envs.reset()
-    step = envs.step(np.zeros(4, np.int64))
+    step = envs.step(torch.zeros(4, dtype=torch.int64))
     assert step.terminated.tolist() == [False, True, False, version == "1.2.7"]
     assert step.truncated.tolist() == [False, False, True, version == "1.2.5"]
-    assert step.final_obs is not None and len(step.final_obs) == 3
+    assert step.final_obs is not None and step.final_obs.shape == (4, 4)
 
 
 def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call() -> None:
@@ -231,18 +245,19 @@ def test_fact_from_127_on_some_tasks_end_by_their_rules_at_the_time_limit(way: s
         pytest.skip(f"EnvPool {import_envpool().__version__} does not tell how {task_id} ended; 1.2.7 does")
     if way == "public":
         monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
-    pool, envs = raw_pool(task_id, {}, 32), EnvPoolEnv(task_id, num_envs=32, seed=3, num_threads=1)
-    assert (envs._step.__module__ == envpool_adapter.__name__) == (way == "direct")
+    pool, envs = raw_pool(task_id, {}, 32), make(task_id, num_envs=32, seed=3, num_threads=1)
+    assert (inside(envs)._step.__module__ == envpool_adapter.__name__) == (way == "direct")
     np.testing.assert_array_equal(pool.reset()[0], envs.reset())
     at_once = 0
     for action in random_actions(envs.action_space, 32, 60):
         obs, _, terminated, truncated, _ = pool.step(action)
-        step = envs.step(action)
+        step = envs.step(torch.from_numpy(action))
         np.testing.assert_array_equal(step.terminated, terminated)
         np.testing.assert_array_equal(step.truncated, truncated & ~terminated)
         at_once += int((terminated & truncated).sum())
         if (done := terminated | truncated).any():
-            np.testing.assert_array_equal(step.final_obs, obs[done])
+            assert step.final_obs is not None
+            np.testing.assert_array_equal(step.final_obs[done], obs[done])
             pool.reset(options={"reset_mask": done})
     assert at_once
 
@@ -251,26 +266,26 @@ def test_a_family_that_cuts_its_observations_itself_is_stepped_by_the_public_cal
     task_id = "Mjlab-Cartpole-Balance-v0"
     if task_id not in task_families():
         pytest.skip(f"EnvPool {import_envpool().__version__} has no MJLab; 1.2.7 does")
-    envs = EnvPoolEnv(task_id, num_envs=2, seed=1, num_threads=1)
-    assert envs._step == envs._pool.step and isinstance(envs.observation_space, gym.spaces.Dict)
+    envs = make(task_id, num_envs=2, seed=1, num_threads=1)
+    assert inside(envs)._step == inside(envs)._pool.step and isinstance(envs.observation_space, gym.spaces.Dict)
     envs.reset()
-    assert envs.step(np.zeros((2, 1), np.float32)).obs.any()
+    assert envs.step(torch.zeros(2, 1)).obs.any()
 
 
 def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
-    alone = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, num_threads=1)
-    several = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, num_threads=3 if num_cores() == 2 else 2)
-    assert alone._worker is not None and several._worker is None
+    alone = make("CartPole-v1", num_envs=4, seed=0, num_threads=1)
+    several = make("CartPole-v1", num_envs=4, seed=0, num_threads=3 if num_cores() == 2 else 2)
+    assert inside(alone)._worker is not None and inside(several)._worker is None
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = os.sched_getaffinity(0)
     before = {thread: os.sched_getaffinity(thread) for thread in thread_ids()}
     for envs in (alone, several):
         envs.reset()
-        envs.step(np.zeros(4, np.int64))
+        envs.step(torch.zeros(4, dtype=torch.int64))
     moved = {thread for thread, allowed in before.items() if os.sched_getaffinity(thread) != allowed}
     assert os.sched_getaffinity(0) == cores
-    assert moved == alone._worker._threads or len(cores) == 1
+    assert moved == inside(alone)._worker._threads or len(cores) == 1
 
 
 @pytest.mark.skipif(
@@ -279,7 +294,7 @@ def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
 def test_as_many_workers_as_cores_have_a_core_each() -> None:
     """Left to Linux, two of them share one core while the other is idle."""
     cores, before = os.sched_getaffinity(0), thread_ids()
-    envs = EnvPoolEnv("CartPole-v1", num_envs=2 * len(cores), seed=0, num_threads=len(cores))
+    envs = make("CartPole-v1", num_envs=2 * len(cores), seed=0, num_threads=len(cores))
     places = [os.sched_getaffinity(thread) for thread in thread_ids() - before]
     assert all(len(place) == 1 for place in places) and set().union(*places) == cores == os.sched_getaffinity(0)
     envs.close()
@@ -298,7 +313,7 @@ def test_workers_that_are_not_kept_on_cores_may_use_all() -> None:
         fields = dict(id="envpool:InvertedPendulum-v5", num_envs=4)
         several = make_envs(EnvConfig(**fields, num_threads=len(usable_cores()), pin_threads=False), seed=1)
         alone = make_envs(EnvConfig(**fields, num_threads=1, pin_threads=False), seed=1)
-        alone.reset(), alone.step(alone.action_space.sample()[None].repeat(4, 0))
+        alone.reset(), alone.step(torch.from_numpy(alone.action_space.sample()[None].repeat(4, 0)))
         places = [os.sched_getaffinity(thread) for thread in thread_ids() - before]
         print(len(os.sched_getaffinity(0)), len(places) > len(usable_cores()), all(place == usable_cores() for place in places))
     """
@@ -313,13 +328,13 @@ def test_level_complete_means_the_level_was_solved() -> None:
     envs.reset()
     solved = failed = 0
     for action in random_actions(envs.action_space, 8, 400):
-        step = envs.step(action)
+        step = envs.step(torch.from_numpy(action))
         done = step.terminated | step.truncated
         np.testing.assert_array_equal(step.info["level_complete"], step.reward == 10)
         assert not (step.info["level_complete"] & ~done).any()
         assert ((step.info["level_seed"] >= 0) & (step.info["level_seed"] < 20)).all()
-        solved += step.info["level_complete"].sum()
-        failed += (done & ~step.info["level_complete"]).sum()
+        solved += int(step.info["level_complete"].sum())
+        failed += int((done & ~step.info["level_complete"]).sum())
     envs.close()
     assert solved and failed
 
@@ -332,24 +347,23 @@ def test_cartpole_is_the_cartpole_of_gymnasium() -> None:
     obs = envs.reset()
     for twin, state in zip(twins, obs, strict=True):
         twin.reset()
-        twin.state = tuple(state.astype(float))
+        twin.state = tuple(state.double().tolist())
     ends = 0
     for action in random_actions(envs.action_space, num_envs, 300):
-        step = envs.step(action)
-        place = 0
+        step = envs.step(torch.from_numpy(action))
         for index, twin in enumerate(twins):
             expected, reward, terminated, _, _ = twin.step(int(action[index]))
             assert step.terminated[index] == terminated and step.reward[index] == reward
             if terminated:
                 assert step.final_obs is not None
-                np.testing.assert_allclose(step.final_obs[place], expected, atol=1e-4)
-                place, ends = place + 1, ends + 1
+                np.testing.assert_allclose(step.final_obs[index], expected, atol=1e-4)
+                ends += 1
                 twin.reset()
-                twin.state = tuple(step.obs[index].astype(float))
-                assert np.abs(step.obs[index]).max() <= 0.05, "not a first observation"
+                twin.state = tuple(step.obs[index].double().tolist())
+                assert step.obs[index].abs().max() <= 0.05, "not a first observation"
             else:
                 np.testing.assert_allclose(step.obs[index], expected, atol=1e-4)
-        assert (0 if step.final_obs is None else len(step.final_obs)) == place
+        assert (step.final_obs is None) == (not step.terminated.any())
     envs.close()
     assert ends > 20
 
@@ -358,13 +372,13 @@ def test_pendulum_is_the_pendulum_of_gymnasium() -> None:
     """Torques arrive as they are, clipped or not by the task and not by us."""
     envs = make_envs(EnvConfig(id="envpool:Pendulum-v1", num_envs=3), seed=1)
     twins: list[Any] = [gym.make("Pendulum-v1").unwrapped for _ in range(3)]
-    for twin, (cosine, sine, speed) in zip(twins, envs.reset(), strict=True):
+    for twin, (cosine, sine, speed) in zip(twins, envs.reset().numpy(), strict=True):
         twin.reset()
         twin.state = np.array([np.arctan2(sine, cosine), speed], float)
     rng = np.random.default_rng(1)
     for _ in range(20):
         action = rng.uniform(-4, 4, (3, 1)).astype(np.float32)
-        step = envs.step(action)
+        step = envs.step(torch.from_numpy(action))
         for index, twin in enumerate(twins):
             expected, reward, *_ = twin.step(action[index])
             np.testing.assert_allclose(step.obs[index], expected, atol=1e-3)
@@ -390,36 +404,36 @@ def with_rows(tree: Any, rows: np.ndarray, others: Any) -> Any:
 @pytest.mark.parametrize("family", STRUCTURED)
 def test_structured_observations_are_those_of_the_native_pool(family: str) -> None:
     task_id, one_number_parts = STRUCTURED[family]
-    pool, envs = raw_pool(task_id, {}, 3), EnvPoolEnv(task_id, num_envs=3, seed=3, num_threads=2)
+    pool, envs = raw_pool(task_id, {}, 3), make(task_id, num_envs=3, seed=3, num_threads=2)
     layout = ObservationLayout(envs.observation_space)
     assert isinstance(envs.observation_space, gym.spaces.Dict)
     assert sum(leaf.shape == () and leaf.dtype == np.float32 for leaf in layout.leaves) == one_number_parts
     native, obs, rng = pool.reset()[0], envs.reset(), np.random.default_rng(1)
     for _ in range(5):
-        read = layout.unpack(torch.from_numpy(obs))
+        read = layout.unpack(obs)
         for leaf in layout.leaves:
             expected, values = native, read
             for key in leaf.path:
                 expected, values = expected[key], values[key]
             np.testing.assert_array_equal(values, expected.astype(leaf.dtype))
         action = draw_action(envs, rng)
-        (native, _, terminated, truncated, _), obs = pool.step(action), envs.step(action).obs
+        (native, _, terminated, truncated, _), obs = pool.step(action.numpy()), envs.step(action).obs
         if (done := terminated | truncated).any():
             native = with_rows(native, done, pool.reset(options={"reset_mask": done})[0])
     envs.close()
 
 
 def test_an_observation_of_one_number_is_counted_from_zero() -> None:
-    envs = EnvPoolEnv("FrozenLake-v1", num_envs=4, seed=1, num_threads=1)
+    envs = make("FrozenLake-v1", num_envs=4, seed=1, num_threads=1)
     obs, rng = envs.reset(), np.random.default_rng(1)
-    assert obs.shape == (4,) and obs.dtype == np.int64 and not obs.any()
+    assert obs.shape == (4,) and obs.dtype == torch.int64 and not obs.any()
     ends = 0
     for _ in range(60):
         step = envs.step(draw_action(envs, rng))
         done = step.terminated | step.truncated
-        ends += done.sum()
+        ends += int(done.sum())
         assert not step.obs[done].any() and step.obs.max() < 16
-        assert step.final_obs is None or step.final_obs.dtype == np.int64
+        assert step.final_obs is None or step.final_obs.dtype == torch.int64
     assert ends
 
 
@@ -428,16 +442,16 @@ def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -
     assert isinstance(raw, gym.spaces.Box) and raw.dtype == np.int32
     np.testing.assert_array_equal(raw.high, [24, 3, 8, 8])
     assert task_spaces("FlatPack-v0")[1] == gym.spaces.MultiDiscrete([25, 4, 9, 9])
-    envs = EnvPoolEnv("Cleaner-v0", num_envs=2, seed=1, num_threads=1)  # three cleaners; four moves each, as its own mask says
+    envs = make("Cleaner-v0", num_envs=2, seed=1, num_threads=1)  # three cleaners; four moves each, as its own mask says
     assert envs.action_space == gym.spaces.MultiDiscrete([4, 4, 4])
     layout = ObservationLayout(envs.observation_space)
 
-    def read(obs: np.ndarray) -> Any:
-        return layout.unpack(torch.from_numpy(obs))
+    def read(obs: Tensor) -> Any:
+        return layout.unpack(obs)
 
     first = read(envs.reset())
     assert first["action_mask"].shape == (2, 3, 4)
-    after = read(envs.step(first["action_mask"].numpy().argmax(axis=2)).obs)
+    after = read(envs.step(first["action_mask"].int().argmax(dim=2)).obs)
     assert (first["agents_locations"] != after["agents_locations"]).any(dim=2).all(), "everybody made the first move that is allowed"
 
 
@@ -454,13 +468,13 @@ def test_fact_several_players_are_several_rows() -> None:
     assert (len(obs), len(reward), len(terminated)) == (6, 6, 3)
 
 
-def break_down(envs: EnvPoolEnv, pool: Broken) -> None:
-    envs._pool = pool
-    envs._step, envs._reset = envpool_adapter._public_calls(pool)
+def break_down(envs: Bridge, pool: Broken) -> None:
+    inside(envs)._pool = pool
+    inside(envs)._step, inside(envs)._reset = envpool_adapter._public_calls(pool)
 
 
 def test_a_part_that_is_not_finite_is_refused() -> None:
-    envs = EnvPoolEnv("CartpoleSwingup-v1", num_envs=2, seed=1, num_threads=1)
+    envs = make("CartpoleSwingup-v1", num_envs=2, seed=1, num_threads=1)
     good = {"position": np.zeros((2, 3)), "velocity": np.zeros((2, 2))}
     bad = {**good, "velocity": np.array([[0, 0], [np.nan, 1]])}
     break_down(envs, Broken(bad, np.zeros(2), first_obs=good))
@@ -468,27 +482,27 @@ def test_a_part_that_is_not_finite_is_refused() -> None:
     with pytest.raises(
         EnvError, match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  1.\], from step"
     ):
-        envs.step(np.zeros((2, 1), np.float32))
+        envs.step(torch.zeros(2, 1))
 
 
 def test_time_limits_are_truncations() -> None:
     envs = make_envs(EnvConfig(id="envpool:MountainCar-v0", num_envs=3), seed=1)
     envs.reset()
-    steps = [envs.step(np.zeros(3, np.int64)) for _ in range(400)]
+    steps = [envs.step(torch.zeros(3, dtype=torch.int64)) for _ in range(400)]
     envs.close()
     for number, step in enumerate(steps, 1):
         assert step.truncated.all() == (number % 200 == 0) and not step.terminated.any()
-    assert steps[199].final_obs is not None and (steps[199].final_obs != steps[199].obs).any(axis=1).all()
+    assert steps[199].final_obs is not None and (steps[199].final_obs != steps[199].obs).any(dim=1).all()
 
 
 def test_fact_an_end_in_the_last_allowed_step_counts_as_truncated() -> None:
     """CartPole falls in step n; with a limit of n steps EnvPool calls that a truncation, which nobody can tell apart afterwards."""
-    envs = EnvPoolEnv("CartPole-v1", num_envs=1, seed=1, num_threads=1)
+    envs = make("CartPole-v1", num_envs=1, seed=1, num_threads=1)
     envs.reset()
-    length = next(number for number in range(1, 100) if envs.step(np.ones(1, np.int64)).terminated[0])
-    limited = EnvPoolEnv("CartPole-v1", num_envs=1, seed=1, num_threads=1, options={"max_episode_steps": length})
+    length = next(number for number in range(1, 100) if envs.step(torch.ones(1, dtype=torch.int64)).terminated[0])
+    limited = make("CartPole-v1", num_envs=1, seed=1, num_threads=1, options={"max_episode_steps": length})
     limited.reset()
-    last = [limited.step(np.ones(1, np.int64)) for _ in range(length)][-1]
+    last = [limited.step(torch.ones(1, dtype=torch.int64)) for _ in range(length)][-1]
     assert last.truncated[0] and not last.terminated[0]
 
 
@@ -565,33 +579,35 @@ class Broken:
     ],
 )
 def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.ndarray, message: str) -> None:
-    envs = EnvPoolEnv("CartPole-v1", num_envs=2, seed=1, num_threads=1)
+    envs = make("CartPole-v1", num_envs=2, seed=1, num_threads=1)
     break_down(envs, Broken(obs, reward, first_obs=np.zeros((2, 4))))
-    assert envs.reset().dtype == np.float32
+    assert envs.reset().dtype == torch.float32
     with pytest.raises(EnvError, match=message) as caught:
-        envs.step(np.zeros(2, np.int64))
+        envs.step(torch.zeros(2, dtype=torch.int64))
     assert "step 1" in str(caught.value)
 
 
 def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
-    envs = EnvPoolEnv("CartPole-v1", num_envs=2, seed=1, num_threads=1)
+    envs = make("CartPole-v1", num_envs=2, seed=1, num_threads=1)
     envs.reset()
     break_down(envs, Broken(np.zeros((2, 4)), np.zeros(2), first_obs=np.full((1, 4), np.inf), terminated=(False, True)))
     with pytest.raises(EnvError, match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), at step 1"):
-        envs.step(np.zeros(2, np.int64))
+        envs.step(torch.zeros(2, dtype=torch.int64))
 
 
-def test_neighbouring_seeds_share_no_environment() -> None:
-    first, second = ({obs.tobytes() for obs in EnvPoolEnv("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset()} for seed in (1, 2))
+def test_neighboring_seeds_share_no_environment() -> None:
+    first, second = (
+        {obs.tobytes() for obs in make("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset().numpy()} for seed in (1, 2)
+    )
     assert len(first) == len(second) == 16 and not first & second
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     runs = []
     for threads in (1, 3):
-        envs = EnvPoolEnv("LeaperEasy-v0", num_envs=6, seed=1, num_threads=threads, options={"channel_first": False})
+        envs = make("LeaperEasy-v0", num_envs=6, seed=1, num_threads=threads, options={"channel_first": False})
         envs.reset()
-        runs.append(np.stack([envs.step(action).obs for action in random_actions(envs.action_space, 6, 60)]))
+        runs.append(torch.stack([envs.step(torch.from_numpy(action)).obs for action in random_actions(envs.action_space, 6, 60)]))
     np.testing.assert_array_equal(*runs)
 
 
@@ -600,9 +616,9 @@ def test_close_ends_the_threads() -> None:
     def count() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
 
-    EnvPoolEnv("CartPole-v1", num_envs=8, seed=1, num_threads=1).close()
+    make("CartPole-v1", num_envs=8, seed=1, num_threads=1).close()
     before = count()
-    envs = EnvPoolEnv("CartPole-v1", num_envs=8, seed=1, num_threads=6)
+    envs = make("CartPole-v1", num_envs=8, seed=1, num_threads=6)
     step = envs.reset()
     assert count() >= before + 6
     envs.close()

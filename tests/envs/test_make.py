@@ -7,14 +7,14 @@ import sys
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig
+from phasicrl.config import EnvConfig
 from phasicrl.envs import make as make_module
 from phasicrl.envs.envpool import import_envpool
-from phasicrl.envs.make import PROCGEN_GAMES, list_envs, make_envs, procgen_options, procgen_task, resolve
+from phasicrl.envs.make import list_envs, make_envs, resolve
+from phasicrl.envs.procgen import GAMES
 from phasicrl.envs.protocol import VectorEnv
 from tests.envs.counting import Counting, Spaces
 
@@ -64,62 +64,6 @@ def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None
 )
 def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str) -> None:
     refused(message, id=env_id)
-
-
-@needs_envpool
-def test_every_game_has_its_distributions() -> None:
-    for game in PROCGEN_GAMES:
-        for distribution in ("easy", "hard"):
-            config = EnvConfig(distribution=distribution)  # type: ignore[arg-type]
-            assert procgen_task(game, config) == f"{game.capitalize()}{distribution.capitalize()}-v0"
-    refused(
-        "bigfish has no 'memory' levels.*it has easy, hard; games with 'memory' levels: caveflyer.*miner",
-        id="bigfish",
-        distribution="memory",
-    )
-    refused("games with 'extreme' levels: chaser, dodgeball, leaper, starpilot", id="maze", distribution="extreme")
-
-
-@needs_envpool
-def test_what_envpool_would_abort_on_is_refused() -> None:
-    refused("'exploration' is one fixed level", id="procgen:maze", distribution="exploration", num_levels=5)
-    refused("'exploration' is one fixed level", id="procgen:maze", distribution="exploration", start_level=5)
-    refused("env.start_level = 3 has no meaning with env.num_levels = 0", start_level=3)
-    refused("above 2147483647", start_level=5, num_levels=2**31 - 1)
-    refused("must not be below zero", num_levels=-1)
-
-
-@needs_envpool
-def test_every_setting_of_procgen_reaches_the_game() -> None:
-    config = EnvConfig(
-        num_levels=7, start_level=3, center_agent=False, use_backgrounds=False, use_monochrome_assets=True,
-        restrict_themes=True, use_generated_assets=True, paint_vel_info=True,
-    )  # fmt: skip
-    options = procgen_options("starpilot", config)
-    assert set(options) == {*PROCGEN_FIELDS, "channel_first"} - {"distribution"}
-    assert all(options[name] == getattr(config, name) for name in set(options) - {"channel_first"})
-    seeds = []
-    for num_levels, start_level in ((7, 3), (0, 0)):
-        envs = make_envs(EnvConfig(id="leaper", num_envs=16, num_levels=num_levels, start_level=start_level), seed=1)
-        envs.reset()
-        seeds.append(envs.step(np.zeros(16, np.int64)).info["level_seed"])
-        envs.close()
-    assert set(seeds[0]) <= set(range(3, 10)) and len(set(seeds[0])) > 3
-    assert seeds[1].max() > 10_000
-
-
-@needs_envpool
-@pytest.mark.parametrize(
-    "field", ["use_backgrounds", "center_agent", "use_monochrome_assets", "restrict_themes", "use_generated_assets", "paint_vel_info"]
-)
-def test_pictures_change_with_the_settings(field: str) -> None:
-    pictures = []
-    for value in (False, True):
-        envs = make_envs(EnvConfig(id="coinrun", num_envs=8, num_threads=2, num_levels=50, **{field: value}), seed=1)  # type: ignore[arg-type]
-        envs.reset()
-        pictures.append([envs.step(np.full(8, 7)).obs for _ in range(6)][-1])
-        envs.close()
-    assert not np.array_equal(*pictures)
 
 
 @needs_envpool
@@ -207,7 +151,7 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
         assert list_envs(f"envpool:{name}")[0].description == expected
     everything = list_envs()
     assert len(everything) > 1500 and len({listing.id for listing in everything}) == len(everything)
-    assert [listing.id for listing in everything[:16]] == [f"procgen:{game}" for game in PROCGEN_GAMES]
+    assert [listing.id for listing in everything[:16]] == [f"procgen:{game}" for game in GAMES]
     assert list_envs("no such thing") == []
 
 
@@ -215,7 +159,3 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
 def test_what_is_listed_is_found_again() -> None:
     for listing in list_envs()[::40]:
         assert resolve(listing.id) == (listing.backend, listing.id.partition(":")[2])
-
-
-def test_the_games_are_those_of_gymnasiums_registry_or_none() -> None:
-    assert not set(PROCGEN_GAMES) & {name.lower() for name in gym.registry}

@@ -38,7 +38,7 @@ def run(code: str) -> list[object]:
 
 
 @needs_wheel
-def test_all_ways_to_qt_draw_the_same_pictures() -> None:
+def test_all_ways_to_qt_draw_the_same_images() -> None:
     """The usual way; the wheel with all three stand-ins; and EnvPool imported by somebody else before Qt was there."""
     usual = run("source = native.ensure_qt()" + FRAMES)
     stand_ins = run("native.load_with_stand_ins(native._wheel_folder(), force=True); source = os.environ['QT_NO_GLIB']" + FRAMES)

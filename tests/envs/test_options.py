@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.algorithm import train
@@ -113,7 +114,7 @@ def test_options_reach_envpool() -> None:
     envs.close()
     envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=2, options={"max_episode_steps": "5"}), seed=1)
     envs.reset()
-    ends = [envs.step(np.array([k % 2, k % 2])).truncated.all() for k in range(10)]
+    ends = [bool(envs.step(torch.tensor([k % 2, k % 2])).truncated.all()) for k in range(10)]
     assert ends == [False, False, False, False, True] * 2
     envs.close()
 
@@ -141,9 +142,9 @@ def test_options_reach_gymnasium() -> None:
     envs = make_envs(EnvConfig(id="gymnasium:FrozenLake-v1", num_envs=2, options=options), seed=1)
     assert envs.observation_space == gym.spaces.Discrete(64)
     envs.reset()
-    steps = [envs.step(np.array([2, 2])) for _ in range(3)]  # to the right, as it does not slip
+    steps = [envs.step(torch.tensor([2, 2])) for _ in range(3)]  # to the right, as it does not slip
     assert [step.obs.tolist() for step in steps] == [[1, 1], [2, 2], [0, 0]]
-    assert [step.truncated.all() for step in steps] == [False, False, True]
+    assert [bool(step.truncated.all()) for step in steps] == [False, False, True]
     envs.close()
 
 
@@ -208,7 +209,7 @@ def test_lives_end_episodes_in_training_only() -> None:
     def num_ends(envs: Any) -> int:
         rng = np.random.default_rng(0)
         envs.reset()
-        ends = sum(int(envs.step(rng.integers(0, 4, 4)).terminated.sum()) for _ in range(250))
+        ends = sum(int(envs.step(torch.from_numpy(rng.integers(0, 4, 4))).terminated.sum()) for _ in range(250))
         envs.close()
         return ends
 

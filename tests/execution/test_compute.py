@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -83,12 +83,13 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch", "ppo.schedule": "linear"}, Corridor),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
     "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
-    "normalised": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
+    "normalized": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
     "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"}, Corridor),
     "eps-hat": ({"ppo.adam_eps_hat": True}, Corridor),
     "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
     "masks-discrete": ({}, lambda: Levers(masked=True)),
-    # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an Adam with a small ε makes a whole step of.
+    # An auxiliary phase begins where the divergence's gradient is zero but for rounding, which an
+    # Adam with a small ε makes a whole step of.
     "masks-mixed": (
         {"action": ActionConfig(std="softplus", squash="clip"), "ppo.adam_eps": 1e-5},
         lambda: Levers(discrete=False, masked=True),
@@ -270,7 +271,7 @@ def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
     assert kept.tolist() == out.tolist() == [2.0, 4.0]  # the same outputs, written again
 
 
-OFTEN = ("normalised", "shared", "shuffled", "masks-mixed")
+OFTEN = ("normalized", "shared", "shuffled", "masks-mixed")
 """Cases that are compiled in every run of the tests; compiling them all takes minutes."""
 
 
@@ -288,7 +289,7 @@ def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(tmp_path: Path,
     assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
 
 
-def test_an_optimiser_that_does_more_is_left_alone(tmp_path: Path) -> None:
+def test_an_optimizer_that_does_more_is_left_alone(tmp_path: Path) -> None:
     config = setting(tmp_path, **{"compute.compile": "on"})
     with start_run(config, make_env=Corridor) as run:
         for group in run.learner.optimizers["policy"].param_groups:
@@ -465,13 +466,9 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(tmp_path: Path, monkeypatch:
     assert told == ["cuda:1"]
 
 
-def test_an_upload_on_a_cpu_is_the_same_memory_and_any_layout_will_do() -> None:
-    compute = Compute(Plan())
-    values = np.arange(6.0).reshape(2, 3)
-    assert compute.upload(values).data_ptr() == values.ctypes.data
-    assert compute.upload(values.T).tolist() == values.T.tolist()
-    noise = torch.ones(3)
-    assert compute.upload(noise) is noise
+def test_an_upload_on_a_cpu_is_the_same_tensor() -> None:
+    compute, values = Compute(Plan()), torch.arange(6.0).reshape(2, 3)
+    assert compute.upload(values) is values
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists() or platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
@@ -489,3 +486,37 @@ print(after_a_large_tensor() - given_back)
 """
     kept = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
     assert 180e6 < kept < 220e6
+
+
+@pytest.mark.parametrize(
+    "compile_", [as_it_is, pytest.param(None, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"))]
+)
+def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_: Callable[..., Any] | None
+) -> None:
+    """Here the others' gradients are zero: the mean of two is half. Eagerly, and in two compiled calls with the mean between them."""
+    if compile_ is not None:
+        monkeypatch.setattr(compiled, "compile_", compile_)
+
+    def mean(gradients: Sequence[Tensor]) -> None:
+        for gradient in gradients:
+            gradient.mul_(0.5)
+
+    found: dict[tuple[str, bool], tuple[list[Tensor], Tensor]] = {}
+    for choice, others in itertools.product(("off", "on"), (False, True)):
+        run = open_run(setting(tmp_path, **{"compute.compile": choice, "ppo.max_grad_norm": None, "aux": None}))
+        rollout = run.collect(run.buffer.next_rollout())
+        samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
+        settings = replace(run.learner.settings("policy"), mean=mean if others else None)
+        run.learner.start_iteration()
+        step = run.compute.gradient_step(phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True), settings)
+        order = torch.arange(len(samples))
+        for minibatch in samples.minibatches(2, order, by="segments"):
+            names, values, _ = step(minibatch, torch.tensor(0.0))
+        assert names[-1] == "gradients/policy_norm"
+        assert (None not in run.compute._compiled_steps.values()) and bool(run.compute._compiled_steps) == (choice == "on")
+        found[choice, others] = [parameter.detach().clone() for parameter in run.agent.parameters()], values
+    for others in (False, True):
+        torch.testing.assert_close(found["on", others][0], found["off", others][0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found["on", others][1], found["off", others][1], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found["off", True][1], found["off", False][1])

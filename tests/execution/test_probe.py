@@ -24,7 +24,7 @@ from phasicrl.models.encoders import ImpalaCNN
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch
 from phasicrl.runs.run import Run, resume_run, start_run
-from tests.golden import Picture
+from tests.golden import Image
 from tests.helpers import tiny, tiny_aux
 
 OBS = torch.randint(256, (64, 16, 16, 3), dtype=torch.uint8, generator=Generator().manual_seed(0))
@@ -142,7 +142,8 @@ def test_pieces_that_do_not_run_are_left_out_and_those_that_do_are_kept(message:
     network = Limited()
     found = probe(network, list(network.parameters()), OBS.repeat(2, 1, 1, 1), seconds=0.01)
     assert found.micro_batch == {"fp32": 32, "bf16": 32} and found.rate["fp32"] > 0
-    # Memory says nothing about a precision; a kernel that fails for one size is not to be trusted with the others.
+    # Memory says nothing about a precision; a kernel that fails for one size is not to be trusted
+    # with the others.
     assert (found.rate["bf16"] > 0) == found.bf16_is_right == (message == FULL)
 
 
@@ -153,7 +154,7 @@ def test_a_network_that_does_not_fit_at_all_names_the_knob(tmp_path: Path, monke
     monkeypatch.setattr(plan_module, "WORTH_PROBING", 1)
     monkeypatch.setattr(probe_module, "forward_backward", full)
     with pytest.raises(MemoryError, match=r"trying the networks does not fit .*a small number for compute.micro_batch"):
-        train(pictures(tmp_path), make_env=Picture)
+        train(images(tmp_path), make_env=Image)
 
 
 @pytest.mark.parametrize(("bf16", "pays"), [(100.0, False), (109.0, False), (111.0, True)])
@@ -191,7 +192,7 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeyp
     assert probe_once(network, list(network.parameters()), OBS, num_threads=1).rate["fp32"] > 0
 
 
-def test_large_pictures_are_not_tried_in_large_pieces() -> None:
+def test_large_images_are_not_tried_in_large_pieces() -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -290,22 +291,22 @@ def test_bf16_that_is_wrong_and_used_because_someone_said_so_is_told(
 def test_short_runs_are_not_probed_and_a_resumed_run_follows_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(probe_module, "probe_once", lambda *args, **options: asked.append(1) or FOUND)
-    config = pictures(tmp_path, aux_precision="auto")
-    with start_run(config, make_env=Picture) as run:
+    config = images(tmp_path, aux_precision="auto")
+    with start_run(config, make_env=Image) as run:
         assert not asked and (run.compute.plan.micro_batch["policy"], run.compute.plan.precision["aux"]) == (64, "fp32")
     monkeypatch.setattr(plan_module, "WORTH_PROBING", 1)
-    with start_run(config, make_env=Picture) as run:
+    with start_run(config, make_env=Image) as run:
         run.save()
     assert Config.from_json((run.directory / "config.json").read_text()) == config, "what was asked for stays what it was"
     card = json.loads((run.directory / "card.json").read_text())
     assert len(asked) == 1 and Plan.from_dict(card["plan"]) == run.compute.plan
-    with resume_run(run.directory, make_env=Picture) as again:  # what this machine finds now does not matter
+    with resume_run(run.directory, make_env=Image) as again:  # what this machine finds now does not matter
         assert len(asked) == 1 and again.compute.plan == run.compute.plan
         assert (again.compute.plan.micro_batch["aux"], again.compute.plan.precision["aux"]) == (256, "bf16")
 
 
-def pictures(tmp_path: Path, **compute: str) -> Config:
-    """PPG with two networks of pictures."""
+def images(tmp_path: Path, **compute: str) -> Config:
+    """PPG with two networks of images."""
     model = ModelConfig(channels=(4, 8), blocks=1, hidden_sizes=(16,))
     return replace(tiny(tmp_path, aux=tiny_aux()), model=model, compute=ComputeConfig(device="cpu", **compute))  # type: ignore[arg-type]
 
@@ -334,7 +335,7 @@ def seen_precisions(run: Run) -> dict[str, set[bool]]:
 
 @pytest.mark.parametrize(("policy", "aux"), [("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
 def test_each_phase_runs_in_its_precision_and_the_rollout_in_that_of_the_policy_phase(tmp_path: Path, policy: str, aux: str) -> None:
-    with start_run(pictures(tmp_path, policy_precision=policy, aux_precision=aux), make_env=Picture) as run:
+    with start_run(images(tmp_path, policy_precision=policy, aux_precision=aux), make_env=Image) as run:
         seen = seen_precisions(run)
     assert seen["rollout"] == seen["policy"] == {policy == "bf16"}
     assert seen["auxiliary"] == {aux == "bf16"}
@@ -343,9 +344,9 @@ def test_each_phase_runs_in_its_precision_and_the_rollout_in_that_of_the_policy_
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_policy_that_is_updated_is_the_one_that_acted(tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In another precision the ratios of the first minibatch would not be one, and the surrogate would see a policy that never acted."""
-    config = pictures(tmp_path, policy_precision=precision).changed({"ppo.num_minibatches": 1})
+    config = images(tmp_path, policy_precision=precision).changed({"ppo.num_minibatches": 1})
     config = config.changed({"model.policy_head_scale": 3.0})  # so that rounding is seen in the probabilities
-    with start_run(config, make_env=Picture) as run:
+    with start_run(config, make_env=Image) as run:
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
 
@@ -365,8 +366,8 @@ def test_the_policy_that_is_distilled_is_the_old_one_in_the_same_precision(
     tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another precision the divergence of the first minibatch would not be zero, and its gradient would make up for rounding."""
-    config = pictures(tmp_path, aux_precision=precision, policy_precision="bf16" if precision == "fp32" else "fp32")
-    with start_run(config.changed({"model.policy_head_scale": 3.0}), make_env=Picture) as run:
+    config = images(tmp_path, aux_precision=precision, policy_precision="bf16" if precision == "fp32" else "fp32")
+    with start_run(config.changed({"model.policy_head_scale": 3.0}), make_env=Image) as run:
         while not run.buffer.is_full:
             run.collect(run.buffer.next_rollout())
 
@@ -382,7 +383,7 @@ def test_the_policy_that_is_distilled_is_the_old_one_in_the_same_precision(
 
 
 def test_heads_and_their_gradients_are_computed_in_fp32(tmp_path: Path) -> None:
-    with start_run(pictures(tmp_path), make_env=Picture) as run:
+    with start_run(images(tmp_path), make_env=Image) as run:
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
         features: list[Tensor] = []
@@ -402,7 +403,7 @@ def test_heads_and_their_gradients_are_computed_in_fp32(tmp_path: Path) -> None:
 
 
 def test_bf16_in_the_auxiliary_phase_stays_near_fp32(tmp_path: Path) -> None:
-    low, exact = (train(pictures(tmp_path, aux_precision=name), make_env=Picture) for name in ("bf16", "fp32"))
+    low, exact = (train(images(tmp_path, aux_precision=name), make_env=Image) for name in ("bf16", "fp32"))
     distance = (
         sum(float((a - b).detach().square().sum()) for a, b in zip(low.agent.parameters(), exact.agent.parameters(), strict=True)) ** 0.5
     )

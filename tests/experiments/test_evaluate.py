@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,7 @@ from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig
 from phasicrl.experiments import evaluate as evaluation_module
 from phasicrl.experiments.evaluate import Evaluation, evaluate, make_evaluation_envs, play
+from phasicrl.models.agent import Agent
 from phasicrl.presets import get_preset
 from phasicrl.runs.run import start_run
 from phasicrl.seeding import derive_seed, env_seeds
@@ -22,7 +24,7 @@ from tests.helpers import Corridor, Levers, corridor, tiny
 
 
 class Countdown(gym.Env[np.ndarray, np.int64]):
-    """Episodes of 2 steps in one environment and of 9 in the next: whoever takes the first that finish favours the short ones."""
+    """Episodes of 2 steps in one environment and of 9 in the next: whoever takes the first that finish favors the short ones."""
 
     made = 0
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -41,7 +43,7 @@ class Countdown(gym.Env[np.ndarray, np.int64]):
         return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
 
 
-def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favoured(tmp_path: Path) -> None:
+def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path, env=EnvConfig(id="countdown", num_envs=4)), make_env=Countdown) as run:
         envs = make_evaluation_envs(run.config, num_envs=2, levels="unseen", seed=0, make_env=Countdown)
         result = play(run.agent, envs, episodes=7, policy="greedy", generator=torch.Generator())
@@ -116,7 +118,7 @@ def test_evaluation_leaves_the_run_alone(tmp_path: Path) -> None:
 
 def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[EnvConfig] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env: seen.append(config))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env, make_vector_env: seen.append(config))
     preset = get_preset("procgen-ppg")
     config = replace(preset, env=replace(preset.env, num_levels=200, start_level=50))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
@@ -126,7 +128,7 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env: seen.append(seed))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env, make_vector_env: seen.append(seed))
     for seed in range(20):
         make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
     evaluation = {env for seed in seen for env in env_seeds(seed, 16)}
@@ -145,3 +147,21 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
             evaluate(run.directory, make_env=corridor)
         with pytest.raises(ValueError, match="episodes is 0"):
             evaluate(run.directory, episodes=0, make_env=corridor)
+
+
+def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(tmp_path).changed({"compute.policy_precision": "bf16"})
+    run = train(config, make_env=corridor)
+    assert evaluation_module.acting_precision(run.directory) == "bf16"
+    seen: set[object] = set()
+    policy = Agent.policy
+
+    def spy(self: Agent, *args: Any, **options: Any) -> Any:
+        seen.add(options["precision"])
+        return policy(self, *args, **options)
+
+    monkeypatch.setattr(Agent, "policy", spy)
+    evaluate(run.directory, episodes=2, make_env=corridor)
+    assert seen == {"bf16"}
+    (run.directory / "card.json").write_text('{"own": ["environment"]}')  # of a version without plans
+    assert evaluation_module.acting_precision(run.directory) == "fp32"

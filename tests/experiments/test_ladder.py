@@ -59,7 +59,7 @@ def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick(
         assert difference(top, config) and difference(top, config) <= set(trick.off) | UNSCALED, name
     assert (top.model.policy_head_scale, top.model.value_head_scale) == (0.01, 1.0)
     assert {name: config.model.value_head_scale for name, config in alone if config.model.value_head_scale != 1.0} == {
-        "without baseline": 0.1, "without initialisation": 0.1,
+        "without baseline": 0.1, "without initialization": 0.1,
     }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_members_of_a_set_need_no_normalization_and_the_ladder_runs_to_its_end(
     monkeypatch.setattr(ladder, "_trained", lambda trial: (trained.append(trial.config), (1.0, 2.0))[1])
     said: list[str] = []
     found = run_ladder("gymnasium:Taxi-v4", seeds=1, leave_one_out=leave_one_out, output_dir=tmp_path, say=said.append)
-    assert said == ["state normalisation is left out: it has no effect without real numbers among the observations"]
+    assert said == ["state normalization is left out: it has no effect without real numbers among the observations"]
     names = [rung.name for rung in found]
     assert len(names) == len(trained) == len(TRICKS) and not any("state" in name for name in names)
     assert names[-1].endswith("action masking")  # Taxi says which actions do something
@@ -141,4 +141,4 @@ def test_no_seeds_are_refused(tmp_path: Path) -> None:
 def test_the_figure_shows_every_rung(tmp_path: Path) -> None:
     draw_ladder([Rung("a", (1.0, 3.0), (1.0, 2.0)), Rung("b", (2.0,), (2.0,))], tmp_path / "x" / "f.svg", title="T")
     text = (tmp_path / "x" / "f.svg").read_text()
-    assert "<!-- a -->" in text and "<!-- b -->" in text and "<!-- T (grey: seeds; blue: mean and its 95 % interval) -->" in text
+    assert "<!-- a -->" in text and "<!-- b -->" in text and "<!-- T (gray: seeds; blue: mean and its 95 % interval) -->" in text

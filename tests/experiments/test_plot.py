@@ -1,4 +1,4 @@
-"""Learning curves: what is averaged, what the band is called, and the files behind a picture."""
+"""Learning curves: what is averaged, what the band is called, and the files behind a image."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_two_runs_of_one_seed_are_not_called_two_seeds(tmp_path: Path) -> None:
     assert curve.about == "mean of 2 runs, band: minimum to maximum"
 
 
-def test_the_picture_has_axes_with_names_and_units(tmp_path: Path) -> None:
+def test_the_image_has_axes_with_names_and_units(tmp_path: Path) -> None:
     (curve,) = run_curves(make_runs(tmp_path, [1.0, 2.0, 3.0]), RETURN)
     figure = plot._draw([curve], plot._axis_label(RETURN, 500_000), "Starpilot")
     (panel,) = figure.axes
@@ -203,7 +203,7 @@ def test_any_number_of_environments_is_drawn(tmp_path: Path, panels: int) -> Non
     plot_runs(runs, output=tmp_path / "figure")
 
 
-def test_the_files_are_pictures_and_a_second_drawing_is_equal_to_the_byte(tmp_path: Path) -> None:
+def test_the_files_are_images_and_a_second_drawing_is_equal_to_the_byte(tmp_path: Path) -> None:
     runs = make_runs(tmp_path, [1.0, 4.0], [2.0, 6.0], [3.0, 5.0])
     paths = plot_runs(runs, output=tmp_path / "new" / "figure.v1.png", title="Demo")
     assert [path.name for path in paths] == ["figure.v1.png", "figure.v1.svg", "figure.v1.csv"]
@@ -265,7 +265,7 @@ def test_the_game_may_be_given(tmp_path: Path) -> None:
     assert curve.env_id == "envpool:StarpilotHard-v0"
 
 
-def test_ours_are_solid_published_ones_dashed_and_all_colours_differ() -> None:
+def test_ours_are_solid_published_ones_dashed_and_all_colors_differ() -> None:
     keys = [("ppg", False), ("ppo", False), ("ppg", True), ("ppo", True), ("a", True)]
     looks = plot._looks(keys)
     assert [looks[key]["linestyle"] == "-" for key in keys] == [True, True, False, False, False]

@@ -22,7 +22,7 @@ BALL = """
 </mujoco>"""
 
 
-def picture(*, shape: str = "sphere", size: str = "1", pos: str = "0 0 0", color: str = 'rgba="1 0 0 1"', pixels: int = 101) -> np.ndarray:
+def drawn(*, shape: str = "sphere", size: str = "1", pos: str = "0 0 0", color: str = 'rgba="1 0 0 1"', pixels: int = 101) -> np.ndarray:
     """What a camera 4 m in front of the origin sees, 45° to each side."""
     model = mujoco.MjModel.from_xml_string(BALL.format(shape=shape, size=size, pos=pos, color=color))
     data = mujoco.MjData(model)
@@ -37,20 +37,20 @@ def red(image: np.ndarray) -> np.ndarray:
 
 
 def test_a_ball_is_where_and_as_large_as_geometry_says() -> None:
-    """Half of the picture is tan 45° = 1 wide at distance 1; a ball of radius 1 at distance 4 fills up to 1 / √15 of that half."""
-    ball = red(picture())
+    """Half of the image is tan 45° = 1 wide at distance 1; a ball of radius 1 at distance 4 fills up to 1 / √15 of that half."""
+    ball = red(drawn())
     assert ball.sum() == pytest.approx(np.pi * (50.5 / np.sqrt(15)) ** 2, rel=0.03)
     rows, columns = np.nonzero(ball)
     assert rows.mean() == pytest.approx(50, abs=0.1) and columns.mean() == pytest.approx(50, abs=0.1)
 
 
 def test_right_and_up_are_right_and_up() -> None:
-    rows, columns = np.nonzero(red(picture(size="0.2", pos="2 0 1")))
+    rows, columns = np.nonzero(red(drawn(size="0.2", pos="2 0 1")))
     assert columns.mean() == pytest.approx(50 + 50.5 * 2 / 4, abs=0.5) and rows.mean() == pytest.approx(50 - 50.5 * 1 / 4, abs=0.5)
 
 
 def test_what_faces_the_camera_is_bright_and_edges_are_dark() -> None:
-    image = picture()
+    image = drawn()
     shades = image[..., 0][red(image)]
     assert shades.max() == image[50, 50, 0] >= 254
     assert 255 * AMBIENT <= shades.min() < 255 * (AMBIENT + 0.2)
@@ -65,12 +65,12 @@ def test_what_faces_the_camera_is_bright_and_edges_are_dark() -> None:
     ],
 )
 def test_colors_are_those_that_mujoco_would_show(color: str, expected: tuple[int, int, int]) -> None:
-    assert picture(color=color)[50, 50] == pytest.approx(expected, abs=1)
+    assert drawn(color=color)[50, 50] == pytest.approx(expected, abs=1)
 
 
 def test_planes_are_checkered_by_the_meter_below_an_even_sky() -> None:
     """A floor 1 m below, 4 m before the camera's edge of view: in row r it is 50 / (r - 50) m away, where 1 m has r - 50 pixels."""
-    image = picture(shape="plane", size="50 50 1", pos="0 0 -1", color='rgba="1 1 1 1"')
+    image = drawn(shape="plane", size="50 50 1", pos="0 0 -1", color='rgba="1 1 1 1"')
     away = 25
     row = image[50 + away, :, 0].astype(float)
     x = (np.arange(101) - 50) / away * (50 / 50.5) * 50.5 / 50

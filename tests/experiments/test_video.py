@@ -1,4 +1,4 @@
-"""Films: pictures enlarged by whole factors, sides that H.264 accepts, frames that are not black, no screen."""
+"""Films: images enlarged by whole factors, sides that H.264 accepts, frames that are not black, no screen."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.config import ModelConfig
 from phasicrl.experiments.video import enlarge, film, tile
-from tests.golden import Picture
+from tests.golden import Image
 from tests.helpers import corridor, tiny
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
 
 
-def test_pictures_are_laid_out_in_a_square() -> None:
-    pictures = np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((3, 2, 4, 3), dtype=np.uint8)
-    sheet = tile(pictures + 1)
+def test_images_are_laid_out_in_a_square() -> None:
+    images = np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((3, 2, 4, 3), dtype=np.uint8)
+    sheet = tile(images + 1)
     assert sheet.shape == (4, 8, 3)
     assert (sheet[:2, :4] == 1).all() and (sheet[:2, 4:] == 2).all() and (sheet[2:, :4] == 3).all() and (sheet[2:, 4:] == 0).all()
-    assert tile(pictures[:1]).shape == (2, 4, 3)
+    assert tile(images[:1]).shape == (2, 4, 3)
 
 
 def test_pixels_are_repeated_and_sides_are_even() -> None:
-    picture = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
-    large = enlarge(picture, 3)
+    image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
+    large = enlarge(image, 3)
     assert large.shape == (4, 6, 3)  # factor 3, then padded to even height
-    assert (large[:3, :3] == picture[0, 0]).all() and (large[:3, 3:6] == picture[0, 1]).all() and (large[3] == 0).all()
+    assert (large[:3, :3] == image[0, 0]).all() and (large[:3, 3:6] == image[0, 1]).all() and (large[3] == 0).all()
     assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
 
 
@@ -41,20 +41,20 @@ def read(path: Path, height: int, width: int) -> np.ndarray:
     return np.frombuffer(done.stdout, dtype=np.uint8).reshape(-1, height, width, 3)
 
 
-def test_an_agent_that_sees_pictures_is_filmed_from_them(tmp_path: Path) -> None:
+def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
-    run = train(config, make_env=Picture)
-    path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Picture)
+    run = train(config, make_env=Image)
+    path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
     assert path.parent == run.directory / "videos" and len(result.returns) == 2
-    pictures = read(path, 64, 64)
-    assert pictures.shape == (13, 64, 64, 3)  # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end
-    assert all(picture.max() > 150 and picture.mean() < 100 for picture in pictures)  # a bright dot on dark
+    images = read(path, 64, 64)
+    assert images.shape == (13, 64, 64, 3)  # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end
+    assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
 def test_an_environment_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
-    with pytest.raises(ValueError, match="no pictures to film; make it with render_mode='rgb_array'"):
+    with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
         film(run.directory, make_env=corridor)
 
 
@@ -64,8 +64,8 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     config = replace(config, env=replace(config.env, id="gymnasium:CartPole-v1"), total_env_steps=64)
     run = train(config)
     path, _ = film(run.directory, episodes=1, size=100)
-    pictures = read(path, 400, 600)
-    assert len(pictures) > 5 and pictures.mean() > 150 and pictures.std() > 1  # a white field with a cart on it
+    images = read(path, 400, 600)
+    assert len(images) > 5 and images.mean() > 150 and images.std() > 1  # a white field with a cart on it
 
 
 def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(tmp_pat
     config = tiny(tmp_path)
     config = replace(config, env=replace(config.env, id="gymnasium:Hopper-v5"), total_env_steps=64)
     path, _ = film(train(config).directory, num_envs=2, episodes=2, size=240)
-    pictures = read(path, 240, 480)
-    left, right = pictures[:, :, :240].astype(int), pictures[:, :, 240:].astype(int)
-    assert len(pictures) > 5 and np.abs(left - right).max() > 50, "each environment is drawn by its own camera"
+    images = read(path, 240, 480)
+    left, right = images[:, :, :240].astype(int), images[:, :, 240:].astype(int)
+    assert len(images) > 5 and np.abs(left - right).max() > 50, "each environment is drawn by its own camera"
     assert np.abs(left[0] - left[-1]).max() > 50, "it moves"

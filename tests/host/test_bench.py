@@ -21,11 +21,13 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     assert sum(report.split.values()) == pytest.approx(1)
     assert ("auxiliary" in report.split) == phases and all(0 <= share < 1 for share in report.split.values())
     assert report.passes == {"forward and backward": 2 + (3 if phases else 0), "forward": 1 + phases}
-    # Multiply-adds of a step: the layers of both networks, whose heads have two actions and one value, and an auxiliary head.
+    # Multiply-adds of a step: the layers of both networks, whose heads have two actions and one
+    # value, and an auxiliary head.
     num_inputs, trunk = 2, 16 * 8
     forward = {"policy": num_inputs * 16 + trunk + 8 * (2 + phases), "value": num_inputs * 16 + trunk + 8}
     policy_alone = num_inputs * 16 + trunk + 8 * 2
-    # Backward: each layer twice, for its weights and its input, of which the first needs only the former.
+    # Backward: each layer twice, for its weights and its input, of which the first needs only the
+    # former.
     backward = {name: 2 * count - num_inputs * 16 for name, count in forward.items()}
     both = sum(forward.values())
     expected = 2 * (report.passes["forward and backward"] * (both + sum(backward.values())) + both + phases * policy_alone)

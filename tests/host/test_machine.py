@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from phasicrl.host import machine
-from phasicrl.host.machine import Companion, Team, cgroup_quota, num_cores, thread_ids, usable_cores
+from phasicrl.host.machine import FollowingThreads, Team, cgroup_quota, num_cores, thread_ids, usable_cores
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or num_cores() < 2, reason="needs Linux and two cores to tell them apart"
@@ -39,7 +39,7 @@ def a_waiting_thread() -> Iterator[int]:
 def test_a_companion_goes_where_its_caller_is_and_nobody_else_is_moved() -> None:
     cores = os.sched_getaffinity(0)
     with a_waiting_thread() as worker, a_waiting_thread() as other:
-        companion = Companion({worker})
+        companion = FollowingThreads({worker})
         assert os.sched_getaffinity(worker) == cores, "it moves when it is told to follow, not before"
         try:
             for core in sorted(cores)[:2] * 2:
@@ -58,7 +58,7 @@ def test_of_several_companions_those_that_have_ended_do_not_hold_the_others() ->
     cores = os.sched_getaffinity(0)
     with a_waiting_thread() as worker:
         with a_waiting_thread() as ended:
-            companion = Companion({worker, ended})
+            companion = FollowingThreads({worker, ended})
         try:
             for core in sorted(cores)[:2]:
                 os.sched_setaffinity(0, {core})
@@ -115,7 +115,7 @@ def test_threads_of_pytorch_have_a_core_each_if_there_are_as_many(settings: dict
 
 
 def test_nobody_to_follow_is_no_error() -> None:
-    Companion(set()).follow()
+    FollowingThreads(set()).follow()
     with Team(set()).at_work():
         pass
 

@@ -21,16 +21,16 @@ ACTIONS = gym.spaces.Discrete(A)
 SMALL = ModelConfig(encoder="mlp", hidden_sizes=(8,))
 
 
-def make_agent(value_path: ValuePath = "separate", *, pictures: bool = False, auxiliary: bool = True, seed: int = 0) -> Agent:
-    encoder: Any = {"encoder": "impala", "channels": (4, 4)} if pictures else {"encoder": "mlp"}
+def make_agent(value_path: ValuePath = "separate", *, images: bool = False, auxiliary: bool = True, seed: int = 0) -> Agent:
+    encoder: Any = {"encoder": "impala", "channels": (4, 4)} if images else {"encoder": "mlp"}
     config = ModelConfig(value_path=value_path, hidden_sizes=(8,), **encoder)
-    space = PICTURES if pictures else VECTORS
+    space = PICTURES if images else VECTORS
     return Agent(space, ACTIONS, config, generator=Generator().manual_seed(seed), auxiliary=auxiliary)
 
 
-def observations(*, pictures: bool = False) -> Tensor:
+def observations(*, images: bool = False) -> Tensor:
     generator = Generator().manual_seed(1)
-    if pictures:
+    if images:
         return torch.randint(0, 256, (S, L, 16, 16, 3), dtype=torch.uint8, generator=generator)
     return torch.randn(S, L, 6, generator=generator)
 
@@ -61,7 +61,7 @@ def test_each_loss_reaches_the_networks_of_its_value_path(value_path: ValuePath,
 
 
 def test_separate_networks_share_no_parameter_and_start_differently() -> None:
-    agent = make_agent("separate", pictures=True)
+    agent = make_agent("separate", images=True)
     assert agent.value_encoder is not None
     policy, value = (list(encoder.parameters()) for encoder in (agent.encoder, agent.value_encoder))
     assert not {parameter.data_ptr() for parameter in policy} & {parameter.data_ptr() for parameter in value}
@@ -90,10 +90,10 @@ def test_without_auxiliary_phase_there_is_no_auxiliary_value() -> None:
     assert ask(make_agent(auxiliary=False), observations()).aux_value is None
 
 
-@pytest.mark.parametrize("pictures", [False, True])
+@pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("value_path", VALUE_PATHS)
-def test_all_ways_to_ask_agree(value_path: ValuePath, pictures: bool) -> None:
-    agent, obs = make_agent(value_path, pictures=pictures), observations(pictures=pictures)
+def test_all_ways_to_ask_agree(value_path: ValuePath, images: bool) -> None:
+    agent, obs = make_agent(value_path, images=images), observations(images=images)
     first, state = torch.zeros(S, L, dtype=torch.bool), agent.initial_state(S)
     output = ask(agent, obs)
     policy, next_state = agent.policy(obs, first, state)
@@ -102,10 +102,10 @@ def test_all_ways_to_ask_agree(value_path: ValuePath, pictures: bool) -> None:
     assert next_state.shape == output.state.shape == (S, 0)
 
 
-@pytest.mark.parametrize("pictures", [False, True])
+@pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("value_path", VALUE_PATHS)
-def test_sequences_are_their_steps_one_by_one(value_path: ValuePath, pictures: bool) -> None:
-    agent, obs = make_agent(value_path, pictures=pictures), observations(pictures=pictures)
+def test_sequences_are_their_steps_one_by_one(value_path: ValuePath, images: bool) -> None:
+    agent, obs = make_agent(value_path, images=images), observations(images=images)
     whole = ask(agent, obs)
     assert whole.value.shape == (S, L)
     assert whole.policy.dist_params.shape == (S, L, A)
@@ -162,7 +162,7 @@ def test_an_own_encoder_takes_the_place_of_the_configured_one(value_path: ValueP
         made.append(OwnEncoder(space.shape or ()))
         return made[-1]
 
-    config = ModelConfig(value_path=value_path)  # its encoder is for pictures
+    config = ModelConfig(value_path=value_path)  # its encoder is for images
     agent = Agent(VECTORS, ACTIONS, config, generator=Generator().manual_seed(0), auxiliary=True, make_encoder=make_encoder)
     assert made == [agent.encoder] + [agent.value_encoder] * (value_path == "separate")
     assert agent.policy_head.linear.in_features == 7
@@ -257,7 +257,7 @@ def test_the_value_network_may_have_another_non_linearity() -> None:
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_observed_numbers_are_normalised_and_nothing_else_is(tree: bool) -> None:
+def test_observed_numbers_are_normalized_and_nothing_else_is(tree: bool) -> None:
     norm = ObsNormConfig(clip=1.5)
     space = TREE if tree else VECTORS
     config = ModelConfig(encoder="impala" if tree else "mlp", channels=(4,), hidden_sizes=(8,))
@@ -280,25 +280,25 @@ def test_observed_numbers_are_normalised_and_nothing_else_is(tree: bool) -> None
     assert any(name.startswith("reader.normalizer") for name in agent.state_dict())  # part of the weights
 
 
-def test_normalising_numbers_that_are_not_there_is_refused() -> None:
+def test_normalizing_numbers_that_are_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="--obs-norm none"):
         Agent(PICTURES, ACTIONS, ModelConfig(channels=(4,)), generator=Generator(), auxiliary=False, obs_norm=ObsNormConfig())
 
 
-def test_normalised_values_are_said_in_the_units_of_the_rewards() -> None:
+def test_normalized_values_are_said_in_the_units_of_the_rewards() -> None:
     config = ModelConfig(encoder="mlp", hidden_sizes=(8,))
     agents = [
         Agent(VECTORS, ACTIONS, config, generator=Generator().manual_seed(0), auxiliary=True, value_norm=norm)
         for norm in (None, ValueNormConfig())
     ]
-    plain, normalised = agents
-    assert normalised.value_normalizer is not None
-    normalised.value_normalizer.update(torch.tensor([[10.0, 30.0]]))  # mean 20, deviation 10
+    plain, normalized = agents
+    assert normalized.value_normalizer is not None
+    normalized.value_normalizer.update(torch.tensor([[10.0, 30.0]]))  # mean 20, deviation 10
     before, after = (ask(agent, observations()) for agent in agents)
     assert before.aux_value is not None and after.aux_value is not None
     torch.testing.assert_close(after.value, 20 + 10 * before.value)
     torch.testing.assert_close(after.aux_value, 20 + 10 * before.aux_value)
-    torch.testing.assert_close(normalised.in_value_units(after.value), before.value + 2)
+    torch.testing.assert_close(normalized.in_value_units(after.value), before.value + 2)
     assert plain.in_value_units(before.value) is before.value
 
 
@@ -312,7 +312,8 @@ def test_values_stay_what_they_are_when_their_statistics_move(statistics: Statis
     places = [parameter.data_ptr() for parameter in agent.parameters()]
     assert agent.update_value_statistics(torch.tensor([[10.0, 30.0]]))  # the first units: mean 20, deviation 10
     first, raw = ask(agent, observations()), agent.value_normalizer
-    # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32, so in parts of the largest unit.
+    # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32,
+    # so in parts of the largest unit.
     for targets in ([-900.0, -700.0], [1e5, -1e5], [3.0, 3.0], [3.0] * 500, [-5.0, 5.0]):
         old_mean = raw.mean.item()
         assert not agent.update_value_statistics(torch.tensor(targets))

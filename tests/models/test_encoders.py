@@ -1,4 +1,4 @@
-"""Encoders: sizes by hand, the IMPALA network against its formula, both picture layouts, TensorFlow's padding, refusals."""
+"""Encoders: sizes by hand, the IMPALA network against its formula, both image layouts, TensorFlow's padding, refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def impala(obs_shape: tuple[int, ...] = (16, 16, 3), config: ModelConfig = SMALL
     return ImpalaCNN(obs_shape, config, generator=Generator().manual_seed(0))
 
 
-def pictures(number: int, *shape: int) -> Tensor:
+def images(number: int, *shape: int) -> Tensor:
     return torch.randint(0, 256, (number, *shape), dtype=torch.uint8, generator=Generator().manual_seed(1))
 
 
@@ -41,11 +41,12 @@ def test_impala_has_the_shapes_and_the_parameters_of_the_source() -> None:
     assert (dense.in_features, dense.out_features) == (2048, 256)
     assert num_parameters(encoder) == 622_144
     assert encoder.num_features == 256
-    assert encoder(pictures(2, 64, 64, 3)).shape == (2, 256)
+    assert encoder(images(2, 64, 64, 3)).shape == (2, 256)
 
 
 def test_width_and_depth_are_knobs() -> None:
-    # 8×8×3 through one stack of 8 channels with one block: convolutions 3·8·9 + 8, then 2 (8·8·9 + 8), dense 4·4·8·10 + 10.
+    # 8×8×3 through one stack of 8 channels with one block: convolutions 3·8·9 + 8, then 2 (8·8·9 +
+    # 8), dense 4·4·8·10 + 10.
     encoder = impala((8, 8, 3), ModelConfig(channels=(8,), blocks=1, hidden_sizes=(10,)))
     assert num_parameters(encoder) == 224 + 1168 + 1290
     without_blocks = impala((8, 8, 3), ModelConfig(channels=(8,), blocks=0, hidden_sizes=(10,)))
@@ -53,7 +54,7 @@ def test_width_and_depth_are_knobs() -> None:
     two_dense = impala((8, 8, 3), ModelConfig(channels=(8,), blocks=1, hidden_sizes=(10, 7)))
     assert num_parameters(two_dense) == 224 + 1168 + 1290 + 77
     assert two_dense.num_features == 7
-    assert without_blocks(pictures(2, 8, 8, 3)).shape == (2, 10)
+    assert without_blocks(images(2, 8, 8, 3)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (10, 7)])
@@ -62,12 +63,13 @@ def test_impala_computes_its_formula(height: int, width: int) -> None:
     for parameter in encoder.parameters():  # biases too, which start at zero
         nn.init.normal_(parameter, std=0.3, generator=Generator().manual_seed(parameter.numel()))
     weights = [parameter.double() for parameter in encoder.parameters()]
-    obs = pictures(3, height, width, 3)
+    obs = images(3, height, width, 3)
 
     def conv(x: Tensor, index: int) -> Tensor:
         return functional.conv2d(x, weights[2 * index], weights[2 * index + 1], padding=1)
 
-    # OPPG impala_cnn.py: convolution, max-pool, then x + conv(relu(conv(relu(x)))) twice, in each stack; relu, dense, relu.
+    # OPPG impala_cnn.py: convolution, max-pool, then x + conv(relu(conv(relu(x)))) twice, in each
+    # stack; relu, dense, relu.
     x = obs.permute(0, 3, 1, 2).double() / 255
     for stack in range(2):
         x = functional.max_pool2d(conv(x, 5 * stack), kernel_size=3, stride=2, padding=1)
@@ -79,21 +81,21 @@ def test_impala_computes_its_formula(height: int, width: int) -> None:
     torch.testing.assert_close(encoder(obs), expected.float(), rtol=1e-4, atol=1e-4)
 
 
-def pooled(picture: Tensor, pooling: Any) -> list[list[float]]:
-    """One max-pool, seen from outside: a stack with no blocks, whose convolution passes the picture on, and no dense layer."""
-    height, width = picture.shape
+def pooled(image: Tensor, pooling: Any) -> list[list[float]]:
+    """One max-pool, seen from outside: a stack with no blocks, whose convolution passes the image on, and no dense layer."""
+    height, width = image.shape
     encoder = impala((height, width, 1), ModelConfig(channels=(1,), blocks=0, pooling=pooling, hidden_sizes=()))
     (conv,) = [layer for layer in encoder.modules() if isinstance(layer, nn.Conv2d)]
     with torch.no_grad():
         conv.weight.zero_()
         conv.weight[0, 0, 1, 1] = 1
-        features = encoder(picture[None, :, :, None])
+        features = encoder(image[None, :, :, None])
     assert encoder.num_features == features.shape[1]
     return features.reshape(-1, (width + 1) // 2).tolist()
 
 
 def falling(height: int, width: int) -> Tensor:
-    """A picture that is brightest at the upper left: 16 15 14 13 / 12 11 10 9 / …"""
+    """A image that is brightest at the upper left: 16 15 14 13 / 12 11 10 9 / …"""
     return torch.arange(height * width, 0, -1, dtype=torch.float32).reshape(height, width)
 
 
@@ -115,14 +117,14 @@ def test_same_pooling_of_odd_sizes_is_tensorflows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["symmetric", "same"])
-def test_pictures_of_84_pixels_fit_the_dense_layer(pooling: Any) -> None:
+def test_images_of_84_pixels_fit_the_dense_layer(pooling: Any) -> None:
     encoder = impala((84, 84, 1), ModelConfig(channels=(2, 2, 2), blocks=0, hidden_sizes=(5,), pooling=pooling))
-    assert encoder(pictures(1, 84, 84, 1)).shape == (1, 5)
+    assert encoder(images(1, 84, 84, 1)).shape == (1, 5)
 
 
 @pytest.mark.parametrize("make", [impala, lambda shape: NatureCNN(shape, SMALL, generator=Generator().manual_seed(0))])
 def test_bytes_and_floats_in_both_layouts_give_the_same_features(make: Callable[[tuple[int, ...]], nn.Module]) -> None:
-    obs = pictures(3, 40, 36, 3)
+    obs = images(3, 40, 36, 3)
     nchw = obs.permute(0, 3, 1, 2).contiguous()
     from_nhwc, from_nchw = make((40, 36, 3)), make((3, 40, 36))
     features = from_nhwc(obs)
@@ -151,21 +153,22 @@ def test_every_convolution_gets_channels_last_and_has_its_weights_so(
 
 
 def test_encoding_leaves_the_observations_alone() -> None:
-    # Floats in the layout of the convolutions need no copy; a division in place would then change the rollout.
-    for obs in (pictures(2, 16, 16, 3), torch.rand(2, 16, 16, 3), torch.rand(2, 3, 16, 16)):
+    # Floats in the layout of the convolutions need no copy; a division in place would then change
+    # the rollout.
+    for obs in (images(2, 16, 16, 3), torch.rand(2, 16, 16, 3), torch.rand(2, 3, 16, 16)):
         copy = obs.clone()
         impala(tuple(obs.shape[1:]))(obs)
         assert torch.equal(obs, copy)
 
 
-def test_pictures_as_wide_as_high_are_told_apart_by_their_channels() -> None:
+def test_images_as_wide_as_high_are_told_apart_by_their_channels() -> None:
     assert image_shape((64, 64, 3)) == image_shape((3, 64, 64)) == (64, 64, 3)
     assert image_shape((84, 60, 4)) == image_shape((4, 84, 60)) == (84, 60, 4)
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_features_do_not_depend_on_what_else_is_in_the_batch(kind: str) -> None:
-    obs = torch.randn(6, 20, generator=Generator().manual_seed(0)) if kind == "mlp" else pictures(6, 40, 40, 3)
+    obs = torch.randn(6, 20, generator=Generator().manual_seed(0)) if kind == "mlp" else images(6, 40, 40, 3)
     encoder = ENCODERS[kind](tuple(obs.shape[1:]), SMALL, generator=Generator().manual_seed(0))
     whole = encoder(obs)
     parts = torch.cat([encoder(part) for part in obs.split([1, 2, 3])])
@@ -178,13 +181,13 @@ def test_nature_sizes(size: int, num_inputs: int) -> None:
     # 84 → 20 → 9 → 7, 64 → 15 → 6 → 4, 36 → 8 → 3 → 1, times 64 channels.
     encoder = NatureCNN((size, size, 4), ModelConfig(encoder="nature", hidden_sizes=(5,)), generator=Generator().manual_seed(0))
     assert num_parameters(encoder) == (4 * 32 * 64 + 32) + (32 * 64 * 16 + 64) + (64 * 64 * 9 + 64) + (num_inputs * 5 + 5)
-    assert encoder(pictures(2, size, size, 4)).shape == (2, 5)
+    assert encoder(images(2, size, size, 4)).shape == (2, 5)
 
 
 def test_nature_computes_its_formula() -> None:
     encoder = NatureCNN((36, 40, 3), SMALL, generator=Generator().manual_seed(0))
     weights = [parameter.double() for parameter in encoder.parameters()]
-    obs = pictures(2, 36, 40, 3)
+    obs = images(2, 36, 40, 3)
     x = obs.permute(0, 3, 1, 2).double() / 255
     for index, stride in enumerate((4, 2, 1)):
         x = functional.conv2d(x, weights[2 * index], weights[2 * index + 1], stride=stride).relu()
@@ -221,8 +224,8 @@ def test_layer_norm_stands_between_each_dense_layer_and_its_activation() -> None
     assert sum(isinstance(layer, nn.LayerNorm) for layer in impala(config=ModelConfig(layer_norm=True)).modules()) == 1
 
 
-def test_pictures_that_are_too_small_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"halves the \(4, 4, 3\) picture too often; give fewer stacks"):
+def test_images_that_are_too_small_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"halves the \(4, 4, 3\) image too often; give fewer stacks"):
         impala((4, 4, 3), ModelConfig(channels=(4, 4, 4)))
     assert impala((4, 4, 3), ModelConfig(channels=(4, 4))).num_features == 256
     with pytest.raises(ValueError, match=r"at least 36×36, these are 35×40; use --model\.encoder impala"):
@@ -231,13 +234,13 @@ def test_pictures_that_are_too_small_are_refused() -> None:
 
 @pytest.mark.parametrize("encoder", [ImpalaCNN, NatureCNN])
 @pytest.mark.parametrize("shape", [(4,), (64, 64)])
-def test_picture_encoders_refuse_vectors_and_say_what_to_use(encoder: type[ImpalaCNN] | type[NatureCNN], shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"are not pictures; use --model\.encoder mlp"):
+def test_image_encoders_refuse_vectors_and_say_what_to_use(encoder: type[ImpalaCNN] | type[NatureCNN], shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"are not images; use --model\.encoder mlp"):
         encoder(shape, SMALL, generator=Generator())
 
 
-def test_dense_layers_alone_refuse_pictures_and_say_what_to_use() -> None:
-    with pytest.raises(ValueError, match=r"are pictures; use --model\.encoder impala or nature"):
+def test_dense_layers_alone_refuse_images_and_say_what_to_use() -> None:
+    with pytest.raises(ValueError, match=r"are images; use --model\.encoder impala or nature"):
         MLP((64, 64, 3), SMALL, generator=Generator())
 
 
@@ -254,18 +257,18 @@ def test_members_of_finite_sets_become_one_hot_vectors() -> None:
     assert [num_numbers(space) for space in (gym.spaces.Discrete(3), two, gym.spaces.MultiBinary(3), NUMBERS)] == [3, 5, 3, 4]
 
 
-def test_a_tree_of_pictures_and_numbers_is_encoded_part_by_part() -> None:
+def test_a_tree_of_images_and_numbers_is_encoded_part_by_part() -> None:
     space = gym.spaces.Dict({"a": gym.spaces.Tuple((PICTURE, gym.spaces.Discrete(3))), "b": OTHER, "c": NUMBERS})
     config = ModelConfig(channels=(4,), blocks=1, hidden_sizes=(7,), activation="tanh")
     encoder = encoder_for(space, config, generator=Generator().manual_seed(0))
     assert isinstance(encoder, TreeEncoder)
     generator = Generator().manual_seed(1)
-    pictures = [torch.randint(0, 256, (5, *part.shape), dtype=torch.uint8, generator=generator) for part in (PICTURE, OTHER)]
+    images = [torch.randint(0, 256, (5, *part.shape), dtype=torch.uint8, generator=generator) for part in (PICTURE, OTHER)]
     kind, numbers = torch.randint(0, 3, (5,), generator=generator), torch.randn(5, 2, 2, generator=generator)
-    features = encoder({"a": (pictures[0], kind), "b": pictures[1], "c": numbers})
+    features = encoder({"a": (images[0], kind), "b": images[1], "c": numbers})
     assert features.shape == (5, encoder.num_features) and encoder.num_features == 3 * 7
     for index in range(2):
-        torch.testing.assert_close(features[:, 7 * index : 7 * index + 7], encoder.pictures[index](pictures[index]))
+        torch.testing.assert_close(features[:, 7 * index : 7 * index + 7], encoder.images[index](images[index]))
     linear = encoder.dense.layers[0]  # type: ignore[union-attr]
     expected = torch.tanh(linear(torch.cat([functional.one_hot(kind, 3).float(), numbers.flatten(1)], dim=1)))  # type: ignore[operator]
     torch.testing.assert_close(features[:, 14:], expected)
@@ -280,5 +283,5 @@ def test_finite_sets_alone_go_through_dense_layers(space: gym.Space[Any]) -> Non
 
 @pytest.mark.parametrize(("part", "encoder"), [(PICTURE, "mlp"), (NUMBERS, "impala")])
 def test_a_tree_refuses_an_encoder_that_fits_none_of_it(part: gym.Space[Any], encoder: Any) -> None:
-    with pytest.raises(ValueError, match="use impala or nature if pictures are among them, else mlp"):
+    with pytest.raises(ValueError, match="use impala or nature if images are among them, else mlp"):
         encoder_for(gym.spaces.Dict({"x": part}), ModelConfig(encoder=encoder), generator=Generator())

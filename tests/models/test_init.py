@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from phasicrl.config import Initialisation, ModelConfig
+from phasicrl.config import Initialization, ModelConfig
 from phasicrl.models.agent import Agent
 from phasicrl.models.encoders import ImpalaCNN, NatureCNN
-from phasicrl.models.init import initialise
+from phasicrl.models.init import initialize
 
-SCHEMES: tuple[Initialisation, ...] = get_args(Initialisation)
+SCHEMES: tuple[Initialization, ...] = get_args(Initialization)
 LAYERS = {"dense": lambda: nn.Linear(40, 12), "convolution": lambda: nn.Conv2d(5, 12, 3)}
 
 
-def initialised(layer: nn.Linear | nn.Conv2d, scheme: Initialisation, *, scale: float = 1.0, seed: int = 0) -> nn.Linear | nn.Conv2d:
-    initialise(layer, scheme, scale=scale, generator=Generator().manual_seed(seed))
+def initialized(layer: nn.Linear | nn.Conv2d, scheme: Initialization, *, scale: float = 1.0, seed: int = 0) -> nn.Linear | nn.Conv2d:
+    initialize(layer, scheme, scale=scale, generator=Generator().manual_seed(seed))
     return layer
 
 
@@ -46,7 +46,7 @@ def dense_layers(module: nn.Module) -> list[nn.Linear]:
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("scale", [0.1, 1.4])
 def test_normalized_gives_every_output_unit_the_norm_of_the_scale(kind: str, scale: float) -> None:
-    layer = initialised(LAYERS[kind](), "normalized", scale=scale)
+    layer = initialized(LAYERS[kind](), "normalized", scale=scale)
     assert_all_norms(layer.weight, scale)
     weights = layer.weight.detach().flatten(1)
     assert weights.unique().numel() == weights.numel()  # drawn one by one, not one vector for all units
@@ -86,7 +86,7 @@ def make_agent(config: ModelConfig) -> Agent:
 
 
 @pytest.mark.parametrize("init", ["normalized", "orthogonal"])
-def test_heads_have_the_scales_of_the_configuration(init: Initialisation) -> None:
+def test_heads_have_the_scales_of_the_configuration(init: Initialization) -> None:
     # A row of an orthogonal matrix has norm 1, so both schemes give rows of the norm of the scale.
     agent = make_agent(ModelConfig(encoder="mlp", hidden_sizes=(32,), init=init, policy_head_scale=0.01, value_head_scale=0.7))
     assert agent.aux_value_head is not None
@@ -105,14 +105,14 @@ def test_heads_of_the_paper_have_norm_0_1() -> None:
 
 
 @pytest.mark.parametrize("init", ["glorot", "torch"])
-def test_heads_of_schemes_without_a_scale_are_orthogonal(init: Initialisation) -> None:
+def test_heads_of_schemes_without_a_scale_are_orthogonal(init: Initialization) -> None:
     agent = make_agent(ModelConfig(encoder="mlp", hidden_sizes=(32,), init=init, policy_head_scale=0.01))
     weight = agent.policy_head.linear.weight.detach()
     torch.testing.assert_close(weight @ weight.T, 1e-4 * torch.eye(5), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("head_init", SCHEMES)
-def test_heads_may_have_a_scheme_of_their_own(head_init: Initialisation) -> None:
+def test_heads_may_have_a_scheme_of_their_own(head_init: Initialization) -> None:
     """Worked out by hand for 32 features; five actions and a value. The encoder before them keeps its scheme."""
     config = ModelConfig(encoder="mlp", hidden_sizes=(32,), init="orthogonal", policy_head_scale=0.02, value_head_scale=0.7)
     agent, usual = make_agent(replace(config, head_init=head_init)), make_agent(config)
@@ -138,7 +138,7 @@ def test_heads_may_have_a_scheme_of_their_own(head_init: Initialisation) -> None
     ids=["wide", "tall", "convolution", "tall convolution"],
 )
 def test_orthogonal_rows_or_columns_have_the_gain(layer: nn.Linear | nn.Conv2d) -> None:
-    matrix = initialised(layer, "orthogonal", scale=1.7).weight.detach().flatten(1)
+    matrix = initialized(layer, "orthogonal", scale=1.7).weight.detach().flatten(1)
     square = matrix @ matrix.T if len(matrix) <= matrix.shape[1] else matrix.T @ matrix
     torch.testing.assert_close(square, 1.7**2 * torch.eye(len(square)), rtol=1e-5, atol=1e-5)
     assert not layer.bias.any() if layer.bias is not None else True
@@ -155,7 +155,7 @@ def test_hidden_layers_of_an_orthogonal_network_have_gain_root_two() -> None:
 
 @pytest.mark.parametrize(("kind", "fans"), [("dense", 40 + 12), ("convolution", 9 * 5 + 9 * 12)])
 def test_glorot_is_uniform_within_its_bound_and_has_no_scale(kind: str, fans: int) -> None:
-    layer = initialised(LAYERS[kind](), "glorot", scale=5.0)
+    layer = initialized(LAYERS[kind](), "glorot", scale=5.0)
     bound = math.sqrt(6 / fans)
     assert 0.97 * bound < layer.weight.abs().max().item() <= bound
     assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
@@ -165,7 +165,7 @@ def test_glorot_is_uniform_within_its_bound_and_has_no_scale(kind: str, fans: in
 
 @pytest.mark.parametrize(("kind", "fan_in"), [("dense", 40), ("convolution", 9 * 5)])
 def test_torch_is_pytorchs_default_for_weights_and_bias(kind: str, fan_in: int) -> None:
-    layer = initialised(LAYERS[kind](), "torch", scale=5.0)
+    layer = initialized(LAYERS[kind](), "torch", scale=5.0)
     assert 0.97 / math.sqrt(fan_in) < layer.weight.abs().max().item() <= 1 / math.sqrt(fan_in)
     assert layer.bias is not None
     assert 0.5 / math.sqrt(fan_in) < layer.bias.abs().max().item() <= 1 / math.sqrt(fan_in)
@@ -173,18 +173,18 @@ def test_torch_is_pytorchs_default_for_weights_and_bias(kind: str, fan_in: int) 
 
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_weights_follow_from_the_generator_alone(scheme: Initialisation, kind: str) -> None:
+def test_weights_follow_from_the_generator_alone(scheme: Initialization, kind: str) -> None:
     with torch.random.fork_rng(devices=[]):
         weights = []
         for global_seed, seed in ((1, 0), (2, 0), (1, 9)):
             torch.manual_seed(global_seed)
-            weights.append(initialised(LAYERS[kind](), scheme, seed=seed).weight)
+            weights.append(initialized(LAYERS[kind](), scheme, seed=seed).weight)
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_whole_agents_follow_from_the_generator_alone(scheme: Initialisation) -> None:
+def test_whole_agents_follow_from_the_generator_alone(scheme: Initialization) -> None:
     def weights(seed: int, global_seed: int) -> Tensor:
         torch.manual_seed(global_seed)
         space, config = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8), ModelConfig(channels=(4, 4), hidden_sizes=(8,), init=scheme)

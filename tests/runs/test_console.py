@@ -57,7 +57,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
 
 
 def text_of(terminal: io.StringIO) -> str:
-    """What was sent, without the codes for colours and the cursor."""
+    """What was sent, without the codes for colors and the cursor."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
 
 
@@ -100,7 +100,8 @@ def test_time_left_of_ppg_counts_the_auxiliary_phases_to_come() -> None:
     seconds = {"time/rollout": 1.0, "time/policy": 0.5, "time/auxiliary": 0.0}
     for iteration in range(1, 4):
         pace.iteration(seconds, iteration * BATCH, iteration * 2.0)
-    # No phase is measured yet: 6 epochs over 4 iterations at 0.5 s. Two of them, none at the end, and 9 iterations of 2 s.
+    # No phase is measured yet: 6 epochs over 4 iterations at 0.5 s. Two of them, none at the end,
+    # and 9 iterations of 2 s.
     assert pace.seconds_left(6.0) == pytest.approx(9 * 2 + 2 * 6 * 4 * 0.5)
     pace.iteration(seconds | {"time/auxiliary": 20.0}, 4 * BATCH, 28.0)
     assert pace.seconds_left(28.0) == pytest.approx(8 * 2 + 1 * 20)
@@ -111,7 +112,8 @@ def test_time_left_knows_the_knobs_of_the_auxiliary_phase() -> None:
     ppo = PPOConfig(num_steps=16, num_minibatches=2, policy_epochs=2, value_epochs=4)
     pace = console._Pace(config(iterations=17, aux=aux, ppo=ppo), 0, 0.0)
     pace.iteration({"time/policy": 2.0, "time/value": 8.0, "time/auxiliary": math.nan}, BATCH, 10.0)
-    # A pass with both losses takes 2/2 + 8/4 = 3 s; 3 epochs over 2 iterations; every 8th iteration has one: 2 of 17.
+    # A pass with both losses takes 2/2 + 8/4 = 3 s; 3 epochs over 2 iterations; every 8th iteration
+    # has one: 2 of 17.
     assert pace.seconds_left(10.0) == pytest.approx(16 * 10 + 2 * 3 * 2 * 3.0)
 
 
@@ -251,7 +253,7 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(clock: Clock, ter
         assert text_of(terminal).count("╭─") <= 5
 
 
-def test_no_colour_only_takes_the_colour_away(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_only_takes_the_color_away(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     run_live(clock, terminal, config("auto", iterations=4))
     assert "╭─" in text_of(terminal)

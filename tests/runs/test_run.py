@@ -34,7 +34,8 @@ from phasicrl.runs.checkpoint import checkpoints
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 from phasicrl.runs.run import Run, start_run
-from tests.golden import BOTH, Echo, Picture
+from phasicrl.seeding import derive_seed
+from tests.golden import BOTH, Echo, Image
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
@@ -141,6 +142,17 @@ def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(tmp_pat
     assert [row["env_steps"] for row in files.metrics()] == [32 * (1 + n) for n in range(7)]
 
 
+def test_actions_of_a_run_from_another_kind_of_device_are_drawn_from_a_seed_of_their_own(tmp_path: Path) -> None:
+    """A GPU's generator has a state of another size, which this one cannot take."""
+    with start_run(tiny(tmp_path), make_env=corridor) as run:
+        before = run.collector.generator.get_state()
+        state: dict[str, Any] = run.state_dict() | {"env_steps": 64}
+        state["action_generator"] = torch.zeros(16, dtype=torch.uint8)
+        run.load_state_dict(state, {})
+        assert run.collector.generator.initial_seed() == derive_seed(3, "action", 64)
+        assert not torch.equal(run.collector.generator.get_state(), before)
+
+
 def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     run = resume(stopped_after(4, config), make_env=corridor)
@@ -157,8 +169,7 @@ def move_episodes(old: Run, new: Run) -> None:
     new.envs = new.collector.envs = copy.deepcopy(old.envs)
     for name in ("_obs", "_first", "_state"):
         setattr(new.collector, name, getattr(old.collector, name).clone())
-    for name in ("_return", "_length"):
-        setattr(new.collector.episodes, name, getattr(old.collector.episodes, name).copy())
+    new.collector.episodes._under_way = old.collector.episodes._under_way.copy()
 
 
 KEYS_AND_NUMBERS = partial(Echo, BOTH, masked=True)
@@ -181,12 +192,12 @@ UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "linear": ({"ppo.schedule": "linear", "ppo.adam_eps_hat": True}, KEYS_AND_NUMBERS),
     "adaptive": ({"ppo.schedule": "adaptive_kl", "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 1e-3}, KEYS_AND_NUMBERS),
     "epochs-apart": ({"ppo.policy_epochs": 2, "ppo.value_epochs": 1}, KEYS_AND_NUMBERS),
-    "pictures-bf16": ({**PICTURES, "compute.policy_precision": "bf16", "compute.aux_precision": "bf16", "compute.num_threads": 1}, Picture),
+    "images-bf16": ({**PICTURES, "compute.policy_precision": "bf16", "compute.aux_precision": "bf16", "compute.num_threads": 1}, Image),
 }
 
 
 AUXES = {"ppo": None, "ppg": tiny_aux(every=3), "ppg-one-adam": tiny_aux(every=3, optimizer="shared")}
-BOTH_ALGORITHMS = [(name, aux, 4) for name in UNBROKEN for aux in ("ppo", "ppg") if (name, aux) != ("pictures-bf16", "ppo")]
+BOTH_ALGORITHMS = [(name, aux, 4) for name in UNBROKEN for aux in ("ppo", "ppg") if (name, aux) != ("images-bf16", "ppo")]
 OTHER_PLACES = [(name, aux, stop) for name in ("plain", "lstm") for aux, stop in (("ppg-one-adam", 4), ("ppg", 2), ("ppg", 6))]
 
 
@@ -194,7 +205,8 @@ OTHER_PLACES = [(name, aux, stop) for name in ("plain", "lstm") for aux, stop in
 def test_with_its_episodes_moved_over_a_resumed_run_is_the_unbroken_one(tmp_path: Path, name: str, aux_name: str, stop: int) -> None:
     """To the bit, in weights, moments, statistics, generators, rollouts and metrics: but for its environments a checkpoint holds everything.
 
-    With a phase of three iterations: stopped one and two iterations into a phase, and between two of them. The run then goes on.
+    With a phase of three iterations: stopped one and two iterations into a phase, and between two
+    of them. The run then goes on.
     """
     aux = AUXES[aux_name]
     changes, make_env = UNBROKEN[name]
@@ -226,7 +238,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Path) -> None:
-    """Every module, optimiser, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
+    """Every module, optimizer, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
     covered = {"learner", "env_steps"}
@@ -293,7 +305,7 @@ def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_director
     [
         ({"compute": {"device": "cuda:7"}}, "compute.device is 'cuda:7'"),
         ({"compute": {"device": "toaster"}}, "compute.device is 'toaster'"),
-        ({"model": {"encoder": "impala"}}, "not pictures; use --model.encoder mlp"),
+        ({"model": {"encoder": "impala"}}, "not images; use --model.encoder mlp"),
         ({"output_dir": "/proc/none"}, "cannot make the run directory"),
     ],
 )
@@ -331,7 +343,7 @@ def test_environments_are_closed_when_the_start_fails(tmp_path: Path, monkeypatc
     assert closed == [True]
 
 
-def test_a_users_encoder_is_initialised_from_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
+def test_a_users_encoder_is_initialized_from_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     class Own(nn.Module):
         num_features = 5
 
@@ -366,13 +378,13 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     assert reported - {"env_steps", "iteration", "phase", "wall_time"} == set(METRICS) - procgen
 
 
-def test_a_resumed_optimiser_steps_as_the_unbroken_one_on_convolutions_too(tmp_path: Path) -> None:
+def test_a_resumed_optimizer_steps_as_the_unbroken_one_on_convolutions_too(tmp_path: Path) -> None:
     """Convolution weights are channels_last, files are not, and the fused Adam looks at no strides: equal numbers are not enough."""
     config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64)
     config = replace(config, model=replace(config.model, encoder="impala", activation="relu", channels=(4, 8), blocks=1))
-    with start_run(config, make_env=Picture) as old:
+    with start_run(config, make_env=Image) as old:
         learn(old)
-        with run_module.resume_run(old.directory, make_env=Picture) as new:
+        with run_module.resume_run(old.directory, make_env=Image) as new:
             old.buffer.num_filled = 1
             for run in (old, new):
                 rollout = run.buffer.rollout(0)
@@ -409,7 +421,8 @@ def test_a_run_with_parts_of_the_users_own_is_not_continued_without_them(tmp_pat
 
 @pytest.mark.parametrize("eps_hat", [False, True])
 def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path, eps_hat: bool) -> None:
-    # ε as large as the gradients, so that its place shows; the formulas are section 2 and its last paragraph of Kingma & Ba (2015).
+    # ε as large as the gradients, so that its place shows; the formulas are section 2 and its last
+    # paragraph of Kingma & Ba (2015).
     config = tiny(tmp_path)
     config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, adam_eps=1.0, adam_eps_hat=eps_hat))
     with open_run(config) as run:

@@ -1,27 +1,34 @@
 """EnvPool: environments in C++ that are stepped by a pool of threads. Kind: effects.
 
-Facts about EnvPool 1.2.5 and 1.2.7 that this file rests on (those that results depend on are held by tests in `tests/envs`):
+Facts about EnvPool 1.2.5 and 1.2.7 that this file rests on (those that results depend on are held
+by tests in `tests/envs`):
 
-- It resets in the step *after* an end: that step ignores its action and returns a first observation with reward zero. Resetting
-  just the finished environments right after the step, with `reset_mask`, leaves no such row, and what the step returned is the
-  true last observation. In sync mode the answers come in the order of the environments asked for.
+- It resets in the step *after* an end: that step ignores its action and returns a first observation
+  with reward zero. Resetting just the finished environments right after the step, with
+  `reset_mask`, leaves no such row, and what the step returned is the true last observation. In sync
+  mode the answers come in the order of the environments asked for.
 - Every call returns arrays in memory of their own, so they may be kept and written to.
-- `truncated` is "done at the step limit". In most families nothing else is told, `terminated` is "done and not truncated", and an
-  episode that ends by its rules in exactly the last step counts as truncated. From 1.2.7 on Highway, dm_control's locomotion and
-  MJLab tell `terminated` too; both are then true in such a step, and here it counts as terminated. (`info:terminated` of Atari is
+- `truncated` is "done at the step limit". In most families nothing else is told, `terminated` is
+  "done and not truncated", and an episode that ends by its rules in exactly the last step counts as
+  truncated. From 1.2.7 on Highway, dm_control's locomotion and MJLab tell `terminated` too; both
+  are then true in such a step, and here it counts as terminated. (`info:terminated` of Atari is
   something else: the end of the game, not of the life.)
-- A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a step after `close` are accepted
-  silently; action -1 of Procgen forces a reset.
-- Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a `Discrete` part is int32 `[B]`, a
-  `MultiBinary` one is bool. The bounds of dm_control's are not kept: above zero, for numbers of both signs.
-- Actions of several integers (Jumanji) have a `Box` of integers as their space, with both bounds included; there is no
-  `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype, and cast. No family has a structured action.
-- Tasks of several players return one observation and reward for each player, and not one for each environment.
-- Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call. `_send` and `_recv` are what it calls;
-  the names and the order of their arrays are checked when a pool is made, and that `_to`, which makes an answer of them, is the
-  common one: MJLab and locomotion have their own, which cut one array into the parts of an observation.
-- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that pools with neighbouring seeds
-  share environments; we give one seed to each.
+- A batch of actions that is too short aborts the process. Action 99, floats, longer batches and a
+  step after `close` are accepted silently; action -1 of Procgen forces a reset.
+- Observations of several parts come as dictionaries, nested like the space, of float64 mostly; a
+  `Discrete` part is int32 `[B]`, a `MultiBinary` one is bool. The bounds of dm_control's are not
+  kept: above zero, for numbers of both signs.
+- Actions of several integers (Jumanji) have a `Box` of integers as their space, with both bounds
+  included; there is no `MultiDiscrete`. Any array of the right shape is taken, in whatever dtype,
+  and cast. No family has a structured action.
+- Tasks of several players return one observation and reward for each player, and not one for each
+  environment.
+- Its Python layer rebuilds a dictionary of all options and a tree of all arrays in every call.
+  `_send` and `_recv` are what it calls; the names and the order of their arrays are checked when a
+  pool is made, and that `_to`, which makes an answer of them, is the common one: MJLab and
+  locomotion have their own, which cut one array into the parts of an observation.
+- Seeds are fixed when the pool is made. An environment's default seed is `seed + index`, so that
+  pools with neighboring seeds share environments; we give one seed to each.
 """
 
 from __future__ import annotations
@@ -32,18 +39,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from phasicrl.config import OptionValue
+from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
-from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
-from phasicrl.host.machine import Companion, place, spread, thread_ids, usable_cores
+from phasicrl.host.machine import FollowingThreads, place, spread, thread_ids, usable_cores
 from phasicrl.seeding import env_seeds
-from phasicrl.spaces import ActionLayout, ObservationLayout, as_float32, check_spaces
+from phasicrl.spaces import ActionLayout, as_float32, check_spaces
 
 PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""
@@ -57,12 +64,12 @@ NOT_OPTIONS = {
 OF_TRAINING = ("episodic_life", "reward_clip")
 """Options that change what an episode or a reward is, for learning only: an evaluation is of whole games in their own reward."""
 
-REPLAYABLE = (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
-"""Families in which the only state that crosses episodes is a generator drawn from at a reset: seed + resets + actions restore it."""
+REMEDY = "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
+"""For numbers that nobody can use."""
 
 
 class EnvPoolEnv:
-    """A pool of environments of one EnvPool task, in sync mode; a `VectorEnv`."""
+    """A pool of environments of one EnvPool task, in sync mode; a `NumpyEnv`."""
 
     def __init__(
         self,
@@ -80,19 +87,17 @@ class EnvPoolEnv:
         self._is_procgen = family == PROCGEN
         envpool = import_envpool(procgen=self._is_procgen)
         self.name = name or f"envpool:{task_id}"
-        self.num_envs = num_envs
-        self.exact_state: ExactState = "replay" if family in REPLAYABLE else "none"
+        self.num_envs, self.mask_size = num_envs, 0
         self.observation_space, self.action_space = task_spaces(task_id, options)
         check_spaces(self.name, self.observation_space, self.action_space)
-        self.mask_size = 0
-        self.action_mask: np.ndarray | None = None
-        self._observations, self._actions = ObservationLayout(self.observation_space), ActionLayout(self.action_space)
+        self._reader = BatchReader(self.name, self.observation_space, num_envs, remedy=REMEDY)
+        self._actions = ActionLayout(self.action_space)
         before = thread_ids()
         self._pool: Any = envpool.make_gymnasium(
             task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
         )
         made = thread_ids() - before
-        self._worker = Companion(made) if num_threads == 1 and pin_threads else None
+        self._worker = FollowingThreads(made) if num_threads == 1 and pin_threads else None
         cores = usable_cores()
         if num_threads == len(cores) > 1 and pin_threads:
             spread(made)
@@ -105,69 +110,35 @@ class EnvPoolEnv:
         self._step, self._reset = _public_calls(self._pool) if direct is None else direct
         with _quiet():
             _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
-        self._num_steps = -1  # steps since the last reset of everything; below zero: never reset
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> tuple[np.ndarray, None]:
         """Start every environment anew and return the first observations `[B, …]`."""
-        obs, _ = self._running_pool("reset").reset()
-        self._num_steps = 0
-        return self._stored(obs, "reset", np.arange(self.num_envs))
+        obs, _ = self._pool.reset()
+        self._reader.num_steps = 0
+        return self._reader.obs(obs, "reset"), None
 
-    def step(self, action: np.ndarray) -> TimeStep:
+    def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`, and reset at once those whose episode ended."""
-        self._running_pool("step")
         if self._worker is not None:
             self._worker.follow()
-        if self._num_steps < 0:
-            raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
-        self._actions.check(self.name, action, self.num_envs)
         obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
-        truncated = truncated & ~terminated  # where both are true, the rules have ended the episode and nothing follows
-        self._num_steps += 1
-        obs = self._stored(obs, "step", np.arange(self.num_envs))
-        if not np.isfinite(reward).all():
-            self._refuse(f"a reward that is not finite: {reward}", "step", int(np.argmin(np.isfinite(reward))))
+        self._reader.num_steps += 1
+        obs, reward = self._reader.obs(obs, "step"), self._reader.reward(reward)
         done = terminated | truncated
         extras, final_obs = {}, None
         if self._is_procgen:
-            # Since the pool's games do not reset themselves, `level_seed` is still that of the level that was played, and
-            # `prev_level_complete` tells about it, at the step where it ended only; after the reset both are gone.
+            # Since the pool's games do not reset themselves, `level_seed` is still that of the level
+            # that was played, and `prev_level_complete` tells about it, at the step where it ended
+            # only; after the reset both are gone.
             extras = {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
         if done.any():
-            final_obs = obs[done]
-            obs[done] = self._stored(self._reset(done), "reset", np.flatnonzero(done))
-        return TimeStep(
-            obs=obs,
-            reward=reward.astype(np.float32, copy=False),
-            terminated=terminated,
-            truncated=truncated,
-            final_obs=final_obs,
-            info=extras,
-        )
+            final_obs, obs = obs, obs.copy()
+            obs[done] = self._reader.obs(self._reset(done), "reset", np.flatnonzero(done))
+        return NumpyStep(obs, reward, terminated, truncated, final_obs, None, extras)
 
     def close(self) -> None:
-        """Stop the pool's threads; calling it twice is harmless."""
+        """Stop the pool's threads."""
         self._pool = self._step = self._reset = None  # EnvPool's own close() leaves the threads running; they end with the pool
-
-    def _running_pool(self, call: str) -> Any:
-        """The pool, or an error if it was closed."""
-        if self._pool is None:
-            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
-        return self._pool
-
-    def _stored(self, obs: Any, call: str, env_ids: np.ndarray) -> np.ndarray:
-        """Observations of the environments `env_ids` as they are stored, refusing unusable ones."""
-        stored = self._observations.pack(obs, len(env_ids))
-        fault = self._observations.find_fault(stored)
-        if fault is not None:
-            self._refuse(fault[1], call, int(env_ids[fault[0]]))
-        return stored
-
-    def _refuse(self, what: str, call: str, index: int) -> NoReturn:
-        raise EnvError(
-            f"{self.name}: environment {index} returned {what}, from {call}(), at step {self._num_steps}; "
-            "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
-        )
 
 
 _Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]
@@ -218,7 +189,8 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     """Import EnvPool (about a second); with `procgen` including Qt.
 
     Raises:
-        ImportError: EnvPool, a library that it needs or, with `procgen`, Qt is not there; the message names the remedy.
+        ImportError: EnvPool, a library that it needs or, with `procgen`, Qt is not there; the
+            message names the remedy.
     """
     try:
         if importlib.util.find_spec("envpool") is not None:
@@ -230,7 +202,8 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
         raise ImportError(f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'") from error
     if procgen:
         family = importlib.import_module(PROCGEN)
-        # EnvPool keeps the failure if somebody imported it before Qt was there; importing the family once more heals that.
+        # EnvPool keeps the failure if somebody imported it before Qt was there; importing the
+        # family once more heals that.
         if getattr(family, "_PROCGEN_IMPORT_ERROR", None) is not None:
             importlib.reload(family)
     return envpool
@@ -261,7 +234,8 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
     """The given options of a task as EnvPool takes them.
 
     Raises:
-        ValueError: the task does not have such an option, its default is of another type, or EnvPool would crash on the value.
+        ValueError: the task does not have such an option, its default is of another type, or
+            EnvPool would crash on the value.
     """
     if not given:
         return {}
@@ -272,7 +246,7 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
         )
     options = checked_options(name, given, {key: value for key, value in fields.items() if key not in NOT_OPTIONS})
     for key, value in options.items():
-        if type(value) is int and value <= 0 < fields[key]:  # no picture or no-op at all is a segmentation fault
+        if type(value) is int and value <= 0 < fields[key]:  # no image or no-op at all is a segmentation fault
             raise ValueError(f"{name}: env.options has {key} = {value}; it must be above zero")
     return options
 

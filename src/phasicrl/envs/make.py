@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import gymnasium as gym
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig, Options, ProcgenDistribution, Task, refuse_idle_env
+from phasicrl.config import EnvConfig, Options, Task, refuse_idle_env
 from phasicrl.config_io import nearest_name
-from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, import_envpool, task_families, task_options, task_spaces
+from phasicrl.envs.bridge import Bridge
+from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, task_families, task_options, task_spaces
 from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
-from phasicrl.envs.partial import PartialObservation
+from phasicrl.envs.interface import MakeEnv
+from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv, OwnVectorEnv
+from phasicrl.envs.wrappers import PartialObservation
 from phasicrl.host.machine import num_cores
 from phasicrl.spaces import check_spaces
 
 Backend = Literal["procgen", "envpool", "gymnasium"]
-
-PROCGEN_GAMES = (
-    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
-    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
-)  # fmt: skip
 
 SPACES_LISTED = 50
 """Up to this many found environments are listed with their spaces, at a few milliseconds each."""
@@ -43,21 +42,36 @@ class EnvListing:
 
 
 def make_envs(
-    config: EnvConfig, *, seed: int, num_envs: int | None = None, make_env: Callable[[], gym.Env[Any, Any]] | None = None
-) -> VectorEnv:  # fmt: skip
+    config: EnvConfig,
+    *,
+    seed: int,
+    num_envs: int | None = None,
+    make_env: MakeEnv | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
+) -> VectorEnv:
     """Make the environments that `config` describes.
 
     Args:
         config: which, and how.
         seed: everything random in them follows from it; each environment gets a seed of its own.
         num_envs: how many, if not `config.num_envs` (one rank's share, or an evaluation's).
-        make_env: makes one of your own environments (a Gymnasium `Env`); `config.id` then only names it.
+        make_env: makes one of your own environments (a Gymnasium `Env`); `config.id` then only
+            names it.
+        make_vector_env: makes a vector environment of your own (Gymnasium's `VectorEnv` interface),
+            given the number of environments.
 
     Raises:
-        ValueError: an unknown id, a field that the back end does not understand, or spaces that are not supported.
+        ValueError: an unknown id, a field that the back end does not understand, or spaces that are
+            not supported.
         ImportError: the back end is not installed; the message names the extra.
     """
-    envs = _make_whole(config, seed=seed, num_envs=config.num_envs if num_envs is None else num_envs, make_env=make_env)
+    num_envs = config.num_envs if num_envs is None else num_envs
+    if make_vector_env is None:
+        envs = _make_whole(config, seed=seed, num_envs=num_envs, make_env=make_env)
+    elif make_env is None:
+        envs = _own_vector(make_vector_env, config, num_envs=num_envs, seed=seed)
+    else:
+        raise ValueError("make_env and make_vector_env were both given; give one of them")
     if config.observe is None:
         return envs
     try:
@@ -67,7 +81,7 @@ def make_envs(
         raise
 
 
-def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: Callable[[], gym.Env[Any, Any]] | None) -> VectorEnv:
+def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: MakeEnv | None) -> VectorEnv:
     """The environments with everything there is to see."""
     if make_env is not None:
         return _gymnasium(make_env, config, Task(name=config.id, backend="own"), num_envs=num_envs, seed=seed)
@@ -80,33 +94,46 @@ def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: Callab
         task_id, options = procgen_task(name, config), procgen_options(name, config)
     else:
         task_id, options = name, task_options(name, config.options)
-    # A step of these takes a fraction of a microsecond: handing it to a second thread costs more than the step.
+    # A step of these takes a fraction of a microsecond: handing it to a second thread costs more
+    # than the step.
     quick = task_families()[task_id] in ("envpool.classic_control", "envpool.toy_text")
     num_threads = min(config.num_threads or (1 if quick else num_cores()), num_envs)
     try:
-        return EnvPoolEnv(
+        pool = EnvPoolEnv(
             task_id, num_envs=num_envs, seed=seed, num_threads=num_threads, pin_threads=config.pin_threads, options=options, name=env_id
         )
     except (RuntimeError, TypeError) as error:  # EnvPool's word for a value that it cannot use
         if not config.options:
             raise
         raise ValueError(f"{env_id}: EnvPool does not take env.options {dict(config.options)}: {str(error).splitlines()[0]}") from error
+    return Bridge(pool)
 
 
-def _gymnasium(
-    make_env: Callable[[], gym.Env[Any, Any]], config: EnvConfig, task: Task, *, num_envs: int, seed: int
-) -> GymnasiumEnv:  # fmt: skip
+def _own_vector(make_vector_env: MakeVectorEnv, config: EnvConfig, *, num_envs: int, seed: int) -> VectorEnv:
+    """A vector environment of a user's own."""
+    task = Task(name=config.id, backend="vector")
+    refuse_idle_env(config, task)
+    envs = OwnVectorEnv(make_vector_env, num_envs=num_envs, seed=seed, name=task.name, action_masks=config.action_masks)
+    return _checked(envs, config, task)
+
+
+def _gymnasium(make_env: MakeEnv, config: EnvConfig, task: Task, *, num_envs: int, seed: int) -> VectorEnv:
     """Environments of Gymnasium's, as `config` wants them."""
     refuse_idle_env(config, task)
     envs = GymnasiumEnv(
         make_env, num_envs=num_envs, seed=seed, name=task.name, parallel=config.parallel, action_masks=config.action_masks
     )  # fmt: skip
+    return _checked(envs, config, task)
+
+
+def _checked(envs: GymnasiumEnv | OwnVectorEnv, config: EnvConfig, task: Task) -> VectorEnv:
+    """The environments, unless the configuration has a knob about masks and they have none."""
     try:
         refuse_idle_env(config, replace(task, has_masks=envs.has_masks))
     except ValueError:
         envs.close()
         raise
-    return envs
+    return Bridge(envs)
 
 
 def for_evaluation(config: EnvConfig) -> EnvConfig:
@@ -119,20 +146,22 @@ def for_evaluation(config: EnvConfig) -> EnvConfig:
 def resolve(env_id: str) -> tuple[Backend, str]:
     """Find the back end of an id, and its name there.
 
-    `procgen:`, `envpool:` and `gymnasium:` say it; `gymnasium:module:Id` imports a module first, which registers the id.
-    A bare id is looked up as a game of Procgen, then in EnvPool, then in Gymnasium.
+    `procgen:`, `envpool:` and `gymnasium:` say it; `gymnasium:module:Id` imports a module first,
+    which registers the id. A bare id is looked up as a game of Procgen, then in EnvPool, then in
+    Gymnasium.
 
     Raises:
         ValueError: nobody knows it; the message has the nearest name.
-        ImportError: the back end that the id names is not installed, or Gymnasium's `module:Id` names a module that cannot be imported.
+        ImportError: the back end that the id names is not installed, or Gymnasium's `module:Id`
+            names a module that cannot be imported.
     """
     prefix, colon, name = env_id.partition(":")
     if not colon:
         return _resolve_bare(env_id)
     if prefix == "procgen":
         game = name.lower()
-        if game not in PROCGEN_GAMES:
-            raise ValueError(f"Procgen has no game {name!r}{nearest_name(name, PROCGEN_GAMES)}; its games: {', '.join(PROCGEN_GAMES)}")
+        if game not in GAMES:
+            raise ValueError(f"Procgen has no game {name!r}{nearest_name(name, GAMES)}; its games: {', '.join(GAMES)}")
         return "procgen", game
     if prefix == "envpool":
         return _resolve_envpool(name)
@@ -161,60 +190,16 @@ def list_envs(pattern: str = "*") -> list[EnvListing]:
     return [_with_spaces(listing) for listing in found] if len(found) <= SPACES_LISTED else found
 
 
-def procgen_task(game: str, config: EnvConfig) -> str:
-    """EnvPool's task id of a game: `StarpilotEasy-v0`.
-
-    Raises:
-        ValueError: the game does not have this distribution of levels; the message lists those that do.
-    """
-    task_ids = set(import_envpool(procgen=True).list_all_envs())
-    task_id = _procgen_task_id(game, config.distribution)
-    if task_id not in task_ids:
-        having = [name for name in PROCGEN_GAMES if _procgen_task_id(name, config.distribution) in task_ids]
-        modes = [mode for mode in get_args(ProcgenDistribution) if _procgen_task_id(game, mode) in task_ids]
-        raise ValueError(
-            f"procgen:{game} has no {config.distribution!r} levels (env.distribution); it has {', '.join(modes)}; "
-            f"games with {config.distribution!r} levels: {', '.join(having)}"
-        )
-    return task_id
-
-
-def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
-    """EnvPool's options for a game of Procgen.
-
-    Raises:
-        ValueError: what EnvPool aborts the process on, or accepts and misunderstands.
-    """
-    if config.distribution == "exploration" and (config.num_levels or config.start_level):
-        raise ValueError(
-            f"procgen:{game}: 'exploration' is one fixed level, so that env.num_levels = {config.num_levels} and "
-            f"env.start_level = {config.start_level} cannot be chosen; leave both at 0"
-        )
-    if config.start_level and not config.num_levels:
-        raise ValueError(
-            f"procgen:{game}: env.start_level = {config.start_level} has no meaning with env.num_levels = 0, which is all levels; "
-            "set env.num_levels too"
-        )
-    if config.start_level + config.num_levels > 2**31 - 1:
-        raise ValueError(f"procgen:{game}: env.start_level + env.num_levels is above {2**31 - 1}, the number of levels there are")
-    options = {field: getattr(config, field) for field in PROCGEN_FIELDS if field != "distribution"}
-    return options | {"channel_first": False}  # the game draws HWC: no copy into another order, and the convolutions want it so
-
-
-def _procgen_task_id(game: str, distribution: str) -> str:
-    return f"{game.capitalize()}{distribution.capitalize()}-v0"
-
-
 def _resolve_bare(name: str) -> tuple[Backend, str]:
     """Look a bare id up: Procgen, EnvPool, Gymnasium."""
-    if name.lower() in PROCGEN_GAMES:
+    if name.lower() in GAMES:
         return "procgen", name.lower()
     in_envpool = _envpool_tasks()
     if name in in_envpool:
         return _resolve_envpool(name)
     if name in gym.registry:
         return "gymnasium", name
-    known = [*PROCGEN_GAMES, *in_envpool, *gym.registry]
+    known = [*GAMES, *in_envpool, *gym.registry]
     missing = "" if _has_envpool() else " (EnvPool is not installed: pip install 'phasicrl[procgen]')"
     raise ValueError(f"unknown environment {name!r}{nearest_name(name, known)}; `phasicrl envs` lists what can be trained{missing}")
 
@@ -225,8 +210,7 @@ def _resolve_envpool(name: str) -> tuple[Backend, str]:
     if name not in tasks:
         raise ValueError(f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; `phasicrl envs envpool:` lists them")
     if tasks[name] == PROCGEN:
-        game = next(game for game in PROCGEN_GAMES if name.lower().startswith(game))
-        distribution = name[len(game) :].partition("-")[0].lower()
+        game, distribution = split_task_id(name)
         raise ValueError(f"{name!r} is a game of Procgen; write procgen:{game} with env.distribution {distribution}")
     return "envpool", name
 
@@ -243,10 +227,10 @@ def _envpool_tasks() -> dict[str, str]:
 def _all_listings() -> Iterator[EnvListing]:
     """Everything there is, without making anything."""
     tasks = _envpool_tasks()
-    for game in PROCGEN_GAMES:
-        modes = [mode for mode in get_args(ProcgenDistribution) if not tasks or _procgen_task_id(game, mode) in tasks]
+    for game in GAMES:
+        modes = distributions(game, tasks or None)
         needs = "" if tasks else "; needs pip install 'phasicrl[procgen]'"
-        yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 pictures, 15 actions; levels: {', '.join(modes)}{needs}")
+        yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 images, 15 actions; levels: {', '.join(modes)}{needs}")
     for task_id, family in sorted(tasks.items()):
         if family != PROCGEN:
             kind = family.removeprefix("envpool.").replace("_", " ").replace(".", ", ")

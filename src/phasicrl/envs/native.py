@@ -1,11 +1,14 @@
 """Make the libraries loadable that EnvPool leaves to the system, without root and without a system package. Kind: effects.
 
-Up to 1.2.5 EnvPool's Linux wheels leave out libQt5Core.so.5 and libQt5Gui.so.5, which Procgen draws with, on purpose (size). The loader
-is satisfied by any library with these names that is already in the process, so loading the ones of the `PyQt5-Qt5` wheel first is enough.
+Up to 1.2.5 EnvPool's Linux wheels leave out libQt5Core.so.5 and libQt5Gui.so.5, which Procgen draws
+with, on purpose (size). The loader is satisfied by any library with these names that is already in
+the process, so loading the ones of the `PyQt5-Qt5` wheel first is enough.
 
-From 1.2.7 on EnvPool carries a Qt of its own, but `import envpool` loads families (MuJoCo's and others) that are linked with
-libEGL.so.1 and libOpenGL.so.0, which machines without graphics do not have. Only EnvPool's own rendering calls them, and phasicrl never
-asks for that. So where they are absent, stand-ins with these names are loaded, whose functions do nothing and return zero: "no display".
+From 1.2.7 on EnvPool carries a Qt of its own, but `import envpool` loads families (MuJoCo's and
+others) that are linked with libEGL.so.1 and libOpenGL.so.0, which machines without graphics do not
+have. Only EnvPool's own rendering calls them, and phasicrl never asks for that. So where they are
+absent, stand-ins with these names are loaded, whose functions do nothing and return zero: "no
+display".
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ QT_LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
 """In the order in which they must be loaded: Gui needs Core."""
 
 QT_STAND_INS = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
-"""What the wheel's Qt is linked with, but drawing into a picture in memory never calls; bare containers do not have them."""
+"""What the wheel's Qt is linked with, but drawing into a image in memory never calls; bare containers do not have them."""
 
 GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {
     "libEGL.so.1": (
@@ -70,11 +73,13 @@ def load_with_stand_ins(folder: Path, *, force: bool = False) -> None:
     """Load the wheel's Qt from `folder` with empty stand-ins for those of `QT_STAND_INS` that are absent (with `force`: for all).
 
     Raises:
-        ImportError: that did not work either; the message holds the loader's words and the remedies.
+        ImportError: that did not work either; the message holds the loader's words and the
+            remedies.
     """
     absent = [name for name in QT_STAND_INS if force or not _loads(name)]
     if "libglib-2.0.so.0" in absent:
-        # Otherwise Qt's event dispatcher calls g_main_context_new, and the process ends with "symbol lookup error".
+        # Otherwise Qt's event dispatcher calls g_main_context_new, and the process ends with
+        # "symbol lookup error".
         os.environ["QT_NO_GLIB"] = "1"
     _load_stand_ins(dict.fromkeys(absent, ()), QT_REMEDIES)
     for name in QT_LIBRARIES:
@@ -98,7 +103,8 @@ def ensure_graphics() -> GraphicsSource:
 def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     """The bytes of an x86-64 ELF shared library that has a name, and functions that do nothing and return zero.
 
-    The layout is the least that glibc's loader accepts: one part with names and tables, and one with code, if there is any.
+    The layout is the least that glibc's loader accepts: one part with names and tables, and one
+    with code, if there is any.
     """
     names = [soname.encode(), *(function.encode() for function in functions)]
     strings = b"\0" + b"".join(name + b"\0" for name in names)
@@ -113,11 +119,13 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     # DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME, DT_NULL
     entries = ((4, hash_at), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, 24), (14, name_at[0]), (0, 0))
     dynamic = b"".join(struct.pack("<QQ", tag, value) for tag, value in entries)
-    # One bucket with all symbols in a chain, so that names are compared and never hashed: 1 → 2 → … → 0, the end.
+    # One bucket with all symbols in a chain, so that names are compared and never hashed: 1 → 2 → …
+    # → 0, the end.
     count = len(functions)
     chain = [0, *(index + 1 if index < count else 0 for index in range(1, count + 1))]
     table = struct.pack(f"<{4 + count}I", 1, 1 + count, 1 if functions else 0, *chain)
-    # Each a global function of the first section (any number but 0, which is "undefined") at the one piece of code.
+    # Each a global function of the first section (any number but 0, which is "undefined") at the
+    # one piece of code.
     symbols = bytes(24) + b"".join(struct.pack("<IBBHQQ", at, 0x12, 0, 1, code_at, len(code)) for at in name_at[1:])
     segments = [
         (1, 6, 0, size, page),  # PT_LOAD, read and write: older glibc relocates the dynamic section in place

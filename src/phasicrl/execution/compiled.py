@@ -24,12 +24,14 @@ def has_compiler() -> bool:
 def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a function of tensors: what it does to tensors of these shapes, dtypes and strides becomes one call.
 
-    It may write into its inputs, and no other input may share memory with one that it writes into. The result checks nothing: other
-    shapes than those of `inputs` are read as if they were the same. Compiled code is kept on the machine, so that the same function
-    takes seconds instead of tens of seconds the next time.
+    It may write into its inputs, and no other input may share memory with one that it writes into.
+    The result checks nothing: other shapes than those of `inputs` are read as if they were the
+    same. Compiled code is kept on the machine, so that the same function takes seconds instead of
+    tens of seconds the next time.
 
     Raises:
-        Exception: of many kinds, where the function looks at values (a packed sequence's lengths) or the compiler fails.
+        Exception: of many kinds, where the function looks at values (a packed sequence's lengths)
+            or the compiler fails.
     """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's about PyTorch
@@ -50,7 +52,8 @@ def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept:
     Args:
         function: may write into its inputs; must not look at values.
         inputs: like those to come; some on the CPU, perhaps.
-        num_kept: so many of the first inputs are the same tensors in every call, and are used where they lie; others are copied in.
+        num_kept: so many of the first inputs are the same tensors in every call, and are used where
+            they lie; others are copied in.
         record: records the kernels; a CUDA graph unless given.
 
     Raises:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,13 +52,11 @@ class Compute:
         """Of the encoders in a phase. The rollout has the policy phase's, because ratios compare the two."""
         return self.plan.precision[phase]
 
-    def upload(self, values: np.ndarray | Tensor) -> Tensor:
-        """Values from the environments where the agent is.
-
-        On a CPU the memory is the same; a GPU fetches the values while the CPU goes on.
-        """
-        tensor = torch.from_numpy(np.ascontiguousarray(values)) if isinstance(values, np.ndarray) else values
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor.to(self.device)
+    def upload(self, values: Tensor) -> Tensor:
+        """Values from the environments where the agent is; a GPU fetches them while the CPU goes on."""
+        if values.device.type == "cpu" and self.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.device, non_blocking=True)
 
     def wait(self) -> None:
         """Wait until a GPU has done all that it was given: only then does a clock say how long that took."""
@@ -116,8 +113,9 @@ class Compute:
             settings: optimizer and clipping.
 
         Returns:
-            A function of a minibatch, and of what the loss takes besides, 0-d, which may change between steps. It raises a
-            MemoryError that names the knob to turn, where a step does not fit.
+            A function of a minibatch, and of what the loss takes besides, 0-d, which may change
+            between steps. It raises a MemoryError that names the knob to turn, where a step does
+            not fit.
         """
         eager = EagerStep(self, loss, settings)
         return OneCallStep(self, eager, self._compiled_steps) if settings.phase in self.plan.one_call else eager

@@ -46,7 +46,8 @@ class Threads:
         plan: how many, and whether they are pinned and take turns with other runs.
 
     Attributes:
-        turn: makes a context in which to use all threads: each has a core of its own, and other runs on the same cores wait.
+        turn: makes a context in which to use all threads: each has a core of its own, and other
+            runs on the same cores wait.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -80,9 +81,9 @@ def _openmp_threads(num_threads: int) -> frozenset[int]:
 def keep_memory() -> None:
     """Ask glibc to keep freed memory instead of giving it back to the system after every layer.
 
-    PyTorch's CPU allocator has no cache of its own, so that each activation would be mapped, faulted in and unmapped again:
-    a fifth of the IMPALA network's time with micro-batches of 64 images, more than half of it with 2,048
-    (docs/performance.md). Other C libraries do without.
+    PyTorch's CPU allocator has no cache of its own, so that each activation would be mapped,
+    faulted in and unmapped again: a fifth of the IMPALA network's time with micro-batches of 64
+    images, more than half of it with 2,048 (docs/performance.md). Other C libraries do without.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -48,7 +48,8 @@ class Workload:
         has_memory: whether the networks are recurrent.
         has_aux: whether there is an auxiliary phase.
         num_gradient_steps: of the whole run: compiling must pay.
-        minibatch_size: samples of a gradient step: many pay for a second core even with small networks.
+        minibatch_size: samples of a gradient step: many pay for a second core even with small
+            networks.
         num_passes: observations that go through the networks in the whole run.
         can_be_probed: whether the network can be tried on random images.
     """
@@ -129,7 +130,8 @@ class Plan:
         take_turns: compute in turns with other runs that would fill the same cores.
         precision: of the encoders, by phase.
         micro_batch: images in a micro-batch, by phase; None is whole minibatches.
-        one_call: phases whose gradient steps are one call: compiled on a CPU, a CUDA graph on a GPU.
+        one_call: phases whose gradient steps are one call: compiled on a CPU, a CUDA graph on a
+            GPU.
         acts_in_one_call: whether acting is one call, too.
         steps_at_once: steps that go through a network together where no gradient is needed.
         deterministic: allow only deterministic kernels.

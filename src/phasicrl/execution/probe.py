@@ -84,7 +84,8 @@ def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter
     Args:
         network: features `[N, D]` of observations.
         parameters: the network's.
-        obs: images to try it with, `[N, …]`; no micro-batch is larger than this, or has more numbers than `LARGEST_PIECE`.
+        obs: images to try it with, `[N, …]`; no micro-batch is larger than this, or has more
+            numbers than `LARGEST_PIECE`.
         seconds: for each combination.
     """
     most = min(len(obs), LARGEST_PIECE // obs[0].numel())
@@ -165,8 +166,9 @@ def forward_backward(
 def bf16_error(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor) -> float:
     """How far bf16 is from fp32, in multiples of what rounding makes of this network; NaN where bf16 does not run.
 
-    Counted are the features, all gradients together, and each parameter's gradient, whichever is off most. What rounding makes depends on
-    the network (the narrower, the more), so that it is found out: fp32 kernels, with every number rounded to bf16 between them.
+    Counted are the features, all gradients together, and each parameter's gradient, whichever is
+    off most. What rounding makes depends on the network (the narrower, the more), so that it is
+    found out: fp32 kernels, with every number rounded to bf16 between them.
     """
     exact = forward_backward(network, parameters, obs, "fp32")
     try:
@@ -238,7 +240,8 @@ def _rates(
         except RuntimeError as problem:
             if precision == "fp32" and not rates:
                 raise
-            # Memory says nothing about a precision; a kernel that fails for one size is not to be trusted with the others.
+            # Memory says nothing about a precision; a kernel that fails for one size is not to be
+            # trusted with the others.
             return rates if precision == "fp32" or is_out_of_memory(problem) else {}
     return rates
 

@@ -1,6 +1,7 @@
 """One step of gradient descent on a minibatch, eagerly or in one call. Kind: effects (moves parameters).
 
-Both ways use the functions of `optimize.py`: gradients, perhaps their mean over processes, clipping, Adam.
+Both ways use the functions of `optimize.py`: gradients, perhaps their mean over processes,
+clipping, Adam.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ class StepSettings:
 def update_(settings: StepSettings) -> Tensor:
     """Step with the gradients that the parameters have; returns their norm before clipping, 0-d.
 
-    Parameters that the loss does not reach have no gradient, rather than a zero one, so that Adam leaves them alone. A gradient
-    that is not finite makes no step: to look here would wait for a GPU, so that the phase looks at its means.
+    Parameters that the loss does not reach have no gradient, rather than a zero one, so that Adam
+    leaves them alone. A gradient that is not finite makes no step: to look here would wait for a
+    GPU, so that the phase looks at its means.
     """
     reached = [[p for p in network if p.grad is not None] for network in settings.networks]
     reached = [network for network in reached if network]
@@ -119,7 +121,8 @@ class CompiledStep:
         minibatch: one like those to come: as many samples, of a source of the same layout.
         coefficients: like those to come.
         settings: optimizer and clipping.
-        at_once: clip and step all parameters by kernels that take them together; compiled, one by one is faster.
+        at_once: clip and step all parameters by kernels that take them together; compiled, one by
+            one is faster.
 
     Attributes:
         parameters: those that the loss reaches.
@@ -153,7 +156,8 @@ class CompiledStep:
         self._source: tuple[Samples, list[Tensor]] | None = None
         self._kept = [*self.parameters, *chain(*self._moments), *self._rates, *rest.values()]
 
-        # No two inputs may be one tensor here by chance, as they would stay one in the compiled code.
+        # No two inputs may be one tensor here by chance, as they would stay one in the compiled
+        # code.
         source = {name: tensor.clone() for name, tensor in minibatch.source.tensors().items()}
         parameters: list[Tensor] = [*self.parameters]
         given = (list(coefficients), minibatch.index.clone(), source)

@@ -15,8 +15,9 @@ B = TypeVar("B")
 def side_by_side(one: Callable[[], A], other: Callable[[], B], device: torch.device) -> tuple[A, B]:
     """The results of two functions that do not depend on each other.
 
-    In a recorded graph they run at the same time, and so do their gradients: a gradient is computed on the stream of what it
-    is the gradient of, so that the fork goes both ways. Elsewhere one comes after the other.
+    In a recorded graph they run at the same time, and so do their gradients: a gradient is computed
+    on the stream of what it is the gradient of, so that the fork goes both ways. Elsewhere one
+    comes after the other.
 
     Args:
         one: what is called on the current stream.

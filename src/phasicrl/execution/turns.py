@@ -1,7 +1,8 @@
 """Runs that would fill the same cores compute in turns. Kind: effects (locks two files).
 
-Threads of two runs that are mixed on the cores wait for each other after every kernel, and find the caches full of the other run's numbers. In
-turns of some tens of milliseconds each run has all cores and both are together as fast as one alone (docs/performance.md).
+Threads of two runs that are mixed on the cores wait for each other after every kernel, and find the
+caches full of the other run's numbers. In turns of some tens of milliseconds each run has all cores
+and both are together as fast as one alone (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 1e-3
 class Turns:
     """Turns of this user's runs on the same cores of this machine.
 
-    Who computes has `now` locked, who is next has `next`: none that has just had its turn comes before one that waits. The system gives the locks of
-    a process back when it ends. For a run that was stopped in its turn, others wait two seconds of every thirty.
+    Who computes has `now` locked, who is next has `next`: none that has just had its turn comes
+    before one that waits. The system gives the locks of a process back when it ends. For a run that
+    was stopped in its turn, others wait two seconds of every thirty.
 
     Args:
-        folder: of the two files; by default one of the user's, in the system's folder for temporary files.
+        folder: of the two files; by default one of the user's, in the system's folder for temporary
+            files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

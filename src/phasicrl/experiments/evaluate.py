@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.config import Config, EnvConfig
+from phasicrl.config import Config, EnvConfig, Precision
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import make_agent
+from phasicrl.runs.run import make_agent, saved_plan
 from phasicrl.seeding import derive_seed
 
 PolicyKind = Literal["greedy", "sampled"]
@@ -65,9 +66,11 @@ class Evaluation:
 class StepTable:
     """Every step of the episodes that an evaluation counts, as a row of CSV.
 
-    Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`, `return` (of the episode so far), `entropy`
-    (nats), `std` (mean over continuous components, before a squash; empty without them), and for each component k of an action `mean_k`, the
-    policy's mean (of a discrete component the likeliest option), and `action_k`, what was taken, before it was clipped, squashed or rescaled.
+    Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`,
+    `return` (of the episode so far), `entropy` (nats), `std` (mean over continuous components,
+    before a squash; empty without them), and for each component k of an action `mean_k`, the
+    policy's mean (of a discrete component the likeliest option), and `action_k`, what was taken,
+    before it was clipped, squashed or rescaled.
 
     Args:
         file: open for writing, with `newline=""`.
@@ -77,13 +80,13 @@ class StepTable:
         self._rows = csv.writer(file)
         self._has_head = False
         self._kind = ""
-        self._episode = np.zeros(0, dtype=int)
+        self._episode = torch.zeros(0, dtype=torch.int64)
 
     def begin(self, kind: PolicyKind, num_envs: int) -> None:
         """Episodes of freshly reset environments follow."""
-        self._kind, self._episode = kind, np.zeros(num_envs, dtype=int)
+        self._kind, self._episode = kind, torch.zeros(num_envs, dtype=torch.int64)
 
-    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: np.ndarray, lengths: np.ndarray, *, counted: np.ndarray) -> None:
+    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: Tensor, lengths: Tensor, *, counted: Tensor) -> None:
         """One step of B environments.
 
         Args:
@@ -95,17 +98,18 @@ class StepTable:
             counted: which environments' episodes count; the others have had their share, `[B]`.
         """
         num_envs = len(returns)
-        means, actions = (values.reshape(num_envs, -1).tolist() for values in (policy.mode(), action))
+        means, actions = (values.reshape(num_envs, -1) for values in (policy.mode(), action))
         stds = [""] * num_envs if policy.mean_std is None else policy.mean_std.reshape(num_envs).tolist()
         if not self._has_head:
-            parts = [f"{what}_{k}" for what in ("mean", "action") for k in range(len(actions[0]))]
+            parts = [f"{what}_{k}" for what in ("mean", "action") for k in range(actions.shape[1])]
             self._rows.writerow(["policy", "env", "episode", "step", "reward", "return", "entropy", "std", *parts])
             self._has_head = True
-        for env, entropy in enumerate(policy.entropy().reshape(num_envs).tolist()):
-            if not counted[env]:
-                continue
-            place = (self._kind, env, self._episode[env], lengths[env], step.reward[env], returns[env], entropy, stds[env])
-            self._rows.writerow([*place, *means[env], *actions[env]])
+        rewards = step.reward.numpy()  # which writes as few digits as a float32 has
+        columns = (means, actions, self._episode, lengths, returns, policy.entropy().reshape(num_envs))
+        rows = zip(rewards, stds, *(column.tolist() for column in columns), strict=True)
+        for env, (reward, std, mean, taken, episode, length, so_far, entropy) in enumerate(rows):
+            if counted[env]:
+                self._rows.writerow([self._kind, env, episode, length, reward, so_far, entropy, std, *mean, *taken])
         self._episode[step.terminated | step.truncated] += 1
 
 
@@ -117,13 +121,15 @@ def evaluate(
     levels: Levels = "unseen",
     seed: int = 0,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     steps_file: Path | None = None,
 ) -> list[Evaluation]:
     """Play episodes that the agent has not trained on, and report their returns.
 
-    Every environment plays the same number of episodes (or one more), so that short episodes are not favoured. Seeds are a
-    stream of their own: the same for every run, and none that training used.
+    Every environment plays the same number of episodes (or one more), so that short episodes are
+    not favored. Seeds are a stream of their own: the same for every run, and none that training
+    used.
 
     Args:
         run_dir: Run directory.
@@ -132,6 +138,7 @@ def evaluate(
         levels: Procgen: the full distribution of levels, or those of the training.
         seed: Another seed, other episodes.
         make_env: what training was given, for runs on an environment of your own.
+        make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
         steps_file: gets every step as a row of CSV (`StepTable`).
 
@@ -140,28 +147,43 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
-    config = RunDirectory(Path(run_dir)).config_for(make_env=make_env, make_encoder=make_encoder)
+    config = RunDirectory(Path(run_dir)).config_for(make_env=make_env or make_vector_env, make_encoder=make_encoder)
     results: list[Evaluation] = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else StepTable(file)
         for policy in policies:
-            envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env)
+            envs = make_evaluation_envs(
+                config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env, make_vector_env=make_vector_env
+            )
             try:
                 agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
-                results.append(play(agent, envs, episodes=episodes, policy=policy, generator=Generator().manual_seed(seed), table=table))
+                generator, precision = Generator().manual_seed(seed), acting_precision(Path(run_dir))
+                results.append(play(agent, envs, episodes=episodes, policy=policy, generator=generator, table=table, precision=precision))
             finally:
                 envs.close()
     return results
 
 
 def make_evaluation_envs(
-    config: Config, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None = None
+    config: Config,
+    *,
+    num_envs: int,
+    levels: Levels,
+    seed: int,
+    make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
 ) -> VectorEnv:
     """Environments like the run's, of whole games and with seeds that training never uses."""
     env: EnvConfig = dataclasses.replace(for_evaluation(config.env), num_envs=num_envs)
     if levels == "unseen":
         env = dataclasses.replace(env, num_levels=0, start_level=0)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env, make_vector_env=make_vector_env)
+
+
+def acting_precision(run_dir: Path) -> Precision:
+    """The precision in which a run's policy acted, by its plan."""
+    plan = saved_plan(RunDirectory(run_dir))
+    return "fp32" if plan is None else plan.precision["policy"]
 
 
 def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
@@ -188,8 +210,9 @@ def play(
     episodes: int,
     policy: PolicyKind,
     generator: Generator,
-    on_obs: Callable[[np.ndarray], None] = lambda obs: None,
+    on_obs: Callable[[Tensor], None] = lambda obs: None,
     table: StepTable | None = None,
+    precision: Precision = "fp32",
 ) -> Evaluation:
     """Play until every environment has had its share of `episodes`.
 
@@ -201,36 +224,37 @@ def play(
         generator: source of sampled actions.
         on_obs: shown every batch of observations, the last ones of episodes included.
         table: gets every step.
+        precision: of the encoders; a run's own is that of `acting_precision`.
     """
-    share = np.full(envs.num_envs, episodes // envs.num_envs)
+    share = torch.full((envs.num_envs,), episodes // envs.num_envs)
     share[: episodes % envs.num_envs] += 1
-    obs, first = envs.reset(), np.ones(envs.num_envs, dtype=bool)
+    obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
     state = agent.initial_state(envs.num_envs)
-    running, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=int)
+    running, length = torch.zeros(envs.num_envs, dtype=torch.float64), torch.zeros(envs.num_envs, dtype=torch.int64)
     returns: list[float] = []
     lengths: list[int] = []
     on_obs(obs)
     if table is not None:
         table.begin(policy, envs.num_envs)
     while (share > 0).any():
-        mask = None if envs.action_mask is None else torch.from_numpy(envs.action_mask).unsqueeze(1)
-        distribution, state = agent.policy(torch.from_numpy(obs).unsqueeze(1), torch.from_numpy(first).unsqueeze(1), state, mask)
+        mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
+        distribution, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision)
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
-        step = envs.step(agent.policy_head.env_action(action[:, 0]).numpy())
+        step = envs.step(agent.policy_head.env_action(action[:, 0]))
         running += step.reward
         length += 1
         if table is not None:
             table.add(distribution, action, step, running, length, counted=share > 0)
         first = step.terminated | step.truncated
-        for env in np.flatnonzero(first & (share > 0)):
-            returns.append(float(running[env]))
-            lengths.append(int(length[env]))
-            share[env] -= 1
+        counted = first & (share > 0)
+        returns += running[counted].tolist()
+        lengths += length[counted].tolist()
+        share[counted] -= 1
         running[first], length[first] = 0, 0
         obs = step.obs
         if step.final_obs is not None:
-            last = obs.copy()
-            last[first] = step.final_obs
+            last = obs.clone()
+            last[first] = step.final_obs[first]
             on_obs(last)
         on_obs(obs)
     return Evaluation(policy, tuple(returns), tuple(lengths))

@@ -1,7 +1,8 @@
 """The ladder: what each trick of PPO is worth, by adding them one by one, or by taking one away. Kind: effects (trains).
 
-The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a configuration that differs from the one
-below in the fields named here; nothing else about the runs differs.
+The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a
+configuration that differs from the one below in the fields named here; nothing else about the runs
+differs.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ TRICKS = (
     ),
     Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}),
     Trick(
-        "initialisation", {"model.init": "orthogonal", "model.head_init": "orthogonal"}, {"model.init": "torch", "model.head_init": "torch"}
+        "initialization", {"model.init": "orthogonal", "model.head_init": "orthogonal"}, {"model.init": "torch", "model.head_init": "torch"}
     ),
-    Trick("advantage normalisation", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
-    Trick("state normalisation", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
-    Trick("return normalisation", {"value_norm": ValueNormConfig(statistics="ema")}, {"value_norm": None}),
+    Trick("advantage normalization", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
+    Trick("state normalization", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
+    Trick("return normalization", {"value_norm": ValueNormConfig(statistics="ema")}, {"value_norm": None}),
     Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
     Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
 )
-"""In the order of the document. Return normalisation is that of value targets, as there; rewards are never normalised here."""
+"""In the order of the document. Return normalization is that of value targets, as there; rewards are never normalized here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str,
     """The configurations to train, by name. Knobs that have no effect on a rung are at their defaults there.
 
     Args:
-        base: everything that the tricks leave open: environment, network sizes, budget, learning rate.
+        base: everything that the tricks leave open: environment, network sizes, budget, learning
+            rate.
         mode: tricks added one by one from REINFORCE, or all of them and then all but one.
         task: what is known of the environment; tricks that do not apply to it are left out.
     """
@@ -144,7 +146,8 @@ def run_ladder(
         say: told which tricks are left out, and why.
 
     Raises:
-        ValueError: fewer than one seed or job, or an environment on which some rung cannot be trained; nothing was trained.
+        ValueError: fewer than one seed or job, or an environment on which some rung cannot be
+            trained; nothing was trained.
     """
     if min(seeds, jobs) < 1:
         raise ValueError(f"seeds is {seeds} and jobs is {jobs}; give at least 1 of each")
@@ -191,7 +194,7 @@ def draw_ladder(found: Sequence[Rung], path: Path, *, title: str) -> None:
     axes.set_yticks(range(len(found)), [rung.name for rung in found])
     axes.invert_yaxis()
     axes.set_xlabel("mean return of the greedy policy after training")
-    axes.set_title(f"{title} (grey: seeds; blue: mean and its 95 % interval)", fontsize="medium", loc="right")
+    axes.set_title(f"{title} (gray: seeds; blue: mean and its 95 % interval)", fontsize="medium", loc="right")
     axes.grid(axis="x", alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

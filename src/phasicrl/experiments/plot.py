@@ -1,6 +1,7 @@
 """Learning curves from run directories, beside published ones: PNG, SVG and the CSV behind them. Kind: effects (writes files).
 
-One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is always environment steps.
+One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is
+always environment steps.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def plot_runs(
     Args:
         runs: Run directories; those of one experiment on one environment are one curve over their
             seeds.
-        output: Name of the picture; .png, .svg and .csv are put behind it.
+        output: Name of the image; .png, .svg and .csv are put behind it.
         metric: Which metric.
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
         reference: CSV file (.gz or not) of published curves: experiment, run, game, step,
@@ -209,7 +210,8 @@ def reference_curves(
         smooth_steps: see `plot_runs`.
 
     Raises:
-        ValueError: the file lacks columns, a game or an experiment, or holds too many experiments to draw them all.
+        ValueError: the file lacks columns, a game or an experiment, or holds too many experiments
+            to draw them all.
         FileNotFoundError: no such file.
     """
     games = {env_id: (game or env_id.rpartition(":")[2]).lower() for env_id in ends}
@@ -422,7 +424,7 @@ _STYLE: Any = {
 
 
 def _looks(keys: list[tuple[str, bool]]) -> Looks:
-    """Colour and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first grey."""
+    """Color and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first gray."""
     own = [key for key in keys if not key[1]]
     looks: Looks = {}
     for index, key in enumerate(own):
@@ -463,7 +465,7 @@ def _axis_label(metric: str, smooth_steps: int) -> str:
 
 
 def _save(figure: Figure, png: Path, svg: Path, about: str) -> None:
-    """Write the pictures; the same data gives the same files, so that they can be kept under version control."""
+    """Write the images; the same data gives the same files, so that they can be kept under version control."""
     from matplotlib import rc_context
 
     with rc_context(_STYLE):

@@ -1,8 +1,9 @@
-"""Pictures of MuJoCo scenes without OpenGL, by rays that MuJoCo itself casts. Kind: effects (reads a simulation).
+"""Images of MuJoCo scenes without OpenGL, by rays that MuJoCo itself casts. Kind: effects (reads a simulation).
 
-MuJoCo draws with OpenGL, which machines without graphics libraries do not have and cannot get without root. It also casts rays, which
-needs no more than the simulation. That gives shapes, colors and shading, all that a film of an agent needs: no textures, no shadows,
-no tendons. A picture of 240 × 240 pixels takes about 15 ms.
+MuJoCo draws with OpenGL, which machines without graphics libraries do not have and cannot get
+without root. It also casts rays, which needs no more than the simulation. That gives shapes, colors
+and shading, all that a film of an agent needs: no textures, no shadows, no tendons. A image of 240
+× 240 pixels takes about 15 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 UNSET_COLOR = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 """MuJoCo's default of a shape's color, which leaves it to the material."""
 SKY_ABOVE, SKY_BELOW = np.array([76.0, 128.0, 178.0]), np.array([220.0, 232.0, 242.0])
-"""Colors at the upper and the lower edge of a picture where nothing is hit."""
+"""Colors at the upper and the lower edge of a image where nothing is hit."""
 AMBIENT = 0.35
 """Brightness of a surface that is seen along its edge; one that faces the camera has 1."""
 
@@ -27,7 +28,7 @@ class RayCamera:
 
     Args:
         env: one of Gymnasium's MuJoCo environments.
-        size: height and width of the pictures in pixels.
+        size: height and width of the images in pixels.
     """
 
     def __init__(self, env: gym.Env[Any, Any], *, size: int = 240) -> None:
@@ -82,13 +83,13 @@ class RayCamera:
 
     def _shade(self, hit: np.ndarray, point: np.ndarray, facing: np.ndarray) -> np.ndarray:
         """Colors `[N, 3]` of what the rays hit: light comes from the camera, planes are checkered so that motion is seen."""
-        pictures = SKY_BELOW + (SKY_ABOVE - SKY_BELOW) * (self._up[:, None] + 1) / 2
+        images = SKY_BELOW + (SKY_ABOVE - SKY_BELOW) * (self._up[:, None] + 1) / 2
         on = hit >= 0
         color = self._colors[hit[on]] * (AMBIENT + (1 - AMBIENT) * facing[on, None])
         checkers = np.floor(point[on, :2]).sum(1) % 2 == 0
         color[checkers & self._planes[hit[on]]] *= 0.8
-        pictures[on] = color
-        return pictures.clip(0, 255).astype(np.uint8)
+        images[on] = color
+        return images.clip(0, 255).astype(np.uint8)
 
 
 def _framed_like(renderer: Any, model: Any, data: Any) -> Any:

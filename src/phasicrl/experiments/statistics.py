@@ -11,10 +11,12 @@ _DRAWS_AT_ONCE = 2_000_000  # 16 MB
 def bootstrap_interval(values: ArrayLike, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
     """Interval of the mean of `values` by the percentile bootstrap (Efron 1979): how far the mean moves if the values are drawn again.
 
-    The same values and seed always give the same interval. One value gives an interval of no width: it says nothing about spread.
+    The same values and seed always give the same interval. One value gives an interval of no width:
+    it says nothing about spread.
 
     Raises:
-        ValueError: no values, values that are not finite numbers or not in one row, or a confidence outside (0, 1).
+        ValueError: no values, values that are not finite numbers or not in one row, or a confidence
+            outside (0, 1).
     """
     row = np.asarray(values, dtype=np.float64)
     if row.ndim != 1:
@@ -28,7 +30,8 @@ def bootstrap_band(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Interval of the mean over rows, for each column of `curves` (runs × points): lower and upper edge.
 
-    A resample draws whole rows, the same at every point, so that the band of a smooth curve is smooth.
+    A resample draws whole rows, the same at every point, so that the band of a smooth curve is
+    smooth.
 
     Raises:
         ValueError: no rows, values that are not finite numbers, or a confidence outside (0, 1).
@@ -46,7 +49,8 @@ def _resampled_means(rows: NDArray[np.float64], resamples: int, seed: int) -> ND
     generator = np.random.default_rng(seed)
     block = max(1, _DRAWS_AT_ONCE // count)
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
-    # How often each row is drawn is multinomial, so that a resample is a row of counts and all of them are one product.
+    # How often each row is drawn is multinomial, so that a resample is a row of counts and all of
+    # them are one product.
     counts = (generator.multinomial(count, np.full(count, 1.0 / count), size=size) for size in sizes)
     return np.concatenate([drawn @ rows for drawn in counts]) / count
 

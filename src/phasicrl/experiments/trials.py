@@ -1,6 +1,7 @@
 """Trials: configurations over seeds, several runs at a time, and the tables of what they reached. Kind: effects.
 
-Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others. No table has both.
+Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others. No table has
+both.
 """
 
 from __future__ import annotations

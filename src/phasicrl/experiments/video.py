@@ -1,4 +1,4 @@
-"""Films of an agent, from the pictures it sees or from the environment's own rendering; no screen needed. Kind: effects."""
+"""Films of an agent, from the images it sees or from the environment's own rendering; no screen needed. Kind: effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from phasicrl.config import Config, Options
 from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.experiments.evaluate import Evaluation, Levels, PolicyKind, load_agent, make_evaluation_envs, play
+from phasicrl.experiments.evaluate import Evaluation, Levels, PolicyKind, acting_precision, load_agent, make_evaluation_envs, play
 from phasicrl.experiments.raycast import RayCamera
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
@@ -49,8 +49,8 @@ def film(
         policy: Drawn or most likely actions.
         levels: Procgen: the full distribution of levels, or those of the training.
         seed: Another seed, other episodes.
-        fps: Pictures a second.
-        size: At least this many pixels high and wide; pictures are enlarged by whole factors.
+        fps: Images a second.
+        size: At least this many pixels high and wide; images are enlarged by whole factors.
         make_env: what training was given, for runs on an environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
 
@@ -67,41 +67,42 @@ def film(
     config = RunDirectory(run_dir).config_for(make_env=make_env, make_encoder=make_encoder)
     output = output or run_dir / "videos" / f"{policy}-seed{seed}.mp4"
     output.parent.mkdir(parents=True, exist_ok=True)
-    envs, picture_of = _open(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
+    envs, image_of = _open(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
     try:
         agent = load_agent(run_dir, config, envs, make_encoder=make_encoder)
         with _writer(output, fps=fps, size=size) as write:
             generator = Generator().manual_seed(seed)
             result = play(
-                agent, envs, episodes=episodes, policy=policy, generator=generator, on_obs=lambda obs: write(tile(picture_of(obs)))
-            )
+                agent, envs, episodes=episodes, policy=policy, generator=generator, precision=acting_precision(run_dir),
+                on_obs=lambda obs: write(tile(image_of(obs.numpy()))),
+            )  # fmt: skip
     finally:
         envs.close()
     return output, result
 
 
-def tile(pictures: np.ndarray) -> np.ndarray:
-    """`[B, H, W, 3]` pictures as one, in a square of ⌈√B⌉ × ⌈√B⌉ (rows that stay empty are left out)."""
-    columns = math.ceil(math.sqrt(len(pictures)))
-    rows = math.ceil(len(pictures) / columns)
-    _, height, width, depth = pictures.shape
-    sheet = np.zeros((rows * columns, height, width, depth), dtype=pictures.dtype)
-    sheet[: len(pictures)] = pictures
+def tile(images: np.ndarray) -> np.ndarray:
+    """`[B, H, W, 3]` images as one, in a square of ⌈√B⌉ × ⌈√B⌉ (rows that stay empty are left out)."""
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    _, height, width, depth = images.shape
+    sheet = np.zeros((rows * columns, height, width, depth), dtype=images.dtype)
+    sheet[: len(images)] = images
     return sheet.reshape(rows, columns, height, width, depth).swapaxes(1, 2).reshape(rows * height, columns * width, depth)
 
 
-def enlarge(picture: np.ndarray, size: int) -> np.ndarray:
+def enlarge(image: np.ndarray, size: int) -> np.ndarray:
     """Repeat pixels by the smallest whole factor that makes both sides at least `size`, and pad odd sides to even (H.264 asks for it)."""
-    height, width, _ = picture.shape
+    height, width, _ = image.shape
     factor = max(1, math.ceil(size / min(height, width)))
-    large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+    large = image.repeat(factor, axis=0).repeat(factor, axis=1)
     return np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)))
 
 
 def _open(
     config: Config, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None
 ) -> tuple[VectorEnv, Callable[[np.ndarray], np.ndarray]]:
-    """Environments, and a function from their observations to pictures `[B, H, W, 3]`."""
+    """Environments, and a function from their observations to images `[B, H, W, 3]`."""
     envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
     shape = tuple(envs.observation_space.shape or ())
     if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
@@ -117,7 +118,7 @@ def _open_rendered(
     made: list[gym.Env[Any, Any]] = []
     env_id, given = name.rpartition(":")[2], for_evaluation(config.env).options
     is_mujoco = make_env is None and env_id in gym.registry and str(gym.spec(env_id).entry_point).startswith("gymnasium.envs.mujoco.")
-    # Without it the camera stands where it is, and the runner leaves the picture.
+    # Without it the camera stands where it is, and the runner leaves the image.
     options: dict[str, Any] = {"camera_name": "track"} if is_mujoco else {}
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -126,22 +127,24 @@ def _open_rendered(
         made.append(make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options))
         return made[-1]
 
-    # What is drawn must be in this process, and is made here: knobs of other back ends have no effect on it.
+    # What is drawn must be in this process, and is made here: knobs of other back ends have no
+    # effect on it.
     config = replace(config, env=replace(config.env, parallel="sync", num_threads=None, pin_threads=True, options=Options()))
     try:
         if make_env is None:
             options |= options_for(gym.spec(env_id), given)
         envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make)
     except gym.error.Error as error:
-        raise ValueError(f"{name} has no pictures to film: its observations are vectors, and Gymnasium cannot draw it ({error})") from None
+        raise ValueError(f"{name} has no images to film: its observations are vectors, and Gymnasium cannot draw it ({error})") from None
     if any(env.render_mode != "rgb_array" for env in made):
         envs.close()
-        raise ValueError(f"{name} has no pictures to film; make it with render_mode='rgb_array'")
+        raise ValueError(f"{name} has no images to film; make it with render_mode='rgb_array'")
 
-    # The first one was made to read its spaces; the others are made when the environments are first reset.
+    # The first one was made to read its spaces; the others are made when the environments are first
+    # reset.
     cameras: list[RayCamera] = []
 
-    def pictures(obs: np.ndarray) -> np.ndarray:
+    def images(obs: np.ndarray) -> np.ndarray:
         if is_mujoco:
             if not cameras:
                 cameras.extend([RayCamera(env) for env in made[-num_envs:]])
@@ -151,28 +154,28 @@ def _open_rendered(
         except gym.error.DependencyNotInstalled as error:
             raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error
 
-    return envs, pictures
+    return envs, images
 
 
 def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Observations of either layout as `[B, H, W, 3]`; of stacked grey frames, the newest."""
+    """Observations of either layout as `[B, H, W, 3]`; of stacked gray frames, the newest."""
     channels = image_shape(shape)[2]
-    pictures = obs if shape[2] == channels else obs.transpose(0, 2, 3, 1)
-    return pictures if channels == 3 else pictures[..., -1:].repeat(3, axis=-1)
+    images = obs if shape[2] == channels else obs.transpose(0, 2, 3, 1)
+    return images if channels == 3 else images[..., -1:].repeat(3, axis=-1)
 
 
 @contextmanager
 def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """A function that adds pictures to the film at `path`."""
+    """A function that adds images to the film at `path`."""
     try:
         import imageio_ffmpeg
     except ImportError:
         raise ImportError("films need imageio-ffmpeg: pip install 'phasicrl[video]'") from None
     stream: Any = None
 
-    def write(picture: np.ndarray) -> None:
+    def write(image: np.ndarray) -> None:
         nonlocal stream
-        large = enlarge(picture, size)
+        large = enlarge(image, size)
         if stream is None:
             sides = (large.shape[1], large.shape[0])
             stream = imageio_ffmpeg.write_frames(

@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,7 +94,8 @@ class Report:
 def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
     """Measure how fast this machine trains, and where the time goes.
 
-    PPG's phases are cut to as few iterations as have the same work per step, two if its passes are over everything.
+    PPG's phases are cut to as few iterations as have the same work per step, two if its passes are
+    over everything.
 
     Args:
         config: what to train; budget, TensorBoard, display and checkpoints are ignored.
@@ -205,13 +205,13 @@ def _split(loops: list[_Loop]) -> dict[str, float]:
 def _environments(run: Run, make_env: EnvFactory | None) -> Rate:
     """The environments alone, with random actions: drawn beforehand, or where masks must be kept to before each step, which is not counted."""
     envs = make_envs(run.config.env, seed=derive_seed(run.config.seed, "env", 1), make_env=make_env)
-    head, generator = run.agent.policy_head, Generator().manual_seed(0)
+    head, generator = run.agent.policy_head, Generator(run.compute.device).manual_seed(0)
     features = torch.zeros(envs.num_envs, head.linear.in_features, device=run.compute.device)
 
     @torch.inference_mode()
-    def draw() -> np.ndarray:
+    def draw() -> Tensor:
         policy = head(features, None if envs.action_mask is None else run.compute.upload(envs.action_mask))
-        return head.env_action(policy.draw(run.compute.upload(policy.noise(generator)))).cpu().numpy()
+        return head.env_action(policy.sample(generator)).to(envs.device)
 
     def hundred() -> float:
         spent = 0.0

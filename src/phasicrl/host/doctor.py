@@ -33,7 +33,7 @@ PROBES = {"Procgen": "StarpilotEasy-v0", "Atari": "Pong-v5", "MuJoCo": "Ant-v4",
 PROBE_SECONDS = 120.0
 GIB = 2**30
 ENOUGH_MEMORY, ENOUGH_DISK = 4 * GIB, 5 * GIB
-"""Below these a Procgen run with the paper's settings becomes tight: one phase stores 6.4 GB of pictures in full."""
+"""Below these a Procgen run with the paper's settings becomes tight: one phase stores 6.4 GB of images in full."""
 
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "bold red"}
 
@@ -44,7 +44,8 @@ class Check:
 
     Attributes:
         name: what.
-        status: `ok`; `warning`: works, but; `missing`: not installed; `broken`: installed, and does not work.
+        status: `ok`; `warning`: works, but; `missing`: not installed; `broken`: installed, and does
+            not work.
         found: what was found, in a few words.
         remedy: what to do; empty if nothing.
     """
@@ -88,7 +89,8 @@ def probe(task_id: str) -> dict[str, Any]:
     """Make one environment of an EnvPool task, look at its first observation, and step it; runs in a process of its own.
 
     Returns:
-        Shape and dtype of the observation, whether it is all zeros, where the graphics libraries came from, and, for Procgen, where Qt did.
+        Shape and dtype of the observation, whether it is all zeros, where the graphics libraries
+        came from, and, for Procgen, where Qt did.
     """
     import numpy as np
 
@@ -164,7 +166,7 @@ def _read_probe(family: str, process: subprocess.Popen[str]) -> list[Check]:
     answer = json.loads(answers[-1])
     shape = " × ".join(map(str, answer["shape"]))
     if answer["blank"] and family in ("Procgen", "Atari"):
-        check = Check(name=name, status="broken", found="every pixel of the first picture is black", remedy=_envpool_remedy(""))
+        check = Check(name=name, status="broken", found="every pixel of the first image is black", remedy=_envpool_remedy(""))
     else:
         check = Check(name=name, status="ok", found=f"{PROBES[family]}: {shape} {answer['dtype']}")
     parts = {"Qt": answer["qt"], "graphics libraries": answer["graphics"]} if answer["qt"] else {}  # the same for every family: said once

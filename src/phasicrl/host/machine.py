@@ -18,7 +18,8 @@ from pathlib import Path
 def num_cores() -> int:
     """Threads that can run at once: cores that this process may use, or fewer if a container allows less time; never below one.
 
-    Half a core more counts as one: a thread that mostly waits for its share holds up those that wait for it.
+    Half a core more counts as one: a thread that mostly waits for its share holds up those that
+    wait for it.
     """
     cores, quota = len(usable_cores()) or os.cpu_count() or 1, cgroup_quota()
     return cores if quota is None else max(1, min(cores, math.floor(quota + 0.5)))
@@ -27,8 +28,8 @@ def num_cores() -> int:
 def usable_cores() -> set[int]:
     """Numbers of the cores that this process may use; empty where the system does not say.
 
-    OpenMP may have bound the thread that asks to one of them (`OMP_PROC_BIND`, `GOMP_CPU_AFFINITY`), as soon as it was loaded; its list of
-    places then has the others.
+    OpenMP may have bound the thread that asks to one of them (`OMP_PROC_BIND`,
+    `GOMP_CPU_AFFINITY`), as soon as it was loaded; its list of places then has the others.
     """
     return set(os.sched_getaffinity(0)) | _places_of_openmp() if hasattr(os, "sched_getaffinity") else set()
 
@@ -55,7 +56,8 @@ def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/s
 
     Args:
         groups: the file that names the process's groups.
-        root: where control groups are mounted: version 2 there or in `unified`, version 1 in a folder for each set of controllers.
+        root: where control groups are mounted: version 2 there or in `unified`, version 1 in a
+            folder for each set of controllers.
     """
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
@@ -69,7 +71,8 @@ def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/s
             mounts, read = (root / controllers, root / "cpu"), _quota_of_version_1
         else:
             continue
-        # Inside a container the name may be the host's, and not be there; the container's own limit is then at the mount itself.
+        # Inside a container the name may be the host's, and not be there; the container's own limit
+        # is then at the mount itself.
         own = Path(name.lstrip("/"))
         folders = [mount / folder for mount in mounts for folder in (own, *own.parents)]
         quotas += [quota for folder in folders if (quota := read(folder)) is not None]
@@ -100,10 +103,11 @@ def thread_ids() -> set[int]:
         return set()
 
 
-class Companion:
+class FollowingThreads:
     """Threads that work only while another one waits for them, and are kept on its core.
 
-    A core with nothing to do falls asleep, and to wake it can take a virtual machine longer than a quick environment steps.
+    A core with nothing to do falls asleep, and to wake it can take a virtual machine longer than a
+    quick environment steps.
 
     Args:
         threads: ids of the system's, as `thread_ids` tells them.
@@ -129,7 +133,8 @@ class Companion:
 class Team:
     """Threads that work together with the one that calls, and wait for each other after every piece of it: meanwhile each has a core of its own.
 
-    If another process has a core, the system leaves two of them on another, although each would get half of the first, and both wait for the slower.
+    If another process has a core, the system leaves two of them on another, although each would get
+    half of the first, and both wait for the slower.
 
     Args:
         threads: ids of the system's, as `thread_ids` tells them, without that of the caller.
@@ -167,8 +172,9 @@ class Team:
 def spread(threads: set[int]) -> None:
     """Give each of these threads a core of its own, in turn.
 
-    Linux starts a thread on the core of the one that wakes it, and does not look for an idle core if waits are shorter than half a
-    millisecond: of two threads that step environments one would wait for the other.
+    Linux starts a thread on the core of the one that wakes it, and does not look for an idle core
+    if waits are shorter than half a millisecond: of two threads that step environments one would
+    wait for the other.
     """
     for thread, core in zip(sorted(threads), cycle(sorted(usable_cores())), strict=False):
         place({thread}, {core})

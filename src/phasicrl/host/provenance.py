@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parents[1]
 def commit(package: Path = PACKAGE) -> str | None:
     """Commit of the package, with `-dirty` where the checkout was changed; None where nobody can tell.
 
-    In a checkout git tells; in an archive that git made (`git archive`, a release's tarball) the file `commit.txt` does. A copy of the
-    files alone has neither: `tree` tells what they are.
+    In a checkout git tells; in an archive that git made (`git archive`, a release's tarball) the
+    file `commit.txt` does. A copy of the files alone has neither: `tree` tells what they are.
     """
     if _git(package, "rev-parse", "--verify", "--quiet", "HEAD:./"):  # a folder inside another project's checkout is not there
         return _git(package, "describe", "--always", "--dirty", "--exclude=*")
@@ -25,7 +25,8 @@ def commit(package: Path = PACKAGE) -> str | None:
 def tree(folder: Path = PACKAGE) -> str:
     """Git's name of a folder with these files: `git rev-parse COMMIT:src/phasicrl` prints the same for the commit that they are from.
 
-    It is the same in a checkout, an installed wheel and a copy, and changes with every byte. What Python writes beside the files is left out.
+    It is the same in a checkout, an installed wheel and a copy, and changes with every byte. What
+    Python writes beside the files is left out.
     """
     entries = []
     for path in folder.iterdir():

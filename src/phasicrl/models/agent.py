@@ -32,7 +32,8 @@ class AgentOutput:
     Attributes:
         policy: distribution over actions, `[S, L]`.
         value: V, `[S, L]`.
-        aux_value: the auxiliary head's value on the policy's features, `[S, L]`; None without an auxiliary phase.
+        aux_value: the auxiliary head's value on the policy's features, `[S, L]`; None without an
+            auxiliary phase.
         state: the memory's state after the last step, `[S, H]`.
     """
 
@@ -48,8 +49,8 @@ class Agent(nn.Module):
     The encoders run in the precision that is asked for, memory and heads in fp32.
 
     - `separate`: two networks of encoder and memory; the value head stands on the second.
-    - `detached`: one network; the value head sees its features but sends no gradient back, in either phase: the auxiliary head
-      is what trains the network on values.
+    - `detached`: one network; the value head sees its features but sends no gradient back, in
+      either phase: the auxiliary head is what trains the network on values.
     - `shared`: one network for both, gradients and all.
 
     Args:
@@ -57,10 +58,11 @@ class Agent(nn.Module):
         action_space: of one environment.
         config: the networks.
         action: the distribution of continuous actions.
-        obs_norm: normalisation of observed numbers.
-        value_norm: normalisation of values.
+        obs_norm: normalization of observed numbers.
+        value_norm: normalization of values.
         generator: source of the initial weights.
-        auxiliary: whether there is an auxiliary value head. It is made last, so that the other weights do not depend on it.
+        auxiliary: whether there is an auxiliary value head. It is made last, so that the other
+            weights do not depend on it.
         make_encoder: makes a user's own encoder, in place of `config.encoder`.
 
     Raises:
@@ -150,7 +152,8 @@ class Agent(nn.Module):
         follow_policy = partial(self._follow, self.encoder, self.memory, inputs, first, policy_state, precision)
         if self.value_encoder is not None and self.value_memory is not None:
             follow_value = partial(self._follow, self.value_encoder, self.value_memory, inputs, first, value_state, precision)
-            (features, policy_state), (value_features, value_state) = side_by_side(follow_policy, follow_value, obs.device)
+            both = partial(side_by_side, device=obs.device) if obs.is_cuda else _one_by_one
+            (features, policy_state), (value_features, value_state) = both(follow_policy, follow_value)
         else:
             features, policy_state = follow_policy()
             value_features = features.detach() if self.value_path == "detached" else features
@@ -191,17 +194,21 @@ class Agent(nn.Module):
     def update_value_statistics(self, target: Float[Tensor, "..."]) -> bool:
         """Take value targets into the statistics; returns whether values now mean something else.
 
-        From the second call on this is Pop-Art (van Hasselt et al. 2016, "Learning values across many orders of magnitude", equation 9).
-        A head says `o`, which means `σ o + μ`. When the statistics move from (μ, σ) to (μ', σ'), the head's last layer is rescaled to
-        `w' = σ w / σ'` and `b' = (σ b + μ − μ') / σ'`. So every value stays what it was, up to rounding. Without that each move shifts
-        all values, the next targets bootstrap from the shifted ones, these move the statistics further, and values run away.
+        From the second call on this is Pop-Art (van Hasselt et al. 2016, "Learning values across
+        many orders of magnitude", equation 9). A head says `o`, which means `σ o + μ`. When the
+        statistics move from (μ, σ) to (μ', σ'), the head's last layer is rescaled to `w' = σ w /
+        σ'` and `b' = (σ b + μ − μ') / σ'`. So every value stays what it was, up to rounding.
+        Without that each move shifts all values, the next targets bootstrap from the shifted ones,
+        these move the statistics further, and values run away.
 
-        The first call leaves the heads as they are, because they have learnt nothing that could be kept. Their output now means the first
-        targets' mean and deviation. Were the values of 0 kept, then a head would begin `μ / σ` deviations away from all targets, which is
-        10⁴ and more where these hardly vary. This call alone returns true.
+        The first call leaves the heads as they are, because they have learned nothing that could be
+        kept. Their output now means the first targets' mean and deviation. Were the values of 0
+        kept, then a head would begin `μ / σ` deviations away from all targets, which is 10⁴ and
+        more where these hardly vary. This call alone returns true.
 
-        Adam's moments stay as they are. They are averages of past gradients, which are in the old units by a factor σ/σ' (its square below
-        the heads). Adam forgets them within 1 / (1 − β₂) steps, and σ'/σ is near 1 soon: the k-th of k equal batches moves it by about 1/k.
+        Adam's moments stay as they are. They are averages of past gradients, which are in the old
+        units by a factor σ/σ' (its square below the heads). Adam forgets them within 1 / (1 − β₂)
+        steps, and σ'/σ is near 1 soon: the k-th of k equal batches moves it by about 1/k.
         """
         if self.value_normalizer is None:
             return False
@@ -218,7 +225,7 @@ class Agent(nn.Module):
         return False
 
     def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalised."""
+        """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalized."""
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
     def _follow(
@@ -239,6 +246,11 @@ class Agent(nn.Module):
         return memory(features.unflatten(0, first.shape), first, state)
 
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
-        """What a value head says, in units of the rewards learnt from."""
+        """What a value head says, in units of the rewards learned from."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
+
+
+def _one_by_one(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[Any, Any]:
+    """The results of both."""
+    return one(), other()

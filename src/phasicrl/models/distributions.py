@@ -75,7 +75,7 @@ class Policy(Distribution, Protocol):
 
 
 class Categorical:
-    """One of A actions, given their normalised log-probabilities."""
+    """One of A actions, given their normalized log-probabilities."""
 
     mean_std = None
 
@@ -84,7 +84,7 @@ class Categorical:
 
     @property
     def dist_params(self) -> Float[Tensor, "*shape A"]:
-        """Normalised log-probabilities."""
+        """Normalized log-probabilities."""
         return self.log_probs
 
     def sample(self, generator: Generator) -> Int[Tensor, "*shape"]:

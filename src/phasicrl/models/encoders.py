@@ -1,7 +1,8 @@
 """Encoders: observations `[N, …]` in their own dtype to features `[N, D]`, for every kind of space. Kind: state (modules).
 
-Pictures arrive as the environment gives them, `[N, H, W, C]` bytes, and stay so until inside the encoder: `permute` makes them
-channels_last without a copy, the layout in which the convolutions are fastest.
+Images arrive as the environment gives them, `[N, H, W, C]` bytes, and stay so until inside the
+encoder: `permute` makes them channels_last without a copy, the layout in which the convolutions are
+fastest.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import Initialisation, ModelConfig, ObsNormConfig
-from phasicrl.models.init import initialise
+from phasicrl.config import Initialization, ModelConfig, ObsNormConfig
+from phasicrl.models.init import initialize
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, Path, choices, is_picture, leaves
+from phasicrl.spaces import ObservationLayout, Path, choices, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -26,7 +27,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 class ResidualBlock(nn.Module):
     """`x + conv(relu(conv(relu(x))))`, 3×3 convolutions that keep the size (Espeholt et al. 2018, figure 3)."""
 
-    def __init__(self, channels: int, *, init: Initialisation, scale: float, generator: Generator) -> None:
+    def __init__(self, channels: int, *, init: Initialization, scale: float, generator: Generator) -> None:
         super().__init__()
         self.conv0 = _conv(channels, channels, init=init, scale=scale, generator=generator)
         self.conv1 = _conv(channels, channels, init=init, scale=scale, generator=generator)
@@ -39,21 +40,22 @@ class ResidualBlock(nn.Module):
 class ImpalaCNN(nn.Module):
     """The IMPALA network of Procgen's baselines (OPPG impala_cnn.py): stacks of convolution, max-pool and residual blocks, then dense.
 
-    For 64×64×3 pictures, channels (16, 32, 32), two blocks and 256 features: 622,144 parameters.
+    For 64×64×3 images, channels (16, 32, 32), two blocks and 256 features: 622,144 parameters.
 
     Raises:
-        ValueError: the picture is too small for so many stacks.
+        ValueError: the image is too small for so many stacks.
     """
 
     def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
         super().__init__()
         height, width, in_channels = image_shape(obs_shape)
-        # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for the first convolution of a stack.
+        # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for
+        # the first convolution of a stack.
         residual_scale = _gain(config.init, normalized=(len(config.channels) * max(config.blocks, 1)) ** -0.25)
         stacks = []
         for channels in config.channels:
             if min(height, width) < 2:
-                raise ValueError(f"model.channels {config.channels} halves the {obs_shape} picture too often; give fewer stacks")
+                raise ValueError(f"model.channels {config.channels} halves the {obs_shape} image too often; give fewer stacks")
             first = _conv(in_channels, channels, init=config.init, scale=_gain(config.init, normalized=1.0), generator=generator)
             blocks = [ResidualBlock(channels, init=config.init, scale=residual_scale, generator=generator) for _ in range(config.blocks)]
             stacks.append(nn.Sequential(first, _max_pool(config.pooling, height, width), *blocks))
@@ -64,7 +66,7 @@ class ImpalaCNN(nn.Module):
         _to_channels_last(self)
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
-        """Encode pictures."""
+        """Encode images."""
         x = functional.relu(self.stacks(scaled_image(obs)))
         return self.dense(x.flatten(1))
 
@@ -73,7 +75,8 @@ def _max_pool(padding: Literal["symmetric", "same"], height: int, width: int) ->
     """Maxima of 3×3 windows, two apart: `[N, C, H, W]` → `[N, C, ⌈H/2⌉, ⌈W/2⌉]`.
 
     Args:
-        padding: on both sides, or as TensorFlow's `same`: an odd size on both sides, an even one at its end only.
+        padding: on both sides, or as TensorFlow's `same`: an odd size on both sides, an even one at
+            its end only.
         height: H of the images.
         width: W of the images.
     """
@@ -86,19 +89,19 @@ class NatureCNN(nn.Module):
     """The network of Mnih et al. (2015): convolutions 32×8/4, 64×4/2, 64×3/1, then dense layers.
 
     Raises:
-        ValueError: the picture is smaller than 36×36.
+        ValueError: the image is smaller than 36×36.
     """
 
     def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
         super().__init__()
         height, width, in_channels = image_shape(obs_shape)
         if min(height, width) < 36:
-            raise ValueError(f"the Nature network needs pictures of at least 36×36, these are {height}×{width}; use --model.encoder impala")
+            raise ValueError(f"the Nature network needs images of at least 36×36, these are {height}×{width}; use --model.encoder impala")
         scale = _gain(config.init, normalized=1.0)
         layers: list[nn.Module] = []
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             conv = nn.Conv2d(in_channels, channels, kernel, stride)
-            initialise(conv, config.init, scale=scale, generator=generator)
+            initialize(conv, config.init, scale=scale, generator=generator)
             layers += [conv, nn.ReLU()]
             height, width, in_channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, channels
         self.convolutions = nn.Sequential(*layers)
@@ -107,7 +110,7 @@ class NatureCNN(nn.Module):
         _to_channels_last(self)
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
-        """Encode pictures."""
+        """Encode images."""
         return self.dense(self.convolutions(scaled_image(obs)).flatten(1))
 
 
@@ -115,13 +118,13 @@ class MLP(nn.Module):
     """Dense layers over vectors.
 
     Raises:
-        ValueError: the observations are pictures.
+        ValueError: the observations are images.
     """
 
     def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
         super().__init__()
         if len(obs_shape) == 3:
-            raise ValueError(f"observations of shape {obs_shape} are pictures; use --model.encoder impala or nature")
+            raise ValueError(f"observations of shape {obs_shape} are images; use --model.encoder impala or nature")
         self.dense = Dense(math.prod(obs_shape), config, activation=config.activation, generator=generator)
         self.num_features = self.dense.num_features
 
@@ -138,7 +141,7 @@ class Dense(nn.Module):
         layers: list[nn.Module] = []
         for size in config.hidden_sizes:
             linear = nn.Linear(num_inputs, size)
-            initialise(linear, config.init, scale=_gain(config.init, normalized=1.4), generator=generator)
+            initialize(linear, config.init, scale=_gain(config.init, normalized=1.4), generator=generator)
             layers += [linear, *([nn.LayerNorm(size)] if config.layer_norm else []), ACTIVATIONS[activation]()]
             num_inputs = size
         self.layers = nn.Sequential(*layers)
@@ -155,53 +158,54 @@ ENCODERS = {"impala": ImpalaCNN, "nature": NatureCNN, "mlp": MLP}
 class TreeEncoder(nn.Module):
     """For observations of several parts, or of other things than numbers.
 
-    Each picture goes through a network of its own, everything else side by side through dense layers; the features of all are
-    concatenated. Members of a finite set become one-hot vectors.
+    Each image goes through a network of its own, everything else side by side through dense layers;
+    the features of all are concatenated. Members of a finite set become one-hot vectors.
 
     Raises:
-        ValueError: the configured encoder is one for pictures and there are none, or the other way round.
+        ValueError: the configured encoder is one for images and there are none, or the other way
+            round.
     """
 
     def __init__(self, space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> None:
         super().__init__()
         parts = leaves(space)
-        self.picture_paths = [path for path, part in parts if is_picture(part)]
-        self.numbers = [(path, part) for path, part in parts if not is_picture(part)]
-        if (config.encoder == "mlp") == bool(self.picture_paths):
+        self.image_paths = [path for path, part in parts if is_image(part)]
+        self.numbers = [(path, part) for path, part in parts if not is_image(part)]
+        if (config.encoder == "mlp") == bool(self.image_paths):
             raise ValueError(
-                f"model.encoder {config.encoder} does not fit the observations {space}; use impala or nature if pictures are among them, else mlp"
+                f"model.encoder {config.encoder} does not fit the observations {space}; use impala or nature if images are among them, else mlp"
             )
-        shapes = [tuple(part.shape or ()) for _, part in parts if is_picture(part)]
-        self.pictures = nn.ModuleList(ENCODERS[config.encoder](shape, config, generator=generator) for shape in shapes)
+        shapes = [tuple(part.shape or ()) for _, part in parts if is_image(part)]
+        self.images = nn.ModuleList(ENCODERS[config.encoder](shape, config, generator=generator) for shape in shapes)
         width = sum(num_numbers(part) for _, part in self.numbers)
         self.dense = Dense(width, config, activation=config.activation, generator=generator) if width else None
-        widths = [int(cnn.num_features) for cnn in self.pictures]  # type: ignore[arg-type]  # nn.Module's attributes are untyped
+        widths = [int(cnn.num_features) for cnn in self.images]  # type: ignore[arg-type]  # nn.Module's attributes are untyped
         self.num_features = sum(widths) + (self.dense.num_features if self.dense else 0)
 
     def forward(self, obs: Any) -> Float[Tensor, "N D"]:
         """Encode a tree of observations `[N, …]`."""
-        features = [cnn(at_path(obs, path)) for cnn, path in zip(self.pictures, self.picture_paths, strict=True)]
+        features = [cnn(at_path(obs, path)) for cnn, path in zip(self.images, self.image_paths, strict=True)]
         if self.dense is not None:
             features.append(self.dense(torch.cat([as_numbers(at_path(obs, path), part) for path, part in self.numbers], dim=-1)))
         return torch.cat(features, dim=-1)
 
 
 class ObservationReader(nn.Module):
-    """From stored observations to what encoders read: bytes of a tree become its tensors, observed numbers are normalised if so wished.
+    """From stored observations to what encoders read: bytes of a tree become its tensors, observed numbers are normalized if so wished.
 
     Raises:
-        ValueError: there is nothing to normalise.
+        ValueError: there is nothing to normalize.
     """
 
     def __init__(self, space: gym.Space[Any], norm: ObsNormConfig | None) -> None:
         super().__init__()
         self.layout = ObservationLayout(space)
-        self.parts = [(path, part) for path, part in leaves(space) if isinstance(part, gym.spaces.Box) and not is_picture(part)]
+        self.parts = [(path, part) for path, part in leaves(space) if isinstance(part, gym.spaces.Box) and not is_image(part)]
         self.normalizer: ObservationNormalizer | None = None
         if norm is not None:
             size = sum(num_numbers(part) for _, part in self.parts)
             if not size:
-                raise ValueError(f"obs_norm normalises observed numbers, and there are none in {space}; switch it off with --obs-norm none")
+                raise ValueError(f"obs_norm normalizes observed numbers, and there are none in {space}; switch it off with --obs-norm none")
             self.normalizer = ObservationNormalizer(size, statistics=norm.statistics, decay=norm.decay, clip=norm.clip)
 
     def forward(self, stored: Shaped[Tensor, "N *shape"]) -> Any:
@@ -217,7 +221,7 @@ class ObservationReader(nn.Module):
             self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))))
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
-        """The numbers that are normalised, side by side."""
+        """The numbers that are normalized, side by side."""
         return torch.cat([at_path(obs, path).flatten(1).float() for path, _ in self.parts], dim=-1)
 
     def _with_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
@@ -237,7 +241,7 @@ class ObservationReader(nn.Module):
 
 def encoder_for(space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> nn.Module:
     """The encoder that `config` names, for a space of observations."""
-    if isinstance(space, gym.spaces.Box) and (config.encoder != "mlp" or is_picture(space) or len(space.shape) < 3):
+    if isinstance(space, gym.spaces.Box) and (config.encoder != "mlp" or is_image(space) or len(space.shape) < 3):
         return ENCODERS[config.encoder](space.shape, config, generator=generator)
     return TreeEncoder(space, config, generator=generator)
 
@@ -265,13 +269,13 @@ def at_path(tree: Any, path: Path) -> Any:
 
 
 def image_shape(obs_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Height, width and channels of `[H, W, C]` pictures; `[C, H, W]` is recognised by its channels, fewer than both other axes.
+    """Height, width and channels of `[H, W, C]` images; `[C, H, W]` is recognized by its channels, fewer than both other axes.
 
     Raises:
-        ValueError: these observations are not pictures.
+        ValueError: these observations are not images.
     """
     if len(obs_shape) != 3:
-        raise ValueError(f"observations of shape {obs_shape} are not pictures; use --model.encoder mlp")
+        raise ValueError(f"observations of shape {obs_shape} are not images; use --model.encoder mlp")
     if obs_shape[0] < min(obs_shape[1:]):
         channels, height, width = obs_shape
     else:
@@ -282,25 +286,26 @@ def image_shape(obs_shape: tuple[int, ...]) -> tuple[int, int, int]:
 def scaled_image(obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N C H W"]:
     """Bytes of either layout to floats in [0, 1], channels_last in memory."""
     x = obs if obs.shape[1] < min(obs.shape[2:]) else obs.permute(0, 3, 1, 2)
-    # A `permute` view of NHWC bytes is channels_last already: this is one pass from bytes to floats.
+    # A `permute` view of NHWC bytes is channels_last already: this is one pass from bytes to
+    # floats.
     floats = x.to(torch.float32, memory_format=torch.channels_last)
     return floats.div_(255) if obs.dtype == torch.uint8 else floats
 
 
 def _to_channels_last(module: nn.Module) -> None:
-    """Lay convolution weights out as the pictures are, so that no call has to."""
+    """Lay convolution weights out as the images are, so that no call has to."""
     for parameter in module.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
-def _gain(init: Initialisation, *, normalized: float) -> float:
+def _gain(init: Initialization, *, normalized: float) -> float:
     """Scale for hidden layers: the given one under `normalized`, √2 under `orthogonal` (the others have none)."""
     return normalized if init == "normalized" else math.sqrt(2)
 
 
-def _conv(num_inputs: int, num_outputs: int, *, init: Initialisation, scale: float, generator: Generator) -> nn.Conv2d:
+def _conv(num_inputs: int, num_outputs: int, *, init: Initialization, scale: float, generator: Generator) -> nn.Conv2d:
     """A 3×3 convolution that keeps the size."""
     conv = nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)
-    initialise(conv, init, scale=scale, generator=generator)
+    initialize(conv, init, scale=scale, generator=generator)
     return conv

@@ -13,33 +13,38 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import ActionConfig, Initialisation, ModelConfig
+from phasicrl.config import ActionConfig, Initialization, ModelConfig
 from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
-from phasicrl.models.init import initialise
+from phasicrl.models.init import initialize
 from phasicrl.spaces import SUPPORTED_ACTIONS, choices, leaves
 
 
 class PolicyHead(nn.Module):
     """A linear layer to the distribution over the actions of a space; made by `make_policy_head`.
 
-    An action is a vector of K components: the scalars of `leaves(space)`, in order. Only that of a plain `Discrete` space is a scalar.
-    For continuous components it is what was drawn, before any squashing: log-probabilities of stored actions are exact, however near
-    to the bounds. `env_action` makes of it what the environment gets.
+    An action is a vector of K components: the scalars of `leaves(space)`, in order. Only that of a
+    plain `Discrete` space is a scalar. For continuous components it is what was drawn, before any
+    squashing: log-probabilities of stored actions are exact, however near to the bounds.
+    `env_action` makes of it what the environment gets.
 
-    The layer's outputs are the logits, components of equal width together so that these are one tensor however many there are; the
-    means of the continuous components; and, where `action.std` depends on features, as many numbers that deviations are made of.
-    `dist_params` are in the same order: log-probabilities, means, deviations.
+    The layer's outputs are the logits, components of equal width together so that these are one
+    tensor however many there are; the means of the continuous components; and, where `action.std`
+    depends on features, as many numbers that deviations are made of. `dist_params` are in the same
+    order: log-probabilities, means, deviations.
 
     Deviations by `action.std`, in units of the draw:
     - `parameter`: exp(log_std), trained, from `std_value` on (CleanRL, SB3).
-    - `softplus`: softplus(x) / softplus(0) · `std_value` + `min_std` (Acme networks.py:332-346), about `std_value` at first.
+    - `softplus`: softplus(x) / softplus(0) · `std_value` + `min_std` (Acme networks.py:332-346),
+      about `std_value` at first.
     - `exp`: exp(x) · `std_value` + `min_std`, likewise.
     - `fixed`: `std_value`.
-    - `range`: `std_value` · (high − low) of the interval that the policy acts in: with `rescale` or `tanh` that is [−1, 1], of length 2.
+    - `range`: `std_value` · (high − low) of the interval that the policy acts in: with `rescale` or
+      `tanh` that is [−1, 1], of length 2.
 
     Attributes:
         action_shape: `()` for a plain `Discrete` space, else `(K,)`.
-        action_dtype: int64, or float32 if a component is continuous (the others are then integers stored as floats).
+        action_dtype: int64, or float32 if a component is continuous (the others are then integers
+            stored as floats).
         mask_size: options of all discrete components, the width of an action mask.
         num_dist_params: P.
     """
@@ -61,7 +66,8 @@ class PolicyHead(nn.Module):
         order = [place for kind in kinds for place, width in enumerate(widths) if width == kind]
         first_option = list(accumulate(widths, initial=0))
         options = [first_option[place] + option for place in order for option in range(widths[place])]
-        # A part of the joint policy for every width, the continuous ones last; a group is a number of components of one width.
+        # A part of the joint policy for every width, the continuous ones last; a group is a number
+        # of components of one width.
         self.part_sizes = [widths.count(kind) for kind in kinds]
         self.groups = [(widths.count(width), width) for width in kinds if width]
         self.num_continuous = n = widths.count(0)
@@ -102,9 +108,11 @@ class PolicyHead(nn.Module):
     def env_action(self, action: Num[Tensor, "*shape K"]) -> Num[Tensor, "*shape K"]:
         """What the environment gets for stored actions: discrete components as they are, continuous ones squashed and stretched.
 
-        - `none`: the draw. `clip`: the draw, clipped to [low, high]; its log-probability and entropy stay those of the draw, as in CleanRL
-          and SB3. `tanh`: the draw's tanh, stretched; log-probability and entropy are the tanh's, in [−1, 1].
-        - With `rescale` the draw (clipped to [−1, 1] by `clip`) is stretched linearly: −1 to low, 1 to high.
+        - `none`: the draw. `clip`: the draw, clipped to [low, high]; its log-probability and
+          entropy stay those of the draw, as in CleanRL and SB3. `tanh`: the draw's tanh, stretched;
+          log-probability and entropy are the tanh's, in [−1, 1].
+        - With `rescale` the draw (clipped to [−1, 1] by `clip`) is stretched linearly: −1 to low, 1
+          to high.
         """
         if not self.num_continuous:
             return action
@@ -177,8 +185,8 @@ def _bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
     return torch.cat([torch.empty(2, 0), *pairs], -1)
 
 
-def linear_head(num_features: int, num_outputs: int, *, init: Initialisation, scale: float, generator: Generator) -> nn.Linear:
+def linear_head(num_features: int, num_outputs: int, *, init: Initialization, scale: float, generator: Generator) -> nn.Linear:
     """A linear output layer with weights by a scheme."""
     linear = nn.Linear(num_features, num_outputs)
-    initialise(linear, init, scale=scale, generator=generator)
+    initialize(linear, init, scale=scale, generator=generator)
     return linear

@@ -7,14 +7,15 @@ import math
 import torch
 from torch import Generator, Tensor, nn
 
-from phasicrl.config import Initialisation
+from phasicrl.config import Initialization
 
 
-def initialise(layer: nn.Linear | nn.Conv2d, scheme: Initialisation, *, scale: float, generator: Generator) -> None:
+def initialize(layer: nn.Linear | nn.Conv2d, scheme: Initialization, *, scale: float, generator: Generator) -> None:
     """Fill a layer's weights by `scheme` and set its bias to zero (`torch` keeps PyTorch's random bias).
 
-    - `normalized`: PyTorch's default draw, then each output unit's weight vector is divided by its L2 norm and multiplied by
-      `scale` (OPPG torch_util.py:327-351): axis 1 for dense layers, axes 1 to 3 for convolutions.
+    - `normalized`: PyTorch's default draw, then each output unit's weight vector is divided by its
+      L2 norm and multiplied by `scale` (OPPG torch_util.py:327-351): axis 1 for dense layers, axes
+      1 to 3 for convolutions.
     - `orthogonal`: orthogonal matrix times `scale` (Baselines, CleanRL).
     - `glorot`: uniform within ± √(6 / (fan_in + fan_out)); no scale, as in Baselines' convolutions.
     - `torch`: PyTorch's default draw of weights and bias; no scale.

@@ -1,7 +1,7 @@
 """Memory between encoder and heads: features and a state in, features and a state out. Kind: state (modules).
 
-A memory's state is an argument and a result, never remembered inside the module. Networks without memory have a state of width
-zero, so that the loop has one shape for both (OPPG impala_cnn.py:185).
+A memory's state is an argument and a result, never remembered inside the module. Networks without
+memory have a state of width zero, so that the loop has one shape for both (OPPG impala_cnn.py:185).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from phasicrl.config import Initialisation
+from phasicrl.config import Initialization
 
 
 class NoMemory(nn.Module):
@@ -38,12 +38,14 @@ class RecurrentMemory(nn.Module):
     Args:
         kind: which.
         num_inputs: width of the features that come in.
-        size: width of those that go out, and of the state (twice that for an LSTM: output and cell).
-        init: `torch` keeps PyTorch's default; all others take orthogonal weights and no biases (CleanRL ppo_atari_lstm.py:109-114).
+        size: width of those that go out, and of the state (twice that for an LSTM: output and
+            cell).
+        init: `torch` keeps PyTorch's default; all others take orthogonal weights and no biases
+            (CleanRL ppo_atari_lstm.py:109-114).
         generator: source of the weights.
     """
 
-    def __init__(self, kind: Literal["lstm", "gru"], num_inputs: int, size: int, *, init: Initialisation, generator: Generator) -> None:
+    def __init__(self, kind: Literal["lstm", "gru"], num_inputs: int, size: int, *, init: Initialization, generator: Generator) -> None:
         super().__init__()
         self.kind = kind
         self.num_features = size
@@ -63,8 +65,9 @@ class RecurrentMemory(nn.Module):
     ) -> tuple[Float[Tensor, "S L F"], Float[Tensor, "S H"]]:
         """Run over L steps of S sequences, starting from nothing at every step that is `first`.
 
-        Episodes that begin inside are cut out and run beside each other, longest first, as PyTorch's packed sequences want them: one
-        call, no padding, and as many steps as the longest piece has, not as L.
+        Episodes that begin inside are cut out and run beside each other, longest first, as
+        PyTorch's packed sequences want them: one call, no padding, and as many steps as the longest
+        piece has, not as L.
         """
         num_sequences, num_steps = first.shape
         begins = first.clone()
@@ -78,7 +81,8 @@ class RecurrentMemory(nn.Module):
         order = (step * len(length) + rank[piece]).argsort()
         batch_sizes = (length.unsqueeze(0) > torch.arange(int(length.max()), device=length.device).unsqueeze(1)).sum(1)
 
-        # Only a sequence's own first piece goes on from its state, and only if it does not begin an episode.
+        # Only a sequence's own first piece goes on from its state, and only if it does not begin an
+        # episode.
         start = state.new_zeros(len(length), self.state_size)
         own = piece.view(num_sequences, num_steps)
         start[rank[own[:, 0]]] = torch.where(first[:, :1], 0.0, state)
@@ -97,7 +101,7 @@ Memory = NoMemory | RecurrentMemory
 
 
 def make_memory(
-    kind: Literal["none", "lstm", "gru"], num_inputs: int, size: int, *, init: Initialisation, generator: Generator
+    kind: Literal["none", "lstm", "gru"], num_inputs: int, size: int, *, init: Initialization, generator: Generator
 ) -> Memory:  # fmt: skip
     """The memory of that name for features of a width."""
     if kind == "none":

@@ -1,7 +1,8 @@
 """Checkpoints: one tree of everything that must survive, saved atomically. Kind: effects (files).
 
-A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, in the middle of a PPG phase, one file for
-each rollout of it. Loading runs no code: files hold numbers, strings and tensors, and every one is covered by a SHA-256.
+A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, in the
+middle of a PPG phase, one file for each rollout of it. Loading runs no code: files hold numbers,
+strings and tensors, and every one is covered by a SHA-256.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ Chunks = dict[str, Callable[[], dict[str, Tensor]]]
 def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep: int, chunks: Chunks | None = None) -> Path:
     """Save `tree` as the newest checkpoint in `folder`, and delete all but the last `keep`.
 
-    It is written under a temporary name, flushed to the disk and renamed, so that a crash leaves all of it or nothing.
+    It is written under a temporary name, flushed to the disk and renamed, so that a crash leaves
+    all of it or nothing.
 
     Args:
         folder: holds the run's checkpoints.
         tree: nested dicts and lists of numbers, strings, None and tensors.
         env_steps: the run's clock; names the checkpoint.
         keep: how many checkpoints to keep.
-        chunks: parts that the checkpoint before may hold already: those are linked, not written again.
+        chunks: parts that the checkpoint before may hold already: those are linked, not written
+            again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = checkpoints(folder)
@@ -70,11 +73,12 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep:
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], list[str]]:
     """Load the newest checkpoint in `folder` that is whole.
 
-    Newer ones that are not are set aside as `rejected-…`: their steps will be taken again, with other experience, and nothing of theirs
-    may be linked to.
+    Newer ones that are not are set aside as `rejected-…`: their steps will be taken again, with
+    other experience, and nothing of theirs may be linked to.
 
     Returns:
-        The tree, the chunks by name, and a sentence about each newer checkpoint that had to be passed over.
+        The tree, the chunks by name, and a sentence about each newer checkpoint that had to be
+        passed over.
 
     Raises:
         CheckpointError: there is none, or none that is whole; every reason is given.

@@ -173,10 +173,10 @@ class _Live:
         self._pace = _Pace(config, env_steps, self._started)
         self._drawn_at = -math.inf
         self._closed = False
-        self._live = Live(console=console, auto_refresh=False, get_renderable=self._picture)
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._image)
 
     def progress(self, stage: str, env_steps: int) -> None:
-        """Note the place in the run, and draw if the last picture is old."""
+        """Note the place in the run, and draw if the last image is old."""
         self._stage, self._env_steps = stage, env_steps
         self._pace.begin(monotonic())
         if monotonic() - self._drawn_at >= _REFRESH_SECONDS:
@@ -202,7 +202,7 @@ class _Live:
             self._live.refresh()
             self._live.stop()
 
-    def _picture(self) -> Panel:
+    def _image(self) -> Panel:
         config, width = self._config, min(self._console.width, _WIDEST)
         title = Text.assemble((" phasicrl ", "bold"), (f"{config.name} · {config.env.id} · seed {config.seed} ", "default"))
         body = Group(self._bar(wide=width >= _WIDE), self._places(), Text(""), self._table(wide=width >= _WIDE))
@@ -260,7 +260,7 @@ def open_display(config: Config, env_steps: int, stream: TextIO) -> Display:
 
 
 def _is_screen(stream: TextIO) -> bool:
-    """Whether somebody can watch a display there that moves the cursor. NO_COLOR is no reason against it: `rich` then draws without colour."""
+    """Whether somebody can watch a display there that moves the cursor. NO_COLOR is no reason against it: `rich` then draws without color."""
     dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     unicode = (stream.encoding or "").lower().replace("-", "").startswith("utf")
     return stream.isatty() and not dumb and not os.environ.get("CI") and unicode

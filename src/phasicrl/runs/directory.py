@@ -93,9 +93,8 @@ class RunDirectory:
         for argument, what in OWN_OBJECTS.items():
             if what in own and argument in given and given[argument] is None:
                 article = "an" if what[0] in "aeiou" else "a"
-                raise ValueError(
-                    f"{self.path} was trained with {article} {what} of its user's own; call this from Python with {argument}=…"
-                )
+                way = f"{argument}=…" if what != "environment" else "make_env=… or make_vector_env=…"
+                raise ValueError(f"{self.path} was trained with {article} {what} of its user's own; call this from Python with {way}")
         config = self.config
         try:
             refuse_unasked_import(config)

@@ -1,6 +1,7 @@
 """One record per iteration → metrics.jsonl, TensorBoard, W&B, console; the table of metric names is data. Kind: effects.
 
-Means are over the data that they describe, weighted by samples, never the last minibatch. Every sink has the same names.
+Means are over the data that they describe, weighted by samples, never the last minibatch. Every
+sink has the same names.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ METRICS: dict[str, str] = {
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network in the policy phase, where it has one of its own (no unit).",
-    "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalised advantage).",
-    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalised).",
+    "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalized advantage).",
+    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalized).",
     "losses/entropy": "Entropy of the policy (nats).",
     "losses/old_approx_kl": "KL divergence of the new from the rollout's policy, estimator k1: mean of −log ratio (nats).",
     "losses/approx_kl": "KL divergence of the new from the rollout's policy, estimator k3: mean of ratio − 1 − log ratio (nats).",
@@ -52,7 +53,7 @@ METRICS: dict[str, str] = {
     "procgen/level_complete": "Procgen: fraction of the episodes finished in the iteration that completed their level (0 to 1).",
     "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
-    "rewards/clipped_fraction": "Fraction of the iteration's normalised rewards that were clipped (0 to 1).",
+    "rewards/clipped_fraction": "Fraction of the iteration's normalized rewards that were clipped (0 to 1).",
 }
 """Every metric: its name, and what it means with its unit."""
 
@@ -68,10 +69,12 @@ class MetricsLog:
         Args:
             run_dir: folder of the run; made if it is not there.
             config: the run's settings; `config.log` says where the numbers go.
-            resumed_at: environment steps of the checkpoint that the run goes on from. Later rows are cut off, so that none appears twice.
+            resumed_at: environment steps of the checkpoint that the run goes on from. Later rows
+                are cut off, so that none appears twice.
 
         Raises:
-            FileExistsError: the folder holds metrics of an earlier run, and this one does not resume it.
+            FileExistsError: the folder holds metrics of an earlier run, and this one does not
+                resume it.
             ModuleNotFoundError: `log.wandb` is on and Weights & Biases is not installed.
         """
         self._sinks: list[_TensorBoard | _WandB] = []
@@ -82,7 +85,8 @@ class MetricsLog:
         except BaseException:
             self._file.close()
             raise
-        # The clocks start last: opening the sinks takes seconds that say nothing about the speed of the run.
+        # The clocks start last: opening the sinks takes seconds that say nothing about the speed of
+        # the run.
         self._started = self._synced = monotonic()
         self._display = open_display(config, resumed_at or 0, sys.stdout)
         if notice:
@@ -208,7 +212,8 @@ class _WandB:
             project=config.log.wandb_project, id=id_file.read_text(encoding="utf-8").strip(), resume="allow", name=run_dir.name,
             group=config.name, config=dataclasses.asdict(config), dir=str(run_dir),
         )  # fmt: skip
-        # W&B refuses steps that go back, which a resumed run's do; with an axis of its own it takes them.
+        # W&B refuses steps that go back, which a resumed run's do; with an axis of its own it takes
+        # them.
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, values: Values, env_steps: int) -> None:

@@ -19,9 +19,10 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config, Task, refuse_idle
-from phasicrl.envs.heuristic_mask import HeuristicMask, MaskFunction
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.device import this_machine
 from phasicrl.execution.plan import Machine, Plan, Workload, can_follow, make_plan
@@ -36,14 +37,14 @@ from phasicrl.runs.checkpoint import CheckpointError, Chunks, load_checkpoint, s
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
-from phasicrl.spaces import ActionLayout, ObservationLayout, is_picture, leaves
+from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
 
 EnvFactory = Callable[[], gym.Env]
 
 
-def _generator(config: Config, purpose: str) -> Generator:
+def _generator(config: Config, purpose: str, device: torch.device | str = "cpu") -> Generator:
     """A stream of randomness of a run."""
-    return Generator().manual_seed(derive_seed(config.seed, purpose))
+    return Generator(device).manual_seed(derive_seed(config.seed, purpose))
 
 
 class Run:
@@ -57,7 +58,8 @@ class Run:
         envs: its environments.
         learner: what is trained.
         log: where its metrics go.
-        own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration cannot hold it.
+        own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration
+            cannot hold it.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Run:
         self.learner = learner
         self.buffer = _make_buffer(config, envs, learner.agent, learner.compute.device)
         self.collector = Collector(
-            envs, learner.agent, generator=_generator(config, "action"), compute=learner.compute,
+            envs, learner.agent, generator=_generator(config, "action", learner.compute.device), compute=learner.compute,
             bootstrap_truncation=config.ppo.bootstrap_truncation,
         )  # fmt: skip
         self.env_steps = 0
@@ -168,7 +170,11 @@ class Run:
     def load_state_dict(self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]]) -> None:
         """Take back `state_dict` and the chunks."""
         self.learner.load_state_dict(state["learner"])
-        self.collector.generator.set_state(state["action_generator"])
+        action_state, generator = state["action_generator"], self.collector.generator
+        if len(action_state) == len(generator.get_state()):
+            generator.set_state(action_state)
+        else:  # of another kind of device
+            generator.manual_seed(derive_seed(self.config.seed, "action", state["env_steps"]))
         self.collector.episodes.load_state_dict(state["episodes"])
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
         for slot in range(state["num_filled"]):
@@ -228,6 +234,7 @@ def start_run(
     config: Config,
     *,
     make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     plan: Plan | None = None,
@@ -238,35 +245,40 @@ def start_run(
     Args:
         config: every knob.
         make_env: see `phasicrl.train`.
+        make_vector_env: see `phasicrl.train`.
         make_encoder: see `phasicrl.train`.
         mask_actions: see `phasicrl.train`.
         plan: how to execute it; chosen here unless given.
         planned_as: choose the plan of this configuration instead, whose budget may be another.
 
     Raises:
-        ValueError: a configuration that cannot work here; nothing was started and no directory made.
+        ValueError: a configuration that cannot work here; nothing was started and no directory
+            made.
     """
     return _build_run(
-        config, None, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=0, plan=plan, planned_as=planned_as
-    )
+        config, None, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder,
+        mask_actions=mask_actions, env_steps=0, plan=plan, planned_as=planned_as,
+    )  # fmt: skip
 
 
 def resume_run(
     directory: Path,
     *,
     make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
-    Environments start new episodes, from seeds of their own: the one thing in which a resumed run differs from an unbroken one.
+    Environments start new episodes, from seeds of their own: the one thing in which a resumed run
+    differs from an unbroken one.
 
     Raises:
         ValueError: not a run directory, or no checkpoint in it can be used.
     """
     files = RunDirectory(directory)
-    config = files.config_for(make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions)
+    config = files.config_for(make_env=make_env or make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions)
     if not files.checkpoints:
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
     state, chunks, rejected = load_checkpoint(files.checkpoint_folder)
@@ -275,8 +287,9 @@ def resume_run(
     if plan is not None and not can_follow(plan, this_machine(config.compute.device)):
         plan = None  # chosen anew: this is another machine
     run = _build_run(
-        config, directory, make_env=make_env, make_encoder=make_encoder, mask_actions=mask_actions, env_steps=env_steps, plan=plan
-    )
+        config, directory, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder,
+        mask_actions=mask_actions, env_steps=env_steps, plan=plan,
+    )  # fmt: skip
     try:
         run.load_state_dict(state, chunks)
     except (RuntimeError, ValueError, KeyError) as error:
@@ -301,6 +314,7 @@ def _build_run(
     directory: Path | None,
     *,
     make_env: EnvFactory | None,
+    make_vector_env: MakeVectorEnv | None,
     make_encoder: EncoderFactory | None,
     mask_actions: MaskFunction | None,
     env_steps: int,
@@ -308,7 +322,7 @@ def _build_run(
     planned_as: Config | None = None,
 ) -> Run:
     """Everything a run needs, in an order in which nothing is made before what could refuse it."""
-    envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env)
+    envs = make_envs(config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=make_env, make_vector_env=make_vector_env)
     made, log = None, None
     try:
         refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
@@ -324,9 +338,10 @@ def _build_run(
         if directory is None:
             directory = made = RunDirectory.make(config).path
         log = MetricsLog(directory, config, resumed_at=env_steps if resumed else None)
-        objects = {"environment": make_env, "encoder": make_encoder, "mask": mask_actions}
+        objects = {"environment": make_env or make_vector_env, "encoder": make_encoder, "mask": mask_actions}
         own = tuple(what for what, given in objects.items() if given is not None)
         run = Run(config, directory, envs, learner, log, own=own)
+        run.collector.start()
     except BaseException:
         envs.close()
         if log is not None:
@@ -348,8 +363,8 @@ def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed
         can_be_probed: whether its encoder takes any image.
     """
     space = agent.reader.layout.space
-    has_images = any(is_picture(part) for _, part in leaves(space))
-    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed and is_picture(space))
+    has_images = any(is_image(part) for _, part in leaves(space))
+    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed and is_image(space))
     if not workload.can_be_probed:
         return make_plan(config.compute, machine, workload)
 
@@ -362,7 +377,7 @@ def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed
 def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
     """What the spaces of environments say about which knobs have an effect; their back end has been asked by `make_envs`."""
     parts = [part for _, part in leaves(envs.observation_space)]
-    numbers = [part for part in parts if not is_picture(part)]
+    numbers = [part for part in parts if not is_image(part)]
     return Task(
         name=envs.name,
         has_masks=True if envs.mask_size else None,

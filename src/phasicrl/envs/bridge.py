@@ -1,0 +1,168 @@
+"""From back ends that speak NumPy to tensors, and the checks that they share. Kind: effects."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.spaces import ActionLayout, ObservationLayout
+
+
+class NumpyStep(NamedTuple):
+    """What a back end answers to a step: arrays that it does not write to again.
+
+    Attributes:
+        obs: `[B, …]` as stored, and checked; the first of the next episode where one ended.
+        reward: `[B]`, of any float, and checked.
+        terminated: `[B]` bool.
+        truncated: `[B]` bool; may be true where `terminated` is.
+        final_obs: `[B, …]`, whose rows count where an episode ended; None if none did.
+        action_mask: `[B, mask_size]` of the observations in `obs`; None without masks.
+        info: as in `TimeStep`.
+    """
+
+    obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_obs: np.ndarray | None
+    action_mask: np.ndarray | None
+    info: dict[str, np.ndarray]
+
+
+class NumpyEnv(Protocol):
+    """What a back end that speaks NumPy has to offer; the attributes are those of `VectorEnv`.
+
+    `Bridge` calls `reset` first, nothing after `close`, and `step` only with actions that are good.
+    """
+
+    name: str
+    num_envs: int
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    mask_size: int
+
+    def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """First observations `[B, …]`, as stored and checked, and their masks `[B, mask_size]`."""
+        ...
+
+    def step(self, action: np.ndarray) -> NumpyStep:
+        """Step every environment with its action `[B]` or `[B, K]`."""
+        ...
+
+    def close(self) -> None:
+        """Release processes and threads."""
+        ...
+
+
+class Bridge:
+    """Environments of a NumPy back end; a `VectorEnv`. Arrays become tensors of the same memory."""
+
+    device = torch.device("cpu")
+    exact_state: ExactState = "none"
+
+    def __init__(self, backend: NumpyEnv) -> None:
+        self.backend = backend
+        self.name, self.num_envs, self.mask_size = backend.name, backend.num_envs, backend.mask_size
+        self.observation_space, self.action_space = backend.observation_space, backend.action_space
+        self.action_mask: Tensor | None = None
+        self._allowed: np.ndarray | None = None  # the same memory
+        self._actions = ActionLayout(self.action_space)
+        self._is_reset = self._is_closed = False
+
+    def reset(self) -> Tensor:
+        """Start every environment anew and return the first observations `[B, …]`."""
+        self._refuse_closed("reset")
+        try:
+            obs, mask = self.backend.reset()
+        except Exception:
+            self.close()
+            raise
+        self._is_reset = True
+        self._take_mask(mask)
+        return torch.from_numpy(obs)
+
+    def step(self, action: Tensor) -> TimeStep:
+        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew at once."""
+        self._refuse_closed("step")
+        if not self._is_reset:
+            raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
+        given = action.numpy() if isinstance(action, Tensor) else action
+        self._actions.check(self.name, given, self.num_envs, action_mask=self._allowed)
+        try:
+            step = self.backend.step(given)
+        except Exception:  # an environment that failed once is in no known state
+            self.close()
+            raise
+        self._take_mask(step.action_mask)
+        tensor = torch.from_numpy
+        return TimeStep(
+            obs=tensor(step.obs),
+            reward=tensor(step.reward.astype(np.float32, copy=False)),
+            terminated=tensor(step.terminated),
+            # Where both are true, the rules have ended the episode and nothing follows.
+            truncated=tensor(step.truncated & ~step.terminated),
+            final_obs=None if step.final_obs is None else tensor(step.final_obs),
+            info={name: tensor(values) for name, values in step.info.items()},
+        )
+
+    def state_dict(self) -> None:
+        """None: these environments cannot be restored exactly."""
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Do nothing; there is nothing to take back."""
+
+    def close(self) -> None:
+        """Close the back end; calling it twice is harmless."""
+        self._is_closed = True
+        self.backend.close()
+
+    def _take_mask(self, mask: np.ndarray | None) -> None:
+        self._allowed = mask
+        self.action_mask = None if mask is None else torch.from_numpy(mask)
+
+    def _refuse_closed(self, call: str) -> None:
+        if self._is_closed:
+            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
+
+
+class BatchReader:
+    """Stores and checks what a back end returned for a batch of environments.
+
+    For back ends that have no guard beside each environment.
+
+    Attributes:
+        num_steps: steps since the last reset of all environments, for messages; the back end counts
+            them.
+    """
+
+    def __init__(self, name: str, observation_space: gym.Space[Any], num_envs: int, *, remedy: str) -> None:
+        self.name, self.num_envs, self.remedy = name, num_envs, remedy
+        self.num_steps = 0
+        self._layout = ObservationLayout(observation_space)
+
+    def obs(self, obs: Any, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
+        """Store observations of the environments `env_ids` (None: all); refuse unusable ones."""
+        try:
+            stored = self._layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
+        except ValueError as error:
+            raise EnvError(f"{self.name}: {call}() returned {error}; {self.remedy}") from None
+        fault = self._layout.find_fault(stored)
+        if fault is not None:
+            self._refuse(fault[1], call, fault[0] if env_ids is None else int(env_ids[fault[0]]))
+        return stored
+
+    def reward(self, reward: np.ndarray) -> np.ndarray:
+        """The rewards, refusing those that are not finite."""
+        good = np.isfinite(reward)
+        if not good.all():
+            self._refuse(f"a reward that is not finite: {reward}", "step", int(np.argmin(good)))
+        return reward
+
+    def _refuse(self, what: str, call: str, index: int) -> NoReturn:
+        raise EnvError(f"{self.name}: environment {index} returned {what}, from {call}(), at step {self.num_steps}; {self.remedy}")

@@ -1,0 +1,155 @@
+"""One environment with everything it returns checked, copied and packed. Kind: effects.
+
+Gymnasium 1.4.0 checks nothing of what an environment returns: NaN passes, dtypes are cast, and an
+environment that writes its observations into one buffer overwrites its own `final_obs` with the
+reset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from phasicrl.envs.interface import MASK, MASK_METHOD, Fault, Interface, MakeEnv, answer, interface_of
+from phasicrl.masks import find_blocked, flatten_mask
+from phasicrl.spaces import ActionLayout, ObservationLayout, choices, map_leaves
+
+
+class GuardedEnv(gym.Env[Any, Any]):
+    """One environment with everything it returns checked, copied and packed.
+
+    It raises nothing: a fault is reported in `info`.
+
+    Its own spaces are those of the trainer: a stored observation and a flat action. `info` holds
+    the flat mask and is otherwise empty: the trainer reads nothing from it, and it would travel
+    between processes. The environment is made at the first reset, so that a failure of that is a
+    fault like any other, under the same deadline.
+    """
+
+    def __init__(self, make_env: MakeEnv, name: str, index: int, interface: Interface) -> None:
+        """Guard environment `index`, which must have the given interface."""
+        self._make_env, self._name, self._index, self._interface = make_env, name, index, interface
+        self._layout, self._actions = ObservationLayout(interface.observation_space), ActionLayout(interface.action_space)
+        self._widths = choices(interface.action_space)
+        self.observation_space = _any_array(self._layout.shape, self._layout.dtype)
+        self.action_space = _any_array(self._actions.shape, self._actions.dtype)
+        self._env: gym.Env[Any, Any] | None = None
+        self._num_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Reset, making the environment if that was not done."""
+        try:
+            if self._env is None:
+                self._env = self._made()
+            obs, info = answer(self._env.reset(seed=seed, options=options), "(obs, info)")
+            return self._stored(obs), self._mask(obs, info)
+        except (Exception, SystemExit) as error:
+            return self._blank_obs(), self._report("reset", error)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Step, checking what comes back."""
+        self._num_steps += 1
+        try:
+            if self._env is None:
+                raise Fault("was called before reset()")
+            own_action = map_leaves(self._interface.action_space, lambda batch: batch[0], self._actions.unflatten(np.asarray(action)[None]))
+            result = answer(self._env.step(own_action), "(obs, reward, terminated, truncated, info)")
+            obs, reward, terminated, truncated, info = result
+            if not math.isfinite(reward):
+                raise Fault(f"returned the reward {reward}")
+            if terminated not in (False, True) or truncated not in (False, True):
+                raise Fault(f"returned terminated = {terminated!r} and truncated = {truncated!r}; True or False was expected")
+            # Nobody acts on the last observation of an episode, and often nothing is allowed there.
+            mask = {} if terminated or truncated else self._mask(obs, info)
+            return self._stored(obs), float(reward), bool(terminated), bool(truncated), mask
+        except (Exception, SystemExit) as error:
+            return self._blank_obs(), 0.0, False, False, self._report("step", error)
+
+    @property
+    def unwrapped(self) -> gym.Env[Any, Any]:
+        """The environment itself, once it is made."""
+        return self if self._env is None else self._env.unwrapped
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            with contextlib.suppress(Exception):  # must not hide the fault that led here
+                self._env.close()
+
+    def _made(self) -> gym.Env[Any, Any]:
+        """Make the environment, and compare its interface with the first one's."""
+        env, expected = self._make_env(), self._interface
+        if expected.mask_source == "info":  # seen only by a reset
+            expected = replace(expected, mask_source=None)
+        made = interface_of(self._name, env)
+        if made != expected:
+            raise Fault(f"made an environment with other spaces, {made}, than the first one's, {expected}")
+        return env
+
+    def _stored(self, obs: Any) -> np.ndarray:
+        """A copy of an observation as it is stored."""
+        try:
+            stored = self._layout.pack(map_leaves(self._interface.observation_space, _batch_of_one, obs), 1)
+        except ValueError as error:
+            raise Fault(f"returned {error}") from None
+        fault = self._layout.find_fault(stored)
+        if fault is not None:
+            raise Fault(f"returned {fault[1]}")
+        return stored[0]
+
+    def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
+        """What is allowed in an observation, in the form of an `info`; empty without masks."""
+        source = self._interface.mask_source
+        if source is None or self._env is None or not self._interface.reads_masks:
+            return {}
+        remedy = f"give a mask of {sum(self._widths)} values, at least one of them true for each discrete component, at every step"
+        if source == "method":
+            given = self._env.get_wrapper_attr(MASK_METHOD)()
+        else:
+            holder = obs if source == "observation" else info
+            if not isinstance(holder, Mapping) or MASK not in holder:
+                raise Fault(f"returned no {MASK!r} in its {source}, where it had one at first", remedy)
+            given = holder[MASK]
+        try:
+            mask = flatten_mask(self._interface.action_space, given)
+        except ValueError as error:
+            raise Fault(f"gave {error}", remedy) from None
+        blocked = find_blocked(self._widths, mask[None])
+        if blocked is not None:
+            raise Fault(f"gave an action mask that allows nothing in component {blocked[1]}: {mask}", remedy)
+        return {MASK: mask}
+
+    def _blank_obs(self) -> np.ndarray:
+        return np.zeros(self._layout.shape, self._layout.dtype)
+
+    def _report(self, call: str, error: BaseException) -> dict[str, Any]:
+        """What `info` says about a fault."""
+        where = f"{self._name}: environment {self._index}, {call}() at step {self._num_steps}"
+        if isinstance(error, Fault):
+            return {"fault": f"{where}: {error}; {error.remedy}", "traceback": ""}
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}"
+        text = f"{where}: {type(error).__name__}: {error} ({place}); repair the environment"
+        return {"fault": text, "traceback": "".join(traceback.format_exception(error))}
+
+
+def _batch_of_one(value: Any) -> np.ndarray:
+    """A copy of one value `[…]` as `[1, …]`."""
+    try:
+        return np.array(value)[None]
+    except ValueError as error:
+        raise ValueError(f"an observation that is no array ({error})") from None
+
+
+def _any_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> gym.spaces.Box:
+    """A space of all arrays of a shape and dtype."""
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return gym.spaces.Box(low, high, shape, dtype.type)

@@ -1,0 +1,113 @@
+"""What all environments of one kind have in common, found out by making one. Kind: effects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from phasicrl.envs.protocol import EnvError
+from phasicrl.spaces import as_float32, check_spaces, choices
+
+MakeEnv = Callable[[], "gym.Env[Any, Any]"]
+MaskSource = Literal["observation", "method", "info"]
+
+MASK = "action_mask"
+"""The key of a mask in an observation or an `info`, an environment's or a guard's."""
+
+MASK_METHOD = "action_masks"
+"""The method that says the mask, as sb3-contrib calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What is the same in all environments of one kind.
+
+    Attributes:
+        observation_space: the environment's without its mask, with float32 in place of other
+            floats.
+        action_space: the environment's.
+        mask_source: where the environment says which actions are allowed: in the entry
+            `action_mask` of its observation (a `Dict`), by its method `action_masks()`, or in the
+            entry `action_mask` of its `info`. None if it does not.
+        reads_masks: whether anybody wants to know.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    mask_source: MaskSource | None
+    reads_masks: bool = field(default=True, compare=False)
+
+
+class Fault(Exception):
+    """An environment returned what it must not."""
+
+    def __init__(self, text: str, remedy: str = "gymnasium.utils.env_checker.check_env helps to find such faults") -> None:
+        super().__init__(text)
+        self.remedy = remedy
+
+
+def probe(name: str, make_env: MakeEnv) -> Interface:
+    """Make one environment to learn its interface, and refuse spaces that are not supported."""
+    if not callable(make_env):
+        raise ValueError(f"{name}: make_env is {describe(make_env)}; a function that makes an environment was expected, as there are many")
+    try:
+        env = make_env()
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise ImportError(f"{name} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(env, gym.Env):
+        raise ValueError(f"{name}: make_env made {describe(env)}; a gymnasium.Env was expected (the older `gym` is another package)")
+    with contextlib.closing(env):
+        interface = interface_of(name, env)
+        check_spaces(name, interface.observation_space, interface.action_space)
+        if interface.mask_source is None and choices(interface.action_space) and _has_mask_in_info(name, env):
+            interface = replace(interface, mask_source="info")
+    return interface
+
+
+def interface_of(name: str, env: gym.Env[Any, Any]) -> Interface:
+    """The interface of an environment as far as it is known without a reset."""
+    interface = interface_of_spaces(name, getattr(env, "observation_space", None), getattr(env, "action_space", None))
+    if interface.mask_source is None and choices(interface.action_space) and env.has_wrapper_attr(MASK_METHOD):
+        return replace(interface, mask_source="method")
+    return interface
+
+
+def interface_of_spaces(name: str, space: Any, actions: Any) -> Interface:
+    """What the spaces alone say of an interface."""
+    if not isinstance(space, gym.Space) or not isinstance(actions, gym.Space):
+        raise ValueError(
+            f"{name}: observation_space is {describe(space)} and action_space {describe(actions)}; Gymnasium spaces were expected"
+        )
+    source: MaskSource | None = None
+    if choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:  # there is nothing to mask in numbers
+        source = "observation"
+        space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
+    return Interface(as_float32(space), actions, source)
+
+
+def _has_mask_in_info(name: str, env: gym.Env[Any, Any]) -> bool:
+    """Reset an environment to look into its `info`."""
+    try:
+        _, info = answer(env.reset(seed=0), "(obs, info)")
+    except Exception as error:
+        words = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
+        raise EnvError(f"{name}: reset() of the environment that was made to learn the spaces: {words}; repair the environment") from error
+    return isinstance(info, Mapping) and MASK in info
+
+
+def answer(result: Any, expected: str) -> tuple[Any, ...]:
+    """What a call returned, refusing anything but a tuple of as many as expected."""
+    if not isinstance(result, tuple) or len(result) != expected.count(",") + 1:
+        raise Fault(f"returned {describe(result)}; {expected} was expected")
+    return result
+
+
+def describe(value: Any) -> str:
+    """A value in a few words, for an error message."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"an object of type {type(value).__name__}"

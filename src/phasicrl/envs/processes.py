@@ -1,0 +1,174 @@
+"""Gymnasium's environments in processes of their own, with deadlines. Kind: effects.
+
+Gymnasium 1.4.0's `AsyncVectorEnv` waits for ever, and tells the death of a process as an `EOFError`
+without words.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv
+
+from phasicrl.envs.interface import MakeEnv
+from phasicrl.envs.protocol import EnvError
+from phasicrl.host.machine import place, usable_cores
+
+START_REMEDY = "if it speaks of bootstrapping above, put the start of your script under `if __name__ == '__main__':`"
+"""For a process that ends before it is asked for anything."""
+STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
+"""How long processes may take; the first reset includes their start."""
+
+
+class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
+    """Gymnasium's environments in processes, with deadlines and with words for the death of one."""
+
+    def __init__(self, makers: Sequence[MakeEnv], name: str, step_seconds: float, reset_seconds: float) -> None:
+        """Start one process for each maker, on the cores that this process may use."""
+        self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
+        # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at
+        # that moment.
+        context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        try:
+            super().__init__(
+                [functools.partial(_made_in_its_process, maker, os.getpid(), usable_cores()) for maker in makers],
+                context=context,
+                autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+            )
+        except (EOFError, ConnectionError) as error:  # from Python 3.14 on the server that forks them tells it first, and dies with them
+            raise EnvError(f"{name}: the process of environment 0 died in its start ({type(error).__name__}); {START_REMEDY}") from None
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all, within the deadline."""
+        with self._watched("reset()", self._reset_seconds):
+            self.reset_async(seed=seed, options=options)
+            return self.reset_wait(self._reset_seconds)
+
+    def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all, within the deadline."""
+        with self._watched("step()", self._step_seconds):
+            self.step_async(actions)
+            return self.step_wait(self._step_seconds)
+
+    def close(self, **_: Any) -> None:
+        """End the processes: ask, wait a little, kill."""
+        if self.closed:
+            return
+        for pipe in self.parent_pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(("close", None))
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._end()
+
+    def _check_spaces(self) -> None:
+        """Wait for the processes to start, within the deadline.
+
+        Gymnasium calls this at the end of its constructor, and waits for ever.
+
+        Until then the caller holds the semaphores that they open by name, so that this cannot be
+        left to the first reset.
+        """
+        # Before multiprocessing's own clean-up, which sends the SIGTERM that the processes ignore
+        # and then waits for ever.
+        self._at_exit = functools.partial(_kill, self.processes)
+        atexit.register(self._at_exit)
+        with self._watched("its start", self._reset_seconds):
+            for pipe in self.parent_pipes:
+                pipe.send(("_check_spaces", (self.observation_mode, self.single_observation_space, self.single_action_space)))
+            deadline = time.monotonic() + self._reset_seconds
+            for pipe in self.parent_pipes:
+                if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                    raise multiprocessing.TimeoutError
+                pipe.recv()
+
+    @contextlib.contextmanager
+    def _watched(self, call: str, seconds: float) -> Iterator[None]:
+        """Put silence and death of a process into words, and end the others."""
+        try:
+            yield
+        except multiprocessing.TimeoutError:
+            index = next((i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)), 0)
+            pid = self.processes[index].pid
+            if pid is not None and hasattr(faulthandler, "register"):
+                os.kill(pid, signal.SIGUSR1)  # it prints where it stands
+                time.sleep(0.3)
+            self._end()
+            raise EnvError(
+                f"{self._name}: environment {index} has not finished {call} within {seconds:g} s; it hangs, or the machine is overloaded; "
+                "where it stands is printed above"
+            ) from None
+        except (EOFError, OSError):
+            index, how = self._who_died()
+            self._end()
+            remedy = (
+                START_REMEDY if call == "its start" else "if it printed nothing above, memory may have run out: take fewer environments"
+            )
+            raise EnvError(f"{self._name}: the process of environment {index} died in {call} ({how}); {remedy}") from None
+
+    def _who_died(self) -> tuple[int, str]:
+        """Index of a dead process, and how it ended."""
+        multiprocessing.connection.wait([process.sentinel for process in self.processes], timeout=CLOSE_SECONDS)
+        for index, process in enumerate(self.processes):
+            code = process.exitcode
+            if code is not None:
+                return index, f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return 0, "it closed its pipe"
+
+    def _end(self) -> None:
+        """Kill what still runs and release the pipes."""
+        self.closed = True
+        atexit.unregister(self._at_exit)
+        _kill(self.processes)
+        for pipe in self.parent_pipes:
+            pipe.close()
+        self.error_queue.close()
+
+
+def _kill(processes: list[Any]) -> None:
+    """End processes that ignore requests."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join(CLOSE_SECONDS)
+
+
+def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.Env[Any, Any]:
+    """Make an environment, after preparing its process to run on `cores`.
+
+    Gymnasium calls this in the trainer's process `parent` too, which is left as it is.
+    """
+    if os.getpid() != parent:
+        place({0}, cores)  # inherited is the place of the thread that started it, which OpenMP may have bound to a single core
+        # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to
+        # save and then ends us.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if hasattr(faulthandler, "register"):
+            faulthandler.register(signal.SIGUSR1)  # asked for by `ProcessVectorEnv` when an environment hangs
+    return maker()
+
+
+def refuse_unsendable(name: str, make_env: MakeEnv) -> None:
+    """Refuse a function that cannot be sent to another process, before any process is started."""
+    import cloudpickle  # Gymnasium sends it with this, and depends on it
+
+    try:
+        cloudpickle.dumps(make_env)
+    except Exception as error:
+        raise ValueError(
+            f"{name}: make_env cannot be sent to another process ({error}); make everything it needs inside of it, or set env.parallel to sync"
+        ) from error

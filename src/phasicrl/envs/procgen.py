@@ -1,0 +1,72 @@
+"""The games of Procgen as EnvPool has them: names, levels, options. Kind: effects."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any, get_args
+
+from phasicrl.config import PROCGEN_FIELDS, EnvConfig, ProcgenDistribution
+from phasicrl.envs.envpool import import_envpool
+
+GAMES = (
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
+    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
+
+
+def procgen_task(game: str, config: EnvConfig) -> str:
+    """EnvPool's task id of a game: `StarpilotEasy-v0`.
+
+    Raises:
+        ValueError: the game does not have this distribution of levels; the message lists those that
+            do.
+    """
+    task_ids = set(import_envpool(procgen=True).list_all_envs())
+    task_id = _task_id(game, config.distribution)
+    if task_id not in task_ids:
+        having = [name for name in GAMES if _task_id(name, config.distribution) in task_ids]
+        raise ValueError(
+            f"procgen:{game} has no {config.distribution!r} levels (env.distribution); "
+            f"it has {', '.join(distributions(game, task_ids))}; "
+            f"games with {config.distribution!r} levels: {', '.join(having)}"
+        )
+    return task_id
+
+
+def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
+    """EnvPool's options for a game of Procgen.
+
+    Raises:
+        ValueError: what EnvPool aborts the process on, or accepts and misunderstands.
+    """
+    num, start = config.num_levels, config.start_level
+    if config.distribution == "exploration" and (num or start):
+        raise ValueError(
+            f"procgen:{game}: 'exploration' is one fixed level, so that env.num_levels = {num} and "
+            f"env.start_level = {start} cannot be chosen; leave both at 0"
+        )
+    if start and not num:
+        raise ValueError(
+            f"procgen:{game}: env.start_level = {start} has no meaning with env.num_levels = 0, which is all levels; set env.num_levels too"
+        )
+    if start + num > 2**31 - 1:
+        raise ValueError(f"procgen:{game}: env.start_level + env.num_levels is above {2**31 - 1}, the number of levels there are")
+    options = {field: getattr(config, field) for field in PROCGEN_FIELDS if field != "distribution"}
+    # The game draws HWC: no copy into another order, and the convolutions want it so.
+    return options | {"channel_first": False}
+
+
+def distributions(game: str, task_ids: Container[str] | None = None) -> list[str]:
+    """The distributions of levels that a game has among EnvPool's tasks; None stands for all."""
+    modes = get_args(ProcgenDistribution)
+    return [mode for mode in modes if task_ids is None or _task_id(game, mode) in task_ids]
+
+
+def split_task_id(task_id: str) -> tuple[str, str]:
+    """The game and the distribution of one of EnvPool's Procgen tasks."""
+    game = next(game for game in GAMES if task_id.lower().startswith(game))
+    return game, task_id[len(game) :].partition("-")[0].lower()
+
+
+def _task_id(game: str, distribution: str) -> str:
+    return f"{game.capitalize()}{distribution.capitalize()}-v0"

@@ -1,0 +1,197 @@
+"""A user's own vector environment with Gymnasium's `VectorEnv` interface. Kind: effects.
+
+Where an episode ends, such an environment does one of three things; its
+`metadata["autoreset_mode"]` says which:
+
+- `SAME_STEP`: it resets in the step of the end, and hands the last observation over in
+  `info["final_obs"]`.
+- `NEXT_STEP`: its next step ignores the action and returns the first observation. That row is no
+  transition, and must not be learned from. Here it never comes: the ended environments are reset
+  right after the step of the end, by
+  `reset(options={"reset_mask": ended})`, which Gymnasium's own vector environments and EnvPool
+  understand.
+- `DISABLED`: it waits for that very call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from phasicrl.envs.bridge import BatchReader, NumpyStep
+from phasicrl.envs.interface import MASK, describe, interface_of_spaces
+from phasicrl.envs.protocol import EnvError
+from phasicrl.masks import find_blocked
+from phasicrl.spaces import ActionLayout, check_spaces, choices
+
+MakeVectorEnv = Callable[[int], "gym.vector.VectorEnv[Any, Any, Any]"]
+"""Makes a vector environment of so many environments."""
+
+REMEDY = "repair the vector environment"
+WANTED = ("num_envs", "single_observation_space", "single_action_space", "metadata", "reset", "step", "close")
+"""What is used of Gymnasium's interface."""
+
+
+class OwnVectorEnv:
+    """A vector environment of a user's own; a `NumpyEnv`.
+
+    It is reset when it is made, to see whether `info` holds masks; the first `reset` returns that.
+    """
+
+    def __init__(self, make_vector_env: MakeVectorEnv, *, num_envs: int, seed: int, name: str, action_masks: bool = True) -> None:
+        """Make it; without `action_masks` its masks are left unread.
+
+        Raises:
+            ValueError: it is no such environment, of another size, with spaces or a way to reset
+                that are not supported.
+            EnvError: it cannot be made or reset.
+        """
+        self.name, self.num_envs = name, num_envs
+        self._vector = _made(name, make_vector_env, num_envs)
+        self._mode = _autoreset_mode(name, self._vector)
+        self._space = self._vector.single_observation_space
+        interface = interface_of_spaces(name, self._space, self._vector.single_action_space)
+        self.observation_space, self.action_space = interface.observation_space, interface.action_space
+        check_spaces(name, self.observation_space, self.action_space)
+        self._actions, self._widths = ActionLayout(self.action_space), choices(self.action_space)
+        self._reader = BatchReader(name, self.observation_space, num_envs, remedy=REMEDY)
+        obs, info = self._call("reset", seed=seed)
+        self._first: tuple[Any, dict[str, Any]] | None = obs, info
+        self._source = interface.mask_source
+        if self._source is None and self._widths and MASK in info:
+            self._source = "info"
+        self.has_masks = self._source is not None
+        self.mask_size = sum(self._widths) if self.has_masks and action_masks else 0
+
+    def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Start every environment anew; the first time, return what it said when it was made."""
+        (obs, info), self._first = self._first or self._call("reset"), None
+        self._reader.num_steps = 0
+        return self._reader.obs(obs, "reset").copy(), self._checked(self._mask(obs, info))
+
+    def step(self, action: np.ndarray) -> NumpyStep:
+        """Step every environment with its action `[B]` or `[B, K]`; reset what ended."""
+        obs, reward, terminated, truncated, info = self._call("step", self._actions.unflatten(action))
+        self._reader.num_steps += 1
+        stored = self._reader.obs(obs, "step").copy()
+        reward = self._reader.reward(self._row("rewards", reward, np.float32))
+        terminated, truncated = self._row("terminated", terminated, np.bool_), self._row("truncated", truncated, np.bool_)
+        ended, final_obs = terminated | truncated, None
+        if not ended.any():
+            mask = self._mask(obs, info)
+        elif self._mode is AutoresetMode.SAME_STEP:
+            final_obs, mask = stored.copy(), self._mask(obs, info)
+            final_obs[ended] = self._reader.obs(self._final(info, ended), "step", np.flatnonzero(ended))
+        else:
+            final_obs, mask = stored, self._mask(obs, info, of=~ended)
+            obs, info = self._reset_alone(ended, stored)
+            stored = np.where(ended.reshape(-1, *[1] * (stored.ndim - 1)), self._reader.obs(obs, "reset"), stored)
+            first_mask = self._mask(obs, info, of=ended)
+            if mask is not None and first_mask is not None:
+                mask[ended] = first_mask[ended]
+        return NumpyStep(stored, reward, terminated, truncated, final_obs, self._checked(mask), {})
+
+    def close(self) -> None:
+        """Close it."""
+        if not getattr(self._vector, "closed", False):
+            self._vector.close()
+
+    def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
+        """Call it, and say in words what it raises or returns."""
+        expected = {"reset": 2, "step": 5}[call]
+        try:
+            result = getattr(self._vector, call)(*args, **kwargs)
+        except Exception as error:
+            raise EnvError(f"{self.name}: {call}() raised {type(error).__name__}: {error}; {REMEDY}") from error
+        if not isinstance(result, tuple) or len(result) != expected:
+            raise EnvError(f"{self.name}: {call}() returned {describe(result)}; a tuple of {expected} was expected; {REMEDY}")
+        return result
+
+    def _row(self, what: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
+        """A copy of one number for each environment."""
+        row = np.array(values, dtype=dtype)
+        if row.shape != (self.num_envs,):
+            raise EnvError(f"{self.name}: step() returned {what} of shape {row.shape}; ({self.num_envs},) was expected; {REMEDY}")
+        return row
+
+    def _final(self, info: Mapping[str, Any], ended: np.ndarray) -> Any:
+        """The last observations of the ended episodes, as a batch of the space."""
+        finals = info.get("final_obs")
+        if finals is None:
+            raise EnvError(f"{self.name}: step() ended an episode without info['final_obs'], which SAME_STEP promises; {REMEDY}")
+        if not isinstance(finals, np.ndarray) or finals.dtype != object:  # a batch of all environments
+            finals = [
+                part for part, end in zip(gym.vector.utils.iterate(self._vector.observation_space, finals), ended, strict=True) if end
+            ]
+        else:
+            finals = list(finals[ended])
+        return concatenate(self._space, finals, create_empty_array(self._space, len(finals)))
+
+    def _reset_alone(self, ended: np.ndarray, stored: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """Reset the ended environments, and look whether the others were left as they are."""
+        obs, info = self._call("reset", options={"reset_mask": ended.copy()})
+        if not np.array_equal(self._reader.obs(obs, "reset")[~ended], stored[~ended]):
+            raise EnvError(
+                f"{self.name}: its autoreset mode is {self._mode.name}, and reset(options={{'reset_mask': …}}) does not reset the "
+                "chosen environments alone; make it with autoreset_mode=SAME_STEP, or pass make_env, which makes one environment"
+            )
+        return obs, info
+
+    def _mask(self, obs: Any, info: Mapping[str, Any], of: np.ndarray | None = None) -> np.ndarray | None:
+        """The masks `[B, mask_size]` that came with observations; only those in `of` must be there."""
+        if not self.mask_size:
+            return None
+        mask, shape = (obs if self._source == "observation" else info).get(MASK), (self.num_envs, self.mask_size)
+        if of is not None and not of.any():
+            return np.zeros(shape, dtype=bool)
+        if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
+            given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
+            raise EnvError(
+                f"{self.name}: action masks {shape} of True and False, or 1 and 0, were expected, and given was {given}; {REMEDY}"
+            )
+        return np.array(mask, dtype=bool)
+
+    def _checked(self, mask: np.ndarray | None) -> np.ndarray | None:
+        """The same masks, each of which allows something."""
+        blocked = None if mask is None else find_blocked(self._widths, mask)
+        if blocked is not None:
+            raise EnvError(
+                f"{self.name}: environment {blocked[0]} gave an action mask that allows nothing in component {blocked[1]}, "
+                f"at step {self._reader.num_steps}; {REMEDY}"
+            )
+        return mask
+
+
+def _made(name: str, make_vector_env: MakeVectorEnv, num_envs: int) -> Any:
+    """Make the vector environment, and look whether it is one of that size."""
+    if not callable(make_vector_env):
+        raise ValueError(f"{name}: make_vector_env is {describe(make_vector_env)}; a function of the number of environments was expected")
+    try:
+        vector = make_vector_env(num_envs)
+    except Exception as error:
+        raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+    missing = [attribute for attribute in WANTED if not hasattr(vector, attribute)]
+    if missing:
+        raise ValueError(
+            f"{name}: make_vector_env made {describe(vector)} without {', '.join(missing)}; Gymnasium's VectorEnv interface was expected"
+        )
+    if vector.num_envs != num_envs:
+        vector.close()
+        raise ValueError(f"{name}: make_vector_env({num_envs}) made {vector.num_envs} environments; make as many as it is asked for")
+    return vector
+
+
+def _autoreset_mode(name: str, vector: Any) -> AutoresetMode:
+    """What it does at the end of an episode."""
+    given = vector.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(given)
+    except ValueError:
+        vector.close()
+        accepted = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
+        raise ValueError(f"{name}: metadata['autoreset_mode'] of the vector environment is {given!r}; accepted: {accepted}") from None

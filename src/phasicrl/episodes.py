@@ -1,0 +1,77 @@
+"""Returns and lengths of episodes, in the environment's own reward. Kind: state."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from torch import Tensor
+
+
+class EpisodeStatistics:
+    """What a run says of its episodes; it is told of whole rollouts, to read a device once for each.
+
+    Args:
+        num_envs: B.
+        window: how many episodes the moving mean goes back.
+    """
+
+    def __init__(self, num_envs: int, *, window: int = 100) -> None:
+        self._under_way = np.zeros((2, num_envs))  # returns and lengths so far
+        self._finished: list[list[float]] = []
+        self._recent: deque[float] = deque(maxlen=window)
+        self._completed: list[bool] = []
+        self._levels: set[int] = set()
+
+    def update(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
+        """Take T steps of every environment in.
+
+        Args:
+            reward: `[T, B]`.
+            ended: `[T, B]` bool; an episode ended in the step.
+            info: what the environments say of the steps besides (`TimeStep.info`), `[T, B]` each.
+        """
+        ends = ended.cpu().numpy()
+        sums = np.stack([reward.cpu().numpy(), np.ones(ends.shape)], axis=1)  # [T, 2, B], of single steps as yet
+        # Step by step, so that no digit of a return depends on where the rollouts begin.
+        for so_far, goes_on in zip(sums, ~ends, strict=True):
+            so_far += self._under_way
+            self._under_way = so_far * goes_on
+        finished = sums.transpose(0, 2, 1)[ends].tolist()  # in the order in which they ended
+        self._finished += finished
+        self._recent.extend(episode_return for episode_return, _ in finished)
+        if "level_seed" in info:
+            self._levels.update(info["level_seed"].unique().tolist())
+        if "level_complete" in info:
+            self._completed += (info["level_complete"][ended] != 0).tolist()
+
+    def report(self) -> dict[str, float]:
+        """Means over the episodes finished since the last report."""
+        record: dict[str, float] = {"charts/num_episodes": len(self._finished)}
+        if self._finished:
+            returns, lengths = zip(*self._finished, strict=True)
+            record["charts/episodic_return"] = float(np.mean(returns))
+            record["charts/episodic_length"] = float(np.mean(lengths))
+        if self._recent:
+            record["charts/episodic_return_100"] = self.recent_mean
+        if self._completed:
+            record["procgen/level_complete"] = float(np.mean(self._completed))
+        if self._levels:
+            record["procgen/num_levels_seen"] = len(self._levels)
+        self._finished.clear()
+        self._completed.clear()
+        return record
+
+    @property
+    def recent_mean(self) -> float:
+        """Mean return over the window; NaN before the first episode has finished."""
+        return float(np.mean(self._recent)) if self._recent else float("nan")
+
+    def state_dict(self) -> dict[str, list[float] | list[int]]:
+        """What a resumed run needs; its environments start new episodes."""
+        return {"recent": list(self._recent), "levels": sorted(self._levels)}
+
+    def load_state_dict(self, state: dict[str, list[float] | list[int]]) -> None:
+        """Take back `state_dict`."""
+        self._recent.extend(state["recent"])
+        self._levels.update(int(level) for level in state["levels"])

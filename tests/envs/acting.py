@@ -1,0 +1,42 @@
+"""Environments of a user's own, and actions for any environment, for the tests of the adapters. Kind: effects."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasicrl.envs.bridge import Bridge
+from phasicrl.envs.gymnasium import GymnasiumEnv
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.spaces import ActionLayout, choices, leaves
+
+Parallel = Literal["sync", "processes"]
+PARALLEL: tuple[Parallel, ...] = ("sync", "processes")
+NEVER = torch.zeros(3, dtype=torch.int64)
+"""Actions for three environments."""
+
+
+def make(make_env: Any, parallel: Parallel = "sync", *, num_envs: int = 3, seed: int = 1, **seconds: Any) -> Bridge:
+    """Environments of a user's own."""
+    return Bridge(GymnasiumEnv(make_env, num_envs=num_envs, seed=seed, name="mine", parallel=parallel, **seconds))
+
+
+def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
+    """A random action for each environment, in the trainer's form, among those that are allowed."""
+    layout, begin = ActionLayout(envs.action_space), 0
+    columns = []
+    for _, leaf in leaves(envs.action_space):
+        if isinstance(leaf, gym.spaces.Box):
+            low, high = np.maximum(leaf.low, -9), np.minimum(leaf.high, 9)
+            columns.append(rng.uniform(low, high, (envs.num_envs, *leaf.shape)).reshape(envs.num_envs, -1))
+        for width in choices(leaf):
+            draws = rng.random((envs.num_envs, width))
+            if envs.action_mask is not None:
+                draws = np.where(envs.action_mask[:, begin : begin + width].numpy(), draws, -1)
+            columns.append(draws.argmax(axis=1)[:, None])
+            begin += width
+    return torch.from_numpy(np.concatenate(columns, axis=1).astype(layout.dtype).reshape(envs.num_envs, *layout.shape))

@@ -1,0 +1,136 @@
+"""Environments in processes: deadlines, deaths, signals, and the end of the trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from phasicrl.envs.protocol import EnvError
+from tests.envs.acting import NEVER, draw_action, make
+from tests.envs.counting import Counting, Faulty, Structured
+
+
+def test_processes_do_not_wait_for_torch() -> None:
+    class HasTorch(Structured):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:1], float("torch" in sys.modules), False, False, {}
+
+    envs = make(HasTorch, "processes", num_envs=1)
+    envs.reset()
+    assert envs.step(draw_action(envs, np.random.default_rng(1))).reward.tolist() == [0.0]
+    envs.close()
+
+
+def test_a_process_that_is_killed_is_named() -> None:
+    envs = make(lambda: Faulty("dies"), "processes", num_envs=2)
+    envs.reset()
+    started = time.monotonic()
+    with pytest.raises(EnvError, match=r"the process of environment \d died in step\(\) \(signal SIGKILL\).*memory"):
+        for _ in range(3):
+            envs.step(NEVER[:2])
+    assert time.monotonic() - started < 5
+    envs.close()
+
+
+def test_a_process_that_hangs_is_named_after_the_deadline() -> None:
+    envs = make(lambda: Faulty("hangs"), "processes", num_envs=2, step_seconds=0.5)
+    envs.reset()
+    envs.step(NEVER[:2])
+    envs.step(NEVER[:2])
+    processes = envs.backend._vector.processes  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"environment 0 has not finished step\(\) within 0.5 s"):
+        envs.step(NEVER[:2])
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "import functools, numpy\n"
+        "from tests.envs import counting\n"
+        "from phasicrl.envs.gymnasium import GymnasiumEnv\n"
+        "if __name__ == '__main__':\n"
+        "    make_env = functools.partial(counting.Faulty, 'hangs')\n"
+        "    envs = GymnasiumEnv(make_env, num_envs=1, seed=1, name='mine', parallel='processes', step_seconds=0.5)\n"
+        "    envs.reset()\n"
+        "    for _ in range(3): envs.step(numpy.zeros(1, int))\n"
+    )
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert "counting.py" in result.stderr and "in _misbehave" in result.stderr
+    assert "EnvError: mine: environment 0 has not finished" in result.stderr
+
+
+def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
+    home = os.getpid()
+
+    def make_env() -> gym.Env[Any, Any]:
+        if os.getpid() != home:
+            raise OSError("the port is taken")
+        return Counting()
+
+    envs = make(make_env, "processes", num_envs=1)
+    with pytest.raises(EnvError, match=r"environment 0, reset\(\) at step 0: OSError: the port is taken"):
+        envs.reset()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed")
+def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phasicrl.envs.processes.usable_cores", lambda: {max(os.sched_getaffinity(0))})
+    envs = make(Counting, "processes", num_envs=1)
+    assert os.sched_getaffinity(envs.backend._vector.processes[0].pid) == {max(os.sched_getaffinity(0))}  # type: ignore[attr-defined]
+    envs.close()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
+    envs = make(Counting, "processes", num_envs=1)
+    envs.reset()
+    process = envs.backend._vector.processes[0]  # type: ignore[attr-defined]
+    assert process.pid is not None
+    os.kill(process.pid, sent)
+    envs.step(NEVER[:1])
+    envs.close()
+    assert not process.is_alive()
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 9)"])
+def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
+    """Whether it ends by itself without `close`, or is killed."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id\n"
+        "if __name__ == '__main__':\n"
+        "    envs = GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=2, seed=1, name='mine', parallel='processes')\n"
+        "    envs.reset()\n"
+        "    print(*(process.pid for process in envs._vector.processes), flush=True)\n"
+        f"    {end}\n"
+    )
+    started = time.monotonic()
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    pids = [int(word) for word in result.stdout.split()]
+    assert len(pids) == 2
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() - started < 20:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id\n"
+        "GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=1, seed=1, name='mine', parallel='processes')\n"
+    )
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert "EnvError: mine: the process of environment 0 died in its start" in result.stderr
+    assert "if __name__ == '__main__':" in result.stderr

@@ -1,0 +1,185 @@
+"""Vector environments of a user's own: every autoreset mode gives the same steps, and what is refused, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import EnvConfig
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import EnvError, VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.experiments.evaluate import evaluate
+from tests.envs.acting import NEVER
+from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting
+from tests.helpers import Corridor, tiny
+
+MODES = list(AutoresetMode)
+
+
+def make(make_vector_env: Any, num_envs: int = 3, **settings: Any) -> VectorEnv:
+    return make_envs(EnvConfig(id="mine", num_envs=num_envs, **settings), seed=1, make_vector_env=make_vector_env)
+
+
+def sync(kind: type[gym.Env[Any, Any]] = PlainCounting, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> MakeVectorEnv:
+    return lambda num_envs: SyncVectorEnv([kind] * num_envs, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("of_processes", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_known_episodes_whole(mode: AutoresetMode, of_processes: bool) -> None:
+    """Every step of every episode of `PlainCounting` is there once, with the right flags, ends and last observations, and no other row."""
+    kind = AsyncVectorEnv if of_processes else SyncVectorEnv
+    envs = make(lambda num_envs: kind([PlainCounting] * num_envs, autoreset_mode=mode))
+    obs = envs.reset()
+    ids, episode, clock = obs[:, 0].numpy().copy(), np.zeros(3, int), np.zeros(3, int)
+    np.testing.assert_array_equal(obs[:, 1:], 0)
+    for _ in range(40):
+        step = envs.step(NEVER)
+        clock += 1
+        np.testing.assert_array_equal(step.reward, clock)
+        done = clock == 2 + (ids + episode) % 3
+        terminated = done & (episode % 2 == 0)  # where both flags are up, terminated wins
+        np.testing.assert_array_equal(step.terminated, terminated)
+        np.testing.assert_array_equal(step.truncated, done & ~terminated)
+        assert (step.final_obs is None) == (not done.any())
+        if step.final_obs is not None:
+            np.testing.assert_array_equal(step.final_obs[done], np.stack([ids, episode, clock], axis=1)[done])
+        episode += done
+        clock[done] = 0
+        np.testing.assert_array_equal(step.obs, np.stack([ids, episode, clock], axis=1))
+    envs.close()
+    assert episode.min() >= 8 and len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_are_those_of_the_observations_returned(mode: AutoresetMode) -> None:
+    envs = make(sync(MaskedInFlatInfo, mode))
+    obs, ends = envs.reset(), 0
+    for _ in range(30):
+        forbidden = (obs @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
+        expected = np.concatenate([np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1)
+        np.testing.assert_array_equal(envs.action_mask, expected)
+        assert envs.action_mask is not None
+        step = envs.step(torch.stack([envs.action_mask[:, :4].int().argmax(1), envs.action_mask[:, 4:].int().argmax(1)], 1))
+        obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
+    envs.close()
+    assert ends > 10
+
+
+def test_final_observations_may_come_as_one_batch() -> None:
+    class Batched(gym.vector.VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            obs, reward, terminated, truncated, info = super().step(actions)
+            if "final_obs" in info:
+                info["final_obs"] = np.stack([np.zeros(3) if row is None else row for row in info["final_obs"]])
+            return obs, reward, terminated, truncated, info
+
+    objects, batch = make(sync()), make(lambda num_envs: Batched(sync()(num_envs)))
+    for envs in (objects, batch):
+        envs.reset()
+    for _ in range(20):
+        one, other = objects.step(NEVER), batch.step(NEVER)
+        done = one.terminated | one.truncated
+        assert (one.final_obs is None) == (other.final_obs is None)
+        if one.final_obs is not None and other.final_obs is not None:
+            assert torch.equal(one.final_obs[done], other.final_obs[done])
+
+
+def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end() -> None:
+    envs = make(lambda num_envs: gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point"))
+    envs.reset()
+    with pytest.raises(EnvError, match=r"mine: its autoreset mode is NEXT_STEP, and reset.* alone; make it with autoreset_mode=SAME_STEP"):
+        for _ in range(50):
+            envs.step(NEVER)
+    with pytest.raises(EnvError, match="after close"):
+        envs.step(NEVER)
+
+
+def changed(**attributes: Any) -> MakeVectorEnv:
+    """With other attributes than it has."""
+
+    def made(num_envs: int) -> Any:
+        vector = sync()(num_envs)
+        for name, value in attributes.items():
+            setattr(vector, name, value)
+        return vector
+
+    return made
+
+
+def answering(index: int, value: Any) -> MakeVectorEnv:
+    """Whose step returns something else at a place."""
+
+    class Answers(gym.vector.VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            result = list(super().step(actions))
+            result[index] = value
+            return tuple(result)
+
+    return lambda num_envs: Answers(sync()(num_envs))
+
+
+def broken(num_envs: int) -> Any:
+    raise RuntimeError("no licence")
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "no function": (3, ValueError, "make_vector_env is an object of type int; a function of the number of environments was expected"),
+    "no environment": (lambda num_envs: object(), ValueError, "an object of type object without num_envs, .*; Gymnasium's VectorEnv"),
+    "a single one": (lambda num_envs: Counting(), ValueError, "without num_envs, single_observation_space"),
+    "too few": (lambda num_envs: sync()(num_envs - 1), ValueError, r"make_vector_env\(3\) made 2 environments; make as many as"),
+    "no mode": (changed(metadata={}), ValueError, r"metadata\['autoreset_mode'\] .* is None; accepted: AutoresetMode.NEXT_STEP, "),
+    "spaces": (changed(single_observation_space=gym.spaces.Text(5)), ValueError, "observations of the kind Text.* are not supported"),
+    "raises": (broken, EnvError, " cannot be made: RuntimeError: no licence"),
+    "masks": (sync(MaskedInInfo), EnvError, r"action masks \(3, 7\) of True and False, or 1 and 0, were expected, and given was shape"),
+    "not finite": (answering(0, np.full((3, 3), np.nan)), EnvError, r"environment 0 returned an observation that is not finite.*at step 1"),
+    "shape": (answering(0, np.zeros((3, 2))), EnvError, r"step\(\) returned an observation of shape \(2,\); its observation_space says"),
+    "reward": (answering(1, np.array([0, np.inf, 0])), EnvError, "environment 1 returned a reward that is not finite"),
+    "flags": (answering(2, np.zeros(2)), EnvError, r"step\(\) returned terminated of shape \(2,\); \(3,\) was expected"),
+    "no final_obs": (answering(4, {}), EnvError, r"ended an episode without info\['final_obs'\], which SAME_STEP promises"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    make_vector_env, kind, message = REFUSED[case]
+    with pytest.raises(kind, match=f"^mine.*{message}"):
+        envs = make(make_vector_env)
+        envs.reset()
+        for _ in range(6):
+            envs.step(NEVER)
+
+
+def test_knobs_of_other_back_ends_and_two_ways_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"env.parallel is processes, which has no effect"):
+        make(sync(), parallel="processes")
+    with pytest.raises(ValueError, match="make_env and make_vector_env were both given"):
+        make_envs(EnvConfig(id="mine"), seed=1, make_env=Counting, make_vector_env=sync())
+
+
+def test_masks_can_be_left_unread() -> None:
+    envs = make(sync(MaskedInFlatInfo), action_masks=False)
+    envs.reset()
+    assert envs.mask_size == 0 and envs.action_mask is None
+    with pytest.raises(ValueError, match=r"env.action_masks is False, which has no effect"):
+        make(sync(), action_masks=False)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_a_run_trains_resumes_and_is_evaluated(mode: AutoresetMode, tmp_path: Path) -> None:
+    config = tiny(tmp_path, total_env_steps=64)
+    run = train(config, make_vector_env=sync(Corridor, mode))
+    assert run.env_steps == 64
+    with pytest.raises(ValueError, match="call this from Python with make_env=… or make_vector_env=…"):
+        resume(run.directory)
+    assert resume(run.directory, make_vector_env=sync(Corridor, mode)).env_steps == 64
+    (result,) = evaluate(run.directory, episodes=5, policies=("sampled",), make_vector_env=sync(Corridor, mode))
+    assert len(result.returns) == 5

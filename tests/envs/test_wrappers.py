@@ -1,0 +1,146 @@
+"""Wrappers: some components of an observation alone, and a mask of your own over the first steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from phasicrl.config import EnvConfig
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import EnvError, VectorEnv
+from phasicrl.envs.wrappers import HeuristicMask, PartialObservation
+from tests.envs.acting import draw_action, make
+from tests.envs.counting import Counting, MaskedInInfo, Spaces
+
+B = 3
+RNG = np.random.default_rng(1)
+
+
+def cartpole(observe: tuple[int, ...] | None) -> VectorEnv:
+    return make_envs(EnvConfig(id="gymnasium:CartPole-v1", num_envs=2, observe=observe), seed=3)
+
+
+def test_the_same_episodes_are_seen_through_fewer_components() -> None:
+    whole, part = cartpole(None), cartpole((2, 0))
+    assert isinstance(part, PartialObservation)
+    assert part.observation_space.shape == (2,)
+    np.testing.assert_array_equal(part.observation_space.high, whole.observation_space.high[[2, 0]])  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(part.reset(), whole.reset()[:, [2, 0]])
+    ended = 0
+    for t in range(60):
+        action = torch.tensor([t % 2, 1])
+        seen, all_of_it = part.step(action), whole.step(action)
+        np.testing.assert_array_equal(seen.obs, all_of_it.obs[:, [2, 0]])
+        np.testing.assert_array_equal(seen.reward, all_of_it.reward)
+        if all_of_it.final_obs is not None:
+            ended += 1
+            assert seen.final_obs is not None
+            np.testing.assert_array_equal(seen.final_obs, all_of_it.final_obs[:, [2, 0]])
+        else:
+            assert seen.final_obs is None
+    assert ended > 2 and part.action_mask is None and part.mask_size == 0
+    part.close()
+
+
+@pytest.mark.parametrize(("observe", "message"), [((4,), r"components 0 … 3 were expected"), ((-1,), "0 … 3"), ((), "at least one")])
+def test_components_that_are_not_there_are_refused(observe: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cartpole(observe)
+
+
+def test_what_is_not_a_vector_is_refused() -> None:
+    class Tile(gym.Env):  # type: ignore[type-arg]
+        observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
+
+        def reset(self, **_: object) -> tuple[int, dict[str, object]]:
+            return 0, {}
+
+    with pytest.raises(ValueError, match=r"env\.observe picks components of vectors"):
+        make_envs(EnvConfig(id="tile", num_envs=1, observe=(0,)), seed=0, make_env=Tile)
+
+
+def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
+    """In even steps the first action is forbidden."""
+    assert action_mask is None
+    return (np.arange(4) > 0) | (obs[:, 2:] % 2 == 1)
+
+
+def test_it_counts_for_the_first_steps_of_all_environments_together() -> None:
+    envs = HeuristicMask(make(Counting), even, num_steps=15 * B)
+    assert (envs.mask_size, envs.action_mask) == (4, None)
+    obs = envs.reset()
+    for number in range(18):
+        assert envs.env_steps == number * B
+        expected = even(obs.numpy(), None) if number < 15 else np.ones((B, 4), bool)
+        np.testing.assert_array_equal(envs.action_mask, expected)
+        obs = envs.step(draw_action(envs, RNG)).obs
+    envs.close()
+
+
+def test_a_run_goes_on_where_it_was() -> None:
+    envs = HeuristicMask(make(Counting), even, num_steps=5 * B, env_steps=4 * B)
+    obs = envs.reset()
+    np.testing.assert_array_equal(envs.action_mask, even(obs.numpy(), None))
+    envs.step(draw_action(envs, RNG))
+    assert envs.action_mask is not None and envs.action_mask.all()
+    assert not even(envs.reset().numpy(), None).all() and envs.action_mask.all(), "a reset does not begin anew"
+    envs.close()
+
+
+def test_the_environments_own_mask_stays() -> None:
+    own = make(MaskedInInfo)
+    seen: list[np.ndarray | None] = []
+
+    def last_option(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
+        seen.append(action_mask)
+        return np.broadcast_to(np.arange(7) != 3, (B, 7))
+
+    envs = HeuristicMask(own, last_option, num_steps=3 * B)
+    envs.reset()
+    for number in range(6):
+        assert own.action_mask is not None
+        np.testing.assert_array_equal(envs.action_mask, own.action_mask & (torch.arange(7) != 3) if number < 3 else own.action_mask)
+        assert number >= 3 or np.array_equal(seen[-1], own.action_mask)  # type: ignore[arg-type]
+        envs.step(draw_action(envs, RNG))
+    assert len(seen) == 3
+    envs.close()
+
+
+def test_something_must_be_left() -> None:
+    def not_for_the_second(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
+        allowed = np.ones((B, 7), bool)
+        if obs[0, 2] == 1:
+            assert action_mask is not None
+            allowed[1, 4:] = ~action_mask[1, 4:]  # each leaves something, both together nothing
+        return allowed
+
+    envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, num_steps=100)
+    envs.reset()
+    with pytest.raises(EnvError, match=r"mine: the heuristic mask leaves nothing for environment 1 in component 1, at env_steps 3; allow"):
+        envs.step(draw_action(envs, RNG))
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones(4, bool), r"is bool, shape \(4,\); a NumPy array of bool, shape \(3, 4\), was expected"),
+        (np.ones((B, 4)), "is float64, shape"),
+        ([[True] * 4] * B, "is a list;"),
+    ],
+)
+def test_what_the_function_must_return(mask: Any, message: str) -> None:
+    envs = HeuristicMask(make(Counting), lambda *_: mask, num_steps=100)
+    with pytest.raises(ValueError, match=f"mine: the heuristic mask {message}"):
+        envs.reset()
+    envs.close()
+
+
+def test_there_must_be_something_to_mask() -> None:
+    numbers = gym.spaces.Box(-1, 1, (2,))
+    with pytest.raises(ValueError, match=r"mine: actions of the kind Box.* have nothing to mask; accepted: those with discrete components"):
+        HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, num_steps=1)

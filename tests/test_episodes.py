@@ -1,0 +1,66 @@
+"""Statistics of episodes: exact sums, whatever the rollouts, and a window that stays."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasicrl.episodes import EpisodeStatistics
+
+
+def update(episodes: EpisodeStatistics, *rows: tuple[float, bool]) -> None:
+    """Steps of a single environment: reward, and whether the episode ends."""
+    reward, ended = zip(*rows, strict=True)
+    episodes.update(torch.tensor(reward)[:, None], torch.tensor(ended)[:, None], {})
+
+
+def test_a_report_clears_what_it_told_but_keeps_the_window() -> None:
+    episodes = EpisodeStatistics(1, window=2)
+    assert episodes.report() == {"charts/num_episodes": 0}
+    assert math.isnan(episodes.recent_mean)
+    update(episodes, (1, False), (2, True), (10, True), (100, True), (7, False))
+    assert episodes.report() == {
+        "charts/num_episodes": 3,
+        "charts/episodic_return": pytest.approx((3 + 10 + 100) / 3),
+        "charts/episodic_length": pytest.approx((2 + 1 + 1) / 3),
+        "charts/episodic_return_100": pytest.approx((10 + 100) / 2),
+    }
+    assert episodes.report() == {"charts/num_episodes": 0, "charts/episodic_return_100": pytest.approx(55)}
+    update(episodes, (5, True))  # the episode that was under way during both reports
+    assert episodes.report() == {
+        "charts/num_episodes": 1,
+        "charts/episodic_return": 12,
+        "charts/episodic_length": 2,
+        "charts/episodic_return_100": pytest.approx((100 + 12) / 2),
+    }
+
+
+def added_up(reward: Tensor, ended: Tensor) -> list[float]:
+    """Returns of finished episodes in the order of their ends, by plain additions of Python's."""
+    so_far, finished = [0.0] * reward.shape[1], []
+    for rewards, ends in zip(reward.tolist(), ended.tolist(), strict=True):
+        for env, (number, end) in enumerate(zip(rewards, ends, strict=True)):
+            so_far[env] += number
+            if end:
+                finished.append(so_far[env])
+                so_far[env] = 0.0
+    return finished
+
+
+def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
+    generator = torch.Generator().manual_seed(1)
+    reward = torch.randn(120, 5, generator=generator) * 10.0 ** torch.randint(-6, 6, (120, 5), generator=generator)
+    ended = torch.rand(120, 5, generator=generator) < 0.05
+    expected = added_up(reward, ended)
+    for length in (120, 24, 1):
+        episodes = EpisodeStatistics(5, window=1000)
+        for start in range(0, 120, length):
+            episodes.update(reward[start : start + length], ended[start : start + length], {})
+        assert episodes.state_dict()["recent"] == expected
+        report = episodes.report()
+        assert report["charts/num_episodes"] == len(expected) > 15
+        assert report["charts/episodic_return"] == float(np.mean(expected))
