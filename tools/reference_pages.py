@@ -54,7 +54,8 @@ def configuration_page() -> str:
     text = (
         "# Configuration\n\nEvery knob, as `config.py` has it. On the command line the path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. "
         "`none` switches off what can be off; `--aux none` makes PPG PPO, and naming any `--aux.…` field makes PPO PPG. "
-        "A knob that needs something which is not there has no effect: it is refused, unless it is at its default.\n"
+        "A knob that needs something which is not there has no effect: it is refused, unless it is at its default. "
+        "[Some need more than a sentence](knobs.md).\n"
     )
     hints = typing.get_type_hints(Config)
     groups = {field.name: _dataclass_of(hints[field.name]) for field in dataclasses.fields(Config)}

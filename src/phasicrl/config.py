@@ -53,7 +53,7 @@ def _require_not_negative(owner: str, **values: float | None) -> None:
 
 
 class Options(dict[str, OptionValue]):
-    """Options of an environment by name. They cannot be changed, so that a configuration that holds them has a hash."""
+    """Options of an environment by name; they cannot be changed, so that they have a hash."""
 
     def __hash__(self) -> int:  # type: ignore[override]  # a plain dict has none
         return hash(frozenset(self.items()))
@@ -72,29 +72,29 @@ class EnvConfig:
     """Which environments, and how many."""
 
     id: str = "procgen:starpilot"
-    """`procgen:starpilot`, `envpool:Ant-v4`, `gymnasium:CartPole-v1`, or a bare id that finds its back end (`phasicrl envs`)."""
+    """`procgen:starpilot`, `envpool:Ant-v4`, `gymnasium:CartPole-v1`, or a bare id."""
     num_envs: int = 64
     """Environments that are stepped together, over all processes (B)."""
     num_threads: int | None = None
-    """Threads of EnvPool's pool; off: one per core, never more than environments, and one alone for classic control, whose steps are too short to share."""
+    """Threads of EnvPool; off: one per core, and one alone for classic control."""
     pin_threads: bool = True
-    """Keep EnvPool's threads on cores: one on that of its caller, as many as cores on one each; off: the system places them."""
+    """Keep EnvPool's threads on cores of their own; off: the system places them."""
     parallel: Literal["sync", "processes"] = "sync"
-    """How Gymnasium environments are stepped: one after the other, or each in a process of its own."""
+    """Gymnasium environments are stepped one after the other, or in a process each."""
     action_masks: bool = True
-    """Obey the environment's action masks, if it has any; off: every action is tried, and the environment sees to it."""
+    """Obey the environment's action masks, if it has any; off: every action is tried."""
     observe: tuple[int, ...] | None = None
-    """Components of an observation vector that are seen, `0 2` for example, so that a memory is needed; off: all of them."""
+    """Components of an observation vector that are seen, `0 2` for example; off: all."""
     heuristic_mask_steps: int = 100_000
-    """Steps at the start of training in which a `mask_actions` function, given from Python, holds."""
+    """Steps at the start of training in which a `mask_actions` function holds."""
     options: Mapping[str, OptionValue] = field(default_factory=Options)
-    """Options of the environment itself, `KEY=VALUE …` on the command line; evaluations and films have them too."""
+    """Options of the environment itself, `KEY=VALUE …`; evaluations and films have them too."""
     distribution: ProcgenDistribution = "easy"
     """Procgen: difficulty of the levels."""
     num_levels: int = 0
     """Procgen: number of distinct training levels; 0 is the full distribution."""
     start_level: int = 0
-    """Procgen: seed of the first training level; levels are `start_level … start_level + num_levels - 1`."""
+    """Procgen: seed of the first training level; `num_levels` follow from it."""
     center_agent: bool = True
     """Procgen: keep the agent in the middle of the image, in the games that can."""
     use_backgrounds: bool = True
@@ -133,7 +133,7 @@ class ModelConfig:
     """The networks."""
 
     value_path: ValuePath = "separate"
-    """`separate`: the paper's two networks. `detached`: one network, its value head sends no gradient into it. `shared`: it does."""
+    """`separate` networks (the paper's), or one; `detached`: without the values' gradient."""
     encoder: Encoder = "impala"
     """`impala` or `nature` for images, `mlp` for vectors."""
     channels: tuple[int, ...] = (16, 32, 32)
@@ -141,7 +141,7 @@ class ModelConfig:
     blocks: int = 2
     """IMPALA: residual blocks in each stack."""
     pooling: Literal["symmetric", "same"] = "symmetric"
-    """IMPALA: padding of the max-pools: on both sides (PyTorch ports, OPPG) or TensorFlow's `same` (Baselines)."""
+    """IMPALA: padding of max-pools: on both sides (OPPG) or TensorFlow's (Baselines)."""
     hidden_sizes: tuple[int, ...] = (256,)
     """Widths of the dense layers: those after the convolutions, or all layers of an `mlp`."""
     activation: Activation = "relu"
@@ -149,11 +149,11 @@ class ModelConfig:
     value_activation: Activation | None = None
     """The same for a value network of its own (`value_path` separate); off: as the policy's."""
     layer_norm: bool = False
-    """Normalize each dense layer's output before its non-linearity (works with `orthogonal` in place of `normalized`)."""
+    """Normalize each dense layer's output before its non-linearity."""
     init: Initialization = "normalized"
-    """`normalized` (OPPG), `orthogonal` (gain √2), `glorot` (Baselines' convolutions) or `torch` (PyTorch's default)."""
+    """Initial weights: OPPG's, orthogonal (gain √2), Baselines' or PyTorch's."""
     head_init: Initialization | None = None
-    """The same for the heads; off: `normalized` if everything is, else `orthogonal`, as in Baselines and CleanRL."""
+    """The same for the heads; off: `normalized` if `init` is, else `orthogonal`."""
     policy_head_scale: float = 0.1
     """Scale of the policy head's initial weights: 0.1 in PPG, 0.01 in PPO."""
     value_head_scale: float = 0.1
@@ -182,18 +182,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionConfig:
-    """The distribution of continuous actions: a normal one of independent components. Discrete actions need nothing of this."""
+    """Continuous actions: a normal distribution of independent components."""
 
     mean: Literal["raw", "tanh"] = "raw"
     """The mean as the network gives it, or through a tanh, which bounds it to [−1, 1]."""
     std: Literal["parameter", "softplus", "exp", "fixed", "range"] = "parameter"
-    """Standard deviation: a trained number per component, a softplus or exponential of the features, a fixed number, or a fixed fraction of the action range."""
+    """Deviation: trained, from the features, fixed, or a fixed fraction of the action range."""
     std_value: float = 1.0
-    """Where the trained deviations start, what `fixed` is, or which fraction of (high − low) `range` is."""
+    """Where trained deviations start; the fixed one; or the fraction of (high − low)."""
     min_std: float = 1e-6
     """Added to a deviation by `softplus` or `exp`, which could reach zero without (Acme: 1e-6)."""
     squash: Literal["none", "clip", "tanh"] = "none"
-    """What the environment gets: the draw, the draw clipped to the action range, or its tanh (log-probabilities then have the determinant's correction)."""
+    """What the environment gets: the draw, the draw clipped to the range, or its tanh."""
     rescale: bool = False
     """The policy acts in [−1, 1], which is stretched to the action range; always so with `tanh`."""
 
@@ -216,69 +216,69 @@ class PPOConfig:
     gamma: float = 0.999
     """Discount factor γ."""
     reward_clip: float | None = None
-    """Learn from rewards clipped to ± this (Atari: 1), before any normalization; reported returns stay as they are."""
+    """Learn from rewards clipped to ± this (Atari: 1), before any normalization."""
     estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
-    """Returns: TD(λ) by generalized advantage estimation, `n_step` rewards and then the value, or rewards to the episode's end."""
+    """Returns: GAE's, n rewards and then the value, or rewards to the episode's end."""
     gae_lambda: float = 0.95
     """λ of generalized advantage estimation."""
     value_target: Literal["gae", "monte_carlo"] = "gae"
-    """What values learn under `gae`: V + A, or the discounted rewards to the episode's end (Spinning Up)."""
+    """What values learn under `gae`: V + A, or rewards to the episode's end (Spinning Up)."""
     n_step: int = 5
     """Rewards before the value in `n_step` returns."""
     baseline: bool = True
-    """Advantages are returns minus values; off: plain returns and no value function at all, as in REINFORCE (needs `monte_carlo`)."""
+    """Advantages are returns minus values; off: no value function at all, as in REINFORCE."""
     recompute_advantages: bool = False
-    """Values, advantages and targets are computed anew before each further epoch. Values of what lies in no rollout stay: of what came last, and of final observations."""
+    """Compute values, advantages and targets anew before each further epoch."""
     bootstrap_truncation: bool = True
-    """Bootstrap from the value of the final observation where a time limit cut an episode; off: treat it as a termination, as OPPG, CleanRL and Baselines do."""
+    """Bootstrap where a time limit cut an episode; off: treat it as a termination (OPPG)."""
     policy_epochs: int = 1
     """Passes over each rollout with the policy loss (E_π)."""
     value_epochs: int = 1
-    """Passes over each rollout with the value loss (E_V); if it differs from `policy_epochs`, these come first, with their own optimizer, as in OPPG."""
+    """Passes over each rollout with the value loss (E_V); they come first where they differ."""
     num_minibatches: int = 8
     """Minibatches in one pass."""
     minibatch_by: MinibatchBy = "segments"
-    """Deal out whole rollouts of single environments (OPPG), or shuffled transitions (Baselines, CleanRL)."""
+    """Deal out whole segments (OPPG), or shuffled transitions (Baselines, CleanRL)."""
     objective: Literal["surrogate", "log_prob"] = "surrogate"
-    """What the advantages weigh: the probability ratio (PPO), or the log-probability (REINFORCE, actor-critic)."""
+    """What advantages weigh: the probability ratio (PPO) or the log-probability (REINFORCE)."""
     clip: float | None = 0.2
     """Clip range ε of the probability ratio; off: the plain surrogate."""
     kl_penalty: float = 0.0
     """Weight of the penalty on the divergence from the rollout's policy."""
     kl_estimate: Literal["sampled", "exact"] = "sampled"
-    """The penalty: OPPG's half of the mean squared log-ratio of the actions taken, or KL(old ‖ new) in closed form."""
+    """The penalty: half the mean squared log-ratio (OPPG), or KL(old ‖ new) in closed form."""
     kl_penalty_target: float | None = None
-    """Adapt the penalty's weight: doubled after an iteration whose divergence was over 1.5 of this, halved under 1 / 1.5 (PPO paper, section 4)."""
+    """Adapt the penalty's weight towards this divergence (PPO paper, section 4)."""
     epoch_kl: Literal["k3", "k1"] = "k3"
-    """Estimate of the divergence after an epoch: k3, which is never negative, or k1, the mean −log ratio (Spinning Up)."""
+    """Estimate of the divergence after an epoch: k3, or k1, the mean −log ratio."""
     target_kl: float | None = None
-    """No further policy epochs in an iteration once the mean divergence after one (`epoch_kl`) is above this; a value network of its own is trained on."""
+    """No further policy epochs in an iteration once the divergence is above this."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_coef: float = 1.0
-    """Weight of the value loss, which is half the squared error (OPPG's `vfcoef` 0.5 on the plain squared error is 1.0 here)."""
+    """Weight of the value loss, which is half the squared error."""
     value_clip: float | None = None
     """Clip range of the value's change from the rollout's (Baselines, CleanRL: 0.2)."""
     advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
     """Normalize advantages over the whole batch (OPPG), over each minibatch (Baselines), or not."""
     advantage_std: Literal["biased", "unbiased"] = "biased"
-    """Their deviation: of n samples by n (OPPG, Baselines, Spinning Up), or by n − 1 (CleanRL, SB3)."""
+    """Their deviation: of n samples by n (OPPG, Baselines), or by n − 1 (CleanRL, SB3)."""
     learning_rate: float = 5e-4
     """Adam's step size."""
     value_learning_rate: float | None = None
     """Step size of a value network of its own (`value_path` separate); off: the same."""
     schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
-    """Learning rates over the run: constant, falling linearly to zero at the budget's end, or adapted to the divergence of each iteration."""
+    """Learning rates: constant, falling linearly to zero, or adapted to the divergence."""
     schedule_kl: float = 0.01
-    """`adaptive_kl`: rates are divided by 1.5 after an iteration whose divergence was over 2 of this, and multiplied under ½ (rsl_rl)."""
+    """`adaptive_kl`: rates follow this divergence, by factors of 1.5 (rsl_rl)."""
     adam_eps: float = 1e-8
     """Adam's ε: 1e-8 in PPG, 1e-5 in PPO."""
     adam_eps_hat: bool = False
-    """Add ε before the second moment's bias is corrected (Kingma & Ba's ε̂), as TensorFlow does, not after it, as PyTorch does."""
+    """Add ε before the second moment's bias is corrected, as TensorFlow does."""
     max_grad_norm: float | None = None
     """Clip the gradient's norm at this value."""
     grad_norm_of: Literal["networks", "agent"] = "networks"
-    """Two networks (`value_path` separate): clip the gradient of each by its own norm, or both by their common one (CleanRL, SB3)."""
+    """Two networks: clip each gradient by its own norm, or by their common one (CleanRL)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -307,7 +307,10 @@ class PPOConfig:
 
     @property
     def passes(self) -> tuple[tuple[bool, bool], ...]:
-        """The epochs over a rollout, in order, as (policy loss?, value loss?): joint if E_π = E_V, else value epochs first (OPPG ppo.py:222-245)."""
+        """The epochs over a rollout, in order, as (policy loss?, value loss?).
+
+        They are joint if E_π = E_V; else value epochs come first (OPPG ppo.py:222-245).
+        """
         if not self.baseline:
             return ((True, False),) * self.policy_epochs
         if self.policy_epochs == self.value_epochs:
@@ -329,23 +332,23 @@ class AuxConfig:
     epochs: int = 6
     """Passes over the phase's data (E_aux); 0 switches the phase off: PPO, bit for bit."""
     run_every: int = 1
-    """Run only every k-th auxiliary phase; the data of the others is dropped (2 saves compute at similar return on easy Procgen, says CleanRL)."""
+    """Run only every k-th auxiliary phase; the data of the others is dropped."""
     num_minibatches: int = 16
-    """Minibatches of one pass per policy iteration (N_a); a pass over everything has `every` times as many."""
+    """Minibatches of one pass per policy iteration (N_a)."""
     iterations_per_epoch: int | None = None
-    """Use in each epoch as many minibatches as this many policy iterations would give (N ≤ N_π), drawn from all data; off: all of it."""
+    """Use in each epoch only as much data as so many iterations have (N ≤ N_π); off: all."""
     minibatch_by: MinibatchBy = "segments"
-    """Deal out whole rollouts of single environments (the paper's codes), or shuffled transitions."""
+    """Deal out whole segments (the paper's codes), or shuffled transitions."""
     beta_clone: float = 1.0
     """Weight β of the Kullback-Leibler divergence from the policy before the phase."""
     value_coef: float = 1.0
-    """Weight of the value network's loss in the phase (0: figure 9 of the paper, no value training in it)."""
+    """Weight of the value network's loss in the phase (0: figure 9 of the paper)."""
     optimizer: Literal["own", "shared"] = "own"
     """An Adam of its own (OPPG), or the policy phase's (CleanRL)."""
     learning_rate: float = 5e-4
     """Step size of its own Adam; a shared one keeps the policy phase's."""
     max_grad_norm: float | None = None
-    """Clip the gradient's norm at this value; that of policy and value network each, if they are two."""
+    """Clip the norm of each network's gradient at this value."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -365,13 +368,13 @@ class RewardNormConfig:
     """Division of rewards by the running standard deviation of the discounted return."""
 
     gamma: float | None = None
-    """Discount of the running return; off: the algorithm's γ. The published Procgen runs used 0.99 beside γ = 0.999."""
+    """Discount of the running return; off: the algorithm's γ (published Procgen runs: 0.99)."""
     clip: float = 10.0
     """Clip normalized rewards to ± this."""
     per: Literal["rollout", "step"] = "rollout"
-    """Rewards enter the statistics, and are then scaled by them, a rollout at a time (OPPG) or step by step (Baselines, CleanRL)."""
+    """Update statistics a rollout at a time (OPPG) or step by step (Baselines, CleanRL)."""
     reset_at: Literal["end", "termination"] = "end"
-    """Drop the running return after each episode; or, as Gymnasium from 0.27 on, before a termination's reward and never at a time limit."""
+    """Drop the running return after each episode, or at terminations only (Gymnasium)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -381,14 +384,14 @@ class RewardNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObsNormConfig:
-    """Normalization of observed numbers (images are left alone). The statistics move after each iteration, and are part of the weights."""
+    """Normalization of observed numbers; the statistics are part of the weights."""
 
     statistics: Statistics = "moments"
-    """Mean and variance of everything seen so far, merged in parallel form, or their exponential moving averages over rollouts."""
+    """Mean and variance of everything so far, or exponential averages over rollouts."""
     decay: float = 0.999
     """`ema`: share of the old statistics that a rollout leaves."""
     from_first_rollout: bool = True
-    """Learn from the first rollout in its own statistics; off: its raw observations, and the statistics jump after it."""
+    """Learn from the first rollout in its own statistics; off: from its raw observations."""
     clip: float = 10.0
     """Clip normalized observations to ± this."""
 
@@ -400,10 +403,10 @@ class ObsNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueNormConfig:
-    """Normalization of value targets: the value heads predict in units of the targets' running mean and deviation, and are rescaled when these move (Pop-Art)."""
+    """Normalization of value targets; value heads are rescaled as statistics move (Pop-Art)."""
 
     statistics: Statistics = "moments"
-    """Mean and variance of all targets so far, merged in parallel form, or their exponential moving averages over rollouts."""
+    """Mean and variance of all targets so far, or exponential averages over rollouts."""
     decay: float = 0.999
     """`ema`: share of the old statistics that a rollout leaves."""
 
@@ -414,26 +417,26 @@ class ValueNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig:
-    """How the arithmetic is executed. Nothing here changes what is computed, up to rounding. What was chosen is in the run's card."""
+    """How the arithmetic is executed; nothing here changes results, up to rounding."""
 
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
     num_threads: int | None = None
-    """Threads of PyTorch on the CPU; off: all cores for images, and for vectors with minibatches of 1,024 or more, else one."""
+    """Threads of PyTorch; off: all cores for images and large minibatches, else one."""
     pin_threads: bool = True
-    """Keep PyTorch's threads on a core each while they compute, if there are as many; off: the system places them."""
+    """Keep PyTorch's threads on a core each while they compute."""
     take_turns: bool = True
-    """Runs that would fill the same cores compute in turns of some tens of milliseconds; off: at once, which is slower."""
+    """Runs that would fill the same cores compute in turns; off: at once, which is slower."""
     micro_batch: int | Literal["auto"] | None = "auto"
-    """Images go through the network in pieces of this many, gradients added up: same result, less memory, and a CPU's caches hold them; with a memory, at least one whole sequence. `auto`: what is fastest here (64 in short runs; whole minibatches on a GPU); off: whole minibatches. With a number, gradient steps are not one call."""
+    """Images that go through the network at once; `auto`: as fast as possible; off: all."""
     aux_micro_batch: int | Literal["auto"] | None = "auto"
-    """The same in the auxiliary phase, whose precision may have another best size. `auto`: as `micro_batch`, if that is not `auto`."""
+    """The same in the auxiliary phase; `auto`: as `micro_batch`, if that is not `auto`."""
     policy_precision: Precision = "fp32"
-    """Arithmetic of the encoders in the rollout and the policy phase, where ratios compare the two; heads, losses and the optimizer stay fp32."""
+    """Precision of the encoders in the rollout and the policy phase; all else is fp32."""
     aux_precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    """The same in the auxiliary phase. `auto`: bf16 for images, where a probe finds it right and faster (fp32 in short runs)."""
+    """The same in the auxiliary phase; `auto`: bf16 where a probe finds it right and faster."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Make a gradient step one call: compiled on a CPU, a CUDA graph on a GPU. `auto`: on a GPU; on a CPU for vectors, if it pays."""
+    """Gradient steps are one call (compiled, or a CUDA graph); `auto`: where that pays."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
 
@@ -463,7 +466,7 @@ class CheckpointConfig:
     """When the run's state is saved."""
 
     every_minutes: float | None = 5.0
-    """Save after the first iteration, then at the first end of one this many minutes after the last save; 0: every iteration; off: only at the end."""
+    """Minutes between checkpoints; 0: one each iteration; off: only at the end."""
     keep: int = 2
     """Checkpoints that are kept."""
 
@@ -478,13 +481,13 @@ class Config:
     """One run."""
 
     name: str = "custom"
-    """Name of the experiment: first part of the run directory's name, and how `plot` groups runs."""
+    """Name of the experiment: begins the run directory's name, and groups runs in plots."""
     seed: int = 1
     """Everything random in the run follows from it."""
     total_env_steps: int = 25_000_000
     """Budget in steps of single environments."""
     budget_rounding: Literal["up", "down"] = "up"
-    """Rollouts are whole: a last one goes over the budget (OPPG, SB3), or is left out, and rates fall to zero earlier (Baselines, CleanRL)."""
+    """Whether the last rollout goes over the budget (OPPG, SB3), or is left out (CleanRL)."""
     output_dir: str = "runs"
     """Folder in which the run directory is made."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -570,7 +573,7 @@ class Config:
 
     @property
     def has_auxiliary_phase(self) -> bool:
-        """Whether this is PPG; no epochs in the auxiliary phase are the same as no auxiliary phase, to the bit."""
+        """Whether this is PPG: no epochs are the same as no auxiliary phase, to the bit."""
         return self.aux is not None and self.aux.epochs > 0
 
     @property
@@ -580,7 +583,7 @@ class Config:
 
     @property
     def period(self) -> int:
-        """Policy iterations after which everything comes again: up to and with an auxiliary phase that is run."""
+        """Policy iterations up to and with an auxiliary phase that is run."""
         return self.phase_length * (self.aux.run_every if self.aux is not None and self.has_auxiliary_phase else 1)
 
     @property
@@ -594,12 +597,12 @@ class Config:
 
     @property
     def num_network_passes(self) -> int:
-        """Observations that go forward and backward through the networks in the whole run, about."""
+        """Observations that go through the networks in the whole run, about."""
         return int(self.total_env_steps * (len(self.ppo.passes) + self.aux_passes))
 
     @property
     def aux_passes(self) -> float:
-        """How often a step's observation goes through the networks in auxiliary phases, on average."""
+        """How often an observation goes through the networks in auxiliary phases."""
         if self.aux is None or not self.has_auxiliary_phase:
             return 0.0
         return self.aux.epochs * (self.aux.iterations_per_epoch or self.aux.every) / (self.aux.every * self.aux.run_every)
@@ -771,7 +774,7 @@ NEEDS = (
     Need("compute.aux_precision", "an auxiliary phase (aux)", lambda c: c.aux is not None),
     Need("log.wandb_project", "log.wandb", lambda c: c.log.wandb),
 )  # fmt: skip
-"""Knobs that have an effect under a condition only. Where it does not hold they are refused, unless they are at their default."""
+"""Knobs that need something: without it they are refused, unless at their default."""
 
 ALWAYS_MEANINGFUL = frozenset(
     """
