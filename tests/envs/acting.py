@@ -40,3 +40,27 @@ def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
             columns.append(draws.argmax(axis=1)[:, None])
             begin += width
     return torch.from_numpy(np.concatenate(columns, axis=1).astype(layout.dtype).reshape(envs.num_envs, *layout.shape))
+
+
+def check_known_episodes(envs: VectorEnv) -> None:
+    """Play three environments of `Counting`: every step is there once, with the right flags, ends and last observations; then close them."""
+    obs = envs.reset()
+    assert obs.dtype == torch.float32
+    ids, episode, clock = obs[:, 0].numpy().copy(), np.zeros(3, int), np.zeros(3, int)
+    np.testing.assert_array_equal(obs[:, 1:], 0)
+    for _ in range(40):
+        step = envs.step(NEVER)
+        clock += 1
+        np.testing.assert_array_equal(step.reward, clock)
+        done = clock == 2 + (ids + episode) % 3
+        terminated = done & (episode % 2 == 0)  # where both flags are up, terminated wins
+        np.testing.assert_array_equal(step.terminated, terminated)
+        np.testing.assert_array_equal(step.truncated, done & ~terminated)
+        assert (step.final_obs is None) == (not done.any())
+        if step.final_obs is not None:
+            np.testing.assert_array_equal(step.final_obs[done], np.stack([ids, episode, clock], axis=1)[done])
+        episode += done
+        clock[done] = 0
+        np.testing.assert_array_equal(step.obs, np.stack([ids, episode, clock], axis=1))
+    envs.close()
+    assert episode.min() >= 8 and len(set(ids)) == 3

@@ -14,7 +14,7 @@ from torch import Tensor
 from phasicrl.envs.gymnasium import made_by_id
 from phasicrl.envs.protocol import EnvError
 from phasicrl.spaces import ObservationLayout
-from tests.envs.acting import NEVER, PARALLEL, Parallel, draw_action, make
+from tests.envs.acting import NEVER, PARALLEL, Parallel, check_known_episodes, draw_action, make
 from tests.envs.counting import (
     Counting,
     CountingInFloat32,
@@ -31,29 +31,7 @@ from tests.envs.counting import (
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_known_episodes_come_out_whole(parallel: Parallel, kind: type[Counting]) -> None:
     """Every step of every episode of `Counting` is there once, with the right flags, ends and last observations."""
-    envs = make(kind, parallel)
-    obs = envs.reset()
-    assert obs.dtype == torch.float32
-    ids, episode, clock = obs[:, 0].numpy().copy(), np.zeros(3, int), np.zeros(3, int)
-    np.testing.assert_array_equal(obs[:, 1:], 0)
-    for _ in range(40):
-        step = envs.step(NEVER)
-        clock += 1
-        np.testing.assert_array_equal(step.reward, clock)
-        done = clock == 2 + (ids + episode) % 3
-        terminated = done & (episode % 2 == 0)  # where both flags are up, terminated wins
-        np.testing.assert_array_equal(step.terminated, terminated)
-        np.testing.assert_array_equal(step.truncated, done & ~terminated)
-        if done.any():
-            assert step.final_obs is not None
-            np.testing.assert_array_equal(step.final_obs[done], np.stack([ids, episode, clock], axis=1)[done])
-        else:
-            assert step.final_obs is None
-        episode += done
-        clock[done] = 0
-        np.testing.assert_array_equal(step.obs, np.stack([ids, episode, clock], axis=1))
-    envs.close()
-    assert episode.min() >= 8
+    check_known_episodes(make(kind, parallel))
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)

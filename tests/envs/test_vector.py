@@ -17,7 +17,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.evaluate import evaluate
-from tests.envs.acting import NEVER
+from tests.envs.acting import NEVER, check_known_episodes
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting
 from tests.helpers import Corridor, tiny
 
@@ -37,26 +37,7 @@ def sync(kind: type[gym.Env[Any, Any]] = PlainCounting, mode: AutoresetMode = Au
 def test_every_mode_gives_known_episodes_whole(mode: AutoresetMode, of_processes: bool) -> None:
     """Every step of every episode of `PlainCounting` is there once, with the right flags, ends and last observations, and no other row."""
     kind = AsyncVectorEnv if of_processes else SyncVectorEnv
-    envs = make(lambda num_envs: kind([PlainCounting] * num_envs, autoreset_mode=mode))
-    obs = envs.reset()
-    ids, episode, clock = obs[:, 0].numpy().copy(), np.zeros(3, int), np.zeros(3, int)
-    np.testing.assert_array_equal(obs[:, 1:], 0)
-    for _ in range(40):
-        step = envs.step(NEVER)
-        clock += 1
-        np.testing.assert_array_equal(step.reward, clock)
-        done = clock == 2 + (ids + episode) % 3
-        terminated = done & (episode % 2 == 0)  # where both flags are up, terminated wins
-        np.testing.assert_array_equal(step.terminated, terminated)
-        np.testing.assert_array_equal(step.truncated, done & ~terminated)
-        assert (step.final_obs is None) == (not done.any())
-        if step.final_obs is not None:
-            np.testing.assert_array_equal(step.final_obs[done], np.stack([ids, episode, clock], axis=1)[done])
-        episode += done
-        clock[done] = 0
-        np.testing.assert_array_equal(step.obs, np.stack([ids, episode, clock], axis=1))
-    envs.close()
-    assert episode.min() >= 8 and len(set(ids)) == 3
+    check_known_episodes(make(lambda num_envs: kind([PlainCounting] * num_envs, autoreset_mode=mode)))
 
 
 @pytest.mark.parametrize("mode", MODES)
