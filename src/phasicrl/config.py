@@ -653,9 +653,13 @@ class Config:
 
         Runs of one experiment may differ in seed and length, and in where and how they run.
         """
+        return {path: value for path, value in self.values().items() if not path.startswith(_NO_DIFFERENCE)}
+
+    def values(self) -> dict[str, Any]:
+        """Every knob by its path, each of `env.options` by its own; a group is `on`, or None if it is off."""
         values = {f"env.options.{key}": value for key, value in self.env.options.items()}
         for path, value in _values(self).items():
-            if path != "env.options" and not path.startswith(_NO_DIFFERENCE):
+            if path != "env.options":
                 values[path] = "on" if dataclasses.is_dataclass(value) else value
         return values
 
@@ -903,13 +907,17 @@ def refuse_unasked_import(config: Config) -> None:
 
 
 @functools.cache
+@functools.cache
+def _classes() -> dict[str, ast.ClassDef]:
+    """The syntax trees of the classes in this file, by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
 def field_texts(kind: type) -> dict[str, str]:
     """What each field of a group is: the strings under them, in this file."""
-    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
-    body = next(node for node in classes if node.name == kind.__name__).body
     texts: dict[str, str] = {}
-    for above, below in pairwise(body):
+    for above, below in pairwise(_classes()[kind.__name__].body):
         if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
             value = below.value if isinstance(below, ast.Expr) else None
             text = str(value.value) if isinstance(value, ast.Constant) else ""

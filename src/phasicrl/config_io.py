@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-RETIRED_FIELDS = {"compute.settled": "names fields"}
-"""Fields of earlier versions by path. One that "names fields" says which fields beside it a run chose:
-it is passed over, and so are they."""
+RETIRED_FIELDS = {"compute.settled"}
+"""Fields of earlier versions by path, whose values name the fields beside them that the run had chosen
+itself. They are passed over, and so are those that they name."""
 RETIRED_VALUES: dict[str, tuple[tuple[Any, Any], ...]] = {"compute.compile": (("pools", "auto"),)}
 """Values of earlier versions by the path of their field: what was written, and how it is read."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -394,16 +393,11 @@ def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:
     A group that is off in `config` is one entry; one that is off in `parent` has an entry for each
     field that it switches on.
     """
-    ours, theirs = _flatten(dataclasses.asdict(config)), _flatten(dataclasses.asdict(parent))
-    changed = {key: (theirs.get(key), ours.get(key)) for key in {**theirs, **ours} if key != "name"}
-    off = [field for field in ("aux", "reward_norm") if getattr(config, field) is None and getattr(parent, field) is not None]
-    kept = {key: pair for key, pair in changed.items() if pair[0] != pair[1] and key.split(".")[0] not in off}
-    return kept | {field: ("on", None) for field in off}
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, with dotted paths."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    ours, theirs = config.values(), parent.values()
+    found: dict[str, tuple[Any, Any]] = {}
+    for path in {**theirs, **ours}:
+        pair, group = (theirs.get(path), ours.get(path)), path.partition(".")[0]
+        of_group_off = path != group and ours[group] is None
+        if path != "name" and pair[0] != pair[1] and pair != (None, "on") and not of_group_off:
+            found[path] = pair
+    return found
