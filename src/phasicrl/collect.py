@@ -66,7 +66,7 @@ class Collector:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
             ValueError: a network has diverged.
         """
-        with self.compute.explaining_memory("collecting a rollout", "fewer env.num_envs"):
+        with self.compute.explaining_memory("collecting a rollout", "fewer env.num_envs", whole=self.agent.state_size > 0):
             self._fill(rollout, begins_statistics=begins_statistics)
         _require_finite(policy=rollout.log_prob, value_function=torch.cat([rollout.value, rollout.next_value]))
 

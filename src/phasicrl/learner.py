@@ -82,10 +82,9 @@ class Learner:
         for name, optimizer in self.optimizers.items():
             for network, group in enumerate(optimizer.param_groups):
                 group["lr"] = self._learning_rate(name, network, progress)
-        record = {"charts/learning_rate": self._learning_rate("policy", 0, progress)}
-        if self.config.ppo.value_learning_rate is not None:
-            record["charts/value_learning_rate"] = self._learning_rate("policy", 1, progress)
-        return record
+        rates = [group["lr"] for group in self.optimizers["policy"].param_groups]
+        record = {"charts/learning_rate": rates[0]}
+        return record if self.config.ppo.value_learning_rate is None else record | {"charts/value_learning_rate": rates[1]}
 
     def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
         """The rewards to learn from, `[B, T]`: clipped, normalized by statistics that include this rollout, or as they came."""

@@ -35,13 +35,18 @@ class Samples:
         """The number of sequences S."""
         return len(self.obs)
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the networks remember: then sequences stay whole."""
+        return self.state.shape[-1] > 0
+
     def take(self, index: Tensor | slice) -> Self:
         """The sequences at `index`."""
         return self._map(lambda tensor: tensor[index])
 
     def as_transitions(self) -> Self:
         """Every step as a sequence of its own, `[S·L, 1, …]`: without memory the steps are independent. Copies nothing."""
-        assert self.state.shape[-1] == 0, f"steps depend on a memory state of width {self.state.shape[-1]}"
+        assert not self.has_memory, f"steps depend on a memory state of width {self.state.shape[-1]}"
         num_steps = self.first.numel()
         flat = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1) if tensor is not self.state else tensor)
         return dataclasses.replace(flat, state=self.state.new_zeros(num_steps, 0))
@@ -62,7 +67,7 @@ class Samples:
         samples = self.as_transitions() if by == "transitions" else self
         size, rest = divmod(len(samples), num_minibatches)
         assert rest == 0, f"{len(samples)} {by} do not divide into {num_minibatches} minibatches"
-        split = by == "segments" and not self.state.shape[-1]
+        split = by == "segments" and not self.has_memory
         for start in range(0, len(samples), size):
             yield Minibatch(samples, order[start : start + size], split)
 

@@ -32,7 +32,9 @@ from phasicrl.execution.plan import WORTH_COMPILING, Plan
 from phasicrl.execution.step import StepSettings
 from phasicrl.execution.streams import side_by_side
 from phasicrl.models.agent import Agent
-from phasicrl.runs.run import Run, start_run
+from phasicrl.runs.build import start_run
+from phasicrl.runs.run import Run
+from tests.golden import Image
 from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
 
 
@@ -333,6 +335,29 @@ def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     assert config.compute.compile == "auto" and config.num_gradient_steps < WORTH_COMPILING
     assert not train(config, make_env=Corridor).compute.plan.acts_in_one_call
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_smaller_micro_batches_are_advised_only_where_they_can_be_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    """The sequences of a memory are not cut."""
+
+    def full(settings: StepSettings) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(compute_module, "update_", full)
+    small = {
+        "model.encoder": "impala",
+        "model.channels": (2,),
+        "model.blocks": 1,
+        "model.memory": memory,
+        "compute.micro_batch": 4,
+        "model.activation": "relu",
+    }
+    with pytest.raises(MemoryError) as caught:
+        train(tiny(tmp_path).changed(small), make_env=Image)
+    assert ("compute.micro_batch is 4" in str(caught.value)) is (memory == "none")
 
 
 @pytest.mark.parametrize(

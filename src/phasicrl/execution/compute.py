@@ -81,10 +81,10 @@ class Compute:
         results = []
         num_steps = segments.first.shape[1]
         at_once = max(1, self.plan.steps_at_once // num_steps)
-        with self.explaining_memory("asking the networks about a rollout", "fewer env.num_envs", phase=phase):
+        with self.explaining_memory("asking the networks about a rollout", "fewer env.num_envs", phase=phase, whole=segments.has_memory):
             for start in range(0, len(segments), at_once):
                 some = segments.take(slice(start, start + at_once))
-                some = some if some.state.shape[-1] else some.as_transitions()
+                some = some if some.has_memory else some.as_transitions()
                 found = []
                 for piece, _ in self.pieces(some, phase=phase):
                     with self.turn():
@@ -121,13 +121,14 @@ class Compute:
         return OneCallStep(self, eager, self._compiled_steps) if settings.phase in self.plan.one_call else eager
 
     @contextmanager
-    def explaining_memory(self, what: str, knob: str, *, phase: Phase = "policy") -> Iterator[None]:
+    def explaining_memory(self, what: str, knob: str, *, phase: Phase = "policy", whole: bool = False) -> Iterator[None]:
         """If what is done meanwhile does not fit into memory, say which knob makes it smaller.
 
         Args:
             what: is done, for the message.
             knob: and which way to turn it.
             phase: whose micro-batches are another knob.
+            whole: smaller micro-batches would not help, as sequences for a memory are not cut.
 
         Raises:
             MemoryError: in place of PyTorch's error.
@@ -138,7 +139,7 @@ class Compute:
             if not is_out_of_memory(error):
                 raise
             size, name = self.plan.micro_batch[phase], "aux_micro_batch" if phase == "aux" else "micro_batch"
-            piece = f", or smaller micro-batches (compute.{name} is {size})" if size else ""
+            piece = f", or smaller micro-batches (compute.{name} is {size})" if size and not whole else ""
             raise MemoryError(f"{what} does not fit into the memory of {self.device}; try {knob}{piece}: {reason(error)}") from error
 
     def _compiled_call(
@@ -184,7 +185,7 @@ class EagerStep:
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> Noted:
         """Make the step."""
         loss, settings, phase = self.loss, self.settings, self.settings.phase
-        with self.compute.explaining_memory("a gradient step", self.knob, phase=phase):
+        with self.compute.explaining_memory("a gradient step", self.knob, phase=phase, whole=minibatch.source.has_memory):
             settings.optimizer.zero_grad(set_to_none=True)
             rows, names = [], ()
             for piece, share in self.compute.pieces(loss.prepare(minibatch.gather()), phase=phase):
@@ -212,7 +213,8 @@ class OneCallStep:
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> Noted:
         """Make the step."""
-        with self.compute.explaining_memory("a gradient step", self.eager.knob, phase=self.eager.settings.phase):
+        phase, whole = self.eager.settings.phase, minibatch.source.has_memory
+        with self.compute.explaining_memory("a gradient step", self.eager.knob, phase=phase, whole=whole):
             if self.compute.records:  # what is recorded reads from where it read before: from a copy of the minibatch
                 minibatch = minibatch.gathered()
             if (compiled := self._step_for(minibatch, coefficients)) is None:

@@ -38,6 +38,11 @@ class Machine:
     num_cores: int
     has_compiler: bool
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether tensors are on a GPU."""
+        return self.device.startswith("cuda")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -182,17 +187,16 @@ def make_plan(config: ComputeConfig, machine: Machine, workload: Workload, findi
         workload: what is asked of it.
         findings: of a probe, where `needs_probe` asked for one.
     """
-    on_gpu = machine.device.startswith("cuda")
     asked = _asked_sizes(config)
     one_call = _is_one_call(config, machine, workload)
     precision = _precision(config, findings)
 
     def size(phase: Phase) -> int | None:
         wish = asked[phase]
-        if not workload.has_images or wish != "auto":
-            return wish if workload.has_images and isinstance(wish, int) else None
-        if one_call or on_gpu:
+        if not workload.has_images or (wish == "auto" and (one_call or machine.on_gpu)):
             return None
+        if wish != "auto":
+            return wish
         return findings.micro_batch[precision[phase]] if findings else USUAL_MICRO_BATCH
 
     micro_batch: dict[Phase, int | None] = {phase: size(phase) for phase in PHASES}
@@ -201,9 +205,9 @@ def make_plan(config: ComputeConfig, machine: Machine, workload: Workload, findi
     return Plan(
         device=machine.device,
         num_threads=num_threads,
-        pin_threads=config.pin_threads and not on_gpu,
+        pin_threads=config.pin_threads and not machine.on_gpu,
         # Two runs with half of the cores each can go on side by side.
-        take_turns=not on_gpu and config.take_turns and num_threads > 1 and 2 * num_threads > machine.num_cores,
+        take_turns=not machine.on_gpu and config.take_turns and num_threads > 1 and 2 * num_threads > machine.num_cores,
         precision=precision,
         micro_batch=micro_batch,
         # What the user wants to go in pieces is no single call.
@@ -219,7 +223,7 @@ def needs_probe(config: ComputeConfig, machine: Machine, workload: Workload) -> 
     """Whether something is left to be chosen that only a measurement tells, in a run that is long enough to pay for it."""
     if not workload.can_be_probed or workload.num_passes < WORTH_PROBING:
         return False
-    whole = _is_one_call(config, machine, workload) or machine.device.startswith("cuda")
+    whole = _is_one_call(config, machine, workload) or machine.on_gpu
     sizes_are_free = "auto" in _asked_sizes(config).values() and not whole
     return sizes_are_free or (config.aux_precision == "auto" and workload.has_aux)
 
@@ -233,14 +237,14 @@ def probe_size(config: ComputeConfig, machine: Machine, workload: Workload, *, l
         workload: what is asked of it.
         largest: micro-batch that is tried on a CPU.
     """
-    most = LARGEST_PROBE if machine.device.startswith("cuda") else largest
+    most = LARGEST_PROBE if machine.on_gpu else largest
     most = min(most, workload.minibatch_size or most)
     return min(most, config.micro_batch) if isinstance(config.micro_batch, int) else most
 
 
 def can_follow(plan: Plan, machine: Machine) -> bool:
     """Whether a plan that was made before can be followed here: on the same kind of device."""
-    return plan.on_gpu == machine.device.startswith("cuda") and (plan.on_gpu or plan.num_threads <= machine.num_cores)
+    return plan.on_gpu == machine.on_gpu and (plan.on_gpu or plan.num_threads <= machine.num_cores)
 
 
 def _asked_sizes(config: ComputeConfig) -> dict[Phase, int | Literal["auto"] | None]:
@@ -251,7 +255,7 @@ def _asked_sizes(config: ComputeConfig) -> dict[Phase, int | Literal["auto"] | N
 
 def _is_one_call(config: ComputeConfig, machine: Machine, workload: Workload) -> bool:
     """Whether gradient steps are one call."""
-    if machine.device.startswith("cuda"):  # recording takes no time; the lengths of a memory's sequences cannot be recorded
+    if machine.on_gpu:  # recording takes no time; the lengths of a memory's sequences cannot be recorded
         return config.compile != "off" and not workload.has_memory
     pays = workload.num_gradient_steps >= WORTH_COMPILING and machine.has_compiler and not workload.has_images
     return config.compile == "on" or (config.compile == "auto" and pays)

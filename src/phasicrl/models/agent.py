@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision, ValueNormConfig
 from phasicrl.execution.streams import side_by_side
 from phasicrl.models.distributions import Policy
-from phasicrl.models.encoders import ObservationReader, encoder_for
+from phasicrl.models.encoders import ObservationReader, encoder_for, in_precision
 from phasicrl.models.heads import linear_head, make_policy_head
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
@@ -152,8 +152,8 @@ class Agent(nn.Module):
         follow_policy = partial(self._follow, self.encoder, self.memory, inputs, first, policy_state, precision)
         if self.value_encoder is not None and self.value_memory is not None:
             follow_value = partial(self._follow, self.value_encoder, self.value_memory, inputs, first, value_state, precision)
-            both = partial(side_by_side, device=obs.device) if obs.is_cuda else _one_by_one
-            (features, policy_state), (value_features, value_state) = both(follow_policy, follow_value)
+            both = side_by_side(follow_policy, follow_value, obs.device) if obs.is_cuda else (follow_policy(), follow_value())
+            (features, policy_state), (value_features, value_state) = both
         else:
             features, policy_state = follow_policy()
             value_features = features.detach() if self.value_path == "detached" else features
@@ -238,10 +238,7 @@ class Agent(nn.Module):
         precision: Precision,
     ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
         """What a network's encoder and memory make of observations, and the memory's next state."""
-        if precision == "bf16":  # nothing is kept between calls: a recorded step would go on with old weights
-            with torch.autocast(first.device.type, torch.bfloat16, cache_enabled=False):
-                features = encoder(inputs).float()
-        else:
+        with in_precision(precision, first.device):
             features = encoder(inputs).float()
         return memory(features.unflatten(0, first.shape), first, state)
 
@@ -249,8 +246,3 @@ class Agent(nn.Module):
         """What a value head says, in units of the rewards learned from."""
         value = head(features).squeeze(-1)
         return value if self.value_normalizer is None else self.value_normalizer.denormalize(value)
-
-
-def _one_by_one(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[Any, Any]:
-    """The results of both."""
-    return one(), other()

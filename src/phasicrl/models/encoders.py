@@ -8,6 +8,7 @@ fastest.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -16,12 +17,20 @@ from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import Initialization, ModelConfig, ObsNormConfig
+from phasicrl.config import Initialization, ModelConfig, ObsNormConfig, Precision
 from phasicrl.models.init import initialize
 from phasicrl.normalize import ObservationNormalizer
 from phasicrl.spaces import ObservationLayout, Path, choices, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+
+
+def in_precision(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Meanwhile encoders run in this precision."""
+    if precision == "fp32":
+        return nullcontext()
+    # Nothing is kept between calls: a recorded step would go on with old weights.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 class ResidualBlock(nn.Module):
