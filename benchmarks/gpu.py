@@ -37,7 +37,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from versus import commit as commit_of
 
@@ -389,10 +389,6 @@ def peers(folder: Path) -> Path:
 # --- training
 
 
-class Enough(Exception):
-    """The call's time is over."""
-
-
 class Watch:
     """Saves after each phase, when the checkpoint is small because the phase buffer is empty, and stops if another phase would not fit."""
 
@@ -401,12 +397,10 @@ class Watch:
         self.seconds: list[float] = []
         self._since = self._packed = time.monotonic()
 
-    def __call__(self, run: Any, record: dict[str, float]) -> None:
+    def __call__(self, run: Any, record: dict[str, float]) -> Literal["stop"] | None:
         """Called after each iteration."""
-        if run.buffer.num_filled:
-            if self.session.left < -GRACE:
-                raise Enough  # what was done of this phase is lost
-            return
+        if run.buffer.num_filled:  # what was done of this phase is lost, if it stops here
+            return "stop" if self.session.left < -GRACE else None
         run.save()
         now = time.monotonic()
         self.seconds.append(now - self._since)
@@ -414,8 +408,7 @@ class Watch:
             self.session.pack()
             self._packed = now
         self._since = time.monotonic()
-        if self.session.left < 1.15 * max(self.seconds[-3:]):
-            raise Enough
+        return "stop" if self.session.left < 1.15 * max(self.seconds[-3:]) else None
 
 
 def training(sizes: Sizes, game: str, folder: Path) -> Any:
@@ -431,8 +424,8 @@ def training(sizes: Sizes, game: str, folder: Path) -> Any:
 
 def open_run(session: Session, game: str) -> Any:
     """The game's run: from its checkpoint, or from the start."""
+    from phasicrl.runs.build import resume_run, start_run
     from phasicrl.runs.directory import RunDirectory
-    from phasicrl.runs.run import resume_run, start_run
 
     folder = session.volatile / "train" / game
     for config in sorted(folder.glob("*/config.json")):
@@ -450,8 +443,7 @@ def train(session: Session, game: str) -> Result:
     start, watch = time.monotonic(), Watch(session)
     with open_run(session, game) as run:
         begun = run.env_steps
-        with suppress(Enough):
-            learn(run, watch)
+        learn(run, watch)
         done = run.env_steps >= run.config.budget
         if done:
             run.buffer.clear()  # the rest of a last, unfinished phase: gigabytes that nobody will go on from

@@ -20,7 +20,7 @@ from versus import PEERS, commit
 from phasicrl import get_preset
 from phasicrl.host.machine import peak_memory, processor
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.run import start_run
+from phasicrl.runs.build import start_run
 
 
 def main() -> None:

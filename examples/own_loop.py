@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from phasicrl import get_preset
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.run import Run, start_run
+from phasicrl.runs.build import start_run
+from phasicrl.runs.run import Run
 
 
 def train_until_solved(run: Run, *, solved: float) -> None:

@@ -20,7 +20,8 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
-from phasicrl.runs.run import Run, start_run
+from phasicrl.runs.build import start_run
+from phasicrl.runs.run import Run
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):

@@ -23,7 +23,8 @@ from phasicrl.models.agent import Agent
 from phasicrl.phases import PolicyPhaseLoss, compute_targets, policy_phase
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
-from phasicrl.runs.run import Run, start_run
+from phasicrl.runs.build import start_run
+from phasicrl.runs.run import Run
 from tests.helpers import OPENED, corridor, open_run, tiny, tiny_aux
 
 COMPATIBLE = [name for name in PRESETS if name.startswith("compat-")]

@@ -29,9 +29,9 @@ class Side:
 
     def __init__(self, precision: str) -> None:
         torch_ = torch_and_numpy(precision)["torch"]
-        self.algorithm, self.phases, self.presets, self.run, self.distributions = (
+        self.algorithm, self.phases, self.presets, self.build, self.distributions = (
             fresh_import(f"phasicrl.{name}", {"torch": torch_})
-            for name in ("algorithm", "phases", "presets", "runs.run", "models.distributions")
+            for name in ("algorithm", "phases", "presets", "runs.build", "models.distributions")
         )
 
     def quantities(self, case: Case, start: Arrays | None) -> tuple[Quantities, Arrays, list[np.ndarray]]:
@@ -55,7 +55,7 @@ class Side:
             config = self.presets.get_preset(case.preset).changed(QUIET | changes | {"output_dir": folder} | dict(case.changes))
             orders: list[np.ndarray] = []
             dealt.side_effect = lambda size, **options: _noted(orders, dealt._mock_wraps(size, **options))
-            with self.run.start_run(config, make_env=playbacks(recording, first=-1)) as run:  # one is made to be looked at
+            with self.build.start_run(config, make_env=playbacks(recording, first=-1)) as run:  # one is made to be looked at
                 return (*self._follow(case, run, recording, losses, start), orders)
 
     def _follow(self, case: Case, run: Any, recording: Recording, losses: list[float], start: Arrays | None) -> tuple[Quantities, Arrays]:

@@ -20,7 +20,8 @@ from phasicrl.execution.plan import Plan
 from phasicrl.learner import Record
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.run import Run, resume_run, start_run
+from phasicrl.runs.build import resume_run, start_run
+from phasicrl.runs.run import Run
 
 OnIteration = Callable[[Run, Record], Literal["stop"] | None]
 """Called after each iteration with the run and its metrics; "stop" ends the run there."""

@@ -235,11 +235,10 @@ def _plan_of(words: list[str]) -> Plan:
     from phasicrl.execution.device import this_machine
     from phasicrl.execution.plan import can_follow
     from phasicrl.runs.directory import RunDirectory
-    from phasicrl.runs.run import saved_plan
 
     path = Path(words[1])
     path = path if path.is_dir() else path.parent
-    if (plan := saved_plan(RunDirectory(path))) is None:
+    if (plan := RunDirectory(path).plan) is None:
         raise ValueError(f"{path} has no plan of this version in its card.json; leave --same-plan out")
     if not can_follow(plan, this_machine("auto" if plan.on_gpu else "cpu")):
         raise ValueError(f"{path} ran on {plan.device} with {plan.num_threads} threads, which this machine has not; leave --same-plan out")

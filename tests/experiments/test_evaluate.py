@@ -18,7 +18,7 @@ from phasicrl.experiments import evaluate as evaluation_module
 from phasicrl.experiments.evaluate import Evaluation, evaluate, make_evaluation_envs, play
 from phasicrl.models.agent import Agent
 from phasicrl.presets import get_preset
-from phasicrl.runs.run import start_run
+from phasicrl.runs.build import start_run
 from phasicrl.seeding import derive_seed, env_seeds
 from tests.helpers import Corridor, Levers, corridor, tiny
 
@@ -152,7 +152,7 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
 def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(tmp_path).changed({"compute.policy_precision": "bf16"})
     run = train(config, make_env=corridor)
-    assert evaluation_module.acting_precision(run.directory) == "bf16"
+    assert evaluation_module.acting_precision(run.files) == "bf16"
     seen: set[object] = set()
     policy = Agent.policy
 
@@ -164,4 +164,4 @@ def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(tmp_path: Path
     evaluate(run.directory, episodes=2, make_env=corridor)
     assert seen == {"bf16"}
     (run.directory / "card.json").write_text('{"own": ["environment"]}')  # of a version without plans
-    assert evaluation_module.acting_precision(run.directory) == "fp32"
+    assert evaluation_module.acting_precision(run.files) == "fp32"

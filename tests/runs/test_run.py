@@ -29,11 +29,12 @@ from phasicrl.normalize import RewardNormalizer
 from phasicrl.optimize import step_
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
-from phasicrl.runs import run as run_module
+from phasicrl.runs import build
+from phasicrl.runs.build import start_run
 from phasicrl.runs.checkpoint import checkpoints
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
-from phasicrl.runs.run import Run, start_run
+from phasicrl.runs.run import Run
 from phasicrl.seeding import derive_seed
 from tests.golden import BOTH, Echo, Image
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
@@ -116,7 +117,7 @@ def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_
     directory = stopped_after(iterations, config)
     with start_run(config, make_env=corridor) as old, pytest.raises(Stopped):
         learn(old, on_iteration=stop_after(iterations))
-    with run_module.resume_run(directory, make_env=corridor) as new:
+    with build.resume_run(directory, make_env=corridor) as new:
         assert_same_state(old, new)
         assert new.buffer.num_filled == iterations % 3
         for slot in range(new.buffer.num_filled):
@@ -166,7 +167,7 @@ def test_a_resumed_run_finishes_its_budget_without_repeating_rows(tmp_path: Path
 def move_episodes(old: Run, new: Run) -> None:
     """All that a checkpoint does not hold: the environments, what they showed last, its memory, and returns of episodes under way."""
     new.envs.close()
-    new.envs = new.collector.envs = copy.deepcopy(old.envs)
+    new.collector.envs = copy.deepcopy(old.envs)
     for name in ("_obs", "_first", "_state"):
         setattr(new.collector, name, getattr(old.collector, name).clone())
     new.collector.episodes._under_way = old.collector.episodes._under_way.copy()
@@ -215,7 +216,7 @@ def test_with_its_episodes_moved_over_a_resumed_run_is_the_unbroken_one(tmp_path
         with pytest.raises(Stopped):
             learn(unbroken, on_iteration=stop_after(stop))
         directory = Path(shutil.copytree(unbroken.directory, tmp_path / "copy"))
-        with run_module.resume_run(directory, make_env=make_env) as resumed:
+        with build.resume_run(directory, make_env=make_env) as resumed:
             assert resumed.iteration == stop and resumed.buffer.num_filled == (0 if aux is None else stop % 3)
             move_episodes(unbroken, resumed)
             for run in (unbroken, resumed):
@@ -244,9 +245,8 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     covered = {"learner", "env_steps"}
     through_others = {"collector", "buffer", "_seconds_before"}  # action_generator, episodes; chunks and num_filled; seconds
     not_state = {
-        "config", "directory", "own",  # fixed for the run
+        "config", "files", "own",  # fixed for the run
         "log",  # its rows are on the disk already
-        "envs",  # start anew: exact environments come with exact resume
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # clocks of this process
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
@@ -294,7 +294,7 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "free_memory", lambda: 4096)
+    monkeypatch.setattr(build, "free_memory", lambda: 4096)
     with pytest.raises(ValueError, match=r"the phase buffer needs .* GiB \(32 rollouts of 4 environments × 8 steps\).*--aux.every \d+"):
         start_run(tiny(tmp_path, aux=tiny_aux(every=32)), make_env=corridor)
     assert not list(tmp_path.iterdir())
@@ -329,14 +329,14 @@ def test_a_first_reset_that_fails_leaves_no_directory(tmp_path: Path) -> None:
 
 def test_environments_are_closed_when_the_start_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
-    original = run_module.make_envs
+    original = build.make_envs
 
     def spy(*args: Any, **kwargs: Any) -> VectorEnv:
         envs = original(*args, **kwargs)
         monkeypatch.setattr(envs, "close", lambda: closed.append(True))
         return envs
 
-    monkeypatch.setattr(run_module, "make_envs", spy)
+    monkeypatch.setattr(build, "make_envs", spy)
     config = tiny(tmp_path)
     with pytest.raises(ValueError):
         start_run(replace(config, compute=replace(config.compute, device="toaster")), make_env=corridor)
@@ -384,7 +384,7 @@ def test_a_resumed_optimizer_steps_as_the_unbroken_one_on_convolutions_too(tmp_p
     config = replace(config, model=replace(config.model, encoder="impala", activation="relu", channels=(4, 8), blocks=1))
     with start_run(config, make_env=Image) as old:
         learn(old)
-        with run_module.resume_run(old.directory, make_env=Image) as new:
+        with build.resume_run(old.directory, make_env=Image) as new:
             old.buffer.num_filled = 1
             for run in (old, new):
                 rollout = run.buffer.rollout(0)
@@ -404,11 +404,11 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(tmp_p
     directory = stopped_after(3, config)
     newest = sorted((directory / "checkpoints").iterdir())[-1]
     (newest / damaged).write_text("torn")
-    with run_module.resume_run(directory, make_env=corridor) as run:
+    with build.resume_run(directory, make_env=corridor) as run:
         with pytest.raises(Stopped):
             learn(run, on_iteration=lambda run, record: (_ for _ in ()).throw(Stopped))
         expected = {name: tensor.clone() for name, tensor in run.buffer.rollout(2).tensors().items()}
-    with run_module.resume_run(directory, make_env=corridor) as again:
+    with build.resume_run(directory, make_env=corridor) as again:
         assert again.iteration == 3
         assert_same_state_tensors(expected, again.buffer.rollout(2).tensors())
 

@@ -22,8 +22,8 @@ from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
+from phasicrl.runs.build import make_agent
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import make_agent, saved_plan
 from phasicrl.seeding import derive_seed
 
 PolicyKind = Literal["greedy", "sampled"]
@@ -147,17 +147,18 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
-    config = RunDirectory(Path(run_dir)).config_for(make_env=make_env or make_vector_env, make_encoder=make_encoder)
+    files = RunDirectory(Path(run_dir))
+    config = files.config_for(make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder)
     results: list[Evaluation] = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
-        table = None if file is None else StepTable(file)
+        table, precision = None if file is None else StepTable(file), acting_precision(files)
         for policy in policies:
             envs = make_evaluation_envs(
                 config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env, make_vector_env=make_vector_env
             )
             try:
-                agent = load_agent(Path(run_dir), config, envs, make_encoder=make_encoder)
-                generator, precision = Generator().manual_seed(seed), acting_precision(Path(run_dir))
+                agent = load_agent(files, config, envs, make_encoder=make_encoder)
+                generator = Generator().manual_seed(seed)
                 results.append(play(agent, envs, episodes=episodes, policy=policy, generator=generator, table=table, precision=precision))
             finally:
                 envs.close()
@@ -180,25 +181,24 @@ def make_evaluation_envs(
     return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env, make_vector_env=make_vector_env)
 
 
-def acting_precision(run_dir: Path) -> Precision:
+def acting_precision(files: RunDirectory) -> Precision:
     """The precision in which a run's policy acted, by its plan."""
-    plan = saved_plan(RunDirectory(run_dir))
-    return "fp32" if plan is None else plan.precision["policy"]
+    return "fp32" if files.plan is None else files.plan.precision["policy"]
 
 
-def load_agent(run_dir: Path, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
+def load_agent(files: RunDirectory, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
     """The agent of a run with the weights that were saved last.
 
     Raises:
         ValueError: there are none yet, or they are those of another network.
     """
-    weights = RunDirectory(run_dir).weights()
+    weights = files.weights()
     agent = make_agent(config, envs, make_encoder=make_encoder)
     try:
         agent.load_state_dict(weights)
     except RuntimeError as error:
         hint = "" if make_encoder else "; a run with an encoder of your own needs `make_encoder` here too"
-        raise ValueError(f"the weights in {run_dir} do not fit the network that config.json describes{hint}: {error}") from None
+        raise ValueError(f"the weights in {files.path} do not fit the network that config.json describes{hint}: {error}") from None
     return agent.eval()
 
 

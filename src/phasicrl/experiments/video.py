@@ -63,17 +63,17 @@ def film(
     """
     if episodes < 1 or num_envs < 1:
         raise ValueError(f"episodes is {episodes} and num_envs is {num_envs}; give at least 1 of each")
-    run_dir = Path(run_dir)
-    config = RunDirectory(run_dir).config_for(make_env=make_env, make_encoder=make_encoder)
-    output = output or run_dir / "videos" / f"{policy}-seed{seed}.mp4"
+    files = RunDirectory(Path(run_dir))
+    config = files.config_for(make_env=make_env, make_encoder=make_encoder)
+    output = output or files.path / "videos" / f"{policy}-seed{seed}.mp4"
     output.parent.mkdir(parents=True, exist_ok=True)
     envs, image_of = _open(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
     try:
-        agent = load_agent(run_dir, config, envs, make_encoder=make_encoder)
+        agent = load_agent(files, config, envs, make_encoder=make_encoder)
         with _writer(output, fps=fps, size=size) as write:
             generator = Generator().manual_seed(seed)
             result = play(
-                agent, envs, episodes=episodes, policy=policy, generator=generator, precision=acting_precision(run_dir),
+                agent, envs, episodes=episodes, policy=policy, generator=generator, precision=acting_precision(files),
                 on_obs=lambda obs: write(tile(image_of(obs.numpy()))),
             )  # fmt: skip
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -25,7 +24,8 @@ from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import describe, peak_memory
 from phasicrl.phases import Record
 from phasicrl.rollout import PolicySamples
-from phasicrl.runs.run import EnvFactory, Run, start_run
+from phasicrl.runs.build import EnvFactory, start_run
+from phasicrl.runs.run import Run
 from phasicrl.seeding import derive_seed
 
 
@@ -136,10 +136,6 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
             )  # fmt: skip
 
 
-class _Enough(Exception):
-    """Ends a training that would go on for ever."""
-
-
 def _shortest_phase(aux: AuxConfig) -> int:
     """Fewest iterations of a phase, two at least, with as many passes over a step as this one's."""
     return max(aux.every // math.gcd(aux.every, aux.iterations_per_epoch or aux.every), 2)
@@ -162,14 +158,14 @@ def _whole_loops(run: Run, seconds: float) -> list[_Loop]:
     times: list[float] = []
     length = run.config.period
 
-    def note(_: Run, record: Record) -> None:
+    def note(_: Run, record: Record) -> Literal["stop"] | None:
         records.append(record)
         times.append(perf_counter())
         if len(records) % length == 0 and len(records) >= 4 * length and times[-1] - times[length - 1] >= seconds:
-            raise _Enough
+            return "stop"
+        return None
 
-    with contextlib.suppress(_Enough):
-        learn(run, note)
+    learn(run, note)
     return [
         _Loop(times[last] - times[last - length], records[last - length + 1 : last + 1])
         for last in range(2 * length - 1, len(times), length)
@@ -178,14 +174,9 @@ def _whole_loops(run: Run, seconds: float) -> list[_Loop]:
 
 def _write_trace(run: Run, path: Path) -> list[str]:
     """Record the kernels of one phase; returns what took most of the time, as lines."""
-    with torch.profiler.profile() as profile, contextlib.suppress(_Enough):
-        count = iter(range(run.config.phase_length - 1))
-
-        def note(run: Run, record: Record) -> None:
-            if next(count, None) is None:
-                raise _Enough
-
-        learn(run, note)
+    last = run.iteration + run.config.phase_length
+    with torch.profiler.profile() as profile:
+        learn(run, lambda run, _: "stop" if run.iteration == last else None)
     profile.export_chrome_trace(str(path))
     table = profile.key_averages()
     on_gpu = run.compute.device.type == "cuda"
@@ -246,7 +237,7 @@ def _acting(run: Run) -> Rate:
         for _ in range(10):
             run.collector.act(rollout, 0)
 
-    return _timed("acting alone", ten, 10 * run.config.env.num_envs)
+    return _timed(run, "acting alone", ten, 10 * run.config.env.num_envs)
 
 
 class _Pass(NamedTuple):
@@ -263,7 +254,7 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     config, agent = run.config, run.agent
     rollout = run.buffer.rollout(0)
     segments = rollout.policy_samples(rollout.value_target)
-    samples = segments if segments.state.shape[-1] else segments.as_transitions()
+    samples = segments if segments.has_memory else segments.as_transitions()
     minibatch = samples.take(slice(0, len(samples) // config.ppo.num_minibatches))
 
     def outputs(kind: str, piece: PolicySamples, phase: Phase) -> Tensor:
@@ -298,7 +289,7 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
         with FlopCounterMode(display=False) as counter:
             once()
         flops += times * counter.get_total_flops() / number
-        timed = _timed(kind, once, number, repetitions=3, least_seconds=0.3)
+        timed = _timed(run, kind, once, number, repetitions=3, least_seconds=0.3)
         seconds += times / timed.per_second
         spread.append(timed.high / timed.low)
     rate, width = 1 / seconds, statistics.median(spread) ** 0.5
@@ -307,25 +298,19 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     return Rate("networks alone", rate, rate / width, rate * width), counts, flops
 
 
-def _timed(name: str, function: Callable[[], None], number: int, *, repetitions: int = 5, least_seconds: float = 0.5) -> Rate:
+def _timed(run: Run, name: str, function: Callable[[], None], number: int, *, repetitions: int = 5, least_seconds: float = 0.5) -> Rate:
     """How many a second, if a call does so many: repetitions of at least so long each, after one call that warms up."""
     function()
     found = []
     for _ in range(repetitions):
-        _wait_for_gpu()
+        run.compute.wait()
         start, calls = perf_counter(), 0
         while perf_counter() - start < least_seconds or not calls:
             function()
             calls += 1
-        _wait_for_gpu()
+        run.compute.wait()
         found.append(number * calls / (perf_counter() - start))
     return _rate(name, found)
-
-
-def _wait_for_gpu() -> None:
-    """Launching is not doing."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def _rate(name: str, found: list[float]) -> Rate:

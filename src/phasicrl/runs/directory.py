@@ -18,9 +18,11 @@ from phasicrl.config import Config, refuse_unasked_import
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from phasicrl.execution.plan import Plan
+
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
 WEIGHTS_FILE = "agent.safetensors"
-OWN_OBJECTS = {"make_env": "environment", "make_encoder": "encoder", "mask_actions": "mask"}
+OWN_OBJECTS = {"make_env": "environment", "make_vector_env": "environment", "make_encoder": "encoder", "mask_actions": "mask"}
 """What a user may pass as an object: the argument's name, and the word for it in `card.json`."""
 
 
@@ -89,11 +91,11 @@ class RunDirectory:
                 nobody asked for, or the run had an object of its user's own that is missing here.
         """
         self._check()
-        own = self.card.get("own", ())
-        for argument, what in OWN_OBJECTS.items():
-            if what in own and argument in given and given[argument] is None:
+        for what in self.card.get("own", ()):
+            ways = [argument for argument, of in OWN_OBJECTS.items() if of == what and argument in given]
+            if ways and all(given[argument] is None for argument in ways):
                 article = "an" if what[0] in "aeiou" else "a"
-                way = f"{argument}=…" if what != "environment" else "make_env=… or make_vector_env=…"
+                way = " or ".join(f"{argument}=…" for argument in ways)
                 raise ValueError(f"{self.path} was trained with {article} {what} of its user's own; call this from Python with {way}")
         config = self.config
         try:
@@ -107,6 +109,16 @@ class RunDirectory:
         """What is known of how the run was made; nothing if it has no card."""
         path = self.path / CARD_FILE
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    @property
+    def plan(self) -> Plan | None:
+        """How the run was executed, by its card; None if it has no plan of this version."""
+        from phasicrl.execution.plan import Plan
+
+        try:
+            return Plan.from_dict(self.card["plan"])
+        except (KeyError, ValueError):
+            return None
 
     def write_card(self, card: dict[str, Any]) -> None:
         """Write what is known of how the run was made."""

@@ -1,0 +1,260 @@
+"""How a run comes into being: new or from a checkpoint. Kind: effects (makes environments, files)."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.collect import Collector
+from phasicrl.config import Config, Task, refuse_idle
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
+from phasicrl.execution.compute import Compute
+from phasicrl.execution.device import this_machine
+from phasicrl.execution.plan import Machine, Plan, Workload, can_follow, make_plan
+from phasicrl.execution.probe import probed_plan
+from phasicrl.host.machine import free_memory
+from phasicrl.learner import Learner
+from phasicrl.models.agent import Agent, EncoderFactory
+from phasicrl.rollout import PhaseBuffer
+from phasicrl.runs.checkpoint import CheckpointError, load_checkpoint
+from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
+from phasicrl.runs.metrics import MetricsLog
+from phasicrl.runs.run import Run
+from phasicrl.seeding import derive_seed
+from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
+
+EnvFactory = Callable[[], gym.Env]
+
+
+def start_run(
+    config: Config,
+    *,
+    make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
+    make_encoder: EncoderFactory | None = None,
+    mask_actions: MaskFunction | None = None,
+    plan: Plan | None = None,
+    planned_as: Config | None = None,
+) -> Run:
+    """Make a new run directory and everything a run needs.
+
+    Args:
+        config: every knob.
+        make_env: see `phasicrl.train`.
+        make_vector_env: see `phasicrl.train`.
+        make_encoder: see `phasicrl.train`.
+        mask_actions: see `phasicrl.train`.
+        plan: how to execute it; chosen here unless given.
+        planned_as: choose the plan of this configuration instead, whose budget may be another.
+
+    Raises:
+        ValueError: a configuration that cannot work here; nothing was started and no directory
+            made.
+    """
+    own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder, "mask_actions": mask_actions}
+    return _build_run(config, own, plan=plan, planned_as=planned_as)
+
+
+def resume_run(
+    directory: Path,
+    *,
+    make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
+    make_encoder: EncoderFactory | None = None,
+    mask_actions: MaskFunction | None = None,
+) -> Run:
+    """Build the run in `directory` again from its newest whole checkpoint.
+
+    Environments start new episodes, from seeds of their own: the one thing in which a resumed run
+    differs from an unbroken one.
+
+    Raises:
+        ValueError: not a run directory, or no checkpoint in it can be used.
+    """
+    files = RunDirectory(directory)
+    own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder, "mask_actions": mask_actions}
+    config = files.config_for(**own)
+    if not files.checkpoints:
+        raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
+    state, chunks, rejected = load_checkpoint(files.checkpoint_folder)
+    plan = files.plan
+    if plan is not None and not can_follow(plan, this_machine(config.compute.device)):
+        plan = None  # chosen anew: this is another machine
+    run = _build_run(config, own, env_steps=state["env_steps"], resumed=files, plan=plan)
+    try:
+        run.load_state_dict(state, chunks)
+    except (RuntimeError, ValueError, KeyError) as error:
+        run.close()
+        raise ValueError(f"the checkpoint does not fit the run that {directory}/config.json describes: {error}") from None
+    for sentence in rejected:
+        run.log.message(f"warning: {sentence}")
+    run.log.message(f"resumed {directory} at {run.env_steps:,} steps; episodes that were under way start anew")
+    return run
+
+
+def _build_run(
+    config: Config,
+    own: dict[str, Any],
+    *,
+    env_steps: int = 0,
+    resumed: RunDirectory | None = None,
+    plan: Plan | None = None,
+    planned_as: Config | None = None,
+) -> Run:
+    """Everything a run needs, in an order in which nothing is made before what could refuse it.
+
+    Args:
+        config: every knob.
+        own: what the user brought, by the names of `train`'s arguments.
+        env_steps: taken before.
+        resumed: the run directory that there is already.
+        plan: see `start_run`.
+        planned_as: see `start_run`.
+    """
+    make_encoder, mask_actions = own["make_encoder"], own["mask_actions"]
+    envs = make_envs(
+        config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=own["make_env"], make_vector_env=own["make_vector_env"]
+    )
+    made, log = None, None
+    try:
+        refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
+        if mask_actions is not None:
+            envs = HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
+        machine = this_machine(config.compute.device)
+        _check_memory(config, envs, torch.device(machine.device))
+        agent = make_agent(config, envs, make_encoder=make_encoder).to(machine.device)
+        plan = plan or choose_plan(planned_as or config, machine, agent, can_be_probed=make_encoder is None)
+        files = resumed
+        if files is None:
+            files = made = RunDirectory.make(config)
+        log = MetricsLog(files.path, config, resumed_at=env_steps if resumed else None)
+        compute = Compute(plan, say=log.message)
+        for remark in plan.remarks:
+            log.message(remark)
+        collector = Collector(
+            envs, agent, generator=_generator(config, "action", machine.device), compute=compute,
+            bootstrap_truncation=config.ppo.bootstrap_truncation,
+        )  # fmt: skip
+        learner = Learner(config, agent, compute, _generator(config, "shuffle"))
+        buffer = _make_buffer(config, envs, agent, compute.device)
+        run = Run(config, files, learner, collector, buffer, log, own=[OWN_OBJECTS[name] for name in own if own[name] is not None])
+        collector.start()
+    except BaseException:
+        envs.close()
+        if log is not None:
+            log.close()
+        if made is not None:
+            shutil.rmtree(made.path)  # the first reset failed, or a tracker is not installed: nothing was started
+        raise
+    run.write_card()
+    return run
+
+
+def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed: bool) -> Plan:
+    """How to execute a run here; a network for images is tried, if that pays.
+
+    Args:
+        config: the run's.
+        machine: where it runs.
+        agent: whose network is tried; it is on the machine's device.
+        can_be_probed: whether its encoder takes any image.
+    """
+    space = agent.reader.layout.space
+    has_images = any(is_image(part) for _, part in leaves(space))
+    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed and is_image(space))
+    if not workload.can_be_probed:
+        return make_plan(config.compute, machine, workload)
+
+    def network(obs: Tensor) -> Tensor:
+        return agent.encoder(agent.reader(obs))
+
+    return probed_plan(config.compute, machine, workload, network, list(agent.encoder.parameters()), space.shape or ())
+
+
+def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
+    """What the spaces of environments say about which knobs have an effect; their back end has been asked by `make_envs`."""
+    parts = [part for _, part in leaves(envs.observation_space)]
+    numbers = [part for part in parts if not is_image(part)]
+    return Task(
+        name=envs.name,
+        has_masks=True if envs.mask_size else None,
+        has_heuristic=has_heuristic,
+        has_images=len(numbers) < len(parts),
+        has_numbers=bool(numbers),
+        has_floats=any(isinstance(part, gym.spaces.Box) for part in numbers),
+        has_continuous_actions=any(isinstance(part, gym.spaces.Box) for _, part in leaves(envs.action_space)),
+    )
+
+
+def make_agent(config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
+    """The agent for these environments, with initial weights that follow from the seed."""
+    init_seed = derive_seed(config.seed, "init")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(init_seed)  # a user's own encoder draws from the global generator; ours does not
+        try:
+            return Agent(
+                envs.observation_space,
+                envs.action_space,
+                config.model,
+                action=config.action,
+                obs_norm=config.obs_norm,
+                value_norm=config.value_norm,
+                generator=Generator().manual_seed(init_seed),
+                auxiliary=config.has_auxiliary_phase,
+                make_encoder=make_encoder,
+            )
+        except ValueError as error:
+            raise ValueError(f"{envs.name}: {error}") from None
+
+
+def _make_buffer(config: Config, envs: VectorEnv, agent: Agent, device: torch.device) -> PhaseBuffer:
+    """Room for one phase of these environments."""
+    return PhaseBuffer(
+        config.phase_length,
+        config.env.num_envs,
+        config.ppo.num_steps,
+        obs_shape=agent.reader.layout.shape,
+        obs_dtype=_torch_dtype(agent.reader.layout.dtype),
+        action_shape=agent.policy_head.action_shape,
+        action_dtype=agent.policy_head.action_dtype,
+        state_size=agent.state_size,
+        num_actions=envs.mask_size or None,
+        device=device,
+    )
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """PyTorch's name of a NumPy dtype."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None:
+    """Refuse a phase buffer that is larger than the memory that is free."""
+    obs, action = ObservationLayout(envs.observation_space), ActionLayout(envs.action_space)
+    step_bytes = sum(math.prod(layout.shape) * layout.dtype.itemsize for layout in (obs, action)) + envs.mask_size
+    needed = PhaseBuffer.num_bytes(config.phase_length, config.env.num_envs, config.ppo.num_steps, step_bytes=step_bytes)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if free is not None and needed > free:
+        what = f"{config.phase_length} rollouts of {config.env.num_envs} environments × {config.ppo.num_steps} steps"
+        fitting = max(int(free / needed * config.phase_length), 1)
+        way_out = f"--aux.every {fitting}, " if config.phase_length > 1 else ""
+        raise ValueError(
+            f"the phase buffer needs {needed / 2**30:.1f} GiB ({what}), {free / 2**30:.1f} GiB are free on {device}; "
+            f"try {way_out}fewer environments (--env.num-envs) or shorter rollouts (--ppo.num-steps)"
+        )
+
+
+def _generator(config: Config, purpose: str, device: torch.device | str = "cpu") -> Generator:
+    """A stream of randomness of a run."""
+    return Generator(device).manual_seed(derive_seed(config.seed, purpose))
