@@ -1,6 +1,7 @@
 """Runs the reference codes' own programs and ours on the same weights, data and orders of samples, and says how far their numbers are apart.
 
 usage: python benchmarks/agreement.py [--openai-ppg FOLDER] [--cleanrl FOLDER] [--sb3] [--spinning-up FOLDER] [--baselines FOLDER] [--output FILE]
+           [--mistake 1e-9]
 
 FOLDER is a checkout of the reference. Nothing of it is changed or copied: it is imported, with stand-ins for what does not install (references/).
 Stable-Baselines3, and gym 0.23.1 for CleanRL's Procgen scripts, are taken from the Python that runs this (peers/requirements-agreement.txt).
@@ -32,7 +33,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from references.cases import CASES  # noqa: E402  # from the folder beside this file
+from references.cases import CASES, MISTAKE  # noqa: E402  # from the folder beside this file
 from versus import PEERS, commit  # noqa: E402
 
 REFERENCES = {
@@ -208,6 +209,9 @@ def main() -> None:
     for name in REFERENCES:
         options: dict[str, Any] = {"action": "store_true"} if name == "sb3" else {"type": Path, "metavar": "FOLDER"}
         parser.add_argument(f"--{name}", **options)
+    parser.add_argument(
+        "--mistake", type=float, default=0.0, metavar="PART", help="make our value loss wrong by this part, to see how a mistake shows"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="a JSON file for all rows, with the commits of everything")
     options = vars(parser.parse_args())
     given = {name: options[name.replace("-", "_")] for name in REFERENCES if options[name.replace("-", "_")]}
@@ -215,6 +219,7 @@ def main() -> None:
         parser.error(f"there is nothing to compare with; give at least one of {', '.join(f'--{name}' for name in REFERENCES)}")
     if sentences := absent(given):
         parser.error("\n".join(sentences))
+    os.environ[MISTAKE] = str(options["mistake"])  # of the processes that run the two sides
     found = about(given)  # before anything can be edited
     with tempfile.TemporaryDirectory() as folder:
         rows = run_all(given, Path(folder))

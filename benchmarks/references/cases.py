@@ -8,6 +8,9 @@ from typing import Any
 
 from references.playback import BUTTONS, FEW, FORCES, PICTURE, VECTOR, Recording, record
 
+MISTAKE = "AGREEMENT_MISTAKE"
+"""The environment variable that says by which part our value loss is wrong, to see how a mistake shows."""
+
 SINGLE = {"encoder": ("pi_enc",), "policy_head.linear": ("pi_head",), "value_head": ("pi_vhead",), "aux_value_head": ("aux_vf_head",)}
 DUAL = SINGLE | {"value_encoder": ("vf_enc",), "value_head": ("vf_vhead",)}
 TANH_64 = {
