@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from phasicrl.execution.plan import Plan
     from phasicrl.runs.run import Run
 
-USER_ERROR, ENVIRONMENT_ERROR, INTERRUPTED = 2, 4, 130
-"""Exit codes besides 0."""
+USER_ERROR, INTERRUPTED = 2, 130
+"""Exit codes besides 0; an error that has another says so itself (docs/runs.md has all)."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        from phasicrl.envs.protocol import EnvError
-
-        expected = isinstance(error, ValueError | OSError | ImportError | MemoryError | EnvError)
+        expected = isinstance(error, ValueError | OSError | ImportError | MemoryError) or hasattr(error, "exit_code")
         if common.debug or not expected:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        return ENVIRONMENT_ERROR if isinstance(error, EnvError) else USER_ERROR if expected else 1
+        return getattr(error, "exit_code", USER_ERROR if expected else 1)
 
 
 def _import(module: str) -> None:

@@ -153,9 +153,15 @@ def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
-def diverged(what: Sequence[str]) -> ValueError:
+class DivergedError(ValueError):
+    """Training has left the finite numbers."""
+
+    exit_code = 3
+
+
+def diverged(what: Sequence[str]) -> DivergedError:
     """The error for a run whose numbers are no longer finite: what they are, and what to do."""
-    return ValueError(
+    return DivergedError(
         f"training has diverged: not every number of {' and '.join(what)} is finite; start again with a lower "
         "ppo.learning_rate, with clipped gradients (ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
     )

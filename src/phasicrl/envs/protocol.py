@@ -22,6 +22,8 @@ ExactState = Literal["snapshot", "replay", "none"]
 class EnvError(RuntimeError):
     """An environment failed; the message names the environment, the call and the remedy."""
 
+    exit_code = 4
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeStep:
