@@ -222,8 +222,15 @@ def test_an_interrupt_says_how_to_go_on(
     assert main(["train", "classic-ppo", *flags]) == 130
     (run,) = tmp_path.iterdir()
     out = capsys.readouterr().out
-    way = f"`phasicrl resume {run}` goes on from step-000000000128" if cadence == "0" else "it has no checkpoint yet"
-    assert f"{run} was stopped after 128 steps; {way}" in out
+    assert f"{run} was stopped after 128 steps; `phasicrl resume {run}` goes on from step-000000000128" in out
+
+
+def test_a_run_that_diverges_has_an_exit_code_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*SMALL, "--log.console", "off", "--log.no-tensorboard", "--output-dir", str(tmp_path), "--ppo.learning-rate", "1e30"]
+    assert main(["train", "classic-ppo", *flags]) == 3
+    assert "error: training has diverged" in capsys.readouterr().err
+    (run,) = tmp_path.iterdir()
+    assert main(["resume", str(run)]) == 3, "the checkpoint is from before, and the mistake is still there"
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,9 @@ def test_training_stops_after_a_phase_and_goes_on_on_another_machine(
         assert len(sizes) > 1 and max(sizes) <= 20_000
         if not done:
             (checkpoint,) = here.glob("runs/train/starpilot/*/checkpoints/*")
-            assert sorted(path.name for path in checkpoint.iterdir()) == ["state.json", "tensors.safetensors"], "no rollout is in it"
+            assert sorted(path.name for path in checkpoint.iterdir()) == ["manifest.json", "state.json", "tensors.safetensors"], (
+                "no rollout is in it"
+            )
     (run,) = here.glob("runs/train/starpilot/*")
     for folder in (run, here / "train" / "starpilot"):
         assert [row["env_steps"] for row in RunDirectory(folder).metrics()] == [32 * (number + 1) for number in range(5)]

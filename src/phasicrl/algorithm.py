@@ -99,6 +99,7 @@ def resume(
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     on_iteration: OnIteration | None = None,
+    accept_config_changes: bool = False,
 ) -> Run:
     """Continue a run from its last whole checkpoint to the end of its budget.
 
@@ -109,13 +110,16 @@ def resume(
         make_encoder: as for `train`.
         mask_actions: as for `train`.
         on_iteration: as for `train`.
+        accept_config_changes: Go on though config.json is not what the checkpoint was trained with.
 
     Raises:
-        ValueError: not a run directory, or no checkpoint in it can be used.
+        ValueError: not a run directory, another process trains it, no checkpoint in it can be used,
+            or its configuration has changed.
     """
     with resume_run(
-        Path(run_dir), make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions
-    ) as run:
+        Path(run_dir), make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions,
+        accept_config_changes=accept_config_changes,
+    ) as run:  # fmt: skip
         learn(run, on_iteration)
         run.finish()
     return run

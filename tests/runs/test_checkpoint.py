@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,14 @@ def assert_same(left: Any, right: Any) -> None:
         assert left == right and type(left) is type(right)
 
 
+def sign(path: Path, **changes: Any) -> None:
+    """Make a manifest for a checkpoint as it is now: whoever plants a file can plant its digest."""
+    manifest = json.loads((path / "manifest.json").read_text()) | changes
+    manifest.pop("sha256")
+    manifest["files"] = {name: checkpoint._described(path / name) for name in manifest["files"]}
+    (path / "manifest.json").write_text(json.dumps(manifest | {"sha256": checkpoint._digest_of(manifest)}))
+
+
 def save(folder: Path, steps: int, tree: dict[str, Any] = TREE, **more: Any) -> Path:
     return save_checkpoint(folder, tree, env_steps=steps, keep=more.pop("keep", 3), **more)
 
@@ -62,7 +72,13 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000020", "step-000000000100"]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "state", "future"])
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at // 8] ^= 1 << at % 8
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "state", "future", "renamed", "link"])
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1, {"which": "old", "x": torch.ones(3)})
     newest = save(tmp_path, 2, {"which": "new", "x": torch.ones(3)})
@@ -70,18 +86,63 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: s
     if damage == "truncate":
         tensors.write_bytes(tensors.read_bytes()[:-1])
     elif damage == "flip":
-        data = bytearray(tensors.read_bytes())
-        data[-2] ^= 1
-        tensors.write_bytes(bytes(data))
+        flip(tensors, 8 * tensors.stat().st_size - 16)
     elif damage == "delete":
         tensors.unlink()
     elif damage == "state":
         state.write_text(state.read_text()[:50])
+    elif damage == "renamed":
+        newest.rename(newest.with_name("step-000000000003"))
+    elif damage == "link":
+        tensors.rename(tmp_path / "elsewhere")
+        tensors.symlink_to(tmp_path / "elsewhere")
     else:
-        state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+        sign(newest, format=99)
     tree, _, rejected = load_checkpoint(tmp_path)
     assert tree["which"] == "old"
-    assert len(rejected) == 1 and "step-000000000002" in rejected[0]
+    assert len(rejected) == 1 and ("step-000000000003" if damage == "renamed" else newest.name) in rejected[0]
+
+
+def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
+    """In any file of a checkpoint, the manifest and the file of the state included."""
+    for steps in (1, 2):
+        save(tmp_path, steps, {"which": steps, "x": torch.ones(3)}, chunks={"a": lambda: {"x": torch.ones(2)}})
+    newest, numbers = tmp_path / "step-000000000002", random.Random(0)
+    for path in sorted(newest.iterdir()):
+        whole = path.read_bytes()
+        for _ in range(40):
+            flip(path, numbers.randrange(8 * len(whole)))
+            with pytest.raises((ValueError, OSError)):
+                checkpoint._load(newest, "")
+            path.write_bytes(whole)
+        for length in (0, 1, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:length])
+            with pytest.raises((ValueError, OSError)):
+                checkpoint._load(newest, "")
+        path.write_bytes(whole)
+    assert load_checkpoint(tmp_path)[0]["which"] == 2
+
+
+def test_what_is_damaged_does_not_stand_in_the_way_of_the_next_save(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, chunks={"a": lambda: {"x": torch.ones(2)}})
+    (path / "manifest.json").write_text("[")
+    save(tmp_path, 2, chunks={"a": lambda: {"x": torch.ones(2)}})
+    assert load_checkpoint(tmp_path)[1]["a"]["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_copy_under_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    shutil.copytree(path, tmp_path / "step-best")
+    assert checkpoints(tmp_path) == [path]
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 1, {"which": "ours"}, run="a")
+    save(tmp_path, 2, {"which": "theirs"}, run="b")
+    tree, _, rejected = load_checkpoint(tmp_path, run="a")
+    assert tree["which"] == "ours" and "is of another run (b; this one is a)" in rejected[0]
+    with pytest.raises(CheckpointError, match="another run"):
+        load_checkpoint(tmp_path, run="c")
 
 
 def test_no_usable_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:
@@ -147,11 +208,9 @@ def test_a_pickle_in_the_place_of_a_file_is_not_executed(tmp_path: Path) -> None
         def __reduce__(self) -> tuple[Any, ...]:
             return (canary.touch, ())
 
-    path = save(tmp_path, 1) / "tensors.safetensors"
-    path.write_bytes(pickle.dumps(Bomb()))
-    state = json.loads((path.parent / "state.json").read_text())
-    state["files"]["tensors.safetensors"] = checkpoint._digest(path)  # whoever plants a file can plant its digest
-    (path.parent / "state.json").write_text(json.dumps(state))
+    path = save(tmp_path, 1)
+    (path / "tensors.safetensors").write_bytes(pickle.dumps(Bomb()))
+    sign(path)
     with pytest.raises(CheckpointError):
         load_checkpoint(tmp_path)
     assert not canary.exists()

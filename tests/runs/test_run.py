@@ -245,9 +245,10 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     covered = {"learner", "env_steps"}
     through_others = {"collector", "buffer", "_seconds_before"}  # action_generator, episodes; chunks and num_filled; seconds
     not_state = {
-        "config", "files", "own",  # fixed for the run
+        "config", "files", "own", "_origin",  # fixed for the run
         "log",  # its rows are on the disk already
-        "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # clocks of this process
+        "_started", "_iteration_started", "_last_save", "_rollout_seconds", "_lock", "_signals",  # of this process
+        "_kept",  # what the next checkpoint holds
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
@@ -283,14 +284,14 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(time, "perf_counter", clock)
     saved: list[int] = []
-    monkeypatch.setattr(Run, "save", lambda self: (saved.append(self.iteration), setattr(self, "_last_save", now[0])))
+    monkeypatch.setattr(Run, "_save_kept", lambda self: (saved.append(self.iteration), setattr(self, "_last_save", now[0])))
     run = open_run(tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=2.0), total_env_steps=192))
 
     def pass_a_minute(run: Run, record: dict[str, float]) -> None:
         now[0] += 60
 
     learn(run, on_iteration=pass_a_minute)
-    assert saved == [1, 3, 5]
+    assert saved == [0, 3, 5]
 
 
 def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +385,8 @@ def test_a_resumed_optimizer_steps_as_the_unbroken_one_on_convolutions_too(tmp_p
     config = replace(config, model=replace(config.model, encoder="impala", activation="relu", channels=(4, 8), blocks=1))
     with start_run(config, make_env=Image) as old:
         learn(old)
-        with build.resume_run(old.directory, make_env=Image) as new:
+        directory = Path(shutil.copytree(old.directory, tmp_path / "copy"))
+        with build.resume_run(directory, make_env=Image) as new:
             old.buffer.num_filled = 1
             for run in (old, new):
                 rollout = run.buffer.rollout(0)
@@ -559,7 +561,7 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
     done = train(config, make_env=corridor)
     again = resume(done.directory, make_env=corridor)
     assert_same_state(done, again)
-    for path in sorted((done.directory / "checkpoints").iterdir())[1:]:
+    for path in sorted((done.directory / "checkpoints").iterdir())[2:]:  # before the first iteration, and after it
         shutil.rmtree(path)
     counts: list[float] = []
     collect = Run.collect
@@ -705,7 +707,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
         with pytest.raises(ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"):
             learn(run)
         assert run.iteration == 2 and all(map(torch.equal, run.agent.parameters(), weights))
-    assert [path.name for path in checkpoints(run.directory / "checkpoints")] == ["step-000000000032"]
+    assert [path.name for path in checkpoints(run.directory / "checkpoints")] == ["step-000000000000", "step-000000000032"]
 
 
 def test_weights_that_are_not_finite_do_not_take_the_place_of_good_ones(tmp_path: Path) -> None:
@@ -750,7 +752,7 @@ def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path
     run = train(config, make_env=corridor, mask_actions=forward_only, on_iteration=note)
     assert all((batch == 1).all() for batch in actions[:2]) and any((batch == 0).any() for batch in actions[2:])
     assert seen == [None] * 16
-    for path in sorted((run.directory / "checkpoints").iterdir())[1:]:
+    for path in sorted((run.directory / "checkpoints").iterdir())[2:]:  # before the first iteration, and after it
         shutil.rmtree(path)
     with pytest.raises(ValueError, match="mask_actions="):
         resume(run.directory, make_env=corridor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Task, refuse_idle
+from phasicrl.config import Config, Task, refuse_idle, shown
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
@@ -28,7 +29,8 @@ from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.checkpoint import CheckpointError, load_checkpoint
-from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
+from phasicrl.runs.directory import CONFIG_FILE, OWN_OBJECTS, RunDirectory
+from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.run import Run
 from phasicrl.seeding import derive_seed
@@ -63,7 +65,11 @@ def start_run(
             made.
     """
     own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder, "mask_actions": mask_actions}
-    return _build_run(config, own, plan=plan, planned_as=planned_as)
+    run = _build_run(config, own, plan=plan, planned_as=planned_as)
+    run.keep()
+    if config.checkpoint.every_minutes is not None:
+        run.save()  # so that there is something to go on from, whatever happens in the first iteration
+    return run
 
 
 def resume_run(
@@ -73,34 +79,65 @@ def resume_run(
     make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
+    accept_config_changes: bool = False,
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
     Environments start new episodes, from seeds of their own: the one thing in which a resumed run
     differs from an unbroken one.
 
+    Args:
+        directory: of the run.
+        make_env: see `phasicrl.train`.
+        make_vector_env: see `phasicrl.train`.
+        make_encoder: see `phasicrl.train`.
+        mask_actions: see `phasicrl.train`.
+        accept_config_changes: see `phasicrl.resume`.
+
     Raises:
-        ValueError: not a run directory, or no checkpoint in it can be used.
+        ValueError: not a run directory, another process trains it, no checkpoint in it can be used,
+            or its configuration has changed.
     """
     files = RunDirectory(directory)
     own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder, "mask_actions": mask_actions}
     config = files.config_for(**own)
     if not files.checkpoints:
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
-    state, chunks, rejected = load_checkpoint(files.checkpoint_folder)
-    plan = files.plan
-    if plan is not None and not can_follow(plan, this_machine(config.compute.device)):
-        plan = None  # chosen anew: this is another machine
-    run = _build_run(config, own, env_steps=state["env_steps"], resumed=files, plan=plan)
-    try:
-        run.load_state_dict(state, chunks)
-    except (RuntimeError, ValueError, KeyError) as error:
-        run.close()
-        raise ValueError(f"the checkpoint does not fit the run that {directory}/config.json describes: {error}") from None
+    with ExitStack() as stack:
+        lock = stack.enter_context(closing(RunLock(directory)))
+        state, chunks, rejected = load_checkpoint(files.checkpoint_folder, run=files.card.get("run", ""))
+        if not accept_config_changes:
+            _refuse_changes(files, state)
+        plan = files.plan
+        if plan is not None and not can_follow(plan, this_machine(config.compute.device)):
+            plan = None  # chosen anew: this is another machine
+        run = _build_run(config, own, env_steps=state["env_steps"], resumed=files, lock=lock, plan=plan)
+        stack.pop_all()
+        stack.enter_context(closing(run))
+        try:
+            run.load_state_dict(state, chunks)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(f"the checkpoint does not fit the run that {directory}/config.json describes: {error}") from None
+        run.keep()
+        stack.pop_all()
     for sentence in rejected:
         run.log.message(f"warning: {sentence}")
     run.log.message(f"resumed {directory} at {run.env_steps:,} steps; episodes that were under way start anew")
     return run
+
+
+def _make_envs(config: Config, own: dict[str, Any], env_steps: int) -> VectorEnv:
+    """The run's environments, with the user's masks; knobs that have no effect on them are refused."""
+    seed, mask_actions = derive_seed(config.seed, "env", env_steps), own["mask_actions"]
+    envs = make_envs(config.env, seed=seed, make_env=own["make_env"], make_vector_env=own["make_vector_env"])
+    try:
+        refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
+    except ValueError:
+        envs.close()
+        raise
+    if mask_actions is None:
+        return envs
+    return HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
 
 
 def _build_run(
@@ -109,6 +146,7 @@ def _build_run(
     *,
     env_steps: int = 0,
     resumed: RunDirectory | None = None,
+    lock: RunLock | None = None,
     plan: Plan | None = None,
     planned_as: Config | None = None,
 ) -> Run:
@@ -119,18 +157,14 @@ def _build_run(
         own: what the user brought, by the names of `train`'s arguments.
         env_steps: taken before.
         resumed: the run directory that there is already.
+        lock: on it.
         plan: see `start_run`.
         planned_as: see `start_run`.
     """
-    make_encoder, mask_actions = own["make_encoder"], own["mask_actions"]
-    envs = make_envs(
-        config.env, seed=derive_seed(config.seed, "env", env_steps), make_env=own["make_env"], make_vector_env=own["make_vector_env"]
-    )
+    make_encoder = own["make_encoder"]
+    envs = _make_envs(config, own, env_steps)
     made, log = None, None
     try:
-        refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
-        if mask_actions is not None:
-            envs = HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
         machine = this_machine(config.compute.device)
         _check_memory(config, envs, torch.device(machine.device))
         agent = make_agent(config, envs, make_encoder=make_encoder).to(machine.device)
@@ -138,6 +172,7 @@ def _build_run(
         files = resumed
         if files is None:
             files = made = RunDirectory.make(config)
+        lock = lock or RunLock(files.path)
         log = MetricsLog(files.path, config, resumed_at=env_steps if resumed else None)
         compute = Compute(plan, say=log.message)
         for remark in plan.remarks:
@@ -148,17 +183,46 @@ def _build_run(
         )  # fmt: skip
         learner = Learner(config, agent, compute, _generator(config, "shuffle"))
         buffer = _make_buffer(config, envs, agent, compute.device)
-        run = Run(config, files, learner, collector, buffer, log, own=[OWN_OBJECTS[name] for name in own if own[name] is not None])
+        run = Run(
+            config, files, learner, collector, buffer, log, lock=lock, own=[OWN_OBJECTS[name] for name in own if own[name] is not None]
+        )
         collector.start()
     except BaseException:
         envs.close()
         if log is not None:
             log.close()
+        if lock is not None:
+            lock.close()
         if made is not None:
             shutil.rmtree(made.path)  # the first reset failed, or a tracker is not installed: nothing was started
         raise
     run.write_card()
     return run
+
+
+_MAY_CHANGE = (
+    "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel", "compute", "log", "checkpoint",
+)  # fmt: skip
+"""How the paths of knobs begin that may change between two parts of a run."""
+
+
+def _refuse_changes(files: RunDirectory, state: dict[str, Any]) -> None:
+    """Refuse a configuration that is not the one that the checkpoint was trained with.
+
+    Raises:
+        ValueError: every knob that has changed, with both values.
+    """
+    before, now = Config.from_json(state["config"]).values(), files.config.values()
+    changed = [
+        f"{path} was {shown(before.get(path))} and is {shown(now.get(path))}"
+        for path in {**before, **now}
+        if before.get(path) != now.get(path) and not path.startswith(_MAY_CHANGE)
+    ]
+    if changed:
+        raise ValueError(
+            f"{files.path / CONFIG_FILE} has changed since the checkpoint was saved: {', '.join(changed)}; "
+            "put it back, or say --accept-config-changes"
+        )
 
 
 def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed: bool) -> Plan:

@@ -1,8 +1,9 @@
 """Checkpoints: one tree of everything that must survive, saved atomically. Kind: effects (files).
 
 A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, in the
-middle of a PPG phase, one file for each rollout of it. Loading runs no code: files hold numbers,
-strings and tensors, and every one is covered by a SHA-256.
+middle of a PPG phase, one file for each rollout of it. `manifest.json` is written last: it has the
+size and the SHA-256 of every file, and one of its own. Loading runs no code: files hold numbers,
+strings and tensors.
 """
 
 from __future__ import annotations
@@ -10,24 +11,37 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
+MANIFEST = "manifest.json"
+_LARGEST_JSON = 2**28
+"""Bytes: more is not read into memory."""
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
 Chunks = dict[str, Callable[[], dict[str, Tensor]]]
 """Big parts that never change once they exist, by a name that is never used for anything else; called only when they must be written."""
 
 
-def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep: int, chunks: Chunks | None = None) -> Path:
+def save_checkpoint(
+    folder: Path,
+    tree: dict[str, Any],
+    *,
+    env_steps: int,
+    keep: int,
+    chunks: Chunks | None = None,
+    run: str = "",
+) -> Path:
     """Save `tree` as the newest checkpoint in `folder`, and delete all but the last `keep`.
 
     It is written under a temporary name, flushed to the disk and renamed, so that a crash leaves
@@ -40,41 +54,67 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, env_steps: int, keep:
         keep: how many checkpoints to keep.
         chunks: parts that the checkpoint before may hold already: those are linked, not written
             again.
+        run: the run's id; a checkpoint of another run is not taken for one of this.
+
+    Raises:
+        OSError: it cannot be written; what was there before is still there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    before = checkpoints(folder)
-    known = _read_state(before[-1])["files"] if before else {}
     final, temporary = folder / f"step-{env_steps:012d}", folder / f".step-{env_steps:012d}.tmp"
     if final.is_dir():
         return final  # the same clock, the same state: nothing may be deleted for it
-    shutil.rmtree(temporary, ignore_errors=True)
+    before, known = _chunks_before(folder)
+    for left_over in folder.glob(".*.tmp"):
+        shutil.rmtree(left_over, ignore_errors=True)
     temporary.mkdir()
-
-    tensors: dict[str, Tensor] = {}
-    state = _split(tree, "", tensors)
-    files = {"tensors.safetensors": _write(temporary / "tensors.safetensors", tensors)}
-    for name, make in (chunks or {}).items():
-        file = f"{name}.safetensors"
-        if file in known and _link(before[-1] / file, temporary / file):
-            files[file] = known[file]
-        else:
-            files[file] = _write(temporary / file, make())
-    (temporary / "state.json").write_text(json.dumps({"format": FORMAT, "env_steps": env_steps, "files": files, "state": state}))
-    flush(temporary / "state.json")
-    flush(temporary)
-
-    os.replace(temporary, final)
+    try:
+        files = _write_files(temporary, tree, chunks or {}, before, known)
+        manifest = {"format": FORMAT, "run": run, "env_steps": env_steps, "files": files}
+        _write_json(temporary / MANIFEST, manifest | {"sha256": _digest_of(manifest)})
+        flush(temporary)
+        os.replace(temporary, final)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     flush(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
 
 
-def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], list[str]]:
+def _write_files(temporary: Path, tree: dict[str, Any], chunks: Chunks, before: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Write everything but the manifest; returns what it says of each file."""
+    tensors: dict[str, Tensor] = {}
+    state = _split(tree, "", tensors)
+    files = {"tensors.safetensors": _write(temporary / "tensors.safetensors", tensors)}
+    for name, make in chunks.items():
+        file = f"{name}.safetensors"
+        if file in known and _link(before / file, temporary / file):
+            files[file] = known[file]
+        else:
+            files[file] = _write(temporary / file, make())
+    files["state.json"] = _write_json(temporary / "state.json", state)
+    return files
+
+
+def _chunks_before(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint, and what its manifest says of its files: nothing, if it is damaged."""
+    try:
+        newest = checkpoints(folder)[-1]
+        return newest, _manifest(newest)["files"]
+    except (IndexError, OSError, ValueError):
+        return folder, {}
+
+
+def load_checkpoint(folder: Path, *, run: str = "") -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], list[str]]:
     """Load the newest checkpoint in `folder` that is whole.
 
     Newer ones that are not are set aside as `rejected-…`: their steps will be taken again, with
     other experience, and nothing of theirs may be linked to.
+
+    Args:
+        folder: holds the run's checkpoints.
+        run: the run's id; checkpoints of others are passed over. Empty takes any.
 
     Returns:
         The tree, the chunks by name, and a sentence about each newer checkpoint that had to be
@@ -86,8 +126,8 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, T
     rejected = []
     for path in reversed(checkpoints(folder)):
         try:
-            tree, chunks = _load(path)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            tree, chunks = _load(path, run)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             rejected.append(f"{path.name} cannot be used: {error}")
             continue
         for newer in checkpoints(folder)[-len(rejected) :] if rejected else []:
@@ -98,32 +138,56 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, T
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints in `folder`, oldest first."""
-    return sorted(folder.glob("step-*"))
+    """Finished checkpoints in `folder`, oldest first; a copy under another name is none."""
+    found = folder.glob("step-*")
+    return sorted(path for path in found if re.fullmatch(r"step-\d{12}", path.name))
 
 
 class CheckpointError(ValueError):
     """No checkpoint can be used; the message says why."""
 
 
-def _load(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Read one checkpoint, checking every file against its digest."""
-    record = _read_state(path)
-    loaded = {}
-    for file, digest in record["files"].items():
-        if _digest(path / file) != digest:
-            raise ValueError(f"{file} was changed or cut short since it was saved (its SHA-256 is another)")
-        loaded[file.removesuffix(".safetensors")] = load_file(path / file)
+def _load(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Read one checkpoint, checking every file against the manifest."""
+    manifest = _manifest(path)
+    if run and manifest["run"] != run:
+        raise ValueError(f"it is of another run ({manifest['run']}; this one is {run})")
+    loaded: dict[str, dict[str, Tensor]] = {}
+    for file, said in manifest["files"].items():
+        if not (path / file).is_file() or (path / file).is_symlink() or Path(file).name != file:
+            raise ValueError(f"{file} is not there, or is no plain file")
+        if said != _described(path / file):
+            raise ValueError(f"{file} was changed or cut short since it was saved")
+        if file.endswith(".safetensors"):
+            loaded[file.removesuffix(".safetensors")] = load_file(path / file)
     tensors = loaded.pop("tensors")
-    return _join(record["state"], tensors), loaded
+    return _join(_read_json(path / "state.json"), tensors), loaded
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """The JSON of one checkpoint."""
-    record = json.loads((path / "state.json").read_text())
-    if record["format"] != FORMAT:
-        raise ValueError(f"it has format {record['format']}, this version reads format {FORMAT}")
-    return record
+def _manifest(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself.
+
+    Raises:
+        ValueError: it is damaged, of another format, or of other steps than the folder's name says.
+    """
+    if not (path / MANIFEST).is_file():
+        raise ValueError(f"it has no {MANIFEST}: it is damaged, or an earlier version wrote it")
+    manifest = _read_json(path / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of(manifest):
+        raise ValueError(f"{MANIFEST} was changed or cut short since it was saved")
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"it has format {manifest['format']}, this version reads format {FORMAT}")
+    if path.name != f"step-{manifest['env_steps']:012d}":
+        raise ValueError(f"it was saved after {manifest['env_steps']:,} steps, and was renamed since")
+    return manifest
+
+
+def _read_json(path: Path) -> Any:
+    """What a file says, if it is not too large to be one of ours."""
+    size = path.stat().st_size
+    if size > _LARGEST_JSON:
+        raise ValueError(f"{path.name} has {size:,} bytes, which is no state of a run")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -151,11 +215,35 @@ def _join(node: Any, tensors: dict[str, Tensor]) -> Any:
     return {key: _join(value, tensors) for key, value in node[_ITEMS]}
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Write tensors, flush them to the disk and return the file's digest."""
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
+def save_tensors(tensors: dict[str, Tensor], path: Path, *, about: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors and flush them to the disk.
+
+    Args:
+        tensors: by name.
+        path: of the file.
+        about: texts that are kept beside them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, about)
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
     flush(path)
-    return _digest(path)
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Write tensors and flush them to the disk; returns the file's size and digest."""
+    save_tensors(tensors, path)
+    return _described(path)
+
+
+def _write_json(path: Path, value: Any) -> dict[str, Any]:
+    """Write JSON and flush it to the disk; returns the file's size and digest."""
+    path.write_text(json.dumps(value), encoding="utf-8")
+    flush(path)
+    return _described(path)
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -167,10 +255,26 @@ def _link(source: Path, target: Path) -> bool:
     return True
 
 
-def _digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
+def _described(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def digest_of_tensors(tensors: dict[str, Tensor], about: str = "") -> str:
+    """SHA-256 of tensors, with their names, dtypes and shapes, and of a text."""
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digest_of(manifest: dict[str, Any]) -> str:
+    """SHA-256 of what a manifest says."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def flush(path: Path) -> None:

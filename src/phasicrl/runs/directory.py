@@ -156,29 +156,33 @@ class RunDirectory:
         Raises:
             ValueError: there are none yet, or the file is damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors import SafetensorError, safe_open
+
+        from phasicrl.runs.checkpoint import digest_of_tensors
 
         path = self.path / WEIGHTS_FILE
         if not path.is_file():
             self._check()
             raise ValueError(f"{self.path} has no {WEIGHTS_FILE} yet: it is written with the first checkpoint and at the end of the run")
         try:
-            return load_file(path)
+            with safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
+        if about.get("sha256") != digest_of_tensors(weights, about.get("env_steps", "")):
+            raise ValueError(f"{path} is damaged: it was changed since it was saved (its SHA-256 is another)")
+        return weights
 
     def save_weights(self, weights: dict[str, Tensor], *, env_steps: int) -> None:
         """Write the agent's weights, replacing the file at once, never in part."""
-        from safetensors.torch import save_file
+        from phasicrl.runs.checkpoint import digest_of_tensors, flush, save_tensors
 
-        from phasicrl.runs.checkpoint import flush
-
-        temporary = self.path / f".{WEIGHTS_FILE}.tmp"
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-        save_file(tensors, temporary, {"env_steps": str(env_steps)})
-        flush(temporary)
+        temporary, steps = self.path / f".{WEIGHTS_FILE}.tmp", str(env_steps)
+        about = {"env_steps": steps, "sha256": digest_of_tensors(weights, steps)}
+        save_tensors(weights, temporary, about=about)
         os.replace(temporary, self.path / WEIGHTS_FILE)
+        flush(self.path)
 
     def _check(self) -> None:
         """Refuse a folder that no run made."""

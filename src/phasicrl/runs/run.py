@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import platform
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -26,8 +28,18 @@ from phasicrl.optimize import diverged
 from phasicrl.rollout import PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, save_checkpoint
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
+from phasicrl.runs.signals import Signals
 from phasicrl.seeding import derive_seed
+
+
+class _Kept(NamedTuple):
+    """The state of a run between two iterations."""
+
+    state: dict[str, Any]
+    env_steps: int
+    chunks: Chunks
 
 
 class Run:
@@ -42,6 +54,7 @@ class Run:
         collector: plays its environments.
         buffer: room for one phase.
         log: where its metrics go.
+        lock: on the run directory.
         own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration
             cannot hold it.
     """
@@ -55,11 +68,20 @@ class Run:
         buffer: PhaseBuffer,
         log: MetricsLog,
         *,
+        lock: RunLock,
         own: Sequence[str] = (),
     ) -> None:
         self.config, self.files, self.own = config, files, own
         self.learner, self.collector, self.buffer, self.log = learner, collector, buffer, log
         self.env_steps = 0
+        before = files.card
+        self._origin: dict[str, Any] = {
+            "run": before.get("run") or uuid.uuid4().hex,
+            "command": before.get("command", sys.argv),
+            "resumed": [*before.get("resumed", []), sys.argv] if before else [],
+        }
+        self._lock, self._signals = lock, Signals()
+        self._kept: _Kept | None = None
         self._seconds_before = 0.0
         self._started = self._iteration_started = time.perf_counter()
         self._last_save = -math.inf
@@ -117,9 +139,14 @@ class Run:
             "time/total": total,
         }
         self.log.write(record, env_steps=self.env_steps, iteration=self.iteration, phase=self.learner.phase)
+        self.keep()
         every = self.config.checkpoint.every_minutes
         if every is not None and time.perf_counter() - self._last_save >= 60 * every:
-            self.save()
+            self._save_if_possible()
+
+    def keep(self) -> None:
+        """Remember the state as it is between two iterations: whatever cuts the next one short, this can be saved."""
+        self._kept = _Kept(copy.deepcopy(self.state_dict()), self.env_steps, self._buffer_chunks())
 
     def finish(self) -> None:
         """Save the final state and the card."""
@@ -127,28 +154,49 @@ class Run:
         self.write_card()
 
     def save(self) -> None:
-        """Save a checkpoint and the agent's weights. The clock of `checkpoint.every_minutes` starts when the save is done.
+        """Save a checkpoint of the state as it is, and the agent's weights.
 
         Raises:
             ValueError: the weights are not finite. They would take the place of good ones.
+            OSError: the disk is full, or takes nothing; what was saved before is still there.
         """
-        if not torch.stack([weights.isfinite().all() for weights in self.agent.parameters()]).all():
+        self.keep()
+        self._save_kept()
+
+    def _save_kept(self) -> None:
+        """Save the state after the last iteration. The clock of `checkpoint.every_minutes` starts when the save is done."""
+        assert self._kept is not None
+        state, env_steps, chunks = self._kept
+        weights = state["learner"]["agent"]
+        if not torch.stack([weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]).all():
             raise diverged(["the agent's weights"])
         self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
             self.files.checkpoint_folder,
-            self.state_dict(),
-            env_steps=self.env_steps,
+            state | {"config": self.config.to_json()},
+            env_steps=env_steps,
             keep=self.config.checkpoint.keep,
-            chunks=self._buffer_chunks(),
+            chunks=chunks,
+            run=self._origin["run"],
         )
-        self.files.save_weights(self.agent.state_dict(), env_steps=self.env_steps)
+        self.files.save_weights(weights, env_steps=env_steps)
         self._last_save = time.perf_counter()
+
+    def _save_if_possible(self) -> None:
+        """Save, or say why that is not possible: a full disk is no reason to lose what is being learned."""
+        try:
+            self._save_kept()
+        except OSError as error:
+            self._last_save = time.perf_counter()
+            self.log.message(
+                f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training goes on, and the next save is tried in time"
+            )
 
     def write_card(self) -> None:
         """Write versions, commit, machine, seed and wall-clock time, as `card.json`."""
         packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
         card = {
+            **self._origin,
             "seed": self.config.seed,
             "own": self.own,
             "env_steps": self.env_steps,
@@ -163,7 +211,6 @@ class Run:
             | {"torch": torch.__version__},
             "commit": provenance.commit(),
             "source": provenance.tree(),
-            "command": sys.argv,
         }
         self.files.write_card(card)
 
@@ -216,21 +263,35 @@ class Run:
         return rows
 
     def close(self) -> None:
-        """Release environments and log files."""
+        """Release environments, log files and the run directory."""
         self.envs.close()
         self.log.close()
+        self._lock.close()
 
     def __enter__(self) -> Self:
-        """Use as a context: closed at its end, however it ends."""
+        """Use as a context: closed at its end, however it ends. Meanwhile signals end it in order (`runs.signals`)."""
+        self._signals.install()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close; if the run was cut short, say how it can go on."""
-        if kind is not None:
-            saved = self.files.checkpoints
-            way = f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}" if saved else "it has no checkpoint yet"
-            self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Close; if the run was cut short, save what its last whole iteration left, and say how it can go on."""
+        self._signals.hold()
+        try:
+            if error is not None:
+                self._save_what_is_left()
+            self.close()
+        finally:
+            self._signals.remove()
+
+    def _save_what_is_left(self) -> None:
+        """Save the state after the last whole iteration, if it is not saved yet, and say what became of it."""
+        try:
+            self._save_kept()
+        except (OSError, ValueError) as problem:
+            self.log.message(f"warning: the last iteration could not be saved: {problem}")
+        saved = self.files.checkpoints
+        way = f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}" if saved else "it has no checkpoint yet"
+        self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
 
     def _buffer_chunks(self) -> Chunks:
         """The rollouts of the phase under way, one chunk each: they never change, so a checkpoint can link those of the one before."""

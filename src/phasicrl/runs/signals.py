@@ -1,0 +1,63 @@
+"""What ends a run from outside ends it in order: a signal becomes an exception, after which the run is saved. Kind: effects."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+PREEMPTED, INTERRUPTED = 75, 130
+"""Exit codes of a run that was told to end: start it again; Ctrl-C."""
+_ASKS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Preempted(SystemExit):
+    """The process was told to end; `code` is 75, "try again later"."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(PREEMPTED)
+        self.name = name
+
+    def __str__(self) -> str:
+        """What came."""
+        return self.name
+
+
+class Signals:
+    """Between `install` and `remove` the first signal raises where the main thread is, and no later one interrupts what follows.
+
+    SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `Preempted`. A second SIGINT
+    ends the process at once. Signals that the program has handlers for are left to these.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self._closing = False
+
+    def install(self) -> None:
+        """Take over the signals that nobody has taken; only a main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, *_ASKS_TO_END):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def hold(self) -> None:
+        """From now on signals wait: the run is being saved."""
+        self._closing = True
+
+    def remove(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._closing:
+            if number == signal.SIGINT:
+                os._exit(INTERRUPTED)
+            return
+        self._closing = True
+        raise KeyboardInterrupt if number == signal.SIGINT else Preempted(signal.Signals(number).name)
