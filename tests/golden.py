@@ -70,6 +70,14 @@ class Echo(gym.Env[Any, Any]):
         ends = self._at == 5
         return self._seen(), reward, ends and self._episode % 2 == 1, ends and self._episode % 2 == 0, self._info()
 
+    def get_state(self) -> Any:
+        return self._target.tolist(), self._at, self._episode, self.np_random.bit_generator.state
+
+    def set_state(self, state: Any) -> tuple[Any, dict[str, Any]]:
+        target, self._at, self._episode, self.np_random.bit_generator.state = state
+        self._target = np.array(target, np.float32)
+        return self._seen(), self._info()
+
     def _seen(self) -> Any:
         shown = self._target if self._at == 0 else np.full_like(self._target, self._at / 5)
         return {"shown": shown, "step": self._at} if self.tree else shown

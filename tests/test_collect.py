@@ -93,8 +93,8 @@ class Scripted:
     def state_dict(self) -> None:
         pass
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        pass
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
 
     def close(self) -> None:
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Generator, Tensor
 
@@ -42,6 +44,17 @@ class Collector:
         self._precision: Precision = compute.precision("policy")
         # Only the shapes of its noise are of interest.
         self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_dist_params))
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Where the environments are, and what the agent remembers of them; None where they cannot be brought back."""
+        envs = self.envs.state_dict()
+        return None if envs is None else {"envs": envs, "first": self._first, "state": self._state}
+
+    def load_state_dict(self, state: dict[str, Any], obs: Tensor) -> None:
+        """Go on from `state_dict`, in place of `start`, with environments that were brought there and show `obs`."""
+        self._obs = self.compute.upload(obs)
+        self._first = state["first"].to(self.compute.device)
+        self._state = state["state"].to(self.compute.device)
 
     def start(self) -> None:
         """Reset the environments, and begin with an empty memory."""

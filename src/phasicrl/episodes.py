@@ -68,10 +68,12 @@ class EpisodeStatistics:
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
     def state_dict(self) -> dict[str, list[float] | list[int]]:
-        """What a resumed run needs; its environments start new episodes."""
-        return {"recent": list(self._recent), "levels": sorted(self._levels)}
+        """What a resumed run needs."""
+        return {"recent": list(self._recent), "levels": sorted(self._levels), "under_way": self._under_way.ravel().tolist()}
 
-    def load_state_dict(self, state: dict[str, list[float] | list[int]]) -> None:
-        """Take back `state_dict`."""
+    def load_state_dict(self, state: dict[str, list[float] | list[int]], *, same_episodes: bool = True) -> None:
+        """Take back `state_dict`; without `same_episodes` the environments have begun new ones."""
+        if same_episodes:
+            self._under_way = np.reshape(state["under_way"], self._under_way.shape).astype(float)
         self._recent.extend(state["recent"])
         self._levels.update(int(level) for level in state["levels"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
@@ -271,6 +272,34 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
     env.step(good.to(torch.int32 if good.dtype == torch.int64 else torch.float64))  # still usable, and any dtype of the kind will do
 
 
-def test_nothing_can_be_restored_and_that_is_said(played: Played) -> None:
-    assert played.env.exact_state == "none" and played.env.state_dict() is None
-    played.env.load_state_dict(None)
+REPLAYED = ("procgen", "envpool cartpole", "envpool atari", "envpool pendulum", "envpool mujoco", "gymnasium", "gymnasium processes")
+NOT_REPLAYED = ("envpool dm_control", "envpool minigrid", "envpool jumanji", *OWN_VECTOR)
+"""All others count their episodes, which no generator tells: that is noticed."""
+
+
+def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused(case: str) -> None:
+    envs, rng = make(case), np.random.default_rng(7)
+    assert envs.state_dict() is None
+    envs.reset()
+    for _ in range(120):
+        obs = envs.step(draw_action(envs, rng)).obs
+    state = copy.deepcopy(envs.state_dict())
+    assert envs.exact_state == ("none" if case in NOT_REPLAYED else "replay") and (state is None) == (case in NOT_REPLAYED)
+    if state is not None:
+        twin = make(case)
+        if case in REPLAYED:
+            assert torch.equal(twin.load_state_dict(state), obs)
+            assert twin.state_dict() is not None and torch.equal(twin.state_dict()["obs"], obs)  # type: ignore[index]
+            for _ in range(120):
+                action = draw_action(envs, rng)
+                one, other = envs.step(action), twin.step(action)
+                for name in ("obs", "reward", "terminated", "truncated"):
+                    assert torch.equal(getattr(one, name), getattr(other, name)), name
+                assert (envs.action_mask is None) == (twin.action_mask is None)
+                if envs.action_mask is not None and twin.action_mask is not None:
+                    assert torch.equal(envs.action_mask, twin.action_mask)
+        else:
+            with pytest.raises(EnvError, match="do not lead to where they were"):
+                twin.load_state_dict(state)
+        twin.close()
+    envs.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
+from phasicrl.envs.replay import EpisodeActions
 from phasicrl.spaces import ActionLayout, ObservationLayout
 
 
@@ -46,6 +47,7 @@ class NumpyEnv(Protocol):
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     mask_size: int
+    exact_state: ExactState
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
         """First observations `[B, …]`, as stored and checked, and their masks `[B, mask_size]`."""
@@ -60,20 +62,44 @@ class NumpyEnv(Protocol):
         ...
 
 
+class ReplayableEnv(NumpyEnv, Protocol):
+    """A back end whose episodes can be played again; its `exact_state` is `replay`."""
+
+    def starts(self) -> list[Any]:
+        """How the episode under way of each environment began, as JSON; None where that is not known."""
+        ...
+
+    def replay(self, starts: list[Any], actions: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+        """In place of the first reset, begin these episodes and step through them.
+
+        Args:
+            starts: what `starts` returned in another of the same seed.
+            actions: of each environment since then, `[L, …]`.
+
+        Returns:
+            The observations that it leads to `[B, …]`, and their masks.
+        """
+        ...
+
+
 class Bridge:
     """Environments of a NumPy back end; a `VectorEnv`. Arrays become tensors of the same memory."""
 
     device = torch.device("cpu")
-    exact_state: ExactState = "none"
 
     def __init__(self, backend: NumpyEnv) -> None:
         self.backend = backend
         self.name, self.num_envs, self.mask_size = backend.name, backend.num_envs, backend.mask_size
         self.observation_space, self.action_space = backend.observation_space, backend.action_space
+        self.exact_state: ExactState = backend.exact_state
         self.action_mask: Tensor | None = None
         self._allowed: np.ndarray | None = None  # the same memory
         self._actions = ActionLayout(self.action_space)
         self._is_reset = self._is_closed = False
+        self._obs: np.ndarray | None = None
+        self._episodes: EpisodeActions | None = None
+        if self.exact_state == "replay":
+            self._episodes = EpisodeActions(self.num_envs, self._actions.shape, self._actions.dtype)
 
     def reset(self) -> Tensor:
         """Start every environment anew and return the first observations `[B, …]`."""
@@ -85,6 +111,9 @@ class Bridge:
             raise
         self._is_reset = True
         self._take_mask(mask)
+        if self._episodes is not None:
+            self._obs = obs
+            self._episodes.begin()
         return torch.from_numpy(obs)
 
     def step(self, action: Tensor) -> TimeStep:
@@ -100,6 +129,9 @@ class Bridge:
             self.close()
             raise
         self._take_mask(step.action_mask)
+        if self._episodes is not None:
+            self._obs = step.obs
+            self._episodes.add(given, step.terminated | step.truncated)
         tensor = torch.from_numpy
         return TimeStep(
             obs=tensor(step.obs),
@@ -111,11 +143,30 @@ class Bridge:
             info={name: tensor(values) for name, values in step.info.items()},
         )
 
-    def state_dict(self) -> None:
-        """None: these environments cannot be restored exactly."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """How the episodes under way began, what was done in them, and what they show now; None where they cannot be played again."""
+        if self._episodes is None or self._obs is None:
+            return None
+        starts = cast(ReplayableEnv, self.backend).starts()
+        if None in starts:
+            return None
+        actions, lengths = map(torch.from_numpy, self._episodes.state())
+        here = {"obs": torch.from_numpy(self._obs), "mask": self.action_mask}
+        return {"starts": starts, "actions": actions, "lengths": lengths} | here
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Do nothing; there is nothing to take back."""
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
+        """Play the episodes again, up to where they were; what they then show must be what they showed."""
+        self._refuse_closed("load_state_dict")
+        assert self._episodes is not None and not self._is_reset, f"{self.name} cannot be brought back"
+        self._episodes.load(state["actions"].numpy(), state["lengths"].numpy())
+        obs, mask = cast(ReplayableEnv, self.backend).replay(state["starts"], self._episodes.of_each())
+        self._is_reset = True
+        same_mask = mask is None or np.array_equal(mask, state["mask"].numpy())
+        if not same_mask or not np.array_equal(obs, state["obs"].numpy()):
+            raise EnvError(f"{self.name}: the episodes under way, played again, do not lead to where they were")
+        self._take_mask(mask)
+        self._obs = obs
+        return torch.from_numpy(obs)
 
     def close(self) -> None:
         """Close the back end; calling it twice is harmless."""
@@ -144,15 +195,15 @@ class BatchReader:
     def __init__(self, name: str, observation_space: gym.Space[Any], num_envs: int, *, remedy: str) -> None:
         self.name, self.num_envs, self.remedy = name, num_envs, remedy
         self.num_steps = 0
-        self._layout = ObservationLayout(observation_space)
+        self.layout = ObservationLayout(observation_space)
 
     def obs(self, obs: Any, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
         """Store observations of the environments `env_ids` (None: all); refuse unusable ones."""
         try:
-            stored = self._layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
+            stored = self.layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
         except ValueError as error:
             raise EnvError(f"{self.name}: {call}() returned {error}; {self.remedy}") from None
-        fault = self._layout.find_fault(stored)
+        fault = self.layout.find_fault(stored)
         if fault is not None:
             self._refuse(fault[1], call, fault[0] if env_ids is None else int(env_ids[fault[0]]))
         return stored

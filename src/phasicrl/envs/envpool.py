@@ -48,6 +48,7 @@ from phasicrl.config import OptionValue
 from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
+from phasicrl.envs.protocol import ExactState
 from phasicrl.host.machine import FollowingThreads, place, spread, thread_ids, usable_cores
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, as_float32, check_spaces
@@ -85,6 +86,8 @@ class EnvPoolEnv:
         """Make the pool; `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name` is for messages."""
         family = task_families()[task_id]
         self._is_procgen = family == PROCGEN
+        self.exact_state: ExactState = "replay" if _can_be_replayed(family, options or {}) else "none"
+        self._num_resets = np.zeros(num_envs, np.int64)
         envpool = import_envpool(procgen=self._is_procgen)
         self.name = name or f"envpool:{task_id}"
         self.num_envs, self.mask_size = num_envs, 0
@@ -115,6 +118,7 @@ class EnvPoolEnv:
         """Start every environment anew and return the first observations `[B, …]`."""
         obs, _ = self._pool.reset()
         self._reader.num_steps = 0
+        self._num_resets += 1
         return self._reader.obs(obs, "reset"), None
 
     def step(self, action: np.ndarray) -> NumpyStep:
@@ -134,11 +138,37 @@ class EnvPoolEnv:
         if done.any():
             final_obs, obs = obs, obs.copy()
             obs[done] = self._reader.obs(self._reset(done), "reset", np.flatnonzero(done))
+            self._num_resets[done] += 1
         return NumpyStep(obs, reward, terminated, truncated, final_obs, None, extras)
+
+    def starts(self) -> list[int]:
+        """The number of each environment's resets: in the families that are played again, the generator moves at resets alone."""
+        return self._num_resets.tolist()
+
+    def replay(self, starts: list[Any], actions: list[np.ndarray]) -> tuple[np.ndarray, None]:
+        """Reset each environment as often as the other was, and take the actions of its episode."""
+        obs, _ = self.reset()
+        while (behind := self._num_resets < np.array(starts)).any():
+            obs[behind] = self._reader.obs(self._reset(behind), "reset", np.flatnonzero(behind))
+            self._num_resets[behind] += 1
+        dtype, lengths = self._pool.spec._action_spec[-1][0], np.array([len(taken) for taken in actions])
+        for t in range(lengths.max()):
+            env_ids = np.flatnonzero(lengths > t).astype(np.int32)
+            action = self._actions.unflatten(np.stack([actions[env][t] for env in env_ids]))
+            stepped, *_ = self._pool.step(np.asarray(action).astype(dtype, copy=False), env_ids)
+            obs[env_ids] = self._reader.obs(stepped, "step", env_ids)
+        return obs, None
 
     def close(self) -> None:
         """Stop the pool's threads."""
         self._pool = self._step = self._reset = None  # EnvPool's own close() leaves the threads running; they end with the pool
+
+
+def _can_be_replayed(family: str, options: Mapping[str, Any]) -> bool:
+    """Whether an episode follows from the number of resets before it and its actions: nothing but a reset draws numbers."""
+    if family == "envpool.atari":  # a lost life, and a repeated action, are drawn in between
+        return not options.get("episodic_life") and not options.get("repeat_action_probability")
+    return family in (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
 
 
 _Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]

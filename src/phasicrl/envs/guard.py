@@ -8,6 +8,7 @@ reset.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import traceback
@@ -43,12 +44,17 @@ class GuardedEnv(gym.Env[Any, Any]):
         self.action_space = _any_array(self._actions.shape, self._actions.dtype)
         self._env: gym.Env[Any, Any] | None = None
         self._num_steps = 0
+        self._seed: int | None = None
+        self._generator: Any = None  # its state when the episode began; None if a seed began it
+        self._place: tuple[np.ndarray, dict[str, Any]] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Reset, making the environment if that was not done."""
         try:
             if self._env is None:
                 self._env = self._made()
+            self._seed = self._seed if seed is None else seed
+            self._generator = None if seed is not None else _generator_state(self._env)
             obs, info = answer(self._env.reset(seed=seed, options=options), "(obs, info)")
             return self._stored(obs), self._mask(obs, info)
         except (Exception, SystemExit) as error:
@@ -72,6 +78,46 @@ class GuardedEnv(gym.Env[Any, Any]):
             return self._stored(obs), float(reward), bool(terminated), bool(truncated), mask
         except (Exception, SystemExit) as error:
             return self._blank_obs(), 0.0, False, False, self._report("step", error)
+
+    @property
+    def start(self) -> str | None:
+        """How another can be brought here, as JSON: the seed that was given last, and the environment's `get_state()`, if it has one.
+
+        Else, in place of that, the state of its generator when the episode began: the actions since
+        then lead here. None for what JSON does not hold, such as a generator of another kind.
+        """
+        start: dict[str, Any] = {"seed": self._seed, "generator": self._generator}
+        if self._env is not None and self._env.has_wrapper_attr("get_state"):
+            start = {"seed": self._seed, "state": self._env.get_wrapper_attr("get_state")()}
+        try:
+            return json.dumps(start)
+        except TypeError:
+            return None
+
+    @property
+    def place(self) -> tuple[np.ndarray, dict[str, Any]] | None:
+        """The observation and `info` that setting it led to. It is set to another's `start`, and the actions since then."""
+        return self._place
+
+    @place.setter
+    def place(self, path: tuple[str, np.ndarray]) -> None:
+        start, actions = json.loads(path[0]), path[1]
+        obs, info = self.reset(seed=start["seed"])
+        try:
+            if "state" in start and self._env is not None:
+                its_obs, its_info = answer(self._env.get_wrapper_attr("set_state")(start["state"]), "(obs, info)")
+                self._place = self._stored(its_obs), self._mask(its_obs, its_info)
+                return
+            if start["generator"] is not None and self._env is not None:
+                self._env.unwrapped.np_random.bit_generator.state = start["generator"]
+                obs, info = self.reset()
+        except Exception as error:
+            self._place = self._blank_obs(), self._report("set_state", error)
+            return
+        for action in actions:
+            if "fault" not in info:
+                obs, *_, info = self.step(action)
+        self._place = obs, info
 
     @property
     def unwrapped(self) -> gym.Env[Any, Any]:
@@ -139,6 +185,12 @@ class GuardedEnv(gym.Env[Any, Any]):
         place = f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}"
         text = f"{where}: {type(error).__name__}: {error} ({place}); repair the environment"
         return {"fault": text, "traceback": "".join(traceback.format_exception(error))}
+
+
+def _generator_state(env: gym.Env[Any, Any]) -> Any:
+    """The state of Gymnasium's generator; one of another kind is returned itself."""
+    generator: Any = env.unwrapped.np_random
+    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator
 
 
 def _batch_of_one(value: Any) -> np.ndarray:

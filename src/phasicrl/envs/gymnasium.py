@@ -31,7 +31,7 @@ from phasicrl.envs.guard import GuardedEnv
 from phasicrl.envs.interface import MASK, MakeEnv, probe
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.processes import RESET_SECONDS, STEP_SECONDS, ProcessVectorEnv, refuse_unsendable
-from phasicrl.envs.protocol import EnvError
+from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import choices
 
@@ -69,6 +69,7 @@ class GymnasiumEnv:
         if not hasattr(gym.vector, "AutoresetMode"):
             raise ImportError(f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'")
         self.name, self.num_envs = name, num_envs
+        self.exact_state: ExactState = "replay"
         interface = replace(probe(name, make_env), reads_masks=action_masks)
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
         self.has_masks = interface.mask_source is not None
@@ -104,6 +105,20 @@ class GymnasiumEnv:
             final_obs = obs.copy()
             final_obs[done] = np.stack(info["final_obs"][done]).reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
         return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), {})
+
+    def starts(self) -> list[str | None]:
+        """The seed, or the state of the generator, with which each environment began its episode."""
+        return list(self._vector.get_attr("start"))
+
+    def replay(self, starts: list[Any], actions: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Begin these episodes, and take the actions."""
+        self._seeds = None
+        self._vector.set_attr("place", list(zip(starts, actions, strict=True)))
+        obs, infos = zip(*self._vector.get_attr("place"), strict=True)
+        for info in infos:
+            if "fault" in info:
+                raise EnvError(info["fault"])
+        return np.stack(obs), np.stack([info[MASK] for info in infos]) if self.mask_size else None
 
     def close(self) -> None:
         """End the environments and their processes; calling it twice is harmless."""

@@ -93,11 +93,18 @@ class VectorEnv(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What restores the environments exactly; None where `exact_state` is `none`."""
+        """What restores the environments exactly; None where `exact_state` is `none`, and before the first reset."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Take back `state_dict`, after the first reset."""
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
+        """Bring environments that were just made, with the same seed, to where others were; in place of the first reset.
+
+        Returns:
+            The observations `[B, …]` that the next actions answer to.
+
+        Raises:
+            EnvError: they do not come to where those were.
+        """
         ...
 
     def close(self) -> None:

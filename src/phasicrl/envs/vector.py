@@ -25,7 +25,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.interface import MASK, describe, interface_of_spaces
-from phasicrl.envs.protocol import EnvError
+from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import ActionLayout, check_spaces, choices
 
@@ -52,6 +52,7 @@ class OwnVectorEnv:
             EnvError: it cannot be made or reset.
         """
         self.name, self.num_envs = name, num_envs
+        self.exact_state: ExactState = "none"
         self._vector = _made(name, make_vector_env, num_envs)
         self._mode = _autoreset_mode(name, self._vector)
         self._space = self._vector.single_observation_space

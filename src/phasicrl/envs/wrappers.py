@@ -38,9 +38,9 @@ class _Wrapper:
         """That of the environments inside."""
         return self._envs.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Give the environments inside their state back."""
-        self._envs.load_state_dict(state)
+        return self._envs.load_state_dict(state)
 
     def close(self) -> None:
         """Close the environments."""
@@ -70,6 +70,12 @@ class PartialObservation(_Wrapper):
     def reset(self) -> Tensor:
         """Start every environment anew and return the first observations `[B, len(components)]`."""
         obs = self._envs.reset()
+        self.action_mask = self._envs.action_mask
+        return obs[:, self._components]
+
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
+        """Bring the environments to where others were."""
+        obs = self._envs.load_state_dict(state)
         self.action_mask = self._envs.action_mask
         return obs[:, self._components]
 
@@ -115,6 +121,12 @@ class HeuristicMask(_Wrapper):
     def reset(self) -> Tensor:
         """Start every environment anew and return the first observations `[B, …]`."""
         obs = self._envs.reset()
+        self.action_mask = self._mask(obs)
+        return obs
+
+    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
+        """Bring the environments to where others were; `env_steps` is the run's."""
+        obs = self._envs.load_state_dict(state)
         self.action_mask = self._mask(obs)
         return obs
 

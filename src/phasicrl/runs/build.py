@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from phasicrl.collect import Collector
 from phasicrl.config import Config, Task, refuse_idle, shown
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compute import Compute
@@ -65,7 +65,7 @@ def start_run(
             made.
     """
     own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder, "mask_actions": mask_actions}
-    run = _build_run(config, own, plan=plan, planned_as=planned_as)
+    run, _ = _build_run(config, own, plan=plan, planned_as=planned_as)
     run.keep()
     if config.checkpoint.every_minutes is not None:
         run.save()  # so that there is something to go on from, whatever happens in the first iteration
@@ -83,8 +83,9 @@ def resume_run(
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
-    Environments start new episodes, from seeds of their own: the one thing in which a resumed run
-    differs from an unbroken one.
+    Environments play the episodes under way once more, up to where they were, so that the resumed
+    run is the unbroken one, to the bit on a CPU. Those that cannot (`exact_state`) start new ones,
+    from seeds of their own, which the log says.
 
     Args:
         directory: of the run.
@@ -111,24 +112,48 @@ def resume_run(
         plan = files.plan
         if plan is not None and not can_follow(plan, this_machine(config.compute.device)):
             plan = None  # chosen anew: this is another machine
-        run = _build_run(config, own, env_steps=state["env_steps"], resumed=files, lock=lock, plan=plan)
+        run, remark = _build_run(config, own, resumed=files, state=state, lock=lock, plan=plan)
         stack.pop_all()
         stack.enter_context(closing(run))
         try:
-            run.load_state_dict(state, chunks)
+            run.load_state_dict(state, chunks, same_episodes=not remark)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(f"the checkpoint does not fit the run that {directory}/config.json describes: {error}") from None
         run.keep()
         stack.pop_all()
     for sentence in rejected:
         run.log.message(f"warning: {sentence}")
-    run.log.message(f"resumed {directory} at {run.env_steps:,} steps; episodes that were under way start anew")
+    run.log.message(f"resumed {directory} at {run.env_steps:,} steps{remark}")
     return run
 
 
-def _make_envs(config: Config, own: dict[str, Any], env_steps: int) -> VectorEnv:
+class _Opened(NamedTuple):
+    """Environments; what they show, if they were brought to where they were; and what to say if that could not be."""
+
+    envs: VectorEnv
+    since: int
+    obs: Tensor | None = None
+    remark: str = ""
+
+
+def _open_envs(config: Config, own: dict[str, Any], state: dict[str, Any] | None) -> _Opened:
+    """The environments of a new run, or those of a checkpoint, as exactly as they can be had."""
+    if state is None:
+        return _Opened(_make_envs(config, own), 0)
+    now, since, reason = state["env_steps"], state["envs_since"], "these environments cannot be brought back"
+    if state["collector"] is not None:
+        envs = _make_envs(config, own, since=since, env_steps=now)
+        try:
+            return _Opened(envs, since, envs.load_state_dict(state["collector"]["envs"]))
+        except (EnvError, ValueError, KeyError) as error:
+            envs.close()
+            reason = str(error)
+    return _Opened(_make_envs(config, own, since=now, env_steps=now), now, remark=f"; episodes that were under way start anew: {reason}")
+
+
+def _make_envs(config: Config, own: dict[str, Any], *, since: int = 0, env_steps: int = 0) -> VectorEnv:
     """The run's environments, with the user's masks; knobs that have no effect on them are refused."""
-    seed, mask_actions = derive_seed(config.seed, "env", env_steps), own["mask_actions"]
+    seed, mask_actions = derive_seed(config.seed, "env", since), own["mask_actions"]
     envs = make_envs(config.env, seed=seed, make_env=own["make_env"], make_vector_env=own["make_vector_env"])
     try:
         refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
@@ -144,60 +169,57 @@ def _build_run(
     config: Config,
     own: dict[str, Any],
     *,
-    env_steps: int = 0,
     resumed: RunDirectory | None = None,
+    state: dict[str, Any] | None = None,
     lock: RunLock | None = None,
     plan: Plan | None = None,
     planned_as: Config | None = None,
-) -> Run:
+) -> tuple[Run, str]:
     """Everything a run needs, in an order in which nothing is made before what could refuse it.
 
     Args:
         config: every knob.
         own: what the user brought, by the names of `train`'s arguments.
-        env_steps: taken before.
         resumed: the run directory that there is already.
+        state: of its checkpoint.
         lock: on it.
         plan: see `start_run`.
         planned_as: see `start_run`.
+
+    Returns:
+        The run, without the state; and what to say if its environments start anew.
     """
     make_encoder = own["make_encoder"]
-    envs = _make_envs(config, own, env_steps)
-    made, log = None, None
-    try:
+    with ExitStack() as undo:  # whatever fails, nothing was started
+        opened = _open_envs(config, own, state)
+        envs = undo.enter_context(closing(opened.envs))
         machine = this_machine(config.compute.device)
         _check_memory(config, envs, torch.device(machine.device))
         agent = make_agent(config, envs, make_encoder=make_encoder).to(machine.device)
         plan = plan or choose_plan(planned_as or config, machine, agent, can_be_probed=make_encoder is None)
-        files = resumed
-        if files is None:
-            files = made = RunDirectory.make(config)
-        lock = lock or RunLock(files.path)
-        log = MetricsLog(files.path, config, resumed_at=env_steps if resumed else None)
-        compute = Compute(plan, say=log.message)
+        files = resumed or RunDirectory.make(config)
+        if resumed is None:
+            undo.callback(shutil.rmtree, files.path)
+        lock = lock or undo.enter_context(closing(RunLock(files.path)))
+        log = undo.enter_context(closing(MetricsLog(files.path, config, resumed_at=None if state is None else state["env_steps"])))
         for remark in plan.remarks:
             log.message(remark)
+        compute = Compute(plan, say=log.message)
         collector = Collector(
             envs, agent, generator=_generator(config, "action", machine.device), compute=compute,
             bootstrap_truncation=config.ppo.bootstrap_truncation,
         )  # fmt: skip
         learner = Learner(config, agent, compute, _generator(config, "shuffle"))
         buffer = _make_buffer(config, envs, agent, compute.device)
-        run = Run(
-            config, files, learner, collector, buffer, log, lock=lock, own=[OWN_OBJECTS[name] for name in own if own[name] is not None]
-        )
-        collector.start()
-    except BaseException:
-        envs.close()
-        if log is not None:
-            log.close()
-        if lock is not None:
-            lock.close()
-        if made is not None:
-            shutil.rmtree(made.path)  # the first reset failed, or a tracker is not installed: nothing was started
-        raise
+        named = [OWN_OBJECTS[name] for name in own if own[name] is not None]
+        run = Run(config, files, learner, collector, buffer, log, lock=lock, envs_since=opened.since, own=named)
+        if opened.obs is None or state is None:
+            collector.start()
+        else:
+            collector.load_state_dict(state["collector"], opened.obs)
+        undo.pop_all()
     run.write_card()
-    return run
+    return run, opened.remark
 
 
 _MAY_CHANGE = (

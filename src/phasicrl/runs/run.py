@@ -55,6 +55,7 @@ class Run:
         buffer: room for one phase.
         log: where its metrics go.
         lock: on the run directory.
+        envs_since: the run's step at which its environments were made; their seeds follow from it.
         own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration
             cannot hold it.
     """
@@ -69,11 +70,13 @@ class Run:
         log: MetricsLog,
         *,
         lock: RunLock,
+        envs_since: int = 0,
         own: Sequence[str] = (),
     ) -> None:
         self.config, self.files, self.own = config, files, own
         self.learner, self.collector, self.buffer, self.log = learner, collector, buffer, log
         self.env_steps = 0
+        self.envs_since = envs_since
         before = files.card
         self._origin: dict[str, Any] = {
             "run": before.get("run") or uuid.uuid4().hex,
@@ -220,20 +223,22 @@ class Run:
             "learner": self.learner.state_dict(),
             "action_generator": self.collector.generator.get_state(),
             "episodes": self.collector.episodes.state_dict(),
+            "collector": self.collector.state_dict(),
+            "envs_since": self.envs_since,
             "num_filled": self.buffer.num_filled,
             "env_steps": self.env_steps,
             "seconds": self.seconds,
         }
 
-    def load_state_dict(self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]]) -> None:
-        """Take back `state_dict` and the chunks."""
+    def load_state_dict(self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool = False) -> None:
+        """Take back `state_dict` and the chunks, but for the environments; with `same_episodes` these are where they were."""
         self.learner.load_state_dict(state["learner"])
         action_state, generator = state["action_generator"], self.collector.generator
         if len(action_state) == len(generator.get_state()):
             generator.set_state(action_state)
         else:  # of another kind of device
             generator.manual_seed(derive_seed(self.config.seed, "action", state["env_steps"]))
-        self.collector.episodes.load_state_dict(state["episodes"])
+        self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
         for slot in range(state["num_filled"]):
             self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])

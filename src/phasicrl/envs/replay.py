@@ -1,0 +1,58 @@
+"""What was done in the episodes under way, so that others can be brought to the same place. Kind: state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class EpisodeActions:
+    """The actions since each of B environments began its episode.
+
+    Args:
+        num_envs: B.
+        shape: of an action.
+        dtype: of an action.
+    """
+
+    def __init__(self, num_envs: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self._rows = np.zeros((64, num_envs, *shape), dtype)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._end = 0
+
+    def begin(self) -> None:
+        """All environments begin anew."""
+        self._lengths[:] = 0
+        self._end = 0
+
+    def add(self, action: np.ndarray, ended: np.ndarray) -> None:
+        """Take in the actions `[B, …]` of a step, and which episodes it ended `[B]`."""
+        if self._end == len(self._rows):
+            self._make_room()
+        self._rows[self._end] = action
+        self._end += 1
+        self._lengths += 1
+        self._lengths[ended] = 0
+
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
+        """The last actions of all `[T, B, …]`, T those of the longest episode, and the lengths of the episodes `[B]`; copies."""
+        return self._rows[self._end - self._lengths.max() : self._end].copy(), self._lengths.copy()
+
+    def load(self, rows: np.ndarray, lengths: np.ndarray) -> None:
+        """Take back `state`."""
+        self._end = len(rows)
+        if self._end > len(self._rows):
+            self._rows = np.zeros_like(rows)
+        self._rows[: self._end], self._lengths[:] = rows, lengths
+
+    def of_each(self) -> list[np.ndarray]:
+        """The actions of each environment's episode `[L, …]`, oldest first."""
+        return [self._rows[self._end - length : self._end, env] for env, length in enumerate(self._lengths.tolist())]
+
+    def _make_room(self) -> None:
+        """Drop what is older than every episode; twice the room, if that is less than half."""
+        kept = int(self._lengths.max())
+        rows = self._rows[self._end - kept : self._end]
+        if 2 * kept > len(self._rows):
+            self._rows = np.zeros((2 * len(self._rows), *self._rows.shape[1:]), self._rows.dtype)
+        self._rows[:kept] = rows.copy()
+        self._end = kept

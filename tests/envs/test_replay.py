@@ -1,0 +1,43 @@
+"""The actions of the episodes under way, whatever their lengths, and however long a run is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from phasicrl.envs.replay import EpisodeActions
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.01, 0.3, 1.0])
+def test_actions_are_those_since_the_last_end(chance: float) -> None:
+    rng, kept = np.random.default_rng(0), EpisodeActions(3, (2,), np.dtype(np.float32))
+    plain: list[list[np.ndarray]] = [[], [], []]
+    for number in range(700):
+        action, ended = rng.normal(size=(3, 2)).astype(np.float32), rng.random(3) < chance
+        kept.add(action, ended)
+        action_before = action.copy()
+        action[:] = np.nan  # the caller may use the memory again
+        for env in range(3):
+            plain[env] = [] if ended[env] else [*plain[env], action_before[env]]
+        if number % 50 == 0 or number > 690:
+            copy = EpisodeActions(3, (2,), np.dtype(np.float32))
+            copy.load(*kept.state())
+            for env, taken, again in zip(plain, kept.of_each(), copy.of_each(), strict=True):
+                np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
+                np.testing.assert_array_equal(again, taken)
+    assert len(kept._rows) <= 2 * 64 or chance < 0.3, "memory follows the longest episode, not the run"
+    kept.begin()
+    assert [len(taken) for taken in kept.of_each()] == [0, 0, 0]
+
+
+def test_what_was_taken_back_goes_on() -> None:
+    kept = EpisodeActions(2, (), np.dtype(np.int64))
+    for number in range(100):
+        kept.add(np.array([number, -number]), np.array([number == 96, False]))
+    copy = EpisodeActions(2, (), np.dtype(np.int64))
+    copy.load(*kept.state())
+    for number in range(100, 300):
+        for one in (kept, copy):
+            one.add(np.array([number, -number]), np.array([False, number == 150]))
+    assert copy.of_each()[0].tolist() == kept.of_each()[0].tolist() == list(range(97, 300))
+    assert copy.of_each()[1].tolist() == kept.of_each()[1].tolist() == [-number for number in range(151, 300)]
