@@ -76,7 +76,7 @@ def test_what_is_broken_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "package_version", lambda _: None)
+    monkeypatch.setattr(machine, "package_version", lambda _: None)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     checks: list[Any] = [*doctor._envpool(), doctor._package("plotting", "matplotlib", "plot"), doctor._video()]
     assert [check.status for check in checks] == ["missing"] * 3
@@ -84,7 +84,7 @@ def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "free_memory", lambda: 2**30)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 2**70)
     assert doctor._memory().status == doctor._disk().status == "warning"
     assert doctor._memory().found == "1.0 GiB free"
@@ -101,8 +101,7 @@ def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_the_cores_that_are_used_and_why(cores: set[int], quota: float | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    for module in (machine, doctor):
-        monkeypatch.setattr(module, "usable_cores", lambda: cores)
-        monkeypatch.setattr(module, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)
     check = doctor._cpu()
     assert (check.status, check.found) == ("ok", found)
