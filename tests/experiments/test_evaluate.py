@@ -46,7 +46,7 @@ class Countdown(gym.Env[np.ndarray, np.int64]):
 def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path, env=EnvConfig(id="countdown", num_envs=4)), make_env=Countdown) as run:
         envs = make_evaluation_envs(run.config, num_envs=2, levels="unseen", seed=0, make_env=Countdown)
-        result = play(run.agent, envs, episodes=7, policy="greedy", generator=torch.Generator())
+        result = play(run.agent, envs, episodes=7, policy="greedy", seed=0)
         envs.close()
     lengths = sorted(result.lengths)
     assert len(lengths) == 7 and lengths.count(2) in (3, 4) and lengths.count(9) in (3, 4)
@@ -118,7 +118,7 @@ def test_evaluation_leaves_the_run_alone(tmp_path: Path) -> None:
 
 def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[EnvConfig] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env, make_vector_env: seen.append(config))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed: seen.append(config))
     preset = get_preset("procgen-ppg")
     config = replace(preset, env=replace(preset.env, num_levels=200, start_level=50))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
@@ -128,7 +128,7 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed, make_env, make_vector_env: seen.append(seed))
+    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed: seen.append(seed))
     for seed in range(20):
         make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
     evaluation = {env for seed in seen for env in env_seeds(seed, 16)}
