@@ -114,12 +114,7 @@ class ResultTable:
         return (*(row[name] for name in self.label), row["seed"])
 
 
-def run_trials(
-    trials: Sequence[Trial],
-    measure: Callable[[Trial], T],
-    *,
-    jobs: int = 1,
-) -> Iterator[tuple[Trial, T]]:
+def run_trials(trials: Sequence[Trial], measure: Callable[[Trial], T], *, jobs: int = 1) -> Iterator[tuple[Trial, T]]:
     """Measure each trial and give what came out, as soon as it is there.
 
     Args:
