@@ -89,10 +89,9 @@ class ResultTable:
         there = {self._key(row) for row in self.rows()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
         if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
-            raise ValueError(
-                f"{self.path} would have seeds below {FIRST_REPORT_SEED}, on which settings are chosen, "
-                "and others, which are reported; write them to another file"
-            )
+            chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
+            way = "and others, which are reported; write them to another file"
+            raise ValueError(f"{self.path} would have {chosen}, {way}")
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
