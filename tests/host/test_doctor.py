@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import subprocess
 import sys
 from typing import Any
@@ -54,6 +55,9 @@ def probe_that(monkeypatch: pytest.MonkeyPatch, code: str) -> list[Check]:
     return [check for check in doctor._envpool() if check.name != "EnvPool"]
 
 
+BLANK = json.dumps({"shape": [3, 64, 64], "dtype": "uint8", "blank": True, "qt": "wheel", "graphics": "system"})
+
+
 @pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 @pytest.mark.parametrize(
     ("code", "found", "remedy"),
@@ -61,7 +65,7 @@ def probe_that(monkeypatch: pytest.MonkeyPatch, code: str) -> list[Check]:
         ("import os; os.abort()", "SIGABRT", "--force-reinstall envpool"),
         ("raise ImportError('Procgen draws with Qt 5')", "ImportError: Procgen draws with Qt 5", "pip install PyQt5-Qt5"),
         (
-            'print(\'PROBE{"shape": [3, 64, 64], "dtype": "uint8", "blank": true, "qt": "wheel", "graphics": "system"}\')',
+            f"print('PROBE' + {BLANK!r})",
             "black",
             "--force-reinstall envpool",
         ),
@@ -90,13 +94,24 @@ def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -
     assert doctor._memory().found == "1.0 GiB free"
 
 
+ALLOWED = "the container allows the time"
+
+
 @pytest.mark.parametrize(
     ("cores", "quota", "found"),
     [
         ({0, 1, 2, 3}, None, "4 cores are used (4 in the machine)"),
         ({1, 3}, None, "2 cores are used (4 in the machine, this process may use 2)"),
-        ({0, 1, 2, 3}, 1.25, "1 core is used (4 in the machine, the container allows the time of 1.25)"),
-        ({0, 1, 2}, 8.0, "3 cores are used (4 in the machine, this process may use 3, the container allows the time of 8)"),
+        (
+            {0, 1, 2, 3},
+            1.25,
+            f"1 core is used (4 in the machine, {ALLOWED} of 1.25)",
+        ),
+        (
+            {0, 1, 2},
+            8.0,
+            f"3 cores are used (4 in the machine, this process may use 3, {ALLOWED} of 8)",
+        ),
     ],
 )
 def test_the_cores_that_are_used_and_why(cores: set[int], quota: float | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:

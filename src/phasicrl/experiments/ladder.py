@@ -1,4 +1,4 @@
-"""The ladder: what each trick of PPO is worth, by adding one after the other, or by taking one away.
+"""The ladder: what each trick of PPO is worth, by adding them one by one, or taking one away.
 
 Kind: effects (trains).
 

@@ -49,7 +49,7 @@ REFERENCE_COLUMNS = {
     "losses/clipfrac": "clipfrac",
     "losses/explained_variance": "explained_variance",
 }
-"""Our metrics that published curves may hold, and the column of a reference file that holds them."""
+"""Our metrics that published curves may hold, and the columns of a reference that hold them."""
 
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
 # Of Okabe and Ito: told apart by all eyes.
@@ -371,7 +371,7 @@ def _smooth(points: Points, window: int) -> Points:
 
 
 def _align(series: list[Points], owner: str) -> Points:
-    """Put runs on one grid of steps by interpolation, from where all have begun to the first end."""
+    """Put runs on one grid of steps by interpolation, from the last begin to the first end."""
     start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
     if start > end:
         ends = f"one ends at {end:,.0f}, before another's first number at {start:,.0f}"

@@ -1,4 +1,6 @@
-"""Trials: configurations over seeds, several runs at a time, and the tables of what they reached. Kind: effects.
+"""Trials: configurations over seeds, several at a time, and the tables of what they reached.
+
+Kind: effects (trains, writes files).
 
 Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others. No table has
 both.

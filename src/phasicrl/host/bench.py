@@ -386,6 +386,8 @@ def print_report(report: Report) -> None:
     )
     of_gpu = report.peak_gpu_memory / 1e9
     on_gpu = f" and {of_gpu:.2f} GB of the GPU" if of_gpu else ""
-    console.print(f"memory: {report.peak_memory / 1e9:.2f} GB{on_gpu} at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")
+    most, buffer = report.peak_memory / 1e9, report.buffer / 1e9
+    held = f"memory: {most:.2f} GB{on_gpu} at most"
+    console.print(f"{held}, of which the phase buffer {buffer:.2f} GB")
     for note in report.notes:
         console.print(note)

@@ -173,7 +173,8 @@ def _envpool() -> list[Check]:
 
 
 def _start_probe(task_id: str) -> subprocess.Popen[str]:
-    code = f"import json; from phasicrl.host.doctor import probe; print('PROBE' + json.dumps(probe({task_id!r})))"
+    imports = "import json; from phasicrl.host.doctor import probe"
+    code = f"{imports}; print('PROBE' + json.dumps(probe({task_id!r})))"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True)
 

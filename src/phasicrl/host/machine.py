@@ -22,8 +22,8 @@ def num_cores() -> int:
     """Threads that can run at once; never below one.
 
     They are as many as the cores that this process may use, or fewer if a container allows less
-    time. Half a core more counts as one: a thread that mostly waits for its share holds up those that
-    wait for it.
+    time. Half a core more counts as one: a thread that mostly waits for its share holds up those
+    that wait for it.
     """
     cores, quota = len(usable_cores()) or os.cpu_count() or 1, cgroup_quota()
     return cores if quota is None else max(1, min(cores, math.floor(quota + 0.5)))

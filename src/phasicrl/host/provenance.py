@@ -29,8 +29,9 @@ def commit(package: Path = PACKAGE) -> str | None:
 def tree(folder: Path = PACKAGE) -> str:
     """Git's name of a folder with these files.
 
-    `git rev-parse COMMIT:src/phasicrl` prints the same for the commit that they are from. It is the same in a checkout, an installed wheel and a copy, and changes with every byte. What
-    Python writes beside the files is left out.
+    `git rev-parse COMMIT:src/phasicrl` prints the same for the commit that they are from. It is
+    the same in a checkout, an installed wheel and a copy, and changes with every byte. What Python
+    writes beside the files is left out.
     """
     entries = []
     for path in folder.iterdir():
