@@ -51,6 +51,7 @@ REFERENCE_COLUMNS = {
 }
 """Our metrics that published curves may hold, and the columns of a reference that hold them."""
 
+_COLUMNS = "metric env_id curve published num_runs band env_steps mean low high"  # we write
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
 # Of Okabe and Ito: told apart by all eyes.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -381,9 +382,6 @@ def _align(series: list[Points], owner: str) -> Points:
     if len(grid) > _MOST_POINTS:
         grid = grid[np.linspace(0, len(grid) - 1, _MOST_POINTS).round().astype(int)]
     return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
-
-
-_COLUMNS = "metric env_id curve published num_runs band env_steps mean low high"
 
 
 def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
