@@ -90,8 +90,9 @@ def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
             ends[key] = (step, so_far)
             assert result.policy == "sampled" or row["action_0"] == row["mean_0"]
             assert 0 <= float(row["entropy"]) <= np.log(2) + 1e-6 and row["std"] == ""
-        played = [ends[str(env), episode] for env in range(16) for episode in range(2 if env < 4 else 1)]
-        assert sorted(played) == sorted(zip(result.lengths, result.returns, strict=True))
+        counted = [(str(env), episode) for env in range(16) for episode in range(2 if env < 4 else 1)]
+        assert sorted(ends) == sorted(counted), "no step of an episode beyond an environment's share"
+        assert sorted(ends.values()) == sorted(zip(result.lengths, result.returns, strict=True))
     assert {row["policy"] for row in rows} == {"greedy", "sampled"}
 
 
