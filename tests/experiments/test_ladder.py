@@ -1,4 +1,4 @@
-"""The ladder: each rung adds exactly its trick; runs that are there are not repeated; table and figure."""
+"""The ladder: each rung adds exactly its trick; no run is repeated; table and figure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BASE = get_preset("classic-ppo").changed({"reward_norm": None})
 
 def flat(config: Config) -> dict[str, Any]:
     """Groups that are off or on count as one field."""
-    tree = dataclasses.asdict(config)
-    return {
-        path: (tree[path.split(".")[0]] or {}).get(path.split(".")[1]) if "." in path and not path.startswith(("obs_norm", "value_norm"))
-        else tree[path.split(".")[0]]
-        for path in field_paths()
-    }  # fmt: skip
+    tree, found = dataclasses.asdict(config), {}
+    for path in field_paths():
+        group, _, name = path.partition(".")
+        is_one = not name or group in ("obs_norm", "value_norm")
+        found[path] = tree[group] if is_one else (tree[group] or {}).get(name)
+    return found
 
 
 def difference(before: Config, after: Config) -> set[str]:
@@ -35,7 +35,10 @@ def difference(before: Config, after: Config) -> set[str]:
 
 EVERYTHING = Task(has_masks=True, has_floats=True)
 UNSCALED = {"model.policy_head_scale", "model.value_head_scale", "ppo.value_epochs"}
-"""Knobs of the base that have no effect without a baseline, or before weights are drawn to scale: at their defaults there."""
+"""Knobs of the base without effect, and at their defaults, on some rungs.
+
+They need a baseline, or weights that are drawn to scale.
+"""
 
 
 def test_each_rung_changes_the_fields_of_its_trick_and_no_others() -> None:
@@ -58,9 +61,9 @@ def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick(
         assert name == f"without {trick.name}"
         assert difference(top, config) and difference(top, config) <= set(trick.off) | UNSCALED, name
     assert (top.model.policy_head_scale, top.model.value_head_scale) == (0.01, 1.0)
-    assert {name: config.model.value_head_scale for name, config in alone if config.model.value_head_scale != 1.0} == {
-        "without baseline": 0.1, "without initialization": 0.1,
-    }  # fmt: skip
+    scales = {name: config.model.value_head_scale for name, config in alone}
+    others = {name: scale for name, scale in scales.items() if scale != 1.0}
+    assert others == {"without baseline": 0.1, "without initialization": 0.1}
 
 
 def test_without_masks_there_is_no_rung_for_them() -> None:
@@ -76,7 +79,8 @@ def test_members_of_a_set_need_no_normalization_and_the_ladder_runs_to_its_end(
     monkeypatch.setattr(ladder, "_trained", lambda trial: (trained.append(trial.config), (1.0, 2.0))[1])
     said: list[str] = []
     found = run_ladder("gymnasium:Taxi-v4", seeds=1, leave_one_out=leave_one_out, output_dir=tmp_path, say=said.append)
-    assert said == ["state normalization is left out: it has no effect without real numbers among the observations"]
+    effect = "it has no effect without real numbers among the observations"
+    assert said == [f"state normalization is left out: {effect}"]
     names = [rung.name for rung in found]
     assert len(names) == len(trained) == len(TRICKS) and not any("state" in name for name in names)
     assert names[-1].endswith("action masking")  # Taxi says which actions do something
@@ -95,7 +99,7 @@ def test_every_rung_is_checked_before_the_first_is_trained(tmp_path: Path, monke
     monkeypatch.setattr(ladder, "missing", lambda trick, task: None)
     monkeypatch.setattr(ladder, "TRICKS", (*TRICKS[:2], last))
     monkeypatch.setattr(ladder, "train", lambda config: pytest.fail("a rung was trained"))
-    with pytest.raises(ValueError, match=r"the rung '\+ memory' cannot be trained: .*action.squash is clip, which has no effect"):
+    with pytest.raises(ValueError, match=r"rung '\+ memory' cannot be trained: .*action.squash is clip, which has no effect"):
         run_ladder("gymnasium:CartPole-v1", seeds=1, output_dir=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -110,8 +114,12 @@ def test_it_trains_every_rung_once_and_writes_a_table(tmp_path: Path, monkeypatc
     def run(seeds: int) -> list[Rung]:
         told.clear()
         return run_ladder(
-            "gymnasium:CartPole-v1", seeds=seeds, total_env_steps=1024, output_dir=tmp_path, on_run=lambda name, seed, _: told.append((name, seed))
-        )  # fmt: skip
+            "gymnasium:CartPole-v1",
+            seeds=seeds,
+            total_env_steps=1024,
+            output_dir=tmp_path,
+            on_run=lambda name, seed, _: told.append((name, seed)),
+        )
 
     first = run(1)
     assert [rung.name for rung in first] == ["REINFORCE", "+ baseline"] and len(trained) == 2

@@ -108,13 +108,18 @@ def test_smoothing_is_the_mean_over_the_steps_before(tmp_path: Path) -> None:
 def test_experiments_and_environments_are_curves_and_panels_of_their_own(tmp_path: Path) -> None:
     points = [(100, 1.0), (200, 2.0)]
     runs = [
-        make_run(tmp_path / f"{name}-{game}-{seed}", points, name=name, env=f"procgen:{game}", seed=seed)
-        for name in ("ppg", "ppo") for game in ("starpilot", "heist") for seed in (1, 2)
-    ]  # fmt: skip
+        make_run(tmp_path / f"{name}-{game}-{i}", points, name=name, env=f"procgen:{game}", seed=i)
+        for name in ("ppg", "ppo")
+        for game in ("starpilot", "heist")
+        for i in (1, 2)
+    ]
     curves = run_curves(runs, RETURN)
     assert [(curve.label, curve.env_id, len(curve.runs)) for curve in curves] == [
-        ("ppg", "procgen:starpilot", 2), ("ppg", "procgen:heist", 2), ("ppo", "procgen:starpilot", 2), ("ppo", "procgen:heist", 2),
-    ]  # fmt: skip
+        ("ppg", "procgen:starpilot", 2),
+        ("ppg", "procgen:heist", 2),
+        ("ppo", "procgen:starpilot", 2),
+        ("ppo", "procgen:heist", 2),
+    ]
     figure = plot._draw(curves, "return", "Two games")
     assert [panel.get_title() for panel in figure.axes] == ["procgen:starpilot", "procgen:heist"]
     assert len(figure.legends[0].get_texts()) == 2
@@ -122,8 +127,8 @@ def test_experiments_and_environments_are_curves_and_panels_of_their_own(tmp_pat
 
 def test_runs_with_other_settings_are_not_averaged(tmp_path: Path) -> None:
     runs = [
-        make_run(tmp_path / f"{rate}-{seed}", [(1, 1.0)], seed=seed, ppo=PPOConfig(learning_rate=rate)) for rate in (1e-3, 1e-4) for seed in (1, 2)
-    ]  # fmt: skip
+        make_run(tmp_path / f"{rate}-{i}", [(1, 1.0)], seed=i, ppo=PPOConfig(learning_rate=rate)) for rate in (1e-3, 1e-4) for i in (1, 2)
+    ]
     curves = run_curves(runs, RETURN)
     assert [curve.label for curve in curves] == ["demo, ppo.learning_rate 0.001", "demo, ppo.learning_rate 0.0001"]
 
@@ -233,8 +238,11 @@ def reference_file(path: Path, text: str) -> Path:
 def test_published_curves_are_laid_beside_ours_up_to_our_last_step(tmp_path: Path, name: str) -> None:
     text = HEADER + "".join(
         f"{experiment},{run},{game},{step},{step / 100 + run}\n"
-        for experiment in ("ppg", "ppo") for run in (0, 1, 2) for game in ("starpilot", "heist") for step in (300, 100, 200.0)
-    )  # fmt: skip
+        for experiment in ("ppg", "ppo")
+        for run in (0, 1, 2)
+        for game in ("starpilot", "heist")
+        for step in (300, 100, 200.0)
+    )
     path = reference_file(tmp_path / name, text)
     runs = make_runs(tmp_path, [1.0, 4.0])
     rows = read_csv(plot_runs(runs, output=tmp_path / "figure", reference=path, reference_experiments=["ppo"])[2])
@@ -249,7 +257,8 @@ def test_published_curves_are_laid_beside_ours_up_to_our_last_step(tmp_path: Pat
 
 def test_other_metrics_find_their_column_and_their_split(tmp_path: Path) -> None:
     text = "experiment,run,game,split,step,episodic_return,entropy\n"
-    text += "easy,0,heist-train,train,100,5,2.5\neasy,0,heist-train,train,200,5,\neasy,0,heist,test,100,4,1.5\n"
+    text += "easy,0,heist-train,train,100,5,2.5\neasy,0,heist-train,train,200,5,\n"
+    text += "easy,0,heist,test,100,4,1.5\n"
     path = reference_file(tmp_path / "published.csv", text)
     for split, entropy in (("train", 2.5), ("test", 1.5)):
         (curve,) = plot.reference_curves(path, "losses/entropy", ends={"procgen:heist": 1e9}, split=split)
@@ -330,7 +339,7 @@ def test_an_unknown_metric_gets_the_nearest_name(tmp_path: Path) -> None:
 
 def test_runs_that_share_no_steps_are_refused(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a", [(100, 1.0)], seed=1), make_run(tmp_path / "b", [(200, 1.0)], seed=2)]
-    with pytest.raises(ValueError, match="runs of demo have no steps in common: one ends at 100, before another's first number at 200"):
+    with pytest.raises(ValueError, match=r"of demo have no steps in common: one ends at 100, before .* first number at 200"):
         run_curves(runs, RETURN)
 
 

@@ -1,4 +1,4 @@
-"""Pictures by rays: where a shape lies, how large it is, which color it has, worked out from the camera by hand."""
+"""Pictures by rays: where a shape lies, how large it is, which color it has, all by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def red(image: np.ndarray) -> np.ndarray:
 
 
 def test_a_ball_is_where_and_as_large_as_geometry_says() -> None:
-    """Half of the image is tan 45° = 1 wide at distance 1; a ball of radius 1 at distance 4 fills up to 1 / √15 of that half."""
+    """Half of the image is tan 45° = 1 wide at distance 1.
+
+    A ball of radius 1 at distance 4 fills up to 1 / √15 of that half.
+    """
     ball = red(drawn())
     assert ball.sum() == pytest.approx(np.pi * (50.5 / np.sqrt(15)) ** 2, rel=0.03)
     rows, columns = np.nonzero(ball)
@@ -69,7 +72,10 @@ def test_colors_are_those_that_mujoco_would_show(color: str, expected: tuple[int
 
 
 def test_planes_are_checkered_by_the_meter_below_an_even_sky() -> None:
-    """A floor 1 m below, 4 m before the camera's edge of view: in row r it is 50 / (r - 50) m away, where 1 m has r - 50 pixels."""
+    """A floor 1 m below, 4 m before the camera's edge of view.
+
+    In row r it is 50 / (r - 50) m away, where 1 m has r - 50 pixels.
+    """
     image = drawn(shape="plane", size="50 50 1", pos="0 0 -1", color='rgba="1 1 1 1"')
     away = 25
     row = image[50 + away, :, 0].astype(float)

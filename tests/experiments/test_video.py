@@ -1,4 +1,4 @@
-"""Films: images enlarged by whole factors, sides that H.264 accepts, frames that are not black, no screen."""
+"""Films: images enlarged by whole factors, sides that H.264 accepts, frames not black."""
 
 from __future__ import annotations
 

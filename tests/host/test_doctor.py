@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import subprocess
 import sys
 from typing import Any
@@ -54,6 +55,9 @@ def probe_that(monkeypatch: pytest.MonkeyPatch, code: str) -> list[Check]:
     return [check for check in doctor._envpool() if check.name != "EnvPool"]
 
 
+BLANK = json.dumps({"shape": [3, 64, 64], "dtype": "uint8", "blank": True, "qt": "wheel", "graphics": "system"})
+
+
 @pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 @pytest.mark.parametrize(
     ("code", "found", "remedy"),
@@ -61,7 +65,7 @@ def probe_that(monkeypatch: pytest.MonkeyPatch, code: str) -> list[Check]:
         ("import os; os.abort()", "SIGABRT", "--force-reinstall envpool"),
         ("raise ImportError('Procgen draws with Qt 5')", "ImportError: Procgen draws with Qt 5", "pip install PyQt5-Qt5"),
         (
-            'print(\'PROBE{"shape": [3, 64, 64], "dtype": "uint8", "blank": true, "qt": "wheel", "graphics": "system"}\')',
+            f"print('PROBE' + {BLANK!r})",
             "black",
             "--force-reinstall envpool",
         ),
@@ -76,7 +80,7 @@ def test_what_is_broken_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "package_version", lambda _: None)
+    monkeypatch.setattr(machine, "package_version", lambda _: None)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     checks: list[Any] = [*doctor._envpool(), doctor._package("plotting", "matplotlib", "plot"), doctor._video()]
     assert [check.status for check in checks] == ["missing"] * 3
@@ -84,10 +88,13 @@ def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "free_memory", lambda: 2**30)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 2**70)
     assert doctor._memory().status == doctor._disk().status == "warning"
     assert doctor._memory().found == "1.0 GiB free"
+
+
+ALLOWED = "the container allows the time"
 
 
 @pytest.mark.parametrize(
@@ -95,14 +102,21 @@ def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -
     [
         ({0, 1, 2, 3}, None, "4 cores are used (4 in the machine)"),
         ({1, 3}, None, "2 cores are used (4 in the machine, this process may use 2)"),
-        ({0, 1, 2, 3}, 1.25, "1 core is used (4 in the machine, the container allows the time of 1.25)"),
-        ({0, 1, 2}, 8.0, "3 cores are used (4 in the machine, this process may use 3, the container allows the time of 8)"),
+        (
+            {0, 1, 2, 3},
+            1.25,
+            f"1 core is used (4 in the machine, {ALLOWED} of 1.25)",
+        ),
+        (
+            {0, 1, 2},
+            8.0,
+            f"3 cores are used (4 in the machine, this process may use 3, {ALLOWED} of 8)",
+        ),
     ],
 )
 def test_the_cores_that_are_used_and_why(cores: set[int], quota: float | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    for module in (machine, doctor):
-        monkeypatch.setattr(module, "usable_cores", lambda: cores)
-        monkeypatch.setattr(module, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)
     check = doctor._cpu()
     assert (check.status, check.found) == ("ok", found)

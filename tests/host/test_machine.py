@@ -103,7 +103,9 @@ def test_threads_of_pytorch_have_a_core_each_if_there_are_as_many(settings: dict
         from phasicrl.execution.device import Threads
         from phasicrl.execution.plan import Plan
         from phasicrl.host.machine import thread_ids, usable_cores
-        def placed(): return [thread for thread in thread_ids() - {{os.getpid()}} if len(os.sched_getaffinity(thread)) == 1]
+        def placed():
+            others = thread_ids() - {{os.getpid()}}
+            return [thread for thread in others if len(os.sched_getaffinity(thread)) == 1]
         threads = Threads(Plan(**{settings}))
         with threads.turn():
             print(len(placed()), len(os.sched_getaffinity(0)) == 1)
@@ -123,15 +125,45 @@ def test_nobody_to_follow_is_no_error() -> None:
 GROUPS = {
     "version 2, no limit": ("0::/a/b\n", {"a/cpu.max": "max 100000"}, None),
     "version 2, a container's own": ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
-    "version 2, named as the host names it": ("0::/docker/12ab\n", {"cpu.max": "300000 100000"}, 3.0),
-    "version 2, the tightest of nested ones": ("0::/a/b/c\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "50000 25000", "a/b/c/cpu.max": "max 100000", "cpu.max": "400000 100000"}, 2.0),
-    "version 2, an outer one": ("0::/a/b\n", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "800000 100000"}, 1.0),
+    "version 2, named by the host": ("0::/docker/12ab\n", {"cpu.max": "300000 100000"}, 3.0),
+    "version 2, the tightest of nested ones": (
+        "0::/a/b/c\n",
+        {
+            "a/cpu.max": "200000 100000",
+            "a/b/cpu.max": "50000 25000",
+            "a/b/c/cpu.max": "max 100000",
+            "cpu.max": "400000 100000",
+        },
+        2.0,
+    ),
+    "version 2, an outer one": (
+        "0::/a/b\n",
+        {"a/cpu.max": "100000 100000", "a/b/cpu.max": "800000 100000"},
+        1.0,
+    ),
     "version 2 in unified": ("0::/a\n", {"unified/a/cpu.max": "250000 100000"}, 2.5),
-    "version 1": ("5:memory:/m\n1:cpu,cpuacct:/a/b\n0::/\n", {"cpu,cpuacct/a/cpu.cfs_quota_us": "120000", "cpu,cpuacct/a/cpu.cfs_period_us": "40000", "cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1", "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000"}, 3.0),
-    "version 1, controllers in another order than their folder's": ("1:cpuacct,cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.5),
-    "version 1, another controller's": ("1:cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+    "version 1": (
+        "5:memory:/m\n1:cpu,cpuacct:/a/b\n0::/\n",
+        {
+            "cpu,cpuacct/a/cpu.cfs_quota_us": "120000",
+            "cpu,cpuacct/a/cpu.cfs_period_us": "40000",
+            "cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1",
+            "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000",
+        },
+        3.0,
+    ),
+    "version 1, controllers in another order than their folder's": (
+        "1:cpuacct,cpu:/a\n",
+        {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"},
+        0.5,
+    ),
+    "version 1, another controller's": (
+        "1:cpuacct:/a\n",
+        {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"},
+        None,
+    ),
     "damaged": ("what\n0::/a\n", {"a/cpu.max": "soon"}, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -156,23 +188,29 @@ def test_half_a_core_more_is_one_and_there_is_always_one(quota: float | None, co
     assert num_cores() == cores
 
 
-ASK = "from phasicrl.host.machine import num_cores, usable_cores; print(num_cores(), *sorted(usable_cores()), len(os.sched_getaffinity(0)))"
+ASK = """
+from phasicrl.host.machine import num_cores, usable_cores
+print(num_cores(), *sorted(usable_cores()), len(os.sched_getaffinity(0)))
+"""
 
 
 def answer(code: str, cores: set[int], **variables: str) -> str:
     """What a Python of its own says, which may use these cores."""
-    words = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {cores}); {code}"]
+    words = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {cores})\n{code}"]
     return subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @needs_affinity
 @pytest.mark.parametrize("variable", ["OMP_PROC_BIND=true", "OMP_PROC_BIND=close", "OMP_PLACES=cores"])
 def test_a_main_thread_bound_by_openmp_does_not_hide_the_other_cores(variable: str) -> None:
-    """libgomp binds it to one core as soon as torch is loaded. A process that may use one core only has one, all the same."""
+    """libgomp binds it to one core as soon as torch is loaded.
+
+    A process that may use one core only has one, all the same.
+    """
     bound = dict([variable.split("=")])
     first, second, *_ = sorted(usable_cores())
-    assert answer(f"import torch; {ASK}", {first, second}, **bound) == f"2 {first} {second} 1"
-    assert answer(f"import torch; {ASK}", {second}, **bound) == f"1 {second} 1"
+    assert answer(f"import torch\n{ASK}", {first, second}, **bound) == f"2 {first} {second} 1"
+    assert answer(f"import torch\n{ASK}", {second}, **bound) == f"1 {second} 1"
     assert answer(ASK, {first, second}, **bound) == f"2 {first} {second} 2"
 
 
@@ -193,7 +231,10 @@ def one():
     return worked() - start
 print(sorted(one() for _ in range(9))[4] / 1e6)
 """
-"""Tells the milliseconds for which a thread of PyTorch works, and looks out for more, for a sum that takes hundredths of one."""
+"""Tells for how many milliseconds a thread of PyTorch works, and looks out for more work.
+
+The sum that it is given takes hundredths of one.
+"""
 
 
 @needs_affinity

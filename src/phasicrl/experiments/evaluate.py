@@ -1,21 +1,24 @@
-"""Evaluation of a trained agent on episodes it has not trained on. Kind: effects (steps environments of its own)."""
+"""Evaluation of a trained agent on episodes it has not trained on.
+
+Kind: effects (steps environments of its own).
+"""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.config import Config, EnvConfig, Precision
+from phasicrl.config import Config, Precision
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
@@ -50,7 +53,7 @@ class Evaluation:
         return float(np.mean(self.returns))
 
     def to_dict(self) -> dict[str, float | int | str | list[float]]:
-        """Numbers for people and programs: mean, standard deviation, median, and the 95 % bootstrap interval of the mean."""
+        """Numbers for people and programs; the interval is the mean's, by the bootstrap."""
         returns = np.array(self.returns)
         return {
             "policy": self.policy,
@@ -79,38 +82,71 @@ class StepTable:
     def __init__(self, file: IO[str]) -> None:
         self._rows = csv.writer(file)
         self._has_head = False
-        self._kind = ""
-        self._episode = torch.zeros(0, dtype=torch.int64)
 
-    def begin(self, kind: PolicyKind, num_envs: int) -> None:
-        """Episodes of freshly reset environments follow."""
-        self._kind, self._episode = kind, torch.zeros(num_envs, dtype=torch.int64)
-
-    def add(self, policy: Policy, action: Tensor, step: TimeStep, returns: Tensor, lengths: Tensor, *, counted: Tensor) -> None:
+    def add(self, kind: PolicyKind, policy: Policy, action: Tensor, step: TimeStep, under_way: UnderWay) -> None:
         """One step of B environments.
 
         Args:
-            policy: what actions were chosen from, `[B, 1]`.
+            kind: how actions were chosen.
+            policy: what they were chosen from, `[B, 1]`.
             action: the actions, `[B, 1, …]`.
             step: what came of them.
-            returns: of the episodes so far, this step included, `[B]`.
-            lengths: the same of their steps.
-            counted: which environments' episodes count; the others have had their share, `[B]`.
+            under_way: the episodes so far, this step included.
         """
-        num_envs = len(returns)
-        means, actions = (values.reshape(num_envs, -1) for values in (policy.mode(), action))
-        stds = [""] * num_envs if policy.mean_std is None else policy.mean_std.reshape(num_envs).tolist()
+        num_envs, std = len(action), policy.mean_std
+        columns: dict[str, Any] = {
+            "policy": [kind] * num_envs,
+            "env": range(num_envs),
+            "episode": under_way.numbers.tolist(),
+            "step": under_way.lengths.tolist(),
+            "reward": step.reward.numpy(),  # which writes as few digits as a float32 has
+            "return": under_way.returns.tolist(),
+            "entropy": policy.entropy().flatten().tolist(),
+            "std": [""] * num_envs if std is None else std.flatten().tolist(),
+        }
+        for what, values in (("mean", policy.mode()), ("action", action)):
+            parts = values.reshape(num_envs, -1).T.tolist()
+            columns |= {f"{what}_{k}": part for k, part in enumerate(parts)}
         if not self._has_head:
-            parts = [f"{what}_{k}" for what in ("mean", "action") for k in range(actions.shape[1])]
-            self._rows.writerow(["policy", "env", "episode", "step", "reward", "return", "entropy", "std", *parts])
+            self._rows.writerow(columns)
             self._has_head = True
-        rewards = step.reward.numpy()  # which writes as few digits as a float32 has
-        columns = (means, actions, self._episode, lengths, returns, policy.entropy().reshape(num_envs))
-        rows = zip(rewards, stds, *(column.tolist() for column in columns), strict=True)
-        for env, (reward, std, mean, taken, episode, length, so_far, entropy) in enumerate(rows):
-            if counted[env]:
-                self._rows.writerow([self._kind, env, episode, length, reward, so_far, entropy, std, *mean, *taken])
-        self._episode[step.terminated | step.truncated] += 1
+        rows = zip(*columns.values(), strict=True)
+        self._rows.writerows(compress(rows, under_way.are_counted.tolist()))
+
+
+class UnderWay:
+    """The episodes that B environments are in, and what those that count have reached.
+
+    Args:
+        num_envs: B.
+        episodes: how many count; every environment has its share of them.
+    """
+
+    def __init__(self, num_envs: int, episodes: int) -> None:
+        self._left = torch.full((num_envs,), episodes // num_envs)
+        self._left[: episodes % num_envs] += 1
+        self.numbers, self.lengths = torch.zeros(2, num_envs, dtype=torch.int64)
+        self.returns = torch.zeros(num_envs, dtype=torch.float64)
+        self.finished: list[tuple[float, int]] = []
+
+    @property
+    def are_counted(self) -> Tensor:
+        """Which environments have not had their share yet, `[B]`."""
+        return self._left > 0
+
+    def add(self, reward: Tensor) -> None:
+        """Every environment took a step."""
+        self.returns += reward
+        self.lengths += 1
+
+    def end(self, ended: Tensor) -> None:
+        """In these environments, `[B]` bool, another episode begins."""
+        counted = ended & self.are_counted
+        reached = (self.returns[counted].tolist(), self.lengths[counted].tolist())
+        self.finished += zip(*reached, strict=True)
+        self._left[counted] -= 1
+        self.numbers[ended] += 1
+        self.returns[ended], self.lengths[ended] = 0, 0
 
 
 def evaluate(
@@ -148,37 +184,41 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
     files = RunDirectory(Path(run_dir))
-    config = files.config_for(make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder)
-    results: list[Evaluation] = []
+    own = {"make_env": make_env, "make_vector_env": make_vector_env}
+    config = files.config_for(**own, make_encoder=make_encoder)
+    results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
-        table, precision = None if file is None else StepTable(file), acting_precision(files)
+        table = None if file is None else StepTable(file)
         for policy in policies:
-            envs = make_evaluation_envs(
-                config, num_envs=min(episodes, 16), levels=levels, seed=seed, make_env=make_env, make_vector_env=make_vector_env
-            )
-            try:
-                agent = load_agent(files, config, envs, make_encoder=make_encoder)
-                generator = Generator().manual_seed(seed)
-                results.append(play(agent, envs, episodes=episodes, policy=policy, generator=generator, table=table, precision=precision))
-            finally:
-                envs.close()
+            envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, **own)
+            with closing(envs):
+                result = play(
+                    load_agent(files, config, envs, make_encoder),
+                    envs,
+                    episodes=episodes,
+                    policy=policy,
+                    seed=seed,
+                    table=table,
+                    precision=acting_precision(files),
+                )
+            results.append(result)
     return results
 
 
-def make_evaluation_envs(
-    config: Config,
-    *,
-    num_envs: int,
-    levels: Levels,
-    seed: int,
-    make_env: Callable[[], gym.Env] | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
-) -> VectorEnv:
-    """Environments like the run's, of whole games and with seeds that training never uses."""
-    env: EnvConfig = dataclasses.replace(for_evaluation(config.env), num_envs=num_envs)
+def make_evaluation_envs(config: Config, *, num_envs: int, levels: Levels, seed: int, **own: Any) -> VectorEnv:
+    """Environments like the run's, of whole games and with seeds that training never uses.
+
+    Args:
+        config: of the run.
+        num_envs: how many.
+        levels: see `evaluate`.
+        seed: see `evaluate`.
+        own: `make_env` or `make_vector_env`, see `evaluate`.
+    """
+    env = replace(for_evaluation(config.env), num_envs=num_envs)
     if levels == "unseen":
-        env = dataclasses.replace(env, num_levels=0, start_level=0)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), make_env=make_env, make_vector_env=make_vector_env)
+        env = replace(env, num_levels=0, start_level=0)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), **own)
 
 
 def acting_precision(files: RunDirectory) -> Precision:
@@ -186,7 +226,7 @@ def acting_precision(files: RunDirectory) -> Precision:
     return "fp32" if files.plan is None else files.plan.precision["policy"]
 
 
-def load_agent(files: RunDirectory, config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
+def load_agent(files: RunDirectory, config: Config, envs: VectorEnv, make_encoder: EncoderFactory | None) -> Agent:
     """The agent of a run with the weights that were saved last.
 
     Raises:
@@ -197,8 +237,9 @@ def load_agent(files: RunDirectory, config: Config, envs: VectorEnv, *, make_enc
     try:
         agent.load_state_dict(weights)
     except RuntimeError as error:
-        hint = "" if make_encoder else "; a run with an encoder of your own needs `make_encoder` here too"
-        raise ValueError(f"the weights in {files.path} do not fit the network that config.json describes{hint}: {error}") from None
+        hint = "; a run with an encoder of your own needs `make_encoder` here too"
+        what = f"the weights in {files.path} do not fit the network that config.json describes"
+        raise ValueError(f"{what}{'' if make_encoder else hint}: {error}") from None
     return agent.eval()
 
 
@@ -209,7 +250,7 @@ def play(
     *,
     episodes: int,
     policy: PolicyKind,
-    generator: Generator,
+    seed: int,
     on_obs: Callable[[Tensor], None] = lambda obs: None,
     table: StepTable | None = None,
     precision: Precision = "fp32",
@@ -221,40 +262,30 @@ def play(
         envs: freshly made; they are reset here.
         episodes: in total.
         policy: how actions are chosen.
-        generator: source of sampled actions.
+        seed: of sampled actions.
         on_obs: shown every batch of observations, the last ones of episodes included.
         table: gets every step.
         precision: of the encoders; a run's own is that of `acting_precision`.
     """
-    share = torch.full((envs.num_envs,), episodes // envs.num_envs)
-    share[: episodes % envs.num_envs] += 1
+    generator, under_way = Generator().manual_seed(seed), UnderWay(envs.num_envs, episodes)
     obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
     state = agent.initial_state(envs.num_envs)
-    running, length = torch.zeros(envs.num_envs, dtype=torch.float64), torch.zeros(envs.num_envs, dtype=torch.int64)
-    returns: list[float] = []
-    lengths: list[int] = []
     on_obs(obs)
-    if table is not None:
-        table.begin(policy, envs.num_envs)
-    while (share > 0).any():
+    while under_way.are_counted.any():
         mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
         distribution, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision)
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
         step = envs.step(agent.policy_head.env_action(action[:, 0]))
-        running += step.reward
-        length += 1
+        under_way.add(step.reward)
         if table is not None:
-            table.add(distribution, action, step, running, length, counted=share > 0)
+            table.add(policy, distribution, action, step, under_way)
         first = step.terminated | step.truncated
-        counted = first & (share > 0)
-        returns += running[counted].tolist()
-        lengths += length[counted].tolist()
-        share[counted] -= 1
-        running[first], length[first] = 0, 0
+        under_way.end(first)
         obs = step.obs
         if step.final_obs is not None:
             last = obs.clone()
             last[first] = step.final_obs[first]
             on_obs(last)
         on_obs(obs)
-    return Evaluation(policy, tuple(returns), tuple(lengths))
+    returns, lengths = zip(*under_way.finished, strict=True)
+    return Evaluation(policy, returns, lengths)

@@ -1,4 +1,6 @@
-"""The ladder: what each trick of PPO is worth, by adding them one by one, or by taking one away. Kind: effects (trains).
+"""The ladder: what each trick of PPO is worth, by adding them one by one, or taking one away.
+
+Kind: effects (trains).
 
 The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a
 configuration that differs from the one below in the fields named here; nothing else about the runs
@@ -10,6 +12,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,24 +48,53 @@ class Trick:
 
 
 TRICKS = (
-    Trick("baseline", {"ppo.baseline": True}, {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None}),
+    Trick(
+        "baseline",
+        {"ppo.baseline": True},
+        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None},
+    ),
     Trick(
         "clipping",
-        {"ppo.objective": "surrogate", "ppo.clip": 0.2, "ppo.policy_epochs": 8, "ppo.value_epochs": 8, "ppo.num_minibatches": 8},
-        {"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 1, "ppo.value_epochs": 1, "ppo.num_minibatches": 1},
+        {
+            "ppo.objective": "surrogate",
+            "ppo.clip": 0.2,
+            "ppo.policy_epochs": 8,
+            "ppo.value_epochs": 8,
+            "ppo.num_minibatches": 8,
+        },
+        {
+            "ppo.objective": "log_prob",
+            "ppo.clip": None,
+            "ppo.policy_epochs": 1,
+            "ppo.value_epochs": 1,
+            "ppo.num_minibatches": 1,
+        },
     ),
     Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}),
     Trick(
-        "initialization", {"model.init": "orthogonal", "model.head_init": "orthogonal"}, {"model.init": "torch", "model.head_init": "torch"}
+        "initialization",
+        {"model.init": "orthogonal", "model.head_init": "orthogonal"},
+        {"model.init": "torch", "model.head_init": "torch"},
     ),
-    Trick("advantage normalization", {"ppo.advantage_norm": "minibatch"}, {"ppo.advantage_norm": "none"}),
+    Trick(
+        "advantage normalization",
+        {"ppo.advantage_norm": "minibatch"},
+        {"ppo.advantage_norm": "none"},
+    ),
     Trick("state normalization", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
-    Trick("return normalization", {"value_norm": ValueNormConfig(statistics="ema")}, {"value_norm": None}),
+    Trick(
+        "return normalization",
+        {"value_norm": ValueNormConfig(statistics="ema")},
+        {"value_norm": None},
+    ),
     Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
     Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
 )
-"""In the order of the document. Return normalization is that of value targets, as there; rewards are never normalized here."""
+"""In the order of the document. Return normalization is that of value targets, as there.
+
+Rewards are never normalized here.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +126,21 @@ class Rung:
 
 
 def missing(trick: Trick, task: Task) -> str | None:
-    """What a trick needs and a task does not have, in words: numbers to normalize, say, or action masks; None where it applies."""
-    needs = [need for need in NEEDS if need.task is not None and not set(need.paths.split()).isdisjoint(trick.on)]
-    return next((need.words for need in needs if not need.is_met(None, task)), None)
+    """What a trick needs and a task does not have, in words; None where it applies.
+
+    That may be numbers to normalize, or action masks.
+    """
+    for need in NEEDS:
+        concerns = need.task is not None and not trick.on.keys().isdisjoint(need.paths.split())
+        if concerns and not need.is_met(None, task):
+            return need.words
+    return None
 
 
 def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str, Config]]:
-    """The configurations to train, by name. Knobs that have no effect on a rung are at their defaults there.
+    """The configurations to train, by name.
+
+    Knobs that have no effect on a rung are at their defaults there.
 
     Args:
         base: everything that the tricks leave open: environment, network sizes, budget, learning
@@ -109,13 +149,19 @@ def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str,
         task: what is known of the environment; tricks that do not apply to it are left out.
     """
     tricks = [trick for trick in TRICKS if missing(trick, task) is None]
+    all_on: dict[str, Any] = {"aux": None}
+    all_off = dict(all_on)
+    for trick in tricks:
+        all_on |= trick.on
+    for trick in reversed(tricks):  # where two name one field, the lower rung decides
+        all_off |= trick.off
     if mode == "leave-one-out":
-        full = {**_all(tricks, on=True), "aux": None}
-        changes = [("everything", full), *((f"without {trick.name}", {**full, **trick.off}) for trick in tricks)]
+        changes = [(f"without {trick.name}", all_on | trick.off) for trick in tricks]
+        changes.insert(0, ("everything", all_on))
     else:
-        changes = [("REINFORCE", {**_all(tuple(reversed(tricks)), on=False), "aux": None})]
+        changes = [("REINFORCE", all_off)]
         for trick in tricks:
-            changes.append((f"+ {trick.name}", {**changes[-1][1], **trick.on}))
+            changes.append((f"+ {trick.name}", changes[-1][1] | trick.on))
     return [(name, base.changed(fields, reset_idle=True)) for name, fields in changes]
 
 
@@ -151,9 +197,10 @@ def run_ladder(
     """
     if min(seeds, jobs) < 1:
         raise ValueError(f"seeds is {seeds} and jobs is {jobs}; give at least 1 of each")
-    base = get_preset("classic-ppo").changed({"env.id": env, "reward_norm": None, "log.console": "off", "checkpoint.every_minutes": None})
+    changes = {"env.id": env, "reward_norm": None, "checkpoint.every_minutes": None}
     if total_env_steps is not None:
-        base = base.changed({"total_env_steps": total_env_steps})
+        changes["total_env_steps"] = total_env_steps
+    base = get_preset("classic-ppo").changed({**changes, "log.console": "off"})
     mode: Mode = "leave-one-out" if leave_one_out else "ladder"
     steps = _checked_rungs(base, mode, say)
     trials: list[Trial] = []
@@ -167,13 +214,18 @@ def run_ladder(
     found = []
     for name, _ in steps:
         results = [reached[trial.key] for trial in trials if trial.label == (name,)]
-        found.append(Rung(name, *(tuple(column) for column in zip(*results, strict=True))))
-    _write(found, output_dir / f"{mode}.csv")
+        found.append(Rung(name, *zip(*results, strict=True)))
+    with (output_dir / f"{mode}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(found[0].row()))
+        writer.writeheader()
+        writer.writerows(rung.row() for rung in found)
     return found
 
 
 def draw_ladder(found: Sequence[Rung], path: Path, *, title: str) -> None:
-    """Draw every rung's seeds, mean and 95 % interval, the first at the top, as SVG or PNG by the name's ending.
+    """Draw every rung's seeds, mean and 95 % interval, the first at the top.
+
+    The name's ending says whether it is drawn as SVG or PNG.
 
     Raises:
         ImportError: matplotlib is not installed; the message names the extra.
@@ -181,34 +233,31 @@ def draw_ladder(found: Sequence[Rung], path: Path, *, title: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ImportError(f"the figure needs matplotlib ({error}); pip install 'phasicrl[plot]'") from error
+        way = "pip install 'phasicrl[plot]'"
+        raise ImportError(f"the figure needs matplotlib ({error}); {way}") from error
     figure = Figure(figsize=(7.5, 0.45 * len(found) + 1.2), layout="constrained")
     axes = figure.subplots()
+    interval = {"linewidth": 4, "solid_capstyle": "butt", "alpha": 0.5}
     for height, rung in enumerate(found):
-        row = rung.row()
-        axes.plot(rung.greedy, [height] * len(rung.greedy), "o", color="0.65", markersize=4, zorder=2)
-        axes.plot(
-            [row["interval_low"], row["interval_high"]], [height] * 2, color="tab:blue", linewidth=4, solid_capstyle="butt", alpha=0.5
-        )
+        row, heights = rung.row(), [height] * len(rung.greedy)
+        axes.plot(rung.greedy, heights, "o", color="0.65", markersize=4, zorder=2)
+        ends = [row["interval_low"], row["interval_high"]]
+        axes.plot(ends, [height] * 2, color="tab:blue", **interval)
         axes.plot(row["greedy_mean"], height, "D", color="tab:blue", markersize=6, zorder=3)
     axes.set_yticks(range(len(found)), [rung.name for rung in found])
     axes.invert_yaxis()
     axes.set_xlabel("mean return of the greedy policy after training")
-    axes.set_title(f"{title} (gray: seeds; blue: mean and its 95 % interval)", fontsize="medium", loc="right")
+    legend = "(gray: seeds; blue: mean and its 95 % interval)"
+    axes.set_title(f"{title} {legend}", fontsize="medium", loc="right")
     axes.grid(axis="x", alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 
-def _all(tricks: Sequence[Trick], *, on: bool) -> dict[str, Any]:
-    """The fields of all tricks together; where two name one field, the later decides."""
-    return {path: value for trick in tricks for path, value in (trick.on if on else trick.off).items()}
-
-
 def _checked_rungs(base: Config, mode: Mode, say: Callable[[str], None]) -> list[tuple[str, Config]]:
     """The rungs for the environment of `base`, each of which can be trained there."""
-    envs = make_envs(dataclasses.replace(base.env, num_envs=1), seed=0)
-    try:
+    envs = make_envs(base.env, num_envs=1, seed=0)
+    with closing(envs):
         task = dataclasses.replace(task_of(envs), has_masks=envs.mask_size > 0)
         for trick in TRICKS:
             if (words := missing(trick, task)) is not None:
@@ -220,8 +269,6 @@ def _checked_rungs(base: Config, mode: Mode, say: Callable[[str], None]) -> list
                 make_agent(config, envs)
             except ValueError as error:
                 raise ValueError(f"the rung {name!r} cannot be trained: {error}") from None
-    finally:
-        envs.close()
     return steps
 
 
@@ -239,12 +286,3 @@ def _train_and_evaluate(config: Config) -> tuple[Path, dict[str, float]]:
     greedy = evaluate(directory, episodes=20, policies=("greedy",))[0].mean_return
     last = next((value for value in reversed(returns) if value is not None), float("nan"))
     return directory, {"greedy": greedy, "last_100": last}
-
-
-def _write(found: Sequence[Rung], path: Path) -> None:
-    """The table as CSV."""
-    rows = [rung.row() for rung in found]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)

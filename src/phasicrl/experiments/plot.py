@@ -1,4 +1,6 @@
-"""Learning curves from run directories, beside published ones: PNG, SVG and the CSV behind them. Kind: effects (writes files).
+"""Learning curves of runs, beside published ones: PNG, SVG and the CSV behind them.
+
+Kind: effects (writes files).
 
 One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is
 always environment steps.
@@ -14,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array: TypeAlias = NDArray[np.float64]
-Series: TypeAlias = dict[tuple[str, str], tuple[Array, Array]]  # steps and values by (experiment, run)
-Looks: TypeAlias = dict[tuple[str, bool], dict[str, Any]]  # settings of a line by (label, published)
+Points: TypeAlias = tuple[Array, Array]  # steps and values
+Series: TypeAlias = dict[tuple[str, str], Points]  # by (experiment, run)
+Looks: TypeAlias = dict[tuple[str, bool], dict[str, Any]]  # of lines, by (label, published)
 
 REFERENCE_COLUMNS = {
     "charts/episodic_return": "episodic_return",
@@ -40,14 +44,17 @@ REFERENCE_COLUMNS = {
     "charts/episodic_length": "episodic_length",
     "losses/entropy": "entropy",
     "losses/value_loss": "value_loss",
-    "losses/approx_kl": "approx_kl",  # Baselines logs half the mean squared log-ratio (k2): the same to first order
+    # Baselines logs half the mean squared log-ratio (k2): the same to first order.
+    "losses/approx_kl": "approx_kl",
     "losses/clipfrac": "clipfrac",
     "losses/explained_variance": "explained_variance",
 }
-"""Our metrics that published curves may hold, and the column of a reference file that holds them."""
+"""Our metrics that published curves may hold, and the columns of a reference that hold them."""
 
+_COLUMNS = "metric env_id curve published num_runs band env_steps mean low high"  # we write
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: told apart by all eyes
+# Of Okabe and Ito: told apart by all eyes.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
 _MOST_REFERENCES = 6
@@ -64,7 +71,7 @@ _AXIS_LABELS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """Runs on one grid of steps: their mean is the line, what they spread over is the band."""
 
@@ -84,9 +91,9 @@ class Curve:
     @property
     def band_name(self) -> str:
         """What the band is; empty if there is none."""
-        if len(self.runs) == 1:
-            return ""
-        return "minimum to maximum" if self.published or len(self.runs) == 2 else "95 % bootstrap interval of the mean"
+        if len(self.runs) > 2 and not self.published:
+            return "95 % bootstrap interval of the mean"
+        return "minimum to maximum" if len(self.runs) > 1 else ""
 
     @cached_property
     def band(self) -> tuple[Array, Array]:
@@ -144,26 +151,33 @@ def plot_runs(
         ModuleNotFoundError: matplotlib is not installed.
     """
     if metric not in METRICS:
-        raise ValueError(f"there is no metric {metric!r}{nearest_name(metric, METRICS)}; accepted: {', '.join(METRICS)}")
+        nearest = nearest_name(metric, METRICS)
+        raise ValueError(f"there is no metric {metric!r}{nearest}; accepted: {', '.join(METRICS)}")
     if smooth_steps < 0:
-        raise ValueError(f"smooth_steps is {smooth_steps}; give the environment steps to average over, or 0 for none")
+        wanted = "give the environment steps to average over, or 0 for none"
+        raise ValueError(f"smooth_steps is {smooth_steps}; {wanted}")
     curves = run_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
         ends: dict[str, float] = {}
         for curve in curves:
             ends[curve.env_id] = max(ends.get(curve.env_id, 0.0), curve.steps[-1])
         curves += reference_curves(
-            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments, split=reference_split,
+            reference,
+            metric,
+            ends=ends,
+            game=reference_game,
+            experiments=reference_experiments,
+            split=reference_split,
             smooth_steps=smooth_steps,
-        )  # fmt: skip
+        )
     figure = _draw(curves, _axis_label(metric, smooth_steps), title)
     stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".csv")]
-    about = f"{metric} of {', '.join(str(run) for run in runs)}" + (f"; published: {reference}" if reference else "")
-    _save(figure, paths[0], paths[1], about)
-    _write_csv(curves, metric, paths[2])
-    return paths
+    png, svg, table = (stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".csv"))
+    about = f"{metric} of {', '.join(map(str, runs))}"
+    _save(figure, png, svg, f"{about}; published: {reference}" if reference else about)
+    _write_csv(curves, metric, table)
+    return [png, svg, table]
 
 
 def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
@@ -174,7 +188,8 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
             or runs of one experiment that share no steps.
     """
     if not runs:
-        raise ValueError("there are no runs to plot; name at least one run directory: `phasicrl plot RUN …`")
+        way = "name at least one run directory: `phasicrl plot RUN …`"
+        raise ValueError(f"there are no runs to plot; {way}")
     configs = {run: RunDirectory(run).config for run in runs}
     labels = _labels(configs)
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
@@ -182,9 +197,10 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
         groups[configs[run].env.id, labels[run]].append(run)
     curves = []
     for (env_id, label), members in groups.items():
-        steps, values = _align([_smooth(*_read_series(run, metric), smooth_steps) for run in members], label)
-        distinct = len({configs[run].seed for run in members}) == len(members)
-        curves.append(Curve(label=label, env_id=env_id, steps=steps, runs=values, noun="seed" if distinct else "run"))
+        points = [_smooth(_read_series(run, metric), smooth_steps) for run in members]
+        is_one_each = len({configs[run].seed for run in members}) == len(members)
+        noun = "seed" if is_one_each else "run"
+        curves.append(Curve(label, env_id, *_align(points, label), noun))
     return curves
 
 
@@ -218,43 +234,55 @@ def reference_curves(
     series = _read_reference(path, metric, games=set(games.values()), split=split)
     curves = []
     for env_id, name in games.items():
-        present = list(dict.fromkeys(experiment for experiment, _ in series[name]))
-        for experiment in _choose_experiments(path, name, present, experiments):
-            runs = [_smooth(*points, smooth_steps) for key, points in series[name].items() if key[0] == experiment]
-            steps, values = _align(runs, f"experiment {experiment} of {path}")
+        for experiment in _choose_experiments(path, name, series[name], experiments):
+            runs = [points for key, points in series[name].items() if key[0] == experiment]
+            smooth = [_smooth(points, smooth_steps) for points in runs]
+            steps, values = _align(smooth, f"experiment {experiment} of {path}")
             seen = steps <= ends[env_id]
             if not seen.any():
                 raise ValueError(
-                    f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at {ends[env_id]:,.0f}: "
-                    "there is nothing to compare yet"
+                    f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at "
+                    f"{ends[env_id]:,.0f}: there is nothing to compare yet"
                 )
-            curves.append(Curve(label=experiment, env_id=env_id, steps=steps[seen], runs=values[:, seen], noun="run", published=True))
+            curves.append(Curve(experiment, env_id, steps[seen], values[:, seen], "run", True))
     return curves
 
 
-def _choose_experiments(path: Path, game: str, present: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
+def _choose_experiments(path: Path, game: str, series: Series, wanted: Sequence[str]) -> Sequence[str]:
+    present = list(dict.fromkeys(experiment for experiment, _ in series))
+    known = ", ".join(present)
     for name in wanted:
         if name not in present:
-            raise ValueError(f"{path} has no experiment {name!r} for {game}{nearest_name(name, present)}; it has: {', '.join(present)}")
+            what = f"no experiment {name!r} for {game}{nearest_name(name, present)}"
+            raise ValueError(f"{path} has {what}; it has: {known}")
     if not wanted and len(present) > _MOST_REFERENCES:
-        raise ValueError(f"{path} holds {len(present)} experiments for {game}, too many to draw; choose from: {', '.join(present)}")
+        what = f"{len(present)} experiments for {game}, too many to draw"
+        raise ValueError(f"{path} holds {what}; choose from: {known}")
     return wanted or present
 
 
-def _read_series(run: Path, metric: str) -> tuple[Array, Array]:
+def _read_series(run: Path, metric: str) -> Points:
     """Steps and values of the rows that have a number."""
     rows = RunDirectory(run).metrics()
-    known = [(row["env_steps"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
+    pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in rows]
+    known = [pair for pair in pairs if math.isfinite(pair[1])]
     if not known:
-        others = sorted({name for row in rows for name in row if name in METRICS and math.isfinite(row[name])})
-        raise ValueError(f"{run} has no {metric!r} in its {len(rows)} iterations; it has: {', '.join(others)}")
+        held = ((name, row[name]) for row in rows for name in METRICS.keys() & row)
+        others = ", ".join(sorted({name for name, value in held if math.isfinite(value)}))
+        raise ValueError(f"{run} has no {metric!r} in its {len(rows)} iterations; it has: {others}")
     steps, values = np.array(known, dtype=np.float64).T
     return steps, values
 
 
 def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
-    """Name of each run's experiment; runs of one name and environment that differ in more than the seed also get what they differ in."""
-    knobs = {run: _texts(config) for run, config in configs.items()}
+    """Name of each run's experiment.
+
+    Runs of one name and environment that differ in more than the seed also get what they differ in.
+    """
+    knobs: dict[Path, dict[str, str]] = {}
+    for run, config in configs.items():
+        values = config.identity().items()
+        knobs[run] = {knob: "off" if value is None else str(value) for knob, value in values}
     # Values by name, environment and knob.
     seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)
     for run, config in configs.items():
@@ -267,11 +295,6 @@ def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
         shown = [knob for knob in differing if knob.rpartition(".")[0] not in differing]
         labels[run] = ", ".join([config.name, *(f"{knob} {knobs[run][knob]}" for knob in shown)])
     return labels
-
-
-def _texts(config: Config) -> dict[str, str]:
-    """What makes an experiment, for people: values as text by knob."""
-    return {path: "off" if value is None else str(value) for path, value in config.identity().items()}
 
 
 def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:
@@ -288,10 +311,12 @@ def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> 
         series[game][experiment, run] = steps, values
     for game in sorted(games):
         if game not in present:
-            known = ", ".join(sorted(present))
-            raise ValueError(f"{path} has no game {game!r} (split {split!r}){nearest_name(game, present)}; it has: {known}")
+            nearest, known = nearest_name(game, present), ", ".join(sorted(present))
+            where = f"{game!r} (split {split!r})"
+            raise ValueError(f"{path} has no game {where}{nearest}; it has: {known}")
         if not series[game]:
-            raise ValueError(f"{path} has no numbers for {metric!r} of {game} (split {split!r}); leave the reference out")
+            where = f"{metric!r} of {game} (split {split!r})"
+            raise ValueError(f"{path} has no numbers for {where}; leave the reference out")
     return series
 
 
@@ -306,48 +331,52 @@ def _reference_points(path: Path, metric: str, split: str) -> Iterator[tuple[str
             try:
                 if split_at is not None and row[split_at] != split:
                     continue
-                name = row[game].lower().removesuffix("-train")  # train-procgen's name of a game's training levels
+                # train-procgen has names of its own for a game's training levels.
+                name = row[game].lower().removesuffix("-train")
                 yield name, row[experiment], row[run], float(row[step]), float(row[value] or "nan")
             except (ValueError, IndexError) as error:
-                raise ValueError(f"line {reader.line_num} of {path} is not a row of published curves ({error}): {row}") from None
+                where = f"line {reader.line_num} of {path}"
+                what = f"is not a row of published curves ({error}): {row}"
+                raise ValueError(f"{where} {what}") from None
 
 
 def _find_columns(path: Path, header: list[str], metric: str) -> list[int]:
-    missing = [name for name in _NEEDED_COLUMNS if name not in header]
-    if missing:
-        raise ValueError(f"{path} has no column {', '.join(missing)}; a reference has {', '.join(_NEEDED_COLUMNS)} and metrics")
+    if missing := [name for name in _NEEDED_COLUMNS if name not in header]:
+        needed = f"a reference has {', '.join(_NEEDED_COLUMNS)} and metrics"
+        raise ValueError(f"{path} has no column {', '.join(missing)}; {needed}")
     column = REFERENCE_COLUMNS.get(metric)
     if column not in header:
-        known = [name for name, column in REFERENCE_COLUMNS.items() if column in header]
-        raise ValueError(f"{path} has nothing to compare {metric!r} with; it has: {', '.join(known)}")
+        known = ", ".join(name for name, column in REFERENCE_COLUMNS.items() if column in header)
+        raise ValueError(f"{path} has nothing to compare {metric!r} with; it has: {known}")
     return [header.index(name) for name in (*_NEEDED_COLUMNS, column)]
 
 
 def _open_text(path: Path) -> TextIO:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no reference file {path}; give a CSV file of published curves, or leave it out")
+        way = "give a CSV file of published curves, or leave it out"
+        raise FileNotFoundError(f"there is no reference file {path}; {way}")
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")
 
 
-def _smooth(steps: Array, values: Array, window: int) -> tuple[Array, Array]:
+def _smooth(points: Points, window: int) -> Points:
     """Mean over the values in `(step − window, step]`."""
+    steps, values = points
     if window == 0:
-        return steps, values
+        return points
     sums = np.concatenate([[0.0], np.cumsum(values)])
     first = np.searchsorted(steps, steps - window, side="right")
     after = np.arange(1, len(steps) + 1)
     return steps, (sums[after] - sums[first]) / (after - first)
 
 
-def _align(series: list[tuple[Array, Array]], owner: str) -> tuple[Array, Array]:
-    """Put runs on one grid of steps, by interpolation, from where all have begun to where the first ends."""
+def _align(series: list[Points], owner: str) -> Points:
+    """Put runs on one grid of steps by interpolation, from the last begin to the first end."""
     start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
     if start > end:
-        raise ValueError(
-            f"the runs of {owner} have no steps in common: one ends at {end:,.0f}, before another's first number at {start:,.0f}"
-        )
+        ends = f"one ends at {end:,.0f}, before another's first number at {start:,.0f}"
+        raise ValueError(f"the runs of {owner} have no steps in common: {ends}")
     grid = np.unique(np.concatenate([steps for steps, _ in series]))
     grid = grid[(grid >= start) & (grid <= end)]
     if len(grid) > _MOST_POINTS:
@@ -358,13 +387,13 @@ def _align(series: list[tuple[Array, Array]], owner: str) -> tuple[Array, Array]
 def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["metric", "env_id", "curve", "published", "num_runs", "band", "env_steps", "mean", "low", "high"])
+        writer.writerow(_COLUMNS.split())
         for curve in curves:
-            low, high = curve.band
-            about = [metric, curve.env_id, curve.label, int(curve.published), len(curve.runs), curve.band_name]
-            for step, *numbers in zip(curve.steps, curve.mean, low, high, strict=True):
-                shown = numbers if curve.band_name else [numbers[0], "", ""]
-                writer.writerow([*about, int(step), *shown])
+            about = (metric, curve.env_id, curve.label, int(curve.published))
+            band = (len(curve.runs), curve.band_name)
+            for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
+                edges = (low, high) if curve.band_name else ("", "")
+                writer.writerow([*about, *band, int(step), mean, *edges])
 
 
 def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
@@ -381,72 +410,80 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     columns = len(env_ids) if len(env_ids) <= 3 else min(4, math.ceil(math.sqrt(len(env_ids))))
     rows = math.ceil(len(env_ids) / columns)
     width, height = (6.4, 3.7) if len(env_ids) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
-    legend = {key: textwrap.fill(text, int(_LETTERS_PER_INCH * width)) for key, text in legend_texts(curves).items()}
+    letters = int(_LETTERS_PER_INCH * width)
+    legend = {key: textwrap.fill(text, letters) for key, text in legend_texts(curves).items()}
     total_height = height + _INCHES_PER_LINE * sum(text.count("\n") + 1 for text in legend.values())
     looks = _looks(list(legend))
     with rc_context(_STYLE):
-        figure = Figure(figsize=(width, total_height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
-        panels = figure.subplots(rows, columns, squeeze=False)
-        for index, panel in enumerate(panels.flat):
-            if index < len(env_ids):
-                _draw_panel(panel, [curve for curve in curves if curve.env_id == env_ids[index]], looks)
-                panel.set_title(env_ids[index])
-                panel.set_xlabel("environment steps" if index + columns >= len(env_ids) else "")
-            else:
-                panel.set_axis_off()
-        figure.supylabel(y_label, y=1 - 0.5 * height / total_height, fontsize=_STYLE["axes.labelsize"])  # the middle of the panels
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
+        figure = Figure(figsize=(width, total_height), layout=layout)
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for index, env_id in enumerate(env_ids):
+            panel = panels[index]
+            _draw_panel(panel, [curve for curve in curves if curve.env_id == env_id], looks)
+            panel.set_title(env_id)
+            panel.set_xlabel("environment steps" if index + columns >= len(env_ids) else "")
+        for panel in panels[len(env_ids) :]:
+            panel.set_axis_off()
+        middle = 1 - 0.5 * height / total_height  # of the panels
+        figure.supylabel(y_label, y=middle, fontsize=_STYLE["axes.labelsize"])
         if title:
             figure.suptitle(title)
-        handles = [Line2D([], [], **looks[key]) for key in legend]
+        lines = [Line2D([], [], label=text, **looks[key]) for key, text in legend.items()]
         # Below all panels: it says too much to fit into one.
-        figure.legend(handles, list(legend.values()), loc="outside lower center", frameon=False, handlelength=3)
+        figure.legend(handles=lines, loc="outside lower center", frameon=False, handlelength=3)
     return figure
 
 
 def legend_texts(curves: list[Curve]) -> dict[tuple[str, bool], str]:
-    """Legend by (label, published): what its curves are, and in which environments if that differs."""
+    """Legend by (label, published): what its curves are, and where if that differs."""
     abouts: dict[tuple[str, bool], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for curve in curves:
         abouts[curve.label, curve.published][curve.about].append(curve.env_id.rpartition(":")[2])
     texts = {}
-    for (label, published), where in abouts.items():
-        parts = [about if len(where) == 1 else f"{about} ({', '.join(games)})" for about, games in where.items()]
-        texts[label, published] = f"{label}: {'; '.join(parts)}"
+    for key, where in abouts.items():
+        parts = [f"{about} ({', '.join(games)})" for about, games in where.items()]
+        texts[key] = f"{key[0]}: {'; '.join(parts if len(where) > 1 else where)}"
     return texts
 
 
 _STYLE: Any = {
-    "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9, "figure.titlesize": 12,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E5E5E5", "grid.linewidth": 0.6,
-    "axes.axisbelow": True, "axes.edgecolor": "#666666", "xtick.color": "#333333", "ytick.color": "#333333",
+    "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9,
+    "figure.titlesize": 12, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.color": "#E5E5E5", "grid.linewidth": 0.6, "axes.axisbelow": True,
+    "axes.edgecolor": "#666666", "xtick.color": "#333333", "ytick.color": "#333333",
     "svg.hashsalt": "phasicrl",
 }  # fmt: skip
 
 
 def _looks(keys: list[tuple[str, bool]]) -> Looks:
-    """Color and dashes by (label, published), the same in every panel: ours are solid, published ones dashed and at first gray."""
-    own = [key for key in keys if not key[1]]
+    """Color and dashes by (label, published), the same in every panel.
+
+    Ours are solid. Published ones are dashed, and the first is gray.
+    """
+    ours = cycle(product(("-", *_DASHES), _COLORS))
+    num_ours = sum(not published for _, published in keys)
+    unused = ("#4D4D4D", *(_COLORS[num_ours:] or _COLORS))
+    theirs = zip(cycle(_DASHES), cycle(unused), strict=False)
     looks: Looks = {}
-    for index, key in enumerate(own):
-        looks[key] = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": ("-", *_DASHES)[index // len(_COLOURS) % 4], "linewidth": 1.8}
-    unused = ("#4D4D4D", *(_COLOURS[len(own) :] or _COLOURS))
-    for index, key in enumerate(key for key in keys if key[1]):
-        looks[key] = {"color": unused[index % len(unused)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.4}
+    for key in keys:
+        dashes, color = next(theirs if key[1] else ours)
+        width = 1.4 if key[1] else 1.8
+        looks[key] = {"color": color, "linestyle": dashes, "linewidth": width}
     return looks
 
 
 def _draw_panel(panel: Axes, curves: list[Curve], looks: Looks) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     for curve in curves:
         look = looks[curve.label, curve.published]
+        color = look["color"]
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
         panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **look, **marker)
         if curve.band_name:
-            panel.fill_between(curve.steps, *curve.band, color=look["color"], alpha=0.18, linewidth=0, zorder=1)
-            panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=look["color"], zorder=1.5)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda step, _: steps_text(step)))
+            panel.fill_between(curve.steps, *curve.band, color=color, alpha=0.18, linewidth=0, zorder=1)
+            panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=color, zorder=1.5)
+    panel.locator_params(axis="x", nbins=6)
+    panel.xaxis.set_major_formatter(lambda step, _: steps_text(step))
     panel.margins(x=0.01)
     panel.set_xlim(left=0)
 
@@ -465,7 +502,7 @@ def _axis_label(metric: str, smooth_steps: int) -> str:
 
 
 def _save(figure: Figure, png: Path, svg: Path, about: str) -> None:
-    """Write the images; the same data gives the same files, so that they can be kept under version control."""
+    """Write the images; the same data gives the same files, fit for version control."""
     from matplotlib import rc_context
 
     with rc_context(_STYLE):

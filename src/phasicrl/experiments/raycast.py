@@ -1,8 +1,10 @@
-"""Images of MuJoCo scenes without OpenGL, by rays that MuJoCo itself casts. Kind: effects (reads a simulation).
+"""Images of MuJoCo scenes without OpenGL, by rays that MuJoCo itself casts.
+
+Kind: effects (reads a simulation).
 
 MuJoCo draws with OpenGL, which machines without graphics libraries do not have and cannot get
 without root. It also casts rays, which needs no more than the simulation. That gives shapes, colors
-and shading, all that a film of an agent needs: no textures, no shadows, no tendons. A image of 240
+and shading, all that a film of an agent needs: no textures, no shadows, no tendons. An image of 240
 × 240 pixels takes about 15 ms.
 """
 
@@ -18,7 +20,7 @@ VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 UNSET_COLOR = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 """MuJoCo's default of a shape's color, which leaves it to the material."""
 SKY_ABOVE, SKY_BELOW = np.array([76.0, 128.0, 178.0]), np.array([220.0, 232.0, 242.0])
-"""Colors at the upper and the lower edge of a image where nothing is hit."""
+"""Colors at the upper and the lower edge of an image where nothing is hit."""
 AMBIENT = 0.35
 """Brightness of a surface that is seen along its edge; one that faces the camera has 1."""
 
@@ -34,27 +36,33 @@ class RayCamera:
     def __init__(self, env: gym.Env[Any, Any], *, size: int = 240) -> None:
         inner: Any = env.unwrapped
         self._mujoco = mujoco = _import_mujoco()
-        self._model, self._data = inner.model, inner.data
-        self._scene = mujoco.MjvScene(self._model, 1000)
-        self._camera = _framed_like(inner.mujoco_renderer, self._model, self._data)
+        model = inner.model
+        self._world = (model, inner.data)
+        self._scene = mujoco.MjvScene(model, 1000)
+        self._camera = _framed_like(inner.mujoco_renderer, *self._world)
         down, right = np.meshgrid(*[(np.arange(size) + 0.5) / size * 2 - 1] * 2, indexing="ij")
         self._right, self._up, self._size = right.ravel(), -down.ravel(), size
-        self._planes = self._model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-        self._colors = np.stack([self._color_of(geom) for geom in range(self._model.ngeom)])
+        self._planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
+        self._colors = np.stack([self._color_of(geom) for geom in range(model.ngeom)])
 
     def draw(self) -> np.ndarray:
         """Return the scene as it is now, `[size, size, 3]` uint8."""
         origin, rays = self._cast_from()
         count = len(rays)
         hit, distance, normal = np.full(count, -1, np.int32), np.zeros(count), np.zeros((count, 3))
-        self._mujoco.mj_multiRay(
-            self._model, self._data, origin, rays.ravel(), VISIBLE_GROUPS, True, -1, hit, distance, normal.ravel(), count, 1e10
-        )
-        return self._shade(hit, origin + rays * distance[:, None], np.abs((normal * rays).sum(1))).reshape(self._size, self._size, 3)
+        what = (VISIBLE_GROUPS, True, -1)  # static shapes too, and no body is left out
+        found = (hit, distance, normal.ravel())
+        self._mujoco.mj_multiRay(*self._world, origin, rays.ravel(), *what, *found, count, 1e10)
+        point, facing = origin + rays * distance[:, None], np.abs((normal * rays).sum(1))
+        return self._shade(hit, point, facing).reshape(self._size, self._size, 3)
 
     def _color_of(self, geom: int) -> np.ndarray:
-        """The color of a shape, 0 to 255: its own if it has one, else its material's; times the mean of the material's texture."""
-        model, material, color = self._model, self._model.geom_matid[geom], self._model.geom_rgba[geom]
+        """The color of a shape, 0 to 255, times the mean of its material's texture.
+
+        It is the shape's own color if it has one, else its material's.
+        """
+        model, _ = self._world
+        material, color = model.geom_matid[geom], model.geom_rgba[geom]
         if material < 0:
             return 255 * color[:3]
         if (color == UNSET_COLOR).all():
@@ -63,15 +71,19 @@ class RayCamera:
         if texture < 0 or self._planes[geom]:  # planes are checkered below
             return 255 * color[:3]
         start, channels = model.tex_adr[texture], model.tex_nchannel[texture]
-        texels = model.tex_data[start : start + model.tex_height[texture] * model.tex_width[texture] * channels]
-        return color[:3] * texels.reshape(-1, channels)[:, :3].mean(0)
+        size = model.tex_height[texture] * model.tex_width[texture] * channels
+        texels = model.tex_data[start : start + size].reshape(-1, channels)
+        return color[:3] * texels[:, :3].mean(0)
 
     def _cast_from(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the camera is `[3]`, and a unit vector through each pixel `[N, 3]`, row by row from the upper left."""
+        """Where the camera is `[3]`, and a unit vector through each pixel `[N, 3]`.
+
+        Pixels are row by row from the upper left.
+        """
         mujoco = self._mujoco
-        mujoco.mjv_updateScene(
-            self._model, self._data, mujoco.MjvOption(), mujoco.MjvPerturb(), self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
-        )
+        options = (mujoco.MjvOption(), mujoco.MjvPerturb(), self._camera)
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(*self._world, *options, everything, self._scene)
         view = self._scene.camera[0]
         forward, up = (np.array(vector, np.float64) for vector in (view.forward, view.up))
         right = np.cross(forward, up)
@@ -82,7 +94,10 @@ class RayCamera:
         return position, rays / np.linalg.norm(rays, axis=1, keepdims=True)
 
     def _shade(self, hit: np.ndarray, point: np.ndarray, facing: np.ndarray) -> np.ndarray:
-        """Colors `[N, 3]` of what the rays hit: light comes from the camera, planes are checkered so that motion is seen."""
+        """Colors `[N, 3]` of what the rays hit.
+
+        Light comes from the camera. Planes are checkered so that motion is seen.
+        """
         images = SKY_BELOW + (SKY_ABOVE - SKY_BELOW) * (self._up[:, None] + 1) / 2
         on = hit >= 0
         color = self._colors[hit[on]] * (AMBIENT + (1 - AMBIENT) * facing[on, None])
@@ -110,7 +125,7 @@ def _framed_like(renderer: Any, model: Any, data: Any) -> Any:
 
 
 def _import_mujoco() -> Any:
-    """MuJoCo's module, whose names its type stubs do not tell; it is there, as it made the environment."""
+    """MuJoCo's module, whose names its type stubs do not tell; it made the environment."""
     import mujoco
 
     return mujoco

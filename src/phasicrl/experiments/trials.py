@@ -1,4 +1,6 @@
-"""Trials: configurations over seeds, several runs at a time, and the tables of what they reached. Kind: effects.
+"""Trials: configurations over seeds, several at a time, and the tables of what they reached.
+
+Kind: effects (trains, writes files).
 
 Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others. No table has
 both.
@@ -89,10 +91,9 @@ class ResultTable:
         there = {self._key(row) for row in self.rows()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
         if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
-            raise ValueError(
-                f"{self.path} would have seeds below {FIRST_REPORT_SEED}, on which settings are chosen, "
-                "and others, which are reported; write them to another file"
-            )
+            chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
+            way = "and others, which are reported; write them to another file"
+            raise ValueError(f"{self.path} would have {chosen}, {way}")
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -114,12 +115,7 @@ class ResultTable:
         return (*(row[name] for name in self.label), row["seed"])
 
 
-def run_trials(
-    trials: Sequence[Trial],
-    measure: Callable[[Trial], T],
-    *,
-    jobs: int = 1,
-) -> Iterator[tuple[Trial, T]]:
+def run_trials(trials: Sequence[Trial], measure: Callable[[Trial], T], *, jobs: int = 1) -> Iterator[tuple[Trial, T]]:
     """Measure each trial and give what came out, as soon as it is there.
 
     Args:
@@ -137,13 +133,7 @@ def run_trials(
             yield pending[done], done.result()
 
 
-def fill_table(
-    table: ResultTable,
-    trials: Sequence[Trial],
-    measure: Callable[[Trial], list[Row]],
-    *,
-    jobs: int = 1,
-) -> Iterator[Trial]:
+def fill_table(table: ResultTable, trials: Sequence[Trial], measure: Callable[[Trial], list[Row]], jobs: int = 1) -> Iterator[Trial]:
     """Run the trials that a table lacks; gives each as soon as its rows are written.
 
     A run that was cut off has no row, so that the same call goes on where it was stopped.

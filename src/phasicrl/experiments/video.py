@@ -1,28 +1,43 @@
-"""Films of an agent, from the images it sees or from the environment's own rendering; no screen needed. Kind: effects."""
+"""Films of an agent, from the images it sees or from the environment's own rendering.
+
+No screen is needed. Kind: effects.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from torch import Generator
 
 from phasicrl.config import Config, Options
 from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.experiments.evaluate import Evaluation, Levels, PolicyKind, acting_precision, load_agent, make_evaluation_envs, play
+from phasicrl.experiments.evaluate import (
+    Evaluation,
+    Levels,
+    PolicyKind,
+    acting_precision,
+    load_agent,
+    make_evaluation_envs,
+    play,
+)
 from phasicrl.experiments.raycast import RayCamera
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
+from phasicrl.runs.build import EnvFactory
 from phasicrl.runs.directory import RunDirectory
+
+ImageOf = Callable[[np.ndarray], np.ndarray]
+"""From observations to images, `[B, H, W, 3]`."""
 
 
 def film(
@@ -62,80 +77,88 @@ def film(
         ImportError: the encoder is not installed; the message says how.
     """
     if episodes < 1 or num_envs < 1:
-        raise ValueError(f"episodes is {episodes} and num_envs is {num_envs}; give at least 1 of each")
+        given = f"episodes is {episodes} and num_envs is {num_envs}"
+        raise ValueError(f"{given}; give at least 1 of each")
     files = RunDirectory(Path(run_dir))
     config = files.config_for(make_env=make_env, make_encoder=make_encoder)
     output = output or files.path / "videos" / f"{policy}-seed{seed}.mp4"
     output.parent.mkdir(parents=True, exist_ok=True)
-    envs, image_of = _open(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
-    try:
-        agent = load_agent(files, config, envs, make_encoder=make_encoder)
+    make_envs = partial(make_evaluation_envs, num_envs=num_envs, levels=levels, seed=seed)
+    envs, image_of = _open(config, make_envs, make_env)
+    with closing(envs):
+        agent = load_agent(files, config, envs, make_encoder)
         with _writer(output, fps=fps, size=size) as write:
-            generator = Generator().manual_seed(seed)
             result = play(
-                agent, envs, episodes=episodes, policy=policy, generator=generator, precision=acting_precision(files),
+                agent,
+                envs,
+                episodes=episodes,
+                policy=policy,
+                seed=seed,
+                precision=acting_precision(files),
                 on_obs=lambda obs: write(tile(image_of(obs.numpy()))),
-            )  # fmt: skip
-    finally:
-        envs.close()
+            )
     return output, result
 
 
 def tile(images: np.ndarray) -> np.ndarray:
-    """`[B, H, W, 3]` images as one, in a square of ⌈√B⌉ × ⌈√B⌉ (rows that stay empty are left out)."""
+    """`[B, H, W, 3]` images as one, in a square of ⌈√B⌉ × ⌈√B⌉ without the rows that stay empty."""
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
-    _, height, width, depth = images.shape
-    sheet = np.zeros((rows * columns, height, width, depth), dtype=images.dtype)
+    sheet = np.zeros((rows * columns, *images.shape[1:]), images.dtype)
     sheet[: len(images)] = images
-    return sheet.reshape(rows, columns, height, width, depth).swapaxes(1, 2).reshape(rows * height, columns * width, depth)
+    return np.vstack([np.hstack(row) for row in sheet.reshape(rows, columns, *images.shape[1:])])
 
 
 def enlarge(image: np.ndarray, size: int) -> np.ndarray:
-    """Repeat pixels by the smallest whole factor that makes both sides at least `size`, and pad odd sides to even (H.264 asks for it)."""
+    """Repeat pixels by the smallest whole factor that makes both sides at least `size`.
+
+    Odd sides are padded to even ones, which H.264 asks for.
+    """
     height, width, _ = image.shape
     factor = max(1, math.ceil(size / min(height, width)))
     large = image.repeat(factor, axis=0).repeat(factor, axis=1)
     return np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)))
 
 
-def _open(
-    config: Config, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None
-) -> tuple[VectorEnv, Callable[[np.ndarray], np.ndarray]]:
-    """Environments, and a function from their observations to images `[B, H, W, 3]`."""
-    envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
+def _open(config: Config, make_envs: Callable[..., VectorEnv], make_env: EnvFactory | None) -> tuple[VectorEnv, ImageOf]:
+    """Environments, and a function from their observations to images."""
+    envs = make_envs(config, make_env=make_env)
     shape = tuple(envs.observation_space.shape or ())
     if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
         return envs, lambda obs: _as_rgb(obs, shape)
     envs.close()
-    return _open_rendered(config, envs.name, num_envs=num_envs, levels=levels, seed=seed, make_env=make_env)
+    return _open_rendered(config, envs.name, make_envs, make_env)
 
 
 def _open_rendered(
-    config: Config, name: str, *, num_envs: int, levels: Levels, seed: int, make_env: Callable[[], gym.Env] | None
-) -> tuple[VectorEnv, Callable[[np.ndarray], np.ndarray]]:
+    config: Config, name: str, make_envs: Callable[..., VectorEnv], make_env: EnvFactory | None
+) -> tuple[VectorEnv, ImageOf]:
     """Gymnasium's environment of the same name, which can draw itself."""
     made: list[gym.Env[Any, Any]] = []
-    env_id, given = name.rpartition(":")[2], for_evaluation(config.env).options
-    is_mujoco = make_env is None and env_id in gym.registry and str(gym.spec(env_id).entry_point).startswith("gymnasium.envs.mujoco.")
-    # Without it the camera stands where it is, and the runner leaves the image.
-    options: dict[str, Any] = {"camera_name": "track"} if is_mujoco else {}
+    options: dict[str, Any] = {}
+    env_id = name.rpartition(":")[2]
+    spec = None if make_env else gym.registry.get(env_id)
+    is_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
+    if is_mujoco:  # else the camera stands where it is, and the runner leaves the image
+        options["camera_name"] = "track"
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
     def make() -> gym.Env[Any, Any]:
-        made.append(make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options))
-        return made[-1]
+        env = make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options)
+        made.append(env)
+        return env
 
-    # What is drawn must be in this process, and is made here: knobs of other back ends have no
-    # effect on it.
-    config = replace(config, env=replace(config.env, parallel="sync", num_threads=None, pin_threads=True, options=Options()))
     try:
         if make_env is None:
-            options |= options_for(gym.spec(env_id), given)
-        envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, make_env=make)
+            options |= options_for(gym.spec(env_id), for_evaluation(config.env).options)
+        # What is drawn must be in this process, and is made here: knobs of other back ends have no
+        # effect on it.
+        here = {"parallel": "sync", "num_threads": None, "pin_threads": True, "options": Options()}
+        envs = make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
     except gym.error.Error as error:
-        raise ValueError(f"{name} has no images to film: its observations are vectors, and Gymnasium cannot draw it ({error})") from None
+        why = f"its observations are vectors, and Gymnasium cannot draw it ({error})"
+        raise ValueError(f"{name} has no images to film: {why}") from None
     if any(env.render_mode != "rgb_array" for env in made):
         envs.close()
         raise ValueError(f"{name} has no images to film; make it with render_mode='rgb_array'")
@@ -145,12 +168,12 @@ def _open_rendered(
     cameras: list[RayCamera] = []
 
     def images(obs: np.ndarray) -> np.ndarray:
+        shown = made[-envs.num_envs :]
         if is_mujoco:
-            if not cameras:
-                cameras.extend([RayCamera(env) for env in made[-num_envs:]])
+            cameras.extend(RayCamera(env) for env in shown[len(cameras) :])
             return np.stack([camera.draw() for camera in cameras])
         try:
-            return np.stack([np.asarray(env.render()) for env in made[-num_envs:]])
+            return np.stack([np.asarray(env.render()) for env in shown])
         except gym.error.DependencyNotInstalled as error:
             raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error
 
@@ -175,14 +198,13 @@ def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray
 
     def write(image: np.ndarray) -> None:
         nonlocal stream
-        large = enlarge(image, size)
+        large = np.ascontiguousarray(enlarge(image, size))
         if stream is None:
-            sides = (large.shape[1], large.shape[0])
-            stream = imageio_ffmpeg.write_frames(
-                str(path), sides, fps=fps, codec="libx264", macro_block_size=2, output_params=["-movflags", "+faststart"]
-            )
+            settings = {"codec": "libx264", "output_params": ["-movflags", "+faststart"]}
+            height, width, _ = large.shape
+            stream = imageio_ffmpeg.write_frames(str(path), (width, height), fps=fps, macro_block_size=2, **settings)
             stream.send(None)
-        stream.send(np.ascontiguousarray(large))
+        stream.send(large)
 
     try:
         yield write

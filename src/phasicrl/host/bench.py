@@ -1,4 +1,7 @@
-"""How fast this machine trains a configuration, and where the time goes. Kind: effects (trains, in a folder that is deleted)."""
+"""How fast this machine trains a configuration, and where the time goes.
+
+Kind: effects (trains, in a folder that is deleted).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -107,33 +111,34 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
     notes: list[str] = []
     changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
     if config.aux is not None and (every := _shortest_phase(config.aux)) < config.aux.every:
-        used = config.aux.iterations_per_epoch
-        changes |= {"aux.every": every, "aux.iterations_per_epoch": used and used * every // config.aux.every}
-        notes.append(f"phases of {every} iterations instead of {config.aux.every}: the same work per step")
+        whole, used = config.aux.every, config.aux.iterations_per_epoch
+        changes["aux.every"] = every
+        changes["aux.iterations_per_epoch"] = used and used * every // whole
+        notes.append(f"phases of {every} iterations instead of {whole}: the same work per step")
+    real, config = config, config.changed(changes)
     with tempfile.TemporaryDirectory() as folder:
-        real, config = config, config.changed({**changes, "output_dir": folder, "total_env_steps": 10**12})
-        with start_run(config, make_env=make_env, planned_as=real) as run:
+        endless = config.changed({"output_dir": folder, "total_env_steps": 10**12})
+        with start_run(endless, make_env=make_env, planned_as=real) as run:
             run.compute.say = notes.append
             notes.extend(run.compute.plan.remarks)
             loops = _whole_loops(run, seconds)
-            steps = config.batch_size * config.period
-            rates = [
-                _rate("whole loop", [steps / loop.seconds for loop in loops]),
-                _rate("rollout", [steps / loop.spent("rollout") for loop in loops]),
-                _rate("update", [steps / loop.spent("policy", "value", "auxiliary") for loop in loops]),
-                _environments(run, make_env),
-                _acting(run),
-            ]
+            rates = [*_rates(run, loops), _environments(run, make_env), _acting(run)]
             limit, passes, flops = _networks(run)
             if trace is not None:
                 notes.extend(_write_trace(run, trace))
-            gpu_memory = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
-            buffer = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
+            on_gpu = torch.cuda.is_initialized()
             return Report(
-                config=config.changed({"total_env_steps": real.total_env_steps, "output_dir": real.output_dir}), machine=_machine(run),
-                rates=(*rates, limit), split=_split(loops), passes=passes, gflops_per_step=flops / 1e9, peak_memory=peak_memory(),
-                peak_gpu_memory=gpu_memory, buffer=buffer, notes=tuple(notes),
-            )  # fmt: skip
+                config=config,
+                machine=_machine(run),
+                rates=(*rates, limit),
+                split=_split(loops),
+                passes=passes,
+                gflops_per_step=flops / 1e9,
+                peak_memory=peak_memory(),
+                peak_gpu_memory=torch.cuda.max_memory_allocated() if on_gpu else 0,
+                buffer=sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
+                notes=tuple(notes),
+            )
 
 
 def _shortest_phase(aux: AuxConfig) -> int:
@@ -161,14 +166,24 @@ def _whole_loops(run: Run, seconds: float) -> list[_Loop]:
     def note(_: Run, record: Record) -> Literal["stop"] | None:
         records.append(record)
         times.append(perf_counter())
-        if len(records) % length == 0 and len(records) >= 4 * length and times[-1] - times[length - 1] >= seconds:
-            return "stop"
-        return None
+        enough = len(records) >= 4 * length and times[-1] - times[length - 1] >= seconds
+        return "stop" if enough and len(records) % length == 0 else None
 
     learn(run, note)
     return [
         _Loop(times[last] - times[last - length], records[last - length + 1 : last + 1])
         for last in range(2 * length - 1, len(times), length)
+    ]
+
+
+def _rates(run: Run, loops: list[_Loop]) -> list[Rate]:
+    """Of the whole loop, and of its two halves."""
+    steps = run.config.batch_size * run.config.period
+    update = ("policy", "value", "auxiliary")
+    return [
+        _rate("whole loop", [steps / loop.seconds for loop in loops]),
+        _rate("rollout", [steps / loop.spent("rollout") for loop in loops]),
+        _rate("update", [steps / loop.spent(*update) for loop in loops]),
     ]
 
 
@@ -178,30 +193,39 @@ def _write_trace(run: Run, path: Path) -> list[str]:
     with torch.profiler.profile() as profile:
         learn(run, lambda run, _: "stop" if run.iteration == last else None)
     profile.export_chrome_trace(str(path))
-    table = profile.key_averages()
     on_gpu = run.compute.device.type == "cuda"
-    spent = {event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in table}
+    time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    spent = {event.key: getattr(event, time) for event in profile.key_averages()}
     total = sum(spent.values())
     most = sorted(spent, key=lambda key: -spent[key])[:8]
-    return [f"kernels of one phase, all: {path}", *(f"{spent[key] / total:6.1%}  {key}" for key in most)]
+    lines = (f"{spent[key] / total:6.1%}  {key}" for key in most)
+    return [f"kernels of one phase, all: {path}", *lines]
 
 
 def _split(loops: list[_Loop]) -> dict[str, float]:
     """Share of each part in the time of all loops."""
     total = sum(loop.seconds for loop in loops)
-    split = {part: sum(loop.spent(part) for loop in loops) / total for part in ("rollout", "policy", "value", "auxiliary")}
-    return {part: share for part, share in split.items() if share} | {"everything else": 1 - sum(split.values())}
+    split: dict[str, float] = {}
+    for part in ("rollout", "policy", "value", "auxiliary"):
+        if share := sum(loop.spent(part) for loop in loops) / total:
+            split[part] = share
+    return split | {"everything else": 1 - sum(split.values())}
 
 
 def _environments(run: Run, make_env: EnvFactory | None) -> Rate:
-    """The environments alone, with random actions: drawn beforehand, or where masks must be kept to before each step, which is not counted."""
+    """The environments alone, with random actions.
+
+    They are drawn beforehand. Where masks must be kept to, they are drawn before each step, and
+    that is not counted.
+    """
     envs = make_envs(run.config.env, seed=derive_seed(run.config.seed, "env", 1), make_env=make_env)
     head, generator = run.agent.policy_head, Generator(run.compute.device).manual_seed(0)
     features = torch.zeros(envs.num_envs, head.linear.in_features, device=run.compute.device)
 
     @torch.inference_mode()
     def draw() -> Tensor:
-        policy = head(features, None if envs.action_mask is None else run.compute.upload(envs.action_mask))
+        mask = None if envs.action_mask is None else run.compute.upload(envs.action_mask)
+        policy = head(features, mask)
         return head.env_action(policy.sample(generator)).to(envs.device)
 
     def hundred() -> float:
@@ -250,7 +274,11 @@ class _Pass(NamedTuple):
 
 
 def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
-    """Bare forward and backward passes, as many as a step needs, not as one call: rate, passes, and FLOP per step."""
+    """Bare forward and backward passes, as many as a step needs, not as one call.
+
+    Returns:
+        Their rate, how many of each kind there are, and FLOP per step.
+    """
     config, agent = run.config, run.agent
     rollout = run.buffer.rollout(0)
     segments = rollout.policy_samples(rollout.value_target)
@@ -262,7 +290,8 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
         if kind == "value":
             return agent.value(*conditions, precision=precision).sum()
         if kind == "policy":
-            return agent.policy(*conditions, piece.action_mask, precision=precision)[0].dist_params.sum()
+            policy, _ = agent.policy(*conditions, piece.action_mask, precision=precision)
+            return policy.dist_params.sum()
         output = agent(*conditions, piece.action_mask, precision=precision)
         aux = 0.0 if output.aux_value is None else output.aux_value.sum()
         return output.policy.dist_params.sum() + output.value.sum() + aux
@@ -273,40 +302,42 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     if config.aux is not None and config.has_auxiliary_phase:
         passes.append(_Pass("policy and value", True, "aux", config.aux_passes))
         passes.append(_Pass("policy", False, "aux", 1 / config.aux.run_every))
+
+    def once(each: _Pass, piece: PolicySamples) -> None:
+        with torch.set_grad_enabled(each.backward):
+            result = outputs(each.kind, piece, each.phase)
+        if each.backward:
+            result.backward()
+            agent.zero_grad(set_to_none=True)
+
     seconds, flops = 0.0, 0.0
-    spread = []
-    for kind, backward, phase, times in passes:
-        piece = next(run.compute.pieces(minibatch, phase=phase))[0]
-        number = piece.first.numel()
-
-        def once(kind: str = kind, backward: bool = backward, phase: Phase = phase, piece: PolicySamples = piece) -> None:
-            with torch.set_grad_enabled(backward):
-                result = outputs(kind, piece, phase)
-            if backward:
-                result.backward()
-                agent.zero_grad(set_to_none=True)
-
+    counts, spread = {"forward and backward": 0.0, "forward": 0.0}, []
+    for each in passes:
+        piece = next(run.compute.pieces(minibatch, phase=each.phase))[0]
+        number, one = piece.first.numel(), partial(once, each, piece)
         with FlopCounterMode(display=False) as counter:
-            once()
-        flops += times * counter.get_total_flops() / number
-        timed = _timed(run, kind, once, number, repetitions=3, least_seconds=0.3)
-        seconds += times / timed.per_second
+            one()
+        flops += each.times * counter.get_total_flops() / number
+        timed = _timed(run, each.kind, one, number, repeat=3, seconds=0.3)
+        seconds += each.times / timed.per_second
+        counts["forward and backward" if each.backward else "forward"] += each.times
         spread.append(timed.high / timed.low)
     rate, width = 1 / seconds, statistics.median(spread) ** 0.5
-    kinds = {"forward and backward": True, "forward": False}
-    counts = {name: sum(times for _, backward, _, times in passes if backward is kind) for name, kind in kinds.items()}
     return Rate("networks alone", rate, rate / width, rate * width), counts, flops
 
 
-def _timed(run: Run, name: str, function: Callable[[], None], number: int, *, repetitions: int = 5, least_seconds: float = 0.5) -> Rate:
-    """How many a second, if a call does so many: repetitions of at least so long each, after one call that warms up."""
-    function()
+def _timed(run: Run, name: str, call: Callable[[], None], number: int, *, repeat: int = 5, seconds: float = 0.5) -> Rate:
+    """How many a second, if a call does so many.
+
+    One call warms up; then come repetitions of at least so many seconds each.
+    """
+    call()
     found = []
-    for _ in range(repetitions):
+    for _ in range(repeat):
         run.compute.wait()
         start, calls = perf_counter(), 0
-        while perf_counter() - start < least_seconds or not calls:
-            function()
+        while perf_counter() - start < seconds or not calls:
+            call()
             calls += 1
         run.compute.wait()
         found.append(number * calls / (perf_counter() - start))
@@ -319,13 +350,16 @@ def _rate(name: str, found: list[float]) -> Rate:
 
 def _machine(run: Run) -> dict[str, Any]:
     """What decides about speed."""
-    plan = run.compute.plan
-    device = torch.cuda.get_device_name(run.compute.device) if run.compute.device.type == "cuda" else "cpu"
+    plan, device = run.compute.plan, run.compute.device
     return {
-        **describe(), "device": device, "threads of PyTorch": plan.num_threads,
-        "threads of the environments": run.config.env.num_threads, "precision": dict(plan.precision),
-        "micro-batch": dict(plan.micro_batch), "in one call": plan.acts_in_one_call,
-    }  # fmt: skip
+        **describe(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads of PyTorch": plan.num_threads,
+        "threads of the environments": run.config.env.num_threads,
+        "precision": dict(plan.precision),
+        "micro-batch": dict(plan.micro_batch),
+        "in one call": plan.acts_in_one_call,
+    }
 
 
 def print_report(report: Report) -> None:
@@ -333,20 +367,27 @@ def print_report(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{report.config.name} on {report.config.env.id}, {report.config.env.num_envs} environments", title_justify="left")
-    for column in ("", "steps per second", "slowest to fastest"):
-        table.add_column(column, justify="left" if not column else "right")
+    config, console = report.config, Console(highlight=False)
+    title = f"{config.name} on {config.env.id}, {config.env.num_envs} environments"
+    table = Table("", title=title, title_justify="left")
+    for column in ("steps per second", "slowest to fastest"):
+        table.add_column(column, justify="right")
     for rate in report.rates:
         table.add_row(rate.name, f"{rate.per_second:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}")
-    console = Console(highlight=False)
     console.print(table)
-    console.print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in report.split.items()))
+    parts = (f"{part} {share:.0%}" for part, share in report.split.items())
+    console.print("time: " + ", ".join(parts))
     passes = " and ".join(f"{number:g} × {kind}" for kind, number in report.passes.items())
+    gflops = report.gflops_per_step
     console.print(
-        f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {report.gflops_per_step * report.rate('whole loop'):,.1f} GFLOP/s; "
-        f"the whole loop runs at {report.share_of_limit:.0%} of the networks alone, not as one call"
+        f"networks: {passes}, {gflops * 1e3:,.1f} MFLOP a step, "
+        f"{gflops * report.rate('whole loop'):,.1f} GFLOP/s; the whole loop runs at "
+        f"{report.share_of_limit:.0%} of the networks alone, not as one call"
     )
-    on_gpu = f" and {report.peak_gpu_memory / 1e9:.2f} GB of the GPU" if report.peak_gpu_memory else ""
-    console.print(f"memory: {report.peak_memory / 1e9:.2f} GB{on_gpu} at most, of which the phase buffer {report.buffer / 1e9:.2f} GB")
+    of_gpu = report.peak_gpu_memory / 1e9
+    on_gpu = f" and {of_gpu:.2f} GB of the GPU" if of_gpu else ""
+    most, buffer = report.peak_memory / 1e9, report.buffer / 1e9
+    held = f"memory: {most:.2f} GB{on_gpu} at most"
+    console.print(f"{held}, of which the phase buffer {buffer:.2f} GB")
     for note in report.notes:
         console.print(note)

@@ -1,4 +1,7 @@
-"""What this machine has: cores, memory, threads, installed packages. Kind: effects (asks the system, and moves threads)."""
+"""What this machine has: cores, memory, threads, installed packages.
+
+Kind: effects (asks the system, and moves threads).
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 
 
 def num_cores() -> int:
-    """Threads that can run at once: cores that this process may use, or fewer if a container allows less time; never below one.
+    """Threads that can run at once; never below one.
 
-    Half a core more counts as one: a thread that mostly waits for its share holds up those that
-    wait for it.
+    They are as many as the cores that this process may use, or fewer if a container allows less
+    time. Half a core more counts as one: a thread that mostly waits for its share holds up those
+    that wait for it.
     """
     cores, quota = len(usable_cores()) or os.cpu_count() or 1, cgroup_quota()
     return cores if quota is None else max(1, min(cores, math.floor(quota + 0.5)))
@@ -31,17 +35,24 @@ def usable_cores() -> set[int]:
     OpenMP may have bound the thread that asks to one of them (`OMP_PROC_BIND`,
     `GOMP_CPU_AFFINITY`), as soon as it was loaded; its list of places then has the others.
     """
-    return set(os.sched_getaffinity(0)) | _places_of_openmp() if hasattr(os, "sched_getaffinity") else set()
+    if not hasattr(os, "sched_getaffinity"):
+        return set()
+    return set(os.sched_getaffinity(0)) | _places_of_openmp()
 
 
 def _places_of_openmp() -> set[int]:
-    """The cores to which OpenMP binds its threads; empty if it is not loaded, or leaves them to the system."""
+    """The cores to which OpenMP binds its threads.
+
+    Empty if it is not loaded, or leaves them to the system.
+    """
     try:
-        paths = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+        lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return set()
     cores: set[int] = set()
-    for path in sorted(path for path in paths if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))):
+    for path in sorted({line.split(maxsplit=5)[-1] for line in lines if "omp" in line}):
+        if not Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
+            continue
         with suppress(OSError, AttributeError):  # not a library, or one from before OpenMP 4.5
             library = ctypes.CDLL(path)
             for place in range(library.omp_get_num_places()):
@@ -51,8 +62,13 @@ def _places_of_openmp() -> set[int]:
     return cores
 
 
-def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Processor time that this process's control groups allow, in cores; the tightest of nested ones counts; None without a limit.
+_GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def cgroup_quota(groups: Path = _GROUPS, root: Path = _MOUNTED) -> float | None:
+    """Processor time that this process's control groups allow, in cores.
+
+    The tightest of nested groups counts. None without a limit.
 
     Args:
         groups: the file that names the process's groups.
@@ -65,32 +81,25 @@ def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/s
         return None
     quotas: list[float] = []
     for _, controllers, name in (line for line in lines if len(line) == 3):
-        if not controllers:
-            mounts, read = (root, root / "unified"), _quota_of_version_2
-        elif "cpu" in controllers.split(","):
-            mounts, read = (root / controllers, root / "cpu"), _quota_of_version_1
-        else:
+        if controllers and "cpu" not in controllers.split(","):
             continue
+        mounts = (root / controllers, root / "cpu") if controllers else (root, root / "unified")
         # Inside a container the name may be the host's, and not be there; the container's own limit
         # is then at the mount itself.
         own = Path(name.lstrip("/"))
         folders = [mount / folder for mount in mounts for folder in (own, *own.parents)]
-        quotas += [quota for folder in folders if (quota := read(folder)) is not None]
+        quotas += [quota for folder in folders if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
-def _quota_of_version_2(folder: Path) -> float | None:
-    """One group's limit in cores: `cpu.max` has quota and period, in microseconds."""
-    with suppress(OSError, ValueError):
+def _quota(folder: Path) -> float | None:
+    """One group's limit in cores, from its quota and its period; None without a limit."""
+    with suppress(OSError, ValueError):  # version 2; without a limit its quota is the word "max"
         quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    return None
-
-
-def _quota_of_version_1(folder: Path) -> float | None:
-    """One group's limit in cores; a quota of −1 is none."""
-    with suppress(OSError, ValueError):
-        quota, period = (int((folder / f"cpu.cfs_{what}_us").read_text()) for what in ("quota", "period"))
+        return int(quota) / int(period)
+    with suppress(OSError, ValueError):  # version 1
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
         return quota / period if quota > 0 else None
     return None
 
@@ -114,8 +123,8 @@ class FollowingThreads:
     """
 
     def __init__(self, threads: set[int]) -> None:
-        self._threads = set(threads) if hasattr(os, "sched_setaffinity") else set()
-        self._core_of_caller = getattr(ctypes.CDLL(None), "sched_getcpu", None) if self._threads else None
+        self._threads = set(threads)
+        self._core_of_caller = _core_teller() if threads else None
         self._core = -1
 
     def follow(self) -> None:
@@ -123,15 +132,13 @@ class FollowingThreads:
         if self._core_of_caller is None or (core := self._core_of_caller()) == self._core:
             return
         self._core = core
-        for thread in tuple(self._threads):
-            try:
-                os.sched_setaffinity(thread, {core})
-            except OSError:  # it has ended, or the system does not allow it: this is only about speed
-                self._threads.discard(thread)
+        place(self._threads, {core})
 
 
 class Team:
-    """Threads that work together with the one that calls, and wait for each other after every piece of it: meanwhile each has a core of its own.
+    """Threads that work together with the one that calls: meanwhile each has a core of its own.
+
+    They wait for each other after every piece of the work.
 
     If another process has a core, the system leaves two of them on another, although each would get
     half of the first, and both wait for the slower.
@@ -143,7 +150,7 @@ class Team:
     def __init__(self, threads: set[int]) -> None:
         self._threads = set(threads)
         self._cores = usable_cores()
-        self._core_of_caller = getattr(ctypes.CDLL(None), "sched_getcpu", None) if self._threads and self._cores else None
+        self._core_of_caller = _core_teller() if threads and self._cores else None
         self._core = -1
 
     @property
@@ -153,7 +160,10 @@ class Team:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Meanwhile the caller stays on the core where it is, and the others are on the others; then the system may move it again."""
+        """Meanwhile the caller stays on the core where it is, and the others are on the others.
+
+        Then the system may move the caller again.
+        """
         if self._core_of_caller is None:
             yield
             return
@@ -161,29 +171,37 @@ class Team:
         place({0}, {core})
         if core != self._core:
             self._core = core
-            for thread, other in zip(sorted(self._threads), cycle(sorted(self._cores - {core}) or [core]), strict=False):
-                place({thread}, {other})
+            spread(self._threads, self._cores - {core} or {core})
         try:
             yield
         finally:
             place({0}, self._cores)
 
 
-def spread(threads: set[int]) -> None:
-    """Give each of these threads a core of its own, in turn.
+def _core_teller() -> Callable[[], int] | None:
+    """The C library's function that tells the caller's core; None where there is none."""
+    return getattr(ctypes.CDLL(None), "sched_getcpu", None)
+
+
+def spread(threads: set[int], cores: set[int] | None = None) -> None:
+    """Give each of these threads a core of its own, in turn: of these cores, or of all usable ones.
 
     Linux starts a thread on the core of the one that wakes it, and does not look for an idle core
     if waits are shorter than half a millisecond: of two threads that step environments one would
     wait for the other.
     """
-    for thread, core in zip(sorted(threads), cycle(sorted(usable_cores())), strict=False):
+    for thread, core in zip(sorted(threads), cycle(sorted(cores or usable_cores())), strict=False):
         place({thread}, {core})
 
 
 def place(threads: set[int], cores: set[int]) -> None:
-    """Let these threads run on these cores and no others. 0 is the thread that calls."""
+    """Let these threads run on these cores and no others. 0 is the thread that calls.
+
+    This is only about speed: a thread that has ended, and a system that does not know or allow it,
+    are passed over.
+    """
     for thread in threads:
-        with suppress(OSError, AttributeError):  # it has ended, or the system does not know or allow it: this is only about speed
+        with suppress(OSError, AttributeError):
             os.sched_setaffinity(thread, cores)
 
 
@@ -191,35 +209,40 @@ def free_memory() -> int | None:
     """Bytes; None where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        available = next(line for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-        return free if limit == "max" else min(free, int(limit) - used)
-    except (OSError, ValueError):
-        return free
+    free = int(available.split()[1]) * 1024
+    with suppress(OSError, ValueError):  # no control group, or the word "max": no limit
+        limit = int((_MOUNTED / "memory.max").read_text())
+        return min(free, limit - int((_MOUNTED / "memory.current").read_text()))
+    return free
 
 
 def peak_memory() -> int:
     """Most bytes that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def processor() -> str:
     """Name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def describe() -> dict[str, str | int | None]:
     """What decides about speed anywhere: processor, cores, versions."""
-    versions = {package: package_version(package) for package in ("phasicrl", "torch", "envpool", "gymnasium", "numpy")}
-    return {"processor": processor(), "cores": num_cores(), **versions, "python": platform.python_version()}
+    packages = ("phasicrl", "torch", "envpool", "gymnasium", "numpy")
+    return {
+        "processor": processor(),
+        "cores": num_cores(),
+        **{package: package_version(package) for package in packages},
+        "python": platform.python_version(),
+    }
 
 
 def package_version(package: str) -> str | None:

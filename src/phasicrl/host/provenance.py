@@ -1,4 +1,7 @@
-"""Which code this is: the commit, and a digest of the files themselves. Kind: effects (reads the package's files; asks git)."""
+"""Which code this is: the commit, and a digest of the files themselves.
+
+Kind: effects (reads the package's files; asks git).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def commit(package: Path = PACKAGE) -> str | None:
-    """Commit of the package, with `-dirty` where the checkout was changed; None where nobody can tell.
+    """Commit of the package, with `-dirty` where the checkout was changed; None if nobody can tell.
 
     In a checkout git tells; in an archive that git made (`git archive`, a release's tarball) the
     file `commit.txt` does. A copy of the files alone has neither: `tree` tells what they are.
     """
-    if _git(package, "rev-parse", "--verify", "--quiet", "HEAD:./"):  # a folder inside another project's checkout is not there
+    # A folder inside another project's checkout is not there.
+    if _git(package, "rev-parse", "--verify", "--quiet", "HEAD:./"):
         return _git(package, "describe", "--always", "--dirty", "--exclude=*")
     written = package / "commit.txt"
     text = written.read_text().strip() if written.is_file() else ""
@@ -23,36 +27,38 @@ def commit(package: Path = PACKAGE) -> str | None:
 
 
 def tree(folder: Path = PACKAGE) -> str:
-    """Git's name of a folder with these files: `git rev-parse COMMIT:src/phasicrl` prints the same for the commit that they are from.
+    """Git's name of a folder with these files.
 
-    It is the same in a checkout, an installed wheel and a copy, and changes with every byte. What
-    Python writes beside the files is left out.
+    `git rev-parse COMMIT:src/phasicrl` prints the same for the commit that they are from. It is
+    the same in a checkout, an installed wheel and a copy, and changes with every byte. What Python
+    writes beside the files is left out.
     """
     entries = []
     for path in folder.iterdir():
         if path.name == "__pycache__" or path.suffix == ".pyc":
             continue
         if path.is_dir():
-            entries.append((f"{path.name}/", f"40000 {path.name}", tree(path)))  # git sorts a folder as if its name ended so
+            # Git sorts a folder as if its name ended with a slash.
+            entries.append((f"{path.name}/", f"40000 {path.name}", tree(path)))
         else:
             mode = "100755" if path.stat().st_mode & 0o100 else "100644"
             content = path.read_bytes()
             if path.name == "commit.txt":  # archives have the commit in its place
                 content = b"$Format:%h$\n"
             entries.append((path.name, f"{mode} {path.name}", _digest("blob", content)))
-    listing = b"".join(entry.encode() + b"\0" + bytes.fromhex(name) for _, entry, name in sorted(entries))
-    return _digest("tree", listing)
+    lines = [f"{entry}\0".encode() + bytes.fromhex(name) for _, entry, name in sorted(entries)]
+    return _digest("tree", b"".join(lines))
 
 
 def _digest(kind: str, content: bytes) -> str:
     """Git's name of an object."""
-    return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+    named = f"{kind} {len(content)}\0".encode() + content
+    return hashlib.sha1(named, usedforsecurity=False).hexdigest()
 
 
 def _git(folder: Path, *words: str) -> str | None:
     """What git prints; None where there is no git, or no such thing."""
     try:
-        found = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+        return subprocess.check_output(["git", *words], cwd=folder, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
