@@ -158,18 +158,11 @@ def plot_runs(
         raise ValueError(f"smooth_steps is {smooth_steps}; {wanted}")
     curves = run_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
-        ends: dict[str, float] = {}
-        for curve in curves:
-            ends[curve.env_id] = max(ends.get(curve.env_id, 0.0), curve.steps[-1])
+        ends = {name: max(curve.steps[-1] for curve in curves if curve.env_id == name) for name in {curve.env_id for curve in curves}}
         curves += reference_curves(
-            reference,
-            metric,
-            ends=ends,
-            game=reference_game,
-            experiments=reference_experiments,
-            split=reference_split,
+            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments, split=reference_split,
             smooth_steps=smooth_steps,
-        )
+        )  # fmt: skip
     figure = _draw(curves, _axis_label(metric, smooth_steps), title)
     stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
     stem.parent.mkdir(parents=True, exist_ok=True)
