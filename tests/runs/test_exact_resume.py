@@ -77,12 +77,16 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("parallel", ["sync", "processes"])
 @pytest.mark.parametrize("name", OWN)
-def test_with_environments_of_ones_own(tmp_path: Path, name: str, parallel: str) -> None:
+def test_with_environments_of_ones_own(tmp_path: Path, name: str) -> None:
     make_env, changes = OWN[name]
-    config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=256).changed(changes | {"env.parallel": parallel})
+    config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=256).changed(changes)
     assert_resumed_is_unbroken(config, tmp_path, (2, 5), make_env=make_env)
+
+
+def test_with_environments_in_processes(tmp_path: Path) -> None:
+    config = tiny(tmp_path, total_env_steps=128).changed({"env.parallel": "processes", "env.num_envs": 2, "ppo.num_steps": 16})
+    assert_resumed_is_unbroken(config, tmp_path, (2,), make_env=Drawing)
 
 
 @pytest.mark.parametrize(
