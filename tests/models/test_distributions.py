@@ -184,12 +184,14 @@ def test_the_squashed_entropy_is_as_near_to_the_integral_as_it_says(greatest: fl
     np.testing.assert_allclose(entropy.numpy(), expected, rtol=0, atol=tolerance)
 
 
-def test_what_a_gpu_keeps_for_the_entropy_serves_training_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_keeps_for_the_entropy_serves_training_too() -> None:
     """An evaluation in inference mode may be the first to ask; a gradient step could not save tensors of that mode."""
-    monkeypatch.setattr(distributions, "_on_gpu", {})
+    where = torch.device("meta"), torch.float32
+    distributions._kept.cache_clear()
     with torch.inference_mode():
-        made = distributions._quadrature(torch.empty(2, device="meta"))
-    assert distributions._quadrature(torch.empty(3, device="meta")) is made and not any(part.is_inference() for part in made)
+        made = distributions._kept(*where)
+    assert distributions._kept(*where) is made
+    assert not any(part.is_inference() for part in made)
 
 
 def test_the_squashed_entropy_is_the_expected_negative_log_probability() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from phasicrl.config import ActionConfig, ModelConfig
-from phasicrl.models.heads import Normal, PolicyHead, TanhNormal, make_policy_head
+from phasicrl.models.heads import Normal, PolicyHead, TanhNormal
 from phasicrl.spaces import choices
 from tests.models.test_distributions import log_slope, normal
 
@@ -48,7 +48,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 def make_head(space: gym.Space[Any] | None = None, action: ActionConfig | None = None, scale: float = 2.0) -> PolicyHead:
     model = ModelConfig(policy_head_scale=scale)
     space = gym.spaces.Discrete(A) if space is None else space  # an empty Dict is false
-    return make_policy_head(space, D, model, action or ActionConfig(), generator=Generator().manual_seed(0))
+    return PolicyHead(space, D, model, action or ActionConfig(), Generator().manual_seed(0))
 
 
 def set_outputs(head: PolicyHead, outputs: list[float]) -> None:

@@ -15,15 +15,14 @@ from torch import Generator, Tensor, nn
 from phasicrl.config import Initialization, ModelConfig
 from phasicrl.models.agent import Agent
 from phasicrl.models.encoders import ImpalaCNN, NatureCNN
-from phasicrl.models.init import initialize
+from phasicrl.models.init import Initializer
 
 SCHEMES: tuple[Initialization, ...] = get_args(Initialization)
 LAYERS = {"dense": lambda: nn.Linear(40, 12), "convolution": lambda: nn.Conv2d(5, 12, 3)}
 
 
 def initialized(layer: nn.Linear | nn.Conv2d, scheme: Initialization, *, scale: float = 1.0, seed: int = 0) -> nn.Linear | nn.Conv2d:
-    initialize(layer, scheme, scale=scale, generator=Generator().manual_seed(seed))
-    return layer
+    return Initializer(scheme, Generator().manual_seed(seed))(layer, scale)
 
 
 def unit_norms(weight: Tensor) -> Tensor:

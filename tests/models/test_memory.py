@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from phasicrl.models.memory import NoMemory, RecurrentMemory, make_memory
+from phasicrl.config import ModelConfig
+from phasicrl.models.memory import Memory, NoMemory, RecurrentMemory, make_memory
 
 S, L, D, SIZE = 4, 7, 3, 5
 
 
+def any_memory(kind: Any, init: Any = "torch", seed: int = 0) -> Memory:
+    config = ModelConfig(memory=kind, memory_size=SIZE, init=init)
+    return make_memory(D, config, Generator().manual_seed(seed))
+
+
 def memory_of(kind: str, init: str = "orthogonal") -> RecurrentMemory:
-    memory = make_memory(kind, D, SIZE, init=init, generator=Generator().manual_seed(0))  # type: ignore[arg-type]
+    memory = any_memory(kind, init)
     assert isinstance(memory, RecurrentMemory)
     with torch.no_grad():  # biases that are not zero, or a wrong one would not show
         for name, parameter in memory.named_parameters():
@@ -83,7 +91,7 @@ def test_gradients_stop_at_the_beginning_of_an_episode(kind: str) -> None:
 def test_weights_come_from_the_generator_and_are_orthogonal_without_biases(kind: str) -> None:
     def made(init: str, seed: int) -> dict[str, Tensor]:
         torch.manual_seed(seed + 100)
-        return dict(make_memory(kind, D, SIZE, init=init, generator=Generator().manual_seed(seed)).state_dict())  # type: ignore[arg-type]
+        return dict(any_memory(kind, init, seed).state_dict())
 
     weights = made("orthogonal", 0)
     for name, value in weights.items():
@@ -100,5 +108,5 @@ def test_weights_come_from_the_generator_and_are_orthogonal_without_biases(kind:
 
 def test_the_widths_are_those_of_the_kind() -> None:
     assert (memory_of("lstm").state_size, memory_of("gru").state_size) == (2 * SIZE, SIZE)
-    nothing = make_memory("none", D, SIZE, init="torch", generator=Generator())
+    nothing = any_memory("none")
     assert isinstance(nothing, NoMemory) and (nothing.state_size, nothing.num_features) == (0, D)

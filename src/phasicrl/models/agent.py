@@ -1,4 +1,7 @@
-"""The agent: encoder, memory and heads behind one forward contract. Kind: state (a module that remembers nothing between calls)."""
+"""The agent: encoder, memory and heads behind one forward contract.
+
+Kind: state (a module that remembers nothing between calls).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision,
 from phasicrl.execution.streams import side_by_side
 from phasicrl.models.distributions import Policy
 from phasicrl.models.encoders import ObservationReader, encoder_for, in_precision
-from phasicrl.models.heads import linear_head, make_policy_head
+from phasicrl.models.heads import PolicyHead
+from phasicrl.models.init import Initializer
 from phasicrl.models.memory import Memory, make_memory
 from phasicrl.normalize import ValueNormalizer
 
 EncoderFactory = Callable[[gym.Space[Any]], nn.Module]
-"""A user's own encoder: from the space of observations to a module with an attribute `num_features` (D), which maps `[N, …]` to `[N, D]`;
-for `Dict` and `Tuple` spaces it gets a dict or tuple of tensors."""
+"""A user's own encoder: from the space of observations to a module that maps `[N, …]` to `[N, D]`.
+
+The module has an attribute `num_features` (D). For `Dict` and `Tuple` spaces it gets a dict or a
+tuple of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,9 @@ class AgentOutput:
 
 
 class Agent(nn.Module):
-    """Policy, value and auxiliary value over one or two networks (PPG paper, figure 1; OPPG ppg.py:66-155).
+    """Policy, value and auxiliary value over one or two networks.
 
+    See figure 1 of the PPG paper, and OPPG ppg.py:66-155.
     The encoders run in the precision that is asked for, memory and heads in fp32.
 
     - `separate`: two networks of encoder and memory; the value head stands on the second.
@@ -87,47 +94,56 @@ class Agent(nn.Module):
         self.reader = ObservationReader(observation_space, obs_norm)
 
         def encoder(config: ModelConfig) -> nn.Module:
-            made = make_encoder(observation_space) if make_encoder else encoder_for(observation_space, config, generator=generator)
+            if make_encoder is None:
+                return encoder_for(observation_space, config, generator)
+            made = make_encoder(observation_space)
             if not isinstance(getattr(made, "num_features", None), int):
-                raise ValueError(f"the encoder {type(made).__name__} needs an integer attribute num_features: the width of what it returns")
+                needed = "an integer attribute num_features: the width of what it returns"
+                raise ValueError(f"the encoder {type(made).__name__} needs {needed}")
             return made
 
         def memory(encoder: nn.Module) -> Memory:
-            num_inputs = int(encoder.num_features)  # type: ignore[arg-type]  # nn.Module's attributes are untyped
-            return make_memory(config.memory, num_inputs, config.memory_size, init=config.init, generator=generator)
+            num_inputs: Any = encoder.num_features
+            return make_memory(num_inputs, config, generator)
 
-        def value_head(num_features: int) -> nn.Linear:
-            return linear_head(num_features, 1, init=config.heads, scale=config.value_head_scale, generator=generator)
+        def value_head(memory: Memory) -> nn.Linear:
+            linear = nn.Linear(memory.num_features, 1)
+            return Initializer(config.heads, generator)(linear, config.value_head_scale)
 
         value_config = replace(config, activation=config.value_activation or config.activation)
         self.encoder = encoder(config)
         self.value_encoder = encoder(value_config) if config.value_path == "separate" else None
         self.memory = memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else memory(self.value_encoder)
-        num_features = self.memory.num_features
-        self.policy_head = make_policy_head(action_space, num_features, config, action or ActionConfig(), generator=generator)
-        self.value_head = value_head(num_features if self.value_memory is None else self.value_memory.num_features)
-        self.aux_value_head = value_head(num_features) if auxiliary else None
+        self.policy_head = PolicyHead(action_space, self.memory.num_features, config, action or ActionConfig(), generator)
+        self.value_head = value_head(self.value_memory or self.memory)
+        self.aux_value_head = value_head(self.memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
         if value_norm is not None:
-            self.value_normalizer = ValueNormalizer(statistics=value_norm.statistics, decay=value_norm.decay)
+            statistics, decay = value_norm.statistics, value_norm.decay
+            self.value_normalizer = ValueNormalizer(statistics=statistics, decay=decay)
 
     @property
     def state_size(self) -> int:
-        """Width H of the memory's state: the policy network's, then that of a value network of its own."""
-        return self.memory.state_size + (0 if self.value_memory is None else self.value_memory.state_size)
+        """Width H of the memory's state: the policy network's, then a separate value network's."""
+        return sum(memory.state_size for memory in (self.memory, self.value_memory) if memory)
 
     def initial_state(self, num_sequences: int) -> Float[Tensor, "S H"]:
         """The memory's state before the first step."""
         return torch.zeros(num_sequences, self.state_size, device=self.value_head.weight.device)
 
     def networks(self) -> list[list[nn.Parameter]]:
-        """The parameters by network: all of them, or the policy's and the value function's where these are two. Each has its learning rate."""
-        of_value = {name for name, _ in self.named_parameters() if name.split(".")[0] in ("value_encoder", "value_memory", "value_head")}
+        """The parameters by network, each of which has its learning rate.
+
+        All of them, or the policy's and the value function's where these are two.
+        """
         if self.value_path != "separate":
             return [list(self.parameters())]
-        named = list(self.named_parameters())
-        return [[p for name, p in named if name not in of_value], [p for name, p in named if name in of_value]]
+        policy, value = [], []
+        for name, parameter in self.named_parameters():
+            is_of_value = name.startswith(("value_encoder.", "value_memory.", "value_head."))
+            (value if is_of_value else policy).append(parameter)
+        return [policy, value]
 
     def forward(
         self,
@@ -147,19 +163,22 @@ class Agent(nn.Module):
             action_mask: true where an action is allowed.
             precision: of the encoders.
         """
-        inputs = self.reader(obs.flatten(0, 1))
-        policy_state, value_state = state.split([self.memory.state_size, state.shape[-1] - self.memory.state_size], dim=-1)
-        follow_policy = partial(self._follow, self.encoder, self.memory, inputs, first, policy_state, precision)
+        ask = partial(self._follow, self.reader(obs.flatten(0, 1)), first, state, precision)
+        ask_policy = partial(ask, self.encoder, self.memory)
         if self.value_encoder is not None and self.value_memory is not None:
-            follow_value = partial(self._follow, self.value_encoder, self.value_memory, inputs, first, value_state, precision)
-            both = side_by_side(follow_policy, follow_value, obs.device) if obs.is_cuda else (follow_policy(), follow_value())
+            ask_value = partial(ask, self.value_encoder, self.value_memory)
+            both = side_by_side(ask_policy, ask_value, obs.device)
             (features, policy_state), (value_features, value_state) = both
         else:
-            features, policy_state = follow_policy()
+            features, policy_state = ask_policy()
+            value_state = state[:, self.memory.state_size :]
             value_features = features.detach() if self.value_path == "detached" else features
         policy = self.policy_head(features, action_mask)
-        aux_value = None if self.aux_value_head is None else self._value(self.aux_value_head, features)
-        return AgentOutput(policy, self._value(self.value_head, value_features), aux_value, torch.cat([policy_state, value_state], dim=-1))
+        value = self._value(self.value_head, value_features)
+        aux_head = self.aux_value_head
+        aux_value = None if aux_head is None else self._value(aux_head, features)
+        state = torch.cat([policy_state, value_state], dim=-1)
+        return AgentOutput(policy, value, aux_value, state)
 
     def value(
         self,
@@ -172,8 +191,8 @@ class Agent(nn.Module):
         """V alone, without the policy's network where it has one of its own."""
         if self.value_encoder is None or self.value_memory is None:
             return self.forward(obs, first, state, precision=precision).value
-        inputs = self.reader(obs.flatten(0, 1))
-        features, _ = self._follow(self.value_encoder, self.value_memory, inputs, first, state[:, self.memory.state_size :], precision)
+        inputs, memory = self.reader(obs.flatten(0, 1)), self.value_memory
+        features, _ = self._follow(inputs, first, state, precision, self.value_encoder, memory)
         return self._value(self.value_head, features)
 
     def policy(
@@ -185,10 +204,14 @@ class Agent(nn.Module):
         *,
         precision: Precision = "fp32",
     ) -> tuple[Policy, Float[Tensor, "S H"]]:
-        """The policy alone, without the value's network, and the memory's next state (a value network's part of it stays as it is)."""
+        """The policy alone, without the value's network, and the memory's next state.
+
+        A value network's part of the state stays as it is.
+        """
         inputs = self.reader(obs.flatten(0, 1))
-        features, policy_state = self._follow(self.encoder, self.memory, inputs, first, state[:, : self.memory.state_size], precision)
-        return self.policy_head(features, action_mask), torch.cat([policy_state, state[:, self.memory.state_size :]], dim=-1)
+        features, own = self._follow(inputs, first, state, precision, self.encoder, self.memory)
+        state = torch.cat([own, state[:, self.memory.state_size :]], dim=-1)
+        return self.policy_head(features, action_mask), state
 
     @torch.no_grad()
     def update_value_statistics(self, target: Float[Tensor, "..."]) -> bool:
@@ -225,22 +248,27 @@ class Agent(nn.Module):
         return False
 
     def in_value_units(self, value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Values, targets or their differences in the units of the value heads: divided by the targets' deviation, if values are normalized."""
+        """Values, targets or their differences in the units of the value heads.
+
+        They are divided by the targets' deviation, if values are normalized.
+        """
         return value if self.value_normalizer is None else value / self.value_normalizer.std
 
     def _follow(
         self,
-        encoder: nn.Module,
-        memory: Memory,
         inputs: Any,
         first: Bool[Tensor, "S L"],
         state: Float[Tensor, "S H"],
         precision: Precision,
-    ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
-        """What a network's encoder and memory make of observations, and the memory's next state."""
+        encoder: nn.Module,
+        memory: Memory,
+    ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S K"]]:
+        """What a network's encoder and memory make of observations, and its next state."""
+        split = self.memory.state_size
+        own_state = state[:, :split] if memory is self.memory else state[:, split:]
         with in_precision(precision, first.device):
             features = encoder(inputs).float()
-        return memory(features.unflatten(0, first.shape), first, state)
+        return memory(features.unflatten(0, first.shape), first, own_state)
 
     def _value(self, head: nn.Module, features: Float[Tensor, "S L D"]) -> Float[Tensor, "S L"]:
         """What a value head says, in units of the rewards learned from."""

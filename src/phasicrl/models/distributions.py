@@ -7,6 +7,7 @@ The divergence is analytic. What PPG must keep of an old policy is one tensor, `
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol, Self, runtime_checkable
@@ -54,6 +55,10 @@ class Distribution(Protocol):
         """KL(old ‖ self) in nats."""
         ...
 
+    def sample(self, generator: Generator) -> Tensor:
+        """Draw an action for every entry."""
+        return self.draw(self.noise(generator))
+
 
 @runtime_checkable  # beartype asks, in the tests
 class Policy(Distribution, Protocol):
@@ -69,12 +74,8 @@ class Policy(Distribution, Protocol):
         """Standard deviation, averaged over the continuous components; None if there are none."""
         ...
 
-    def sample(self, generator: Generator) -> Tensor:
-        """Draw an action for every entry: `draw(noise(generator))`."""
-        ...
 
-
-class Categorical:
+class Categorical(Distribution):
     """One of A actions, given their normalized log-probabilities."""
 
     mean_std = None
@@ -86,10 +87,6 @@ class Categorical:
     def dist_params(self) -> Float[Tensor, "*shape A"]:
         """Normalized log-probabilities."""
         return self.log_probs
-
-    def sample(self, generator: Generator) -> Int[Tensor, "*shape"]:
-        """Draw actions."""
-        return self.draw(self.noise(generator))
 
     @property
     def noise_shape(self) -> torch.Size:
@@ -128,15 +125,11 @@ class Categorical:
         return (old_probs * log_ratio + self.log_probs.exp() - old_probs).sum(-1)
 
 
-class Normal:
+class Normal(Distribution):
     """A normal distribution of one continuous component for every entry of `[…]`."""
 
     def __init__(self, mean: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"]) -> None:
         self.mean, self.std = mean, std
-
-    def sample(self, generator: Generator) -> Float[Tensor, "*shape"]:
-        """Draw numbers."""
-        return self.draw(self.noise(generator))
 
     @property
     def noise_shape(self) -> torch.Size:
@@ -195,36 +188,28 @@ class TanhNormal(Normal):
         (3e-3 at 5). A Gauss-Hermite rule of as many points is slowed down by the integrand's poles
         at ±iπ/2: its error is 2e-4 at std = 2 and 3e-3 at 3.
         """
-        points, weights = _quadrature(self.mean)
+        device, dtype = self.mean.device, self.mean.dtype
+        on_cpu = device.type == "cpu"
+        points, weights = (POINTS.to(dtype), WEIGHTS.to(dtype)) if on_cpu else _kept(device, dtype)
         u = self.mean.unsqueeze(-1) + self.std.unsqueeze(-1) * points
         return super().entropy() + _log_slope(u) @ weights
 
 
-_on_gpu: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
-
-
-def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Points and weights of the rule, on the device and in the dtype of `like`.
-
-    A GPU keeps them: to send them each time is to wait each time.
-    """
-    if like.device.type == "cpu":
-        return POINTS.to(like.dtype), WEIGHTS.to(like.dtype)
-    key = (like.device, like.dtype)
-    if key not in _on_gpu:
-        # An evaluation may ask first, and a gradient step saves what it multiplies by.
-        with torch.inference_mode(False):
-            _on_gpu[key] = (POINTS.to(key[0], key[1]), WEIGHTS.to(key[0], key[1]))
-    return _on_gpu[key]
+@functools.cache
+def _kept(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Points and weights of the rule on a GPU: to send them each time is to wait each time."""
+    # An evaluation may ask first, and a gradient step saves what it multiplies by.
+    with torch.inference_mode(False):
+        return POINTS.to(device, dtype), WEIGHTS.to(device, dtype)
 
 
 def _log_slope(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u))`, exact where the tanh has rounded to ±1."""
+    """`log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u))`, exact where the tanh is rounded."""
     # torch's softplus is cut off at 20, its logsigmoid is not.
     return 2 * (math.log(2) - u + functional.logsigmoid(2 * u))
 
 
-class JointPolicy:
+class JointPolicy(Distribution):
     """Independent components: log-probability, entropy and divergence are sums over them.
 
     Args:
@@ -246,10 +231,6 @@ class JointPolicy:
         """Standard deviation before a squash, averaged over the continuous components, if any."""
         return next((part.std.mean(-1) for part in self.parts if isinstance(part, Normal)), None)
 
-    def sample(self, generator: Generator) -> Num[Tensor, "*shape K"]:
-        """Draw actions."""
-        return self.draw(self.noise(generator))
-
     @property
     def noise_shape(self) -> torch.Size:
         """Width: a number for each option and each continuous component."""
@@ -266,7 +247,8 @@ class JointPolicy:
         shapes = [part.noise_shape[self.dist_params.dim() - 1 :] for part in self.parts]
         pieces = noise.split([shape.numel() for shape in shapes], -1)
         of_parts = zip(self.parts, pieces, shapes, strict=True)
-        return self._action([part.draw(piece.unflatten(-1, shape)) for part, piece, shape in of_parts])
+        draws = [part.draw(piece.unflatten(-1, shape)) for part, piece, shape in of_parts]
+        return self._action(draws)
 
     def mode(self) -> Num[Tensor, "*shape K"]:
         """Return each component's mode."""

@@ -1,4 +1,4 @@
-"""Encoders: observations `[N, …]` in their own dtype to features `[N, D]`, for every kind of space. Kind: state (modules).
+"""Encoders: observations `[N, …]` in their own dtype to features `[N, D]`. Kind: state (modules).
 
 Images arrive as the environment gives them, `[N, H, W, C]` bytes, and stay so until inside the
 encoder: `permute` makes them channels_last without a copy, the layout in which the convolutions are
@@ -17,8 +17,8 @@ from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import Initialization, ModelConfig, ObsNormConfig, Precision
-from phasicrl.models.init import initialize
+from phasicrl.config import ModelConfig, ObsNormConfig, Precision
+from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
 from phasicrl.spaces import ObservationLayout, Path, choices, is_image, leaves
 
@@ -34,12 +34,12 @@ def in_precision(precision: Precision, device: torch.device) -> AbstractContextM
 
 
 class ResidualBlock(nn.Module):
-    """`x + conv(relu(conv(relu(x))))`, 3×3 convolutions that keep the size (Espeholt et al. 2018, figure 3)."""
+    """`x + conv(relu(conv(relu(x))))`, 3×3 convolutions (Espeholt et al. 2018, figure 3)."""
 
-    def __init__(self, channels: int, *, init: Initialization, scale: float, generator: Generator) -> None:
+    def __init__(self, channels: int, init: Initializer, normalized: float) -> None:
         super().__init__()
-        self.conv0 = _conv(channels, channels, init=init, scale=scale, generator=generator)
-        self.conv1 = _conv(channels, channels, init=init, scale=scale, generator=generator)
+        self.conv0 = init.hidden(_conv(channels, channels), normalized)
+        self.conv1 = init.hidden(_conv(channels, channels), normalized)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         """Add the two convolutions' output to `x`."""
@@ -47,30 +47,33 @@ class ResidualBlock(nn.Module):
 
 
 class ImpalaCNN(nn.Module):
-    """The IMPALA network of Procgen's baselines (OPPG impala_cnn.py): stacks of convolution, max-pool and residual blocks, then dense.
+    """The IMPALA network of Procgen's baselines (OPPG impala_cnn.py).
 
+    Stacks of convolution, max-pool and residual blocks, then dense layers.
     For 64×64×3 images, channels (16, 32, 32), two blocks and 256 features: 622,144 parameters.
 
     Raises:
         ValueError: the image is too small for so many stacks.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
+    def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
-        height, width, in_channels = image_shape(obs_shape)
+        init = Initializer(config.init, generator)
+        height, width, in_channels = image_shape(shape)
         # OPPG impala_cnn.py:63-65, 131: residual scale sqrt(1/sqrt(stacks) / sqrt(blocks)); 1.0 for
         # the first convolution of a stack.
-        residual_scale = _gain(config.init, normalized=(len(config.channels) * max(config.blocks, 1)) ** -0.25)
+        residual = (len(config.channels) * max(config.blocks, 1)) ** -0.25
         stacks = []
         for channels in config.channels:
             if min(height, width) < 2:
-                raise ValueError(f"model.channels {config.channels} halves the {obs_shape} image too often; give fewer stacks")
-            first = _conv(in_channels, channels, init=config.init, scale=_gain(config.init, normalized=1.0), generator=generator)
-            blocks = [ResidualBlock(channels, init=config.init, scale=residual_scale, generator=generator) for _ in range(config.blocks)]
+                many = f"model.channels {config.channels} halves the {shape} image too often"
+                raise ValueError(f"{many}; give fewer stacks")
+            first = init.hidden(_conv(in_channels, channels), 1.0)
+            blocks = [ResidualBlock(channels, init, residual) for _ in range(config.blocks)]
             stacks.append(nn.Sequential(first, _max_pool(config.pooling, height, width), *blocks))
             height, width, in_channels = (height + 1) // 2, (width + 1) // 2, channels
         self.stacks = nn.Sequential(*stacks)
-        self.dense = Dense(height * width * in_channels, config, activation="relu", generator=generator)
+        self.dense = Dense(height * width * in_channels, config, init, "relu")
         self.num_features = self.dense.num_features
         _to_channels_last(self)
 
@@ -101,20 +104,21 @@ class NatureCNN(nn.Module):
         ValueError: the image is smaller than 36×36.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
+    def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
-        height, width, in_channels = image_shape(obs_shape)
+        init = Initializer(config.init, generator)
+        height, width, in_channels = image_shape(shape)
         if min(height, width) < 36:
-            raise ValueError(f"the Nature network needs images of at least 36×36, these are {height}×{width}; use --model.encoder impala")
-        scale = _gain(config.init, normalized=1.0)
+            small = f"the Nature network needs images of at least 36×36, these are {height}×{width}"
+            raise ValueError(f"{small}; use --model.encoder impala")
         layers: list[nn.Module] = []
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             conv = nn.Conv2d(in_channels, channels, kernel, stride)
-            initialize(conv, config.init, scale=scale, generator=generator)
-            layers += [conv, nn.ReLU()]
-            height, width, in_channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, channels
+            layers += [init.hidden(conv, 1.0), nn.ReLU()]
+            height, width = ((side - kernel) // stride + 1 for side in (height, width))
+            in_channels = channels
         self.convolutions = nn.Sequential(*layers)
-        self.dense = Dense(height * width * in_channels, config, activation="relu", generator=generator)
+        self.dense = Dense(height * width * in_channels, config, init, "relu")
         self.num_features = self.dense.num_features
         _to_channels_last(self)
 
@@ -130,11 +134,13 @@ class MLP(nn.Module):
         ValueError: the observations are images.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], config: ModelConfig, *, generator: Generator) -> None:
+    def __init__(self, shape: tuple[int, ...], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
-        if len(obs_shape) == 3:
-            raise ValueError(f"observations of shape {obs_shape} are images; use --model.encoder impala or nature")
-        self.dense = Dense(math.prod(obs_shape), config, activation=config.activation, generator=generator)
+        if len(shape) == 3:
+            images = f"observations of shape {shape} are images"
+            raise ValueError(f"{images}; use --model.encoder impala or nature")
+        init = Initializer(config.init, generator)
+        self.dense = Dense(math.prod(shape), config, init, config.activation)
         self.num_features = self.dense.num_features
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
@@ -145,13 +151,14 @@ class MLP(nn.Module):
 class Dense(nn.Module):
     """Dense layers, each followed by an optional LayerNorm and a non-linearity."""
 
-    def __init__(self, num_inputs: int, config: ModelConfig, *, activation: Literal["relu", "tanh", "gelu"], generator: Generator) -> None:
+    def __init__(self, num_inputs: int, config: ModelConfig, init: Initializer, activation: str) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for size in config.hidden_sizes:
-            linear = nn.Linear(num_inputs, size)
-            initialize(linear, config.init, scale=_gain(config.init, normalized=1.4), generator=generator)
-            layers += [linear, *([nn.LayerNorm(size)] if config.layer_norm else []), ACTIVATIONS[activation]()]
+            layers.append(init.hidden(nn.Linear(num_inputs, size), 1.4))
+            if config.layer_norm:
+                layers.append(nn.LayerNorm(size))
+            layers.append(ACTIVATIONS[activation]())
             num_inputs = size
         self.layers = nn.Sequential(*layers)
         self.num_features = num_inputs
@@ -175,32 +182,36 @@ class TreeEncoder(nn.Module):
             round.
     """
 
-    def __init__(self, space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> None:
+    def __init__(self, space: gym.Space[Any], config: ModelConfig, generator: Generator) -> None:
         super().__init__()
-        parts = leaves(space)
-        self.image_paths = [path for path, part in parts if is_image(part)]
-        self.numbers = [(path, part) for path, part in parts if not is_image(part)]
-        if (config.encoder == "mlp") == bool(self.image_paths):
-            raise ValueError(
-                f"model.encoder {config.encoder} does not fit the observations {space}; use impala or nature if images are among them, else mlp"
-            )
-        shapes = [tuple(part.shape or ()) for _, part in parts if is_image(part)]
-        self.images = nn.ModuleList(ENCODERS[config.encoder](shape, config, generator=generator) for shape in shapes)
+        images = [(path, part) for path, part in leaves(space) if is_image(part)]
+        self.image_paths = [path for path, _ in images]
+        self.numbers = [(path, part) for path, part in leaves(space) if not is_image(part)]
+        if (config.encoder == "mlp") == bool(images):
+            misfit = f"model.encoder {config.encoder} does not fit the observations {space}"
+            raise ValueError(f"{misfit}; use impala or nature if images are among them, else mlp")
+        kind, init = ENCODERS[config.encoder], Initializer(config.init, generator)
+        cnns = [kind(tuple(part.shape or ()), config, generator) for _, part in images]
+        self.images = nn.ModuleList(cnns)
         width = sum(num_numbers(part) for _, part in self.numbers)
-        self.dense = Dense(width, config, activation=config.activation, generator=generator) if width else None
-        widths = [int(cnn.num_features) for cnn in self.images]  # type: ignore[arg-type]  # nn.Module's attributes are untyped
-        self.num_features = sum(widths) + (self.dense.num_features if self.dense else 0)
+        self.dense = Dense(width, config, init, config.activation) if width else None
+        own = [*cnns, self.dense] if self.dense else cnns
+        self.num_features = sum(part.num_features for part in own)
 
     def forward(self, obs: Any) -> Float[Tensor, "N D"]:
         """Encode a tree of observations `[N, …]`."""
-        features = [cnn(at_path(obs, path)) for cnn, path in zip(self.images, self.image_paths, strict=True)]
+        pairs = zip(self.images, self.image_paths, strict=True)
+        features = [cnn(at_path(obs, path)) for cnn, path in pairs]
         if self.dense is not None:
-            features.append(self.dense(torch.cat([as_numbers(at_path(obs, path), part) for path, part in self.numbers], dim=-1)))
+            numbers = [as_numbers(at_path(obs, path), part) for path, part in self.numbers]
+            features.append(self.dense(torch.cat(numbers, dim=-1)))
         return torch.cat(features, dim=-1)
 
 
 class ObservationReader(nn.Module):
-    """From stored observations to what encoders read: bytes of a tree become its tensors, observed numbers are normalized if so wished.
+    """From stored observations to what encoders read.
+
+    Bytes of a tree become its tensors; observed numbers are normalized if so wished.
 
     Raises:
         ValueError: there is nothing to normalize.
@@ -209,12 +220,14 @@ class ObservationReader(nn.Module):
     def __init__(self, space: gym.Space[Any], norm: ObsNormConfig | None) -> None:
         super().__init__()
         self.layout = ObservationLayout(space)
-        self.parts = [(path, part) for path, part in leaves(space) if isinstance(part, gym.spaces.Box) and not is_image(part)]
+        boxes = [(path, box) for path, box in leaves(space) if isinstance(box, gym.spaces.Box)]
+        self.parts = [(path, box) for path, box in boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
         if norm is not None:
             size = sum(num_numbers(part) for _, part in self.parts)
             if not size:
-                raise ValueError(f"obs_norm normalizes observed numbers, and there are none in {space}; switch it off with --obs-norm none")
+                nothing = f"obs_norm normalizes observed numbers, and there are none in {space}"
+                raise ValueError(f"{nothing}; switch it off with --obs-norm none")
             self.normalizer = ObservationNormalizer(size, statistics=norm.statistics, decay=norm.decay, clip=norm.clip)
 
     def forward(self, stored: Shaped[Tensor, "N *shape"]) -> Any:
@@ -236,7 +249,8 @@ class ObservationReader(nn.Module):
     def _with_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """The tree with these numbers in place of its own."""
         widths = [num_numbers(part) for _, part in self.parts]
-        replaced = {path: x.unflatten(-1, part.shape) for (path, part), x in zip(self.parts, numbers.split(widths, -1), strict=True)}
+        pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
+        replaced = {path: x.unflatten(-1, part.shape) for (path, part), x in pairs}
 
         def rebuilt(tree: Any, path: Path) -> Any:
             if isinstance(tree, dict):
@@ -248,11 +262,12 @@ class ObservationReader(nn.Module):
         return rebuilt(obs, ())
 
 
-def encoder_for(space: gym.Space[Any], config: ModelConfig, *, generator: Generator) -> nn.Module:
+def encoder_for(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
     """The encoder that `config` names, for a space of observations."""
-    if isinstance(space, gym.spaces.Box) and (config.encoder != "mlp" or is_image(space) or len(space.shape) < 3):
-        return ENCODERS[config.encoder](space.shape, config, generator=generator)
-    return TreeEncoder(space, config, generator=generator)
+    is_box = isinstance(space, gym.spaces.Box)
+    if is_box and (config.encoder != "mlp" or is_image(space) or len(space.shape) < 3):
+        return ENCODERS[config.encoder](space.shape, config, generator)
+    return TreeEncoder(space, config, generator)
 
 
 def num_numbers(space: gym.Space[Any]) -> int:
@@ -267,7 +282,8 @@ def as_numbers(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return obs.flatten(1).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
-    return torch.cat([functional.one_hot(x.long(), width).float() for x, width in zip(columns, choices(space), strict=True)], dim=-1)
+    pairs = zip(columns, choices(space), strict=True)
+    return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
 
 
 def at_path(tree: Any, path: Path) -> Any:
@@ -277,19 +293,18 @@ def at_path(tree: Any, path: Path) -> Any:
     return tree
 
 
-def image_shape(obs_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Height, width and channels of `[H, W, C]` images; `[C, H, W]` is recognized by its channels, fewer than both other axes.
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Height, width and channels of `[H, W, C]` images.
+
+    `[C, H, W]` is recognized by its channels, which are fewer than both other axes.
 
     Raises:
         ValueError: these observations are not images.
     """
-    if len(obs_shape) != 3:
-        raise ValueError(f"observations of shape {obs_shape} are not images; use --model.encoder mlp")
-    if obs_shape[0] < min(obs_shape[1:]):
-        channels, height, width = obs_shape
-    else:
-        height, width, channels = obs_shape
-    return height, width, channels
+    if len(shape) != 3:
+        raise ValueError(f"observations of shape {shape} are not images; use --model.encoder mlp")
+    a, b, c = shape
+    return (b, c, a) if a < min(b, c) else (a, b, c)
 
 
 def scaled_image(obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N C H W"]:
@@ -308,13 +323,6 @@ def _to_channels_last(module: nn.Module) -> None:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
-def _gain(init: Initialization, *, normalized: float) -> float:
-    """Scale for hidden layers: the given one under `normalized`, √2 under `orthogonal` (the others have none)."""
-    return normalized if init == "normalized" else math.sqrt(2)
-
-
-def _conv(num_inputs: int, num_outputs: int, *, init: Initialization, scale: float, generator: Generator) -> nn.Conv2d:
+def _conv(num_inputs: int, num_outputs: int) -> nn.Conv2d:
     """A 3×3 convolution that keeps the size."""
-    conv = nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)
-    initialize(conv, init, scale=scale, generator=generator)
-    return conv
+    return nn.Conv2d(num_inputs, num_outputs, kernel_size=3, padding=1)

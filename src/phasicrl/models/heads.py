@@ -1,9 +1,9 @@
-"""Action heads: from features to the distribution over the actions of a space. Kind: state (modules)."""
+"""Action heads: from features to distributions over actions. Kind: state (modules)."""
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
 import gymnasium as gym
@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from phasicrl.config import ActionConfig, Initialization, ModelConfig
+from phasicrl.config import ActionConfig, ModelConfig
 from phasicrl.models.distributions import Categorical, JointPolicy, Normal, Policy, TanhNormal
-from phasicrl.models.init import initialize
+from phasicrl.models.init import Initializer
 from phasicrl.spaces import SUPPORTED_ACTIONS, choices, leaves
 
 
 class PolicyHead(nn.Module):
-    """A linear layer to the distribution over the actions of a space; made by `make_policy_head`.
+    """A linear layer to the distribution over the actions of a space.
 
     An action is a vector of K components: the scalars of `leaves(space)`, in order. Only that of a
     plain `Discrete` space is a scalar. For continuous components it is what was drawn, before any
@@ -47,6 +47,9 @@ class PolicyHead(nn.Module):
             stored as floats).
         mask_size: options of all discrete components, the width of an action mask.
         num_dist_params: P.
+
+    Raises:
+        ValueError: no head for this kind of space, or no finite bounds where they are needed.
     """
 
     order: Int[Tensor, " K"]
@@ -57,15 +60,24 @@ class PolicyHead(nn.Module):
     """Lowest and highest values of the continuous components."""
     fixed_std: Float[Tensor, " n"]
 
-    def __init__(self, space: gym.Space[Any], num_features: int, model: ModelConfig, action: ActionConfig, *, generator: Generator) -> None:
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        num_features: int,
+        model: ModelConfig,
+        action: ActionConfig,
+        generator: Generator,
+    ) -> None:
         super().__init__()
+        parts = [leaf for _, leaf in leaves(space)]
+        _check(parts or [space], action)
         self.action, self.stretches = action, action.rescale or action.squash == "tanh"
         # Options of each component of an action; 0 where it is continuous.
-        widths = [width for _, leaf in leaves(space) for width in choices(leaf) or [0] * math.prod(leaf.shape or ())]
+        of_parts = [choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
+        widths = list(chain(*of_parts))
         kinds = sorted(set(widths), key=lambda width: (width == 0, width))
         order = [place for kind in kinds for place, width in enumerate(widths) if width == kind]
-        first_option = list(accumulate(widths, initial=0))
-        options = [first_option[place] + option for place in order for option in range(widths[place])]
+        options = torch.arange(sum(widths)).split(widths)
         # A part of the joint policy for every width, the continuous ones last; a group is a number
         # of components of one width.
         self.part_sizes = [widths.count(kind) for kind in kinds]
@@ -73,27 +85,44 @@ class PolicyHead(nn.Module):
         self.num_continuous = n = widths.count(0)
         self.mask_size = sum(widths)
         self.num_dist_params = self.mask_size + 2 * n
-        self.action_shape: tuple[int, ...] = () if isinstance(space, gym.spaces.Discrete) else (len(widths),)
+        self.action_shape: tuple[int, ...] = (len(widths),)
+        if isinstance(space, gym.spaces.Discrete):
+            self.action_shape = ()
         self.action_dtype = torch.float32 if n else torch.int64
-        low, high = bounds = _bounds([leaf for _, leaf in leaves(space) if isinstance(leaf, gym.spaces.Box)])
+        low, high = bounds = _bounds([part for part in parts if isinstance(part, gym.spaces.Box)])
         unit = (2 if self.stretches else high - low) if action.std == "range" else 1
-        constants = {"order": torch.tensor(order), "option_order": torch.tensor(options, dtype=torch.int64), "bounds": bounds}
-        for name, values in {**constants, "fixed_std": torch.full((n,), action.std_value) * unit}.items():
-            self.register_buffer(name, values, persistent=False)  # follows from space and configuration: moves along, is not saved
-        trained = action.std == "parameter" and n > 0
-        self.log_std = nn.Parameter(torch.full((n,), math.log(action.std_value))) if trained else None
+        # These follow from space and configuration: they move along, and are not saved.
+        self.register_buffer("order", torch.tensor(order), persistent=False)
+        option_order = torch.cat([options[place] for place in order])
+        self.register_buffer("option_order", option_order, persistent=False)
+        self.register_buffer("bounds", bounds, persistent=False)
+        fixed_std = torch.full((n,), action.std_value) * unit
+        self.register_buffer("fixed_std", fixed_std, persistent=False)
+        self.log_std = None
+        if action.std == "parameter" and n:
+            self.log_std = nn.Parameter(torch.full((n,), math.log(action.std_value)))
         num_outputs = self.mask_size + n * (2 if action.std in ("softplus", "exp") else 1)
-        self.linear = linear_head(num_features, num_outputs, init=model.heads, scale=model.policy_head_scale, generator=generator)
+        linear = nn.Linear(num_features, num_outputs)
+        self.linear = Initializer(model.heads, generator)(linear, model.policy_head_scale)
 
-    def forward(self, features: Float[Tensor, "*shape D"], action_mask: Bool[Tensor, "*shape M"] | None = None) -> Policy:
-        """Make the policy for each step; what the mask does not allow gets probability 0 and no gradient."""
+    def forward(
+        self,
+        features: Float[Tensor, "*shape D"],
+        action_mask: Bool[Tensor, "*shape M"] | None = None,
+    ) -> Policy:
+        """Make the policy of each step.
+
+        What the mask does not allow gets probability 0 and no gradient.
+        """
         outputs = self.linear(features)
         logits = outputs[..., : self.mask_size]
         if action_mask is not None:
             # A large finite number, not −∞: 0 × −∞ would be NaN in the entropy and the divergence.
-            logits = torch.where(action_mask.index_select(-1, self.option_order), logits, torch.finfo(logits.dtype).min / 4)
+            allowed = action_mask.index_select(-1, self.option_order)
+            logits = torch.where(allowed, logits, torch.finfo(logits.dtype).min / 4)
         log_probs = [group.log_softmax(-1).flatten(-2) for group in self._by_width(logits)]
-        return self.distribution(torch.cat([*log_probs, *self._mean_and_std(outputs[..., self.mask_size :])], -1))
+        mean_and_std = self._mean_and_std(outputs[..., self.mask_size :])
+        return self.distribution(torch.cat([*log_probs, *mean_and_std], -1))
 
     def distribution(self, dist_params: Float[Tensor, "*shape P"]) -> Policy:
         """Make the policy again from its `dist_params`."""
@@ -106,8 +135,9 @@ class PolicyHead(nn.Module):
         return JointPolicy(dist_params, parts, self.order.split(self.part_sizes))
 
     def env_action(self, action: Num[Tensor, "*shape K"]) -> Num[Tensor, "*shape K"]:
-        """What the environment gets for stored actions: discrete components as they are, continuous ones squashed and stretched.
+        """What the environment gets for stored actions.
 
+        Discrete components stay as they are, continuous ones are squashed and stretched:
         - `none`: the draw. `clip`: the draw, clipped to [low, high]; its log-probability and
           entropy stay those of the draw, as in CleanRL and SB3. `tanh`: the draw's tanh, stretched;
           log-probability and entropy are the tanh's, in [−1, 1].
@@ -123,42 +153,39 @@ class PolicyHead(nn.Module):
         elif self.action.squash == "clip":
             value = value.clamp(-1, 1) if self.stretches else value.clamp(low, high)
         if self.stretches:
-            value = torch.lerp(low, high, (value + 1) / 2)  # exact at both ends: rounding does not lead outside
+            # Exact at both ends: rounding does not lead outside.
+            value = torch.lerp(low, high, (value + 1) / 2)
         return action.index_copy(-1, places, value)
 
     def _by_width(self, options: Float[Tensor, "*shape M"]) -> list[Float[Tensor, "*shape k A"]]:
-        """Logits or log-probabilities of the discrete components, those of equal width in one tensor."""
+        """Logits or log-probabilities of discrete components, those of equal width in a tensor."""
         pieces = options.split([number * width for number, width in self.groups], -1)
-        return [piece.unflatten(-1, group) for piece, group in zip(pieces, self.groups, strict=True)]
+        pairs = zip(pieces, self.groups, strict=True)
+        return [piece.unflatten(-1, group) for piece, group in pairs]
 
-    def _mean_and_std(self, outputs: Float[Tensor, "*shape m"]) -> tuple[Float[Tensor, "*shape n"], Float[Tensor, "*shape n"]]:
+    def _mean_and_std(self, outputs: Float[Tensor, "*shape m"]) -> list[Float[Tensor, "*shape n"]]:
         """The normal distributions' parameters, from the layer's outputs for them."""
         config, n = self.action, self.num_continuous
         mean = outputs[..., :n].tanh() if config.mean == "tanh" else outputs[..., :n]
         if config.std == "softplus":
-            std = functional.softplus(outputs[..., n:]) * (config.std_value / math.log(2)) + config.min_std
+            unit = config.std_value / math.log(2)
+            std = functional.softplus(outputs[..., n:]) * unit + config.min_std
         elif config.std == "exp":
             std = outputs[..., n:].exp() * config.std_value + config.min_std
         else:
             std = self.fixed_std if self.log_std is None else self.log_std.exp()
-        return mean, std.expand_as(mean)
+        return [mean, std.expand_as(mean)]
 
 
-def make_policy_head(
-    space: gym.Space[Any], num_features: int, model: ModelConfig, action: ActionConfig, *, generator: Generator
-) -> PolicyHead:
-    """The head for an action space.
-
-    Raises:
-        ValueError: no head for this kind of space, or no finite bounds where they are needed.
-    """
-    parts = [leaf for _, leaf in leaves(space)]
-    for part in parts or [space]:
+def _check(parts: list[gym.Space[Any]], action: ActionConfig) -> None:
+    """Refuse spaces for which there is no head, or not with this configuration."""
+    counted = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+    for part in parts:
         if isinstance(part, gym.spaces.Box) and part.dtype.kind == "f":
             _check_bounds(part, action)
-        elif not isinstance(part, (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
-            raise ValueError(f"actions of the kind {part} are not supported; supported: {SUPPORTED_ACTIONS}")
-    return PolicyHead(space, num_features, model, action, generator=generator)
+        elif not isinstance(part, counted):
+            accepted = f"supported: {SUPPORTED_ACTIONS}"
+            raise ValueError(f"actions of the kind {part} are not supported; {accepted}")
 
 
 def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
@@ -174,19 +201,13 @@ def _check_bounds(box: gym.spaces.Box, action: ActionConfig) -> None:
     usable = (high - low).isfinite() & ((high > low) | (action.std != "range"))
     if needed_by and not usable.all():
         raise ValueError(
-            f"actions of the kind {box} have no bounds that are finite and apart, which {' and '.join(needed_by)} cannot do without; "
-            "take action.std parameter, action.squash none and no action.rescale, or give the action space such bounds"
+            f"actions of the kind {box} have no bounds that are finite and apart, "
+            f"which {' and '.join(needed_by)} cannot do without; take action.std parameter, "
+            "action.squash none and no action.rescale, or give the action space such bounds"
         )
 
 
 def _bounds(boxes: list[gym.spaces.Box]) -> Float[Tensor, "2 n"]:
     """The lowest and highest values of all components of the spaces."""
-    pairs = (torch.tensor(np.stack([box.low, box.high]), dtype=torch.float32).reshape(2, -1) for box in boxes)
-    return torch.cat([torch.empty(2, 0), *pairs], -1)
-
-
-def linear_head(num_features: int, num_outputs: int, *, init: Initialization, scale: float, generator: Generator) -> nn.Linear:
-    """A linear output layer with weights by a scheme."""
-    linear = nn.Linear(num_features, num_outputs)
-    initialize(linear, init, scale=scale, generator=generator)
-    return linear
+    pairs = (torch.from_numpy(np.stack([box.low, box.high])) for box in boxes)
+    return torch.cat([torch.empty(2, 0), *(pair.float().reshape(2, -1) for pair in pairs)], -1)

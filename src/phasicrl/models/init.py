@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
 from phasicrl.config import Initialization
 
+Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
 
-def initialize(layer: nn.Linear | nn.Conv2d, scheme: Initialization, *, scale: float, generator: Generator) -> None:
-    """Fill a layer's weights by `scheme` and set its bias to zero (`torch` keeps PyTorch's random bias).
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """Fills weights by `scheme` and sets biases to zero (`torch` keeps PyTorch's random ones).
 
     - `normalized`: PyTorch's default draw, then each output unit's weight vector is divided by its
       L2 norm and multiplied by `scale` (OPPG torch_util.py:327-351): axis 1 for dense layers, axes
       1 to 3 for convolutions.
     - `orthogonal`: orthogonal matrix times `scale` (Baselines, CleanRL).
-    - `glorot`: uniform within ± √(6 / (fan_in + fan_out)); no scale, as in Baselines' convolutions.
+    - `glorot`: uniform within ± √(6 / (fan_in + fan_out)); no scale, as in Baselines'
+      convolutions.
     - `torch`: PyTorch's default draw of weights and bias; no scale.
     """
-    bound = 1 / math.sqrt(_fan_in(layer.weight))
-    with torch.no_grad():
-        layer.weight.uniform_(-bound, bound, generator=generator)
-        if layer.bias is not None:
-            layer.bias.uniform_(-bound, bound, generator=generator)
-            if scheme != "torch":
-                layer.bias.zero_()
-        if scheme == "normalized":
-            axes = tuple(range(1, layer.weight.ndim))
-            layer.weight.mul_(scale / layer.weight.norm(dim=axes, p=2, keepdim=True))
-        elif scheme == "orthogonal":
-            nn.init.orthogonal_(layer.weight, gain=scale, generator=generator)
-        elif scheme == "glorot":
-            nn.init.xavier_uniform_(layer.weight, generator=generator)
 
+    scheme: Initialization
+    generator: Generator
 
-def _fan_in(weight: Tensor) -> int:
-    """Inputs of one output unit."""
-    return math.prod(weight.shape[1:])
+    def __call__(self, layer: Layer, scale: float) -> Layer:
+        """Fill a layer, and return it."""
+        bound = 1 / math.sqrt(layer.weight[0].numel())
+        with torch.no_grad():
+            layer.weight.uniform_(-bound, bound, generator=self.generator)
+            if layer.bias is not None:
+                layer.bias.uniform_(-bound, bound, generator=self.generator)
+                if self.scheme != "torch":
+                    layer.bias.zero_()
+            if self.scheme == "normalized":
+                axes = tuple(range(1, layer.weight.ndim))
+                layer.weight.mul_(scale / layer.weight.norm(dim=axes, p=2, keepdim=True))
+            elif self.scheme == "orthogonal":
+                nn.init.orthogonal_(layer.weight, gain=scale, generator=self.generator)
+            elif self.scheme == "glorot":
+                nn.init.xavier_uniform_(layer.weight, generator=self.generator)
+        return layer
+
+    def hidden(self, layer: Layer, normalized: float) -> Layer:
+        """Fill a hidden layer: with scale `normalized` in that scheme, √2 in `orthogonal`."""
+        return self(layer, normalized if self.scheme == "normalized" else math.sqrt(2))

@@ -1,4 +1,6 @@
-"""Memory between encoder and heads: features and a state in, features and a state out. Kind: state (modules).
+"""Memory between encoder and heads. Kind: state (modules).
+
+Features and a state go in, features and a state come out.
 
 A memory's state is an argument and a result, never remembered inside the module. Networks without
 memory have a state of width zero, so that the loop has one shape for both (OPPG impala_cnn.py:185).
@@ -6,14 +8,12 @@ memory have a state of width zero, so that the loop has one shape for both (OPPG
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from phasicrl.config import Initialization
+from phasicrl.config import ModelConfig
 
 
 class NoMemory(nn.Module):
@@ -36,24 +36,22 @@ class RecurrentMemory(nn.Module):
     """One LSTM or GRU layer (Hochreiter & Schmidhuber 1997; Cho et al. 2014).
 
     Args:
-        kind: which.
         num_inputs: width of the features that come in.
-        size: width of those that go out, and of the state (twice that for an LSTM: output and
-            cell).
-        init: `torch` keeps PyTorch's default; all others take orthogonal weights and no biases
-            (CleanRL ppo_atari_lstm.py:109-114).
+        config: its `memory` says which; `memory_size` is the width of the features that go out, and
+            of the state (twice that for an LSTM: output and cell); `init` other than `torch` takes
+            orthogonal weights and no biases (CleanRL ppo_atari_lstm.py:109-114).
         generator: source of the weights.
     """
 
-    def __init__(self, kind: Literal["lstm", "gru"], num_inputs: int, size: int, *, init: Initialization, generator: Generator) -> None:
+    def __init__(self, num_inputs: int, config: ModelConfig, generator: Generator) -> None:
         super().__init__()
-        self.kind = kind
+        self.is_lstm, size = config.memory == "lstm", config.memory_size
         self.num_features = size
-        self.state_size = 2 * size if kind == "lstm" else size
-        self.layer = (nn.LSTM if kind == "lstm" else nn.GRU)(num_inputs, size)
+        self.state_size = 2 * size if self.is_lstm else size
+        self.layer = (nn.LSTM if self.is_lstm else nn.GRU)(num_inputs, size)
         with torch.no_grad():
             for name, parameter in self.layer.named_parameters():
-                if init == "torch":
+                if config.init == "torch":
                     parameter.uniform_(-(size**-0.5), size**-0.5, generator=generator)
                 elif name.startswith("weight"):
                     nn.init.orthogonal_(parameter, generator=generator)
@@ -72,38 +70,41 @@ class RecurrentMemory(nn.Module):
         num_sequences, num_steps = first.shape
         begins = first.clone()
         begins[:, 0] = True
-        piece = begins.flatten().cumsum(0) - 1  # [S·L]: number of the piece that each step belongs to
+        # [S·L]: number of the piece that each step belongs to
+        piece = begins.flatten().cumsum(0) - 1
         length = piece.bincount()
         longest_first = length.argsort(descending=True, stable=True)
         rank = torch.empty_like(longest_first)
         rank[longest_first] = torch.arange(len(length), device=rank.device)
-        step = torch.arange(len(piece), device=piece.device) - (length.cumsum(0) - length)[piece]  # [S·L]: inside of its piece
+        # [S·L]: number of each step inside of its piece
+        step = torch.arange(len(piece), device=piece.device) - (length.cumsum(0) - length)[piece]
         order = (step * len(length) + rank[piece]).argsort()
-        batch_sizes = (length.unsqueeze(0) > torch.arange(int(length.max()), device=length.device).unsqueeze(1)).sum(1)
+        all_steps = torch.arange(int(length.max()), device=length.device)
+        batch_sizes = (length.unsqueeze(0) > all_steps.unsqueeze(1)).sum(1)
 
         # Only a sequence's own first piece goes on from its state, and only if it does not begin an
         # episode.
         start = state.new_zeros(len(length), self.state_size)
         own = piece.view(num_sequences, num_steps)
         start[rank[own[:, 0]]] = torch.where(first[:, :1], 0.0, state)
-        output, end = self._run(PackedSequence(features.flatten(0, 1)[order], batch_sizes.cpu()), start)
+        packed = PackedSequence(features.flatten(0, 1)[order], batch_sizes.cpu())
+        output, end = self._run(packed, start)
         result = torch.empty_like(output).index_copy(0, order, output)
         return result.view(num_sequences, num_steps, -1), end[rank[own[:, -1]]]
 
     def _run(self, packed: PackedSequence, start: Float[Tensor, "Q H"]) -> tuple[Float[Tensor, "M F"], Float[Tensor, "Q H"]]:
-        """The layer over Q pieces, with its state as one tensor: an LSTM's output and cell lie side by side."""
-        parts = tuple(part.contiguous().unsqueeze(0) for part in start.split(self.num_features, dim=-1))
-        output, end = self.layer(packed, parts if self.kind == "lstm" else parts[0])
-        return output.data, torch.cat(end, dim=-1).squeeze(0) if self.kind == "lstm" else end.squeeze(0)
+        """The layer over Q pieces; an LSTM's output and cell lie side by side in its state."""
+        states = start.unsqueeze(0).split(self.num_features, dim=-1)
+        parts = tuple(part.contiguous() for part in states)
+        output, end = self.layer(packed, parts if self.is_lstm else parts[0])
+        return output.data, (torch.cat(end, dim=-1) if self.is_lstm else end).squeeze(0)
 
 
 Memory = NoMemory | RecurrentMemory
 
 
-def make_memory(
-    kind: Literal["none", "lstm", "gru"], num_inputs: int, size: int, *, init: Initialization, generator: Generator
-) -> Memory:  # fmt: skip
-    """The memory of that name for features of a width."""
-    if kind == "none":
+def make_memory(num_inputs: int, config: ModelConfig, generator: Generator) -> Memory:
+    """The configured memory for features of a width."""
+    if config.memory == "none":
         return NoMemory(num_inputs)
-    return RecurrentMemory(kind, num_inputs, size, init=init, generator=generator)
+    return RecurrentMemory(num_inputs, config, generator)
