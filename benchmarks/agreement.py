@@ -37,7 +37,10 @@ from references.cases import CASES, MISTAKE  # noqa: E402  # from the folder bes
 from versus import PEERS, commit  # noqa: E402
 
 REFERENCES = {
-    "openai-ppg": ("https://github.com/openai/phasic-policy-gradient", "phasic_policy_gradient/ppg.py"),
+    "openai-ppg": (
+        "https://github.com/openai/phasic-policy-gradient",
+        "phasic_policy_gradient/ppg.py",
+    ),
     "cleanrl": ("https://github.com/vwxyzjn/cleanrl", "cleanrl/ppo.py"),
     "sb3": ("https://github.com/DLR-RM/stable-baselines3", None),
     "spinning-up": ("https://github.com/openai/spinningup", "spinup/algos/pytorch/ppo/ppo.py"),
@@ -83,7 +86,9 @@ class Row:
 
     def agrees(self, precision: str) -> bool:
         """Whether theirs and ours are as near to each other as their noise lets one say."""
-        difference, noise = (self.float64, self.noise64) if precision == "float64" else (self.float32, self.noise32)
+        difference, noise = (
+            (self.float64, self.noise64) if precision == "float64" else (self.float32, self.noise32)
+        )
         return difference <= MARGIN * max(noise, EPSILON[precision])
 
 
@@ -116,8 +121,15 @@ def rows_of(number: int, load: Any) -> list[Row]:
         load: gives the arrays of one run, `ours.float32` or `theirs.float64.turned`.
     """
     case, reference = CASES[number], load("theirs.float64")
-    far = largest(load("ours.float64"), reference, lambda one, other: float(np.abs(one.ravel() - other.ravel()).max()))
-    double, noise = largest(load("ours.float64"), reference), largest(load("theirs.float64.turned"), reference)
+    far = largest(
+        load("ours.float64"),
+        reference,
+        lambda one, other: float(np.abs(one.ravel() - other.ravel()).max()),
+    )
+    double, noise = (
+        largest(load("ours.float64"), reference),
+        largest(load("theirs.float64.turned"), reference),
+    )
     single = largest(load("ours.float32"), load("theirs.float32"))
     errors = [largest(load(f"theirs.float32{order}"), reference) for order in ("", ".turned")]
     return [
@@ -151,31 +163,52 @@ def absent(given: dict[str, Path | bool | None]) -> list[str]:
     for name, (address, file) in REFERENCES.items():
         path = given.get(name)
         if isinstance(path, Path) and file is not None and not (path / file).is_file():
-            sentences.append(f"--{name} {path}: there is no {file} in it; give the folder of a checkout of {address}")
-    needed = ([("sb3", "stable_baselines3")] if given.get("sb3") else []) + ([("cleanrl", "gym")] if given.get("cleanrl") else [])
+            sentences.append(
+                f"--{name} {path}: there is no {file} in it; give the folder of a checkout of {address}"
+            )
+    needed = ([("sb3", "stable_baselines3")] if given.get("sb3") else []) + (
+        [("cleanrl", "gym")] if given.get("cleanrl") else []
+    )
     for name, package in needed:
         if importlib.util.find_spec(package) is None:
-            sentences.append(f"--{name}: the package {package} is not installed here; see benchmarks/peers/requirements-agreement.txt")
+            sentences.append(
+                f"--{name}: the package {package} is not installed here; see benchmarks/peers/requirements-agreement.txt"
+            )
     return sentences
 
 
 def run_all(given: dict[str, Path | bool], folder: Path) -> list[Row]:
     """Run every side of every case, two at a time, and compare."""
-    numbers = {name: [str(number) for number, case in enumerate(CASES) if case.reference == name] for name in given}
+    numbers = {
+        name: [str(number) for number, case in enumerate(CASES) if case.reference == name]
+        for name in given
+    }
     every = [number for of_one in numbers.values() for number in of_one]
-    child("ours", "float32", folder, "-", every)  # draws the weights and the orders that all others take
+    child(
+        "ours", "float32", folder, "-", every
+    )  # draws the weights and the orders that all others take
     first = [("ours", "float64", folder, "-", every)]
-    theirs = [(name, precision, folder, str(path), numbers[name]) for name, path in given.items() for precision in ("float64", "float32")]
+    theirs = [
+        (name, precision, folder, str(path), numbers[name])
+        for name, path in given.items()
+        for precision in ("float64", "float32")
+    ]
     apart = [job for job in theirs if job[0] != "baselines"]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda job: child(*job), first + apart))
-        list(pool.map(lambda job: child(*job), [job for job in theirs if job not in apart]))  # reads what ours said
+        list(
+            pool.map(lambda job: child(*job), [job for job in theirs if job not in apart])
+        )  # reads what ours said
 
     def load(name: str) -> Arrays:
         with np.load(folder / name) as arrays:
             return dict(arrays)
 
-    return [row for number in every for row in rows_of(int(number), lambda run, at=number: load(f"{at}.{run}.npz"))]
+    return [
+        row
+        for number in every
+        for row in rows_of(int(number), lambda run, at=number: load(f"{at}.{run}.npz"))
+    ]
 
 
 def child(who: str, precision: str, folder: Path, path: str, numbers: list[str]) -> None:
@@ -184,9 +217,25 @@ def child(who: str, precision: str, folder: Path, path: str, numbers: list[str])
     Raises:
         SystemExit: it failed; what it said last.
     """
-    words = [sys.executable, "-W", "ignore", str(HERE / "references" / "child.py"), who, precision, str(folder), path, *numbers]
+    words = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(HERE / "references" / "child.py"),
+        who,
+        precision,
+        str(folder),
+        path,
+        *numbers,
+    ]
     print(f"running {who} in {precision}", file=sys.stderr, flush=True)
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     if done.returncode:
         raise SystemExit(f"{who} in {precision} failed:\n{done.stderr[-3000:]}")
 
@@ -197,26 +246,51 @@ def about(given: dict[str, Path | bool]) -> dict[str, Any]:
 
     found = {}
     for name, path in given.items():
-        state = commit(path) if isinstance(path, Path) else f"version {version('stable_baselines3')}"
+        state = (
+            commit(path) if isinstance(path, Path) else f"version {version('stable_baselines3')}"
+        )
         found[name] = {"repository": REFERENCES[name][0], "commit": state}
     packages = ("torch", "numpy", "gymnasium", *(["gym"] if "cleanrl" in given else []))
-    return {"commit": commit(PEERS), "versions": {package: version(package) for package in packages}, "references": found}
+    return {
+        "commit": commit(PEERS),
+        "versions": {package: version(package) for package in packages},
+        "references": found,
+    }
 
 
 def main() -> None:
     """Compare, print the table, and write it if a file is given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in REFERENCES:
-        options: dict[str, Any] = {"action": "store_true"} if name == "sb3" else {"type": Path, "metavar": "FOLDER"}
+        options: dict[str, Any] = (
+            {"action": "store_true"} if name == "sb3" else {"type": Path, "metavar": "FOLDER"}
+        )
         parser.add_argument(f"--{name}", **options)
     parser.add_argument(
-        "--mistake", type=float, default=0.0, metavar="PART", help="make our value loss wrong by this part, to see how a mistake shows"
+        "--mistake",
+        type=float,
+        default=0.0,
+        metavar="PART",
+        help="make our value loss wrong by this part, to see how a mistake shows",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="a JSON file for all rows, with the commits of everything")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file for all rows, with the commits of everything",
+    )
     options = vars(parser.parse_args())
-    given = {name: options[name.replace("-", "_")] for name in REFERENCES if options[name.replace("-", "_")]}
+    given = {
+        name: options[name.replace("-", "_")]
+        for name in REFERENCES
+        if options[name.replace("-", "_")]
+    }
     if not given:
-        parser.error(f"there is nothing to compare with; give at least one of {', '.join(f'--{name}' for name in REFERENCES)}")
+        parser.error(
+            f"there is nothing to compare with; give at least one of {', '.join(f'--{name}' for name in REFERENCES)}"
+        )
     if sentences := absent(given):
         parser.error("\n".join(sentences))
     os.environ[MISTAKE] = str(options["mistake"])  # of the processes that run the two sides
@@ -225,7 +299,9 @@ def main() -> None:
         rows = run_all(given, Path(folder))
     print(shown(rows))
     if options["output"] is not None:
-        options["output"].write_text(json.dumps(found | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        options["output"].write_text(
+            json.dumps(found | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[flo
     return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
 
 
-def compare(ours: dict[int, Curve], published: Curve, edges: list[int], metric: str) -> list[dict[str, object]]:
+def compare(
+    ours: dict[int, Curve], published: Curve, edges: list[int], metric: str
+) -> list[dict[str, object]]:
     """One row for a run of ours and a window: our mean, the published runs' span, and the 95 % interval in which one more run of theirs would lie."""
     theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
     half = T_95 * theirs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(theirs))
@@ -56,11 +58,17 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        len(panels), len(METRICS), figsize=(4.2 * len(METRICS), 3.0 * len(panels)), squeeze=False, layout="constrained"
+        len(panels),
+        len(METRICS),
+        figsize=(4.2 * len(METRICS), 3.0 * len(panels)),
+        squeeze=False,
+        layout="constrained",
     )
     for row, pairs in zip(axes, panels, strict=True):
         for panel, title, (ours, published) in zip(row, METRICS.values(), pairs, strict=True):
-            panel.fill_between(published.steps / 1e6, *published.band, color="#999999", alpha=0.35, linewidth=0)
+            panel.fill_between(
+                published.steps / 1e6, *published.band, color="#999999", alpha=0.35, linewidth=0
+            )
             panel.plot(published.steps / 1e6, published.runs.T, color="#777777", linewidth=0.7)
             for curve in ours.values():
                 panel.plot(curve.steps / 1e6, curve.runs[0], color="#0072B2", linewidth=1.2)
@@ -69,16 +77,27 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
     for panel in axes[-1]:
         panel.set_xlabel("environment steps (millions)")
     ours, published = panels[0][0]
-    lines = [axes[0][0].plot([], [], color=color, linewidth=2)[0] for color in ("#0072B2", "#777777")]
-    labels = [f"phasicrl, {len(ours)} seeds", f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum"]
+    lines = [
+        axes[0][0].plot([], [], color=color, linewidth=2)[0] for color in ("#0072B2", "#777777")
+    ]
+    labels = [
+        f"phasicrl, {len(ours)} seeds",
+        f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum",
+    ]
     figure.legend(lines, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     for suffix in (".png", ".svg"):
-        figure.savefig(output.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+        figure.savefig(
+            output.with_suffix(suffix),
+            dpi=150,
+            metadata={"Date": None} if suffix == ".svg" else None,
+        )
 
 
 def main() -> None:
     """Compare, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -96,7 +115,10 @@ def main() -> None:
             ours = {seed: run_curves([of_seed[seed]], metric)[0] for seed in sorted(of_seed)}
             end = min(float(curve.steps[-1]) for curve in ours.values())
             (published,) = reference_curves(options.reference, metric, ends={env_id: end})
-            edges = [int(edge) for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)]
+            edges = [
+                int(edge)
+                for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)
+            ]
             rows += compare(ours, published, edges, metric)
             panels[-1].append((ours, published))
     with options.output.with_suffix(".csv").open("w", newline="") as file:

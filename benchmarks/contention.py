@@ -50,10 +50,19 @@ class Training:
 
     def __init__(self, work: str, code: str, seed: int, folder: str) -> None:
         source, *variables = code.split(",")
-        surroundings = os.environ | {"PYTHONPATH": str(Path(source).resolve())} | dict(pair.split("=", 1) for pair in variables)
+        surroundings = (
+            os.environ
+            | {"PYTHONPATH": str(Path(source).resolve())}
+            | dict(pair.split("=", 1) for pair in variables)
+        )
         self.rest = Path(folder) / f"rest-{time.monotonic_ns()}"
         words = [str(self.rest), *WORKS[work].split(), "--seed", str(seed), "--output-dir", folder]
-        self.process = subprocess.Popen([sys.executable, __file__, "--train", *words], env=surroundings, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--train", *words],
+            env=surroundings,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.marks: list[tuple[float, int]] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -81,7 +90,9 @@ class Training:
         while bisect(self.marks, (moment, 0)) > len(self.marks) - marks:
             time.sleep(0.02)
             if self.process.poll() is not None or time.monotonic() > moment + limit:
-                raise RuntimeError(f"the training told nothing for {limit:g} s, or ended: {self.process.args}")
+                raise RuntimeError(
+                    f"the training told nothing for {limit:g} s, or ended: {self.process.args}"
+                )
 
     def steps_until(self, moment: float) -> float:
         """Steps that were done by then, between two marks in proportion."""
@@ -104,19 +115,26 @@ def train(words: Sequence[str]) -> None:
                 rest.with_suffix(".resting").touch()
                 time.sleep(0.02)
 
-    config = parse_config(list(words[1:])).changed({"log.console": "off", "log.tensorboard": False, "checkpoint.every_minutes": None})
+    config = parse_config(list(words[1:])).changed(
+        {"log.console": "off", "log.tensorboard": False, "checkpoint.every_minutes": None}
+    )
     train(config, on_iteration=mark)
 
 
 def seconds_of_all() -> float:
     """Processor time that anybody has used since the machine was started."""
-    user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    user, nice, system, _, _, *more = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+    )
     return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
 
 
 def seconds_of(processes: Sequence[subprocess.Popen[str]]) -> float:
     """Processor time of these."""
-    fields = [Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split() for process in processes]
+    fields = [
+        Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        for process in processes
+    ]
     return sum(int(row[11]) + int(row[12]) for row in fields) / os.sysconf("SC_CLK_TCK")
 
 
@@ -149,9 +167,14 @@ def measure(name: str, pair: Sequence[Training], seconds: float) -> dict[str, fl
         begin = time.monotonic()
         for training in running:
             training.wait(begin)
-        seconds_of_others: list[tuple[float, float]] = []  # moments, and what others have used until then
+        seconds_of_others: list[
+            tuple[float, float]
+        ] = []  # moments, and what others have used until then
         quiet: list[tuple[float, float]] = []
-        while sum(end - start for start, end in quiet) < seconds and len(seconds_of_others) < 6 * seconds:
+        while (
+            sum(end - start for start, end in quiet) < seconds
+            and len(seconds_of_others) < 6 * seconds
+        ):
             seconds_of_others.append((time.monotonic(), seconds_of_all() - seconds_of(processes)))
             if len(seconds_of_others) > 1:
                 (start, less), (end, more) = seconds_of_others[-2:]
@@ -161,16 +184,26 @@ def measure(name: str, pair: Sequence[Training], seconds: float) -> dict[str, fl
         for training in running:
             training.wait(last)
     counted = sum(end - start for start, end in quiet)
-    done = sum(training.steps_until(end) - training.steps_until(start) for training in running for start, end in quiet)
+    done = sum(
+        training.steps_until(end) - training.steps_until(start)
+        for training in running
+        for start, end in quiet
+    )
     (start, less), (end, more) = seconds_of_others[0], seconds_of_others[-1]
-    return {"steps_per_second": done / counted if counted else float("nan"), "seconds": counted, "of_others": (more - less) / (end - start)}
+    return {
+        "steps_per_second": done / counted if counted else float("nan"),
+        "seconds": counted,
+        "of_others": (more - less) / (end - start),
+    }
 
 
 def main() -> None:
     """Run all; `--train` is one training, in a process of its own."""
     if sys.argv[1:2] == ["--train"]:
         return train(sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("--code", action="append", default=None)
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
@@ -178,8 +211,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
-    codes = dict(code.split("=", 1) for code in options.code or [f"now={Path(__file__).parents[1] / 'src'}"])
-    earlier = list(csv.DictReader(options.output.read_text().splitlines())) if options.output.exists() else []
+    codes = dict(
+        code.split("=", 1) for code in options.code or [f"now={Path(__file__).parents[1] / 'src'}"]
+    )
+    earlier = (
+        list(csv.DictReader(options.output.read_text().splitlines()))
+        if options.output.exists()
+        else []
+    )
     first = max((int(row["round"]) + 1 for row in earlier), default=0)
     rates: dict[tuple[str, str, str], list[float]] = {}
     with options.output.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
@@ -198,17 +237,30 @@ def main() -> None:
                         found = measure(name, pair, options.seconds)
                         rates.setdefault((work, code, name), []).append(found["steps_per_second"])
                         numbers = {field: f"{value:.4g}" for field, value in found.items()}
-                        row: dict[str, object] = {"work": work, "code": code, "round": number, "situation": name, **numbers}
+                        row: dict[str, object] = {
+                            "work": work,
+                            "code": code,
+                            "round": number,
+                            "situation": name,
+                            **numbers,
+                        }
                         writer.writerow(row)  # pyright: ignore[reportArgumentType]  # columns by name
                         file.flush()
-                        print(f"{work:12} {code:10} {name:8}", *(f"{field} {value}" for field, value in numbers.items()), flush=True)
+                        print(
+                            f"{work:12} {code:10} {name:8}",
+                            *(f"{field} {value}" for field, value in numbers.items()),
+                            flush=True,
+                        )
                 finally:
                     for training in pair:
                         training.process.kill()
                         training.process.wait()
     for work, code in itertools.product(options.works, codes):
         medians = {name: statistics.median(rates[work, code, name]) for name in options.situations}
-        shares = (f"{name} {rate:,.0f} ({rate / medians.get('alone', rate):.0%})" for name, rate in medians.items())
+        shares = (
+            f"{name} {rate:,.0f} ({rate / medians.get('alone', rate):.0%})"
+            for name, rate in medians.items()
+        )
         print(f"{work}, {code}: {', '.join(shares)}", flush=True)
 
 

@@ -24,7 +24,10 @@ SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
 USUAL = {"size": 64, "precision": "fp32", "memory": "kept", "run": "eager"}
 CASES: tuple[dict[str, Any], ...] = (
-    *({**USUAL, "size": size, "precision": precision} for size, precision in itertools.product(SIZES, ("fp32", "bf16"))),
+    *(
+        {**USUAL, "size": size, "precision": precision}
+        for size, precision in itertools.product(SIZES, ("fp32", "bf16"))
+    ),
     {**USUAL, "size": 2048},
     {**USUAL, "memory": "default"},
     {**USUAL, "size": 2048, "memory": "default"},
@@ -45,12 +48,26 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     torch.set_num_threads(num_threads)
     network = ImpalaCNN((64, 64, 3), ModelConfig(), generator=torch.Generator().manual_seed(0))
     parameters = list(network.parameters())
-    images = torch.randint(0, 255, (case["size"], 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images = torch.randint(
+        0,
+        255,
+        (case["size"], 64, 64, 3),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(1),
+    )
     found = {}
     if case["precision"] == "bf16":
-        exact, rounded = (probe.forward_backward(network, parameters, images, precision) for precision in ("fp32", "bf16"))
-        whole = [torch.cat([gradient.flatten() for gradient in some[1:]]) for some in (rounded, exact)]
-        found = {"features": probe.relative_error(rounded[0], exact[0]), "gradients": probe.relative_error(*whole)}
+        exact, rounded = (
+            probe.forward_backward(network, parameters, images, precision)
+            for precision in ("fp32", "bf16")
+        )
+        whole = [
+            torch.cat([gradient.flatten() for gradient in some[1:]]) for some in (rounded, exact)
+        ]
+        found = {
+            "features": probe.relative_error(rounded[0], exact[0]),
+            "gradients": probe.relative_error(*whole),
+        }
     run = torch.compile(network) if case["run"] == "compiled" else network
     for _ in range(2):
         probe.forward_backward(run, parameters, images, case["precision"])
@@ -63,7 +80,9 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
 
 def main() -> None:
     """Run every case; `--case` is one of them, in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--repeats", type=int, default=5)
@@ -76,12 +95,26 @@ def main() -> None:
         writer = csv.DictWriter(file, [*USUAL, "repeat", "name", "value"], lineterminator="\n")
         writer.writeheader()
         for repeat, case in itertools.product(range(options.repeats), CASES):
-            words = [sys.executable, __file__, str(options.output), "--threads", str(options.threads), "--case", json.dumps(case)]
-            found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+            words = [
+                sys.executable,
+                __file__,
+                str(options.output),
+                "--threads",
+                str(options.threads),
+                "--case",
+                json.dumps(case),
+            ]
+            found = json.loads(
+                subprocess.run(words, capture_output=True, text=True, check=True).stdout
+            )
             for name, value in found.items():
                 writer.writerow({**case, "repeat": repeat, "name": name, "value": f"{value:.5g}"})
             file.flush()
-            print(", ".join(map(str, case.values())), {name: round(value, 4) for name, value in found.items()}, flush=True)
+            print(
+                ", ".join(map(str, case.values())),
+                {name: round(value, 4) for name, value in found.items()},
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

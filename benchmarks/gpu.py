@@ -105,7 +105,9 @@ class StepError(RuntimeError):
     """A step failed; the message says why."""
 
 
-def run_command(words: Sequence[str], *, seconds: float, log: Path, accept: Sequence[int] = (0,)) -> None:
+def run_command(
+    words: Sequence[str], *, seconds: float, log: Path, accept: Sequence[int] = (0,)
+) -> None:
     """Run a command in the repository, with its output in a file; it and what it started are ended when its time is over.
 
     Raises:
@@ -115,11 +117,20 @@ def run_command(words: Sequence[str], *, seconds: float, log: Path, accept: Sequ
     surroundings = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
-        process = subprocess.Popen(words, cwd=ROOT, env=surroundings, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=surroundings,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise StepError(f"took longer than {seconds:.0f} s: {shlex.join(words)}\n{tail(log)}") from None
+            raise StepError(
+                f"took longer than {seconds:.0f} s: {shlex.join(words)}\n{tail(log)}"
+            ) from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -182,7 +193,10 @@ class Session:
 
     def save(self, name: str, result: Result) -> None:
         """Keep what a step found, with what it was found on."""
-        write_json(self.results / f"{name}.json", {**result, "about": about(self.commit, self.sizes.device)})
+        write_json(
+            self.results / f"{name}.json",
+            {**result, "about": about(self.commit, self.sizes.device)},
+        )
 
     @property
     def attempts(self) -> dict[str, Any]:
@@ -215,7 +229,11 @@ class Step:
 
 def about(commit: str, device: str) -> Result:
     """Commit, time, device, versions."""
-    return {"commit": commit, "when": datetime.now(UTC).isoformat(timespec="seconds"), **machine(device)}
+    return {
+        "commit": commit,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine(device),
+    }
 
 
 @functools.cache  # asked while all is well: a GPU that has failed answers nothing
@@ -226,7 +244,11 @@ def machine(device: str) -> Result:
     from phasicrl.host.machine import describe
 
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    more = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "system": platform.platform()}
+    more = {
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "system": platform.platform(),
+    }
     return {"device": name, **describe(), **more, "torch": torch.__version__}
 
 
@@ -250,7 +272,17 @@ def run_tests(session: Session) -> Result:
         "-o",
         "addopts=",
     ]
-    words += ["-o", "filterwarnings=default", "-o", "minversion=7", "-o", "timeout=90", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    words += [
+        "-o",
+        "filterwarnings=default",
+        "-o",
+        "minversion=7",
+        "-o",
+        "timeout=90",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+    ]
     words += ["-n", "4"] if importlib.util.find_spec("xdist") else []
     session.run(words, seconds=session.time_for(300), log=session.log("tests"), accept=(0, 1))
     return read_junit(report)
@@ -262,7 +294,9 @@ def read_junit(path: Path) -> Result:
     failures: dict[str, str] = {}
     for case in cases:
         for found in (*case.iter("failure"), *case.iter("error")):
-            failures[f"{case.get('classname')}::{case.get('name')}"] = (found.get("message") or found.text or "")[:2000]
+            failures[f"{case.get('classname')}::{case.get('name')}"] = (
+                found.get("message") or found.text or ""
+            )[:2000]
     skipped = sum(case.find("skipped") is not None for case in cases)
     seconds = sum(float(case.get("time", 0)) for case in cases)
     return {
@@ -285,7 +319,10 @@ def bench_steps(sizes: Sizes) -> list[Step]:
     """Every combination; those that say most first."""
     few, many = sizes.num_envs
     first = list(itertools.product(PRESETS[:2], PRECISIONS, WAYS, (few,)))
-    rest = [*itertools.product(PRESETS[2:], PRECISIONS, WAYS, (few,)), *itertools.product(PRESETS, PRECISIONS, WAYS, (many,))]
+    rest = [
+        *itertools.product(PRESETS[2:], PRECISIONS, WAYS, (few,)),
+        *itertools.product(PRESETS, PRECISIONS, WAYS, (many,)),
+    ]
     return [
         Step(f"bench/{preset}-{precision}-{way}-{number}", "bench", 60, lambda session, choice=(preset, precision, way, number): bench(session, *choice))
         for preset, precision, way, number in [*first, *rest]
@@ -294,10 +331,27 @@ def bench_steps(sizes: Sizes) -> list[Step]:
 
 def bench_words(sizes: Sizes, preset: str, precision: str, way: str, num_envs: int) -> list[str]:
     """The words after `phasicrl bench`, but for where it writes."""
-    words = [preset, "--env.id", "procgen:starpilot", "--env.num-envs", str(num_envs), "--compute.device", sizes.device]
-    words += ["--compute.compile", WAYS[way] if sizes.device == "cuda" else "off", "--compute.policy-precision", precision]
+    words = [
+        preset,
+        "--env.id",
+        "procgen:starpilot",
+        "--env.num-envs",
+        str(num_envs),
+        "--compute.device",
+        sizes.device,
+    ]
+    words += [
+        "--compute.compile",
+        WAYS[way] if sizes.device == "cuda" else "off",
+        "--compute.policy-precision",
+        precision,
+    ]
     aux = [] if preset == "procgen-ppo" else ["--compute.aux-precision", precision]
-    small = ["--aux.every", "2", "--aux.num-minibatches", "2", "--aux.epochs", "1"] if aux and sizes is TOY else []
+    small = (
+        ["--aux.every", "2", "--aux.num-minibatches", "2", "--aux.epochs", "1"]
+        if aux and sizes is TOY
+        else []
+    )
     return [*words, *aux, *small, *sizes.fields, "--seconds", str(sizes.bench_seconds)]
 
 
@@ -314,7 +368,13 @@ def bench(session: Session, preset: str, precision: str, way: str, num_envs: int
     )
     report = json.loads(output.read_text())
     output.unlink()
-    return {"preset": preset, "precision": precision, "way": way, "num_envs": num_envs, "report": report}
+    return {
+        "preset": preset,
+        "precision": precision,
+        "way": way,
+        "num_envs": num_envs,
+        "report": report,
+    }
 
 
 def trace(session: Session) -> Result:
@@ -323,9 +383,22 @@ def trace(session: Session) -> Result:
     output.parent.mkdir(parents=True, exist_ok=True)
     words = bench_words(session.sizes, "procgen-ppg", "fp32", "recorded", session.sizes.num_envs[0])
     if session.sizes is not TOY:
-        words += ["--ppo.num-steps", "32", "--aux.epochs", "1", "--aux.every", "2", "--aux.num-minibatches", "4"]
+        words += [
+            "--ppo.num-steps",
+            "32",
+            "--aux.epochs",
+            "1",
+            "--aux.every",
+            "2",
+            "--aux.num-minibatches",
+            "4",
+        ]
     words += ["--trace", str(kernels), "--output", str(output)]
-    session.run([sys.executable, "-m", "phasicrl", "bench", *words], seconds=session.time_for(180), log=session.log("trace"))
+    session.run(
+        [sys.executable, "-m", "phasicrl", "bench", *words],
+        seconds=session.time_for(180),
+        log=session.log("trace"),
+    )
     report = json.loads(output.read_text())
     output.unlink()
     return {"bytes": kernels.stat().st_size, "notes": report["notes"], "report": report}
@@ -335,7 +408,11 @@ def bench_row(result: Result) -> Result:
     """One line of the table."""
     report, own = result["report"], result["about"]
     rates = {rate["name"]: rate for rate in report["rates"]}
-    said = " | ".join(note for note in report["notes"] if "eagerly" in note or "recorded" in note or "compiled" in note)
+    said = " | ".join(
+        note
+        for note in report["notes"]
+        if "eagerly" in note or "recorded" in note or "compiled" in note
+    )
     whole = rates["whole loop"]
     return {
         **{name: result[name] for name in ("preset", "precision", "way", "num_envs")},
@@ -348,7 +425,10 @@ def bench_row(result: Result) -> Result:
 
 def write_bench_table(results: Path) -> None:
     """`bench.csv`: a line for each measurement that is there."""
-    rows = [bench_row(json.loads(path.read_text())) for path in sorted((results / "bench").glob("*.json"))]
+    rows = [
+        bench_row(json.loads(path.read_text()))
+        for path in sorted((results / "bench").glob("*.json"))
+    ]
     if rows:
         with (results / "bench.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -364,13 +444,24 @@ def versus(session: Session, work: str, rounds: int) -> Result:
     if session.cleanrl is None:
         raise StepError("give --cleanrl FOLDER, a checkout of CleanRL")
     output = session.volatile / "versus"
-    words = [sys.executable, str(ROOT / "benchmarks" / "versus.py"), work, "--pairs", str(rounds), "--resume", "--output", str(output)]
+    words = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "versus.py"),
+        work,
+        "--pairs",
+        str(rounds),
+        "--resume",
+        "--output",
+        str(output),
+    ]
     words += ["--cleanrl", str(session.cleanrl), "--venvs", str(peers(session.volatile / "venvs"))]
     session.run(words, seconds=session.time_for(420), log=session.log(f"versus-{work}"))
     result = json.loads((output / f"{work}.json").read_text())
     whole = {run["contestant"] for run in result["runs"] if run["round"] == rounds - 1}
     if missing := {name for name, words in result["commands"].items() if words is not None} - whole:
-        raise StepError(f"round {rounds} is without {', '.join(sorted(missing))}\n{tail(session.log(f'versus-{work}'))}")
+        raise StepError(
+            f"round {rounds} is without {', '.join(sorted(missing))}\n{tail(session.log(f'versus-{work}'))}"
+        )
     if image := next(iter(output.glob(f"{work}.png")), None):
         shutil.copy(image, session.results / image.name)
     return result
@@ -381,7 +472,9 @@ def peers(folder: Path) -> Path:
     python = folder / "cleanrl" / "bin" / "python"
     python.parent.mkdir(parents=True, exist_ok=True)
     packages = os.environ.get("PYTHONPATH", "")
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(packages)} exec {shlex.quote(sys.executable)} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(packages)} exec {shlex.quote(sys.executable)} "$@"\n'
+    )
     python.chmod(0o755)
     return folder
 
@@ -450,7 +543,12 @@ def train(session: Session, game: str) -> Result:
             run.finish()
         reached = run.collector.episodes.recent_mean
     saved = run.env_steps if done else checkpointed(run.directory)
-    piece = {"from": begun, "to": saved, "seconds": round(time.monotonic() - start, 1), **about(session.commit, session.sizes.device)}
+    piece = {
+        "from": begun,
+        "to": saved,
+        "seconds": round(time.monotonic() - start, 1),
+        **about(session.commit, session.sizes.device),
+    }
     result = {
         "game": game, "env_steps": saved, "budget": run.config.budget, "done": done, "return_of_last_100": round(reached, 3) if math.isfinite(reached) else None,
         "seconds_of_a_phase": round(max(watch.seconds, default=before.get("seconds_of_a_phase", 0.0)), 1), "pieces": [*before["pieces"], piece],
@@ -521,7 +619,11 @@ def all_steps(session: Session) -> list[Step]:
     return (
         steps
         if sizes is not TOY
-        else [Step(step.name, step.piece, 0.0, step.do) for step in steps if step not in (*speed[2:8], *speed[10:])]
+        else [
+            Step(step.name, step.piece, 0.0, step.do)
+            for step in steps
+            if step not in (*speed[2:8], *speed[10:])
+        ]
     )
 
 
@@ -535,7 +637,10 @@ def do(session: Session, step: Step) -> None:
     """Do a step and keep its result; of one that fails its reason is kept, and how often it was tried."""
     path, attempts = session.results / "attempts.json", session.attempts
     before = attempts.get(step.name, {"times": 0})
-    attempts[step.name] = {"times": before["times"] + 1, "why": "it was cut off"}  # kept in case it is
+    attempts[step.name] = {
+        "times": before["times"] + 1,
+        "why": "it was cut off",
+    }  # kept in case it is
     write_json(path, attempts)
     start = time.monotonic()
     print(f"{step.name} …", flush=True)
@@ -544,7 +649,10 @@ def do(session: Session, step: Step) -> None:
         del attempts[step.name]
         print(f"{step.name}: {time.monotonic() - start:.0f} s", flush=True)
     except Exception as error:  # whatever it is, the other steps are done
-        attempts[step.name] |= {"why": f"{type(error).__name__}: {error}", "about": about(session.commit, session.sizes.device)}
+        attempts[step.name] |= {
+            "why": f"{type(error).__name__}: {error}",
+            "about": about(session.commit, session.sizes.device),
+        }
         print(f"{step.name} failed: {error}", flush=True)
     write_json(path, attempts)
     write_bench_table(session.results)
@@ -584,7 +692,9 @@ def pack(results: Path, archive: Path) -> None:
         parts = Path(entry.name).parts
         out = parts[:3] == ("runs", "versus", "work") or parts[:2] == ("runs", "venvs")
         if parts[:2] == ("runs", "train") and len(parts) > 4:
-            out = parts[4] == ("checkpoints" if is_finished(results, parts[2]) else "agent.safetensors")
+            out = parts[4] == (
+                "checkpoints" if is_finished(results, parts[2]) else "agent.safetensors"
+            )
         return None if out else entry
 
     with tempfile.NamedTemporaryFile(dir=archive.parent) as file:
@@ -615,7 +725,9 @@ def write_json(path: Path, values: Any) -> None:
 def main(words: Sequence[str] | None = None, *, run: Callable[..., None] = run_command) -> None:
     """What the command line asks for."""
     start = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "gpu")
     parser.add_argument("--only", nargs="+", choices=PIECES, default=PIECES)
@@ -633,7 +745,9 @@ def main(words: Sequence[str] | None = None, *, run: Callable[..., None] = run_c
         import torch
 
         if session.sizes.device == "cuda" and not torch.cuda.is_available():
-            sys.exit("there is no GPU that PyTorch can use here; --toy shows on a CPU what would be done")
+            sys.exit(
+                "there is no GPU that PyTorch can use here; --toy shows on a CPU what would be done"
+            )
         machine(session.sizes.device)
         call(session, only=options.only, again=options.again)
     print("\n".join(status(session, all_steps(session))))

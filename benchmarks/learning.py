@@ -16,7 +16,15 @@ from functools import partial
 from pathlib import Path
 
 from phasicrl.cli import parse_config
-from phasicrl.experiments.trials import FIRST_REPORT_SEED, LEARNING_COLUMNS, ResultTable, Trial, fill_table, learning_row, over_seeds
+from phasicrl.experiments.trials import (
+    FIRST_REPORT_SEED,
+    LEARNING_COLUMNS,
+    ResultTable,
+    Trial,
+    fill_table,
+    learning_row,
+    over_seeds,
+)
 
 
 def asked(presets: list[str], seeds: range, runs: str) -> list[Trial]:
@@ -32,7 +40,9 @@ def asked(presets: list[str], seeds: range, runs: str) -> list[Trial]:
 
 def main() -> None:
     """Run everything that the command line names, some runs at a time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("presets", nargs="+")
     parser.add_argument("--seeds", type=int, default=10)
@@ -44,7 +54,9 @@ def main() -> None:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     table = ResultTable(options.output, LEARNING_COLUMNS)
     measure = partial(learning_row, threshold=options.threshold)
-    for trial in fill_table(table, asked(options.presets, seeds, options.runs), measure, jobs=options.jobs):
+    for trial in fill_table(
+        table, asked(options.presets, seeds, options.runs), measure, jobs=options.jobs
+    ):
         print(*trial.key, flush=True)
 
 

@@ -46,13 +46,22 @@ def networks(parameters: list[Tensor], obs: Tensor) -> tuple[Tensor, Tensor]:
 
 def new_parameters(num_seeds: int) -> list[Tensor]:
     """Stacked weights `[S, in, out]` and biases `[S, 1, out]` of both networks."""
-    sizes = [(OBS, WIDTH), (WIDTH, WIDTH), (WIDTH, ACTIONS), (OBS, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
+    sizes = [
+        (OBS, WIDTH),
+        (WIDTH, WIDTH),
+        (WIDTH, ACTIONS),
+        (OBS, WIDTH),
+        (WIDTH, WIDTH),
+        (WIDTH, 1),
+    ]
     return [tensor for rows, columns in sizes for tensor in (torch.randn(num_seeds, rows, columns) / rows**0.5, torch.zeros(num_seeds, 1, columns))]  # fmt: skip
 
 
 def gradient_step(*inputs: Tensor) -> Tensor:
     """One step of every seed."""
-    parameters, first, second, steps = (list(inputs[12 * part : 12 * part + 12]) for part in range(4))
+    parameters, first, second, steps = (
+        list(inputs[12 * part : 12 * part + 12]) for part in range(4)
+    )
     rate, obs, action, old_log_prob, advantage, target = inputs[48:]
     with torch.enable_grad():
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
@@ -70,7 +79,18 @@ def gradient_step(*inputs: Tensor) -> Tensor:
     factor = (0.5 / (norm + 1e-6)).clamp(max=1.0).view(-1, 1, 1)
     gradients = [gradient * factor for gradient in gradients]
     good = norm.isfinite().all()
-    adam_(parameters, gradients, first, second, steps, rate=rate, betas=(0.9, 0.999), eps=1e-5, only_if=good, at_once=False)
+    adam_(
+        parameters,
+        gradients,
+        first,
+        second,
+        steps,
+        rate=rate,
+        betas=(0.9, 0.999),
+        eps=1e-5,
+        only_if=good,
+        at_once=False,
+    )
     return total.detach()
 
 
@@ -91,7 +111,13 @@ def measure(num_seeds: int) -> dict[str, list[float]]:
         torch.randint(ACTIONS, (num_seeds, size)),
         *(torch.randn(num_seeds, size) - 1 for _ in range(3)),
     ]
-    step_inputs = [*parameters, *moments, *(torch.zeros(()) for _ in parameters), torch.tensor(2.5e-4), *batch]
+    step_inputs = [
+        *parameters,
+        *moments,
+        *(torch.zeros(()) for _ in parameters),
+        torch.tensor(2.5e-4),
+        *batch,
+    ]
     act_inputs = [
         *(parameter.clone() for parameter in parameters),
         torch.randn(num_seeds, ENVS, OBS),
@@ -125,21 +151,44 @@ def seconds(part: object) -> float:
 
 def main() -> None:
     """Measure with one thread and with all; a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
     with options.output.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["seeds", "threads", "part", "microseconds", "least", "most", "steps_per_second_of_all_seeds"])
+        writer.writerow(
+            [
+                "seeds",
+                "threads",
+                "part",
+                "microseconds",
+                "least",
+                "most",
+                "steps_per_second_of_all_seeds",
+            ]
+        )
         for threads in sorted({1, num_cores()}):
             torch.set_num_threads(threads)
             for num_seeds in SEEDS:
                 found = measure(num_seeds)
                 medians = {name: statistics.median(values) for name, values in found.items()}
                 # What an iteration would take if nothing else took time: no bookkeeping, no storage, no targets.
-                iteration = STEPS * (medians["acting"] + medians["environments"]) + EPOCHS * MINIBATCHES * medians["gradient step"]
+                iteration = (
+                    STEPS * (medians["acting"] + medians["environments"])
+                    + EPOCHS * MINIBATCHES * medians["gradient step"]
+                )
                 for name, values in found.items():
-                    row = [num_seeds, threads, name, *(f"{1e6 * value:.1f}" for value in (medians[name], min(values), max(values)))]
+                    row = [
+                        num_seeds,
+                        threads,
+                        name,
+                        *(
+                            f"{1e6 * value:.1f}"
+                            for value in (medians[name], min(values), max(values))
+                        ),
+                    ]
                     writer.writerow([*row, round(num_seeds * ENVS * STEPS / iteration)])
                 file.flush()
                 print(num_seeds, threads, {name: round(1e6 * value) for name, value in medians.items()}, f"{num_seeds * ENVS * STEPS / iteration:,.0f}", flush=True)  # fmt: skip

@@ -25,25 +25,40 @@ from phasicrl.runs.build import start_run
 
 def main() -> None:
     """Fill the buffer, learn once, and say what it took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("--preset", default="procgen-ppg")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # nothing was probed here yet
-        config = get_preset(options.preset).changed({"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1})
+        config = get_preset(options.preset).changed(
+            {"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
+        )
         with start_run(config) as run:
-            found = {"preset": options.preset, "commit": commit(PEERS), "processor": processor(), "after start-up": peak_memory()}
+            found = {
+                "preset": options.preset,
+                "commit": commit(PEERS),
+                "processor": processor(),
+                "after start-up": peak_memory(),
+            }
             while not run.buffer.is_full:
                 rollout = run.collect(run.buffer.next_rollout())
-                print(f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: {peak_memory() / 1e9:.2f} GB", flush=True)
+                print(
+                    f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: {peak_memory() / 1e9:.2f} GB",
+                    flush=True,
+                )
             policy_phase(run.learner, rollout)
             found["after the policy phase"] = peak_memory()
             auxiliary_phase(run.learner, run.buffer)
             found["after the auxiliary phase"] = peak_memory()
             run.save()
             found["after a checkpoint"] = peak_memory()
-            found["buffer"] = sum(tensor.numel() * tensor.element_size() for tensor in run.buffer.rollouts.tensors().values())
+            found["buffer"] = sum(
+                tensor.numel() * tensor.element_size()
+                for tensor in run.buffer.rollouts.tensors().values()
+            )
             found["beyond the buffer"] = peak_memory() - found["buffer"]
             found["micro-batch"] = run.compute.plan.micro_batch
             found["precision"] = run.compute.plan.precision

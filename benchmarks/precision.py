@@ -49,7 +49,9 @@ def measure(trial: Trial) -> list[Row]:
     def note(trained: Run, record: dict[str, float]) -> None:
         kept = {name: f"{record[name]:.5g}" for name in METRICS if name in record}
         seed, env_steps = str(trial.config.seed), str(trained.env_steps)
-        rows.append({"game": game, "setting": setting, "seed": seed, "env_steps": env_steps, **kept})
+        rows.append(
+            {"game": game, "setting": setting, "seed": seed, "env_steps": env_steps, **kept}
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         train(replace(trial.config, output_dir=folder), on_iteration=note)
@@ -80,15 +82,21 @@ def draw(rows: list[Row], path: Path) -> None:
                 curves: dict[int, dict[str, float]] = {}
                 for row in rows:
                     if (row["game"], row["setting"]) == (game, setting) and row.get(metric):
-                        curves.setdefault(int(row["env_steps"]), {})[row["seed"]] = float(row[metric])
+                        curves.setdefault(int(row["env_steps"]), {})[row["seed"]] = float(
+                            row[metric]
+                        )
                 most = max((len(values) for values in curves.values()), default=0)
                 steps = [at for at in sorted(curves) if len(curves[at]) == most]
-                values = np.array([list(curves[at].values()) for at in steps]).reshape(len(steps), -1)
+                values = np.array([list(curves[at].values()) for at in steps]).reshape(
+                    len(steps), -1
+                )
                 if not len(values):
                     continue
                 x = np.array(steps) / 1e3
                 panel.plot(x, values.mean(1), color=color, label=setting, linewidth=1.2)
-                panel.fill_between(x, values.min(1), values.max(1), color=color, alpha=0.15, linewidth=0)
+                panel.fill_between(
+                    x, values.min(1), values.max(1), color=color, alpha=0.15, linewidth=0
+                )
             panel.set_title(f"{game}: {title}", fontsize="small", loc="left")
             panel.tick_params(labelsize="x-small")
             if line is panels[-1]:
@@ -99,7 +107,9 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, and draw everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("figure", type=Path)
     parser.add_argument("--games", nargs="+", default=["starpilot", "fruitbot", "coinrun"])
@@ -109,7 +119,9 @@ def main() -> None:
     options = parser.parse_args()
     columns = ("game", "setting", "seed", "env_steps", *METRICS)
     table = ResultTable(options.output, columns, label=("game", "setting"))
-    trials = asked(options.games, options.seeds, options.fields, max(1, num_cores() // options.jobs))
+    trials = asked(
+        options.games, options.seeds, options.fields, max(1, num_cores() // options.jobs)
+    )
     for trial in fill_table(table, trials, measure, jobs=options.jobs):
         print(*trial.key, flush=True)
     draw(table.rows(), options.figure)

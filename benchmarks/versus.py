@@ -44,7 +44,19 @@ import numpy as np
 from phasicrl.host.machine import describe, num_cores, package_version, processor
 
 PEERS = Path(__file__).parent / "peers"
-PEERS_PACKAGES = ("torch", "stable_baselines3", "gymnasium", "gym", "envpool", "numpy", "mujoco", "jax", "jaxlib", "flax", "gymnax")
+PEERS_PACKAGES = (
+    "torch",
+    "stable_baselines3",
+    "gymnasium",
+    "gym",
+    "envpool",
+    "numpy",
+    "mujoco",
+    "jax",
+    "jaxlib",
+    "flax",
+    "gymnax",
+)
 """Whose versions are noted."""
 THRESHOLD = 475.0
 """CartPole's: mean return of 100 training episodes."""
@@ -73,12 +85,37 @@ class Contestant:
     needs: str | None = None
 
 
-def _ours(name: str, preset: str, fields: str, *, group: str = "", begins: int = 2, ends: int = -1, needs: str | None = None) -> Contestant:
-    return Contestant(name, "phasicrl", (preset, "--seed", "{seed}", *fields.split()), group, begins, ends, needs)
+def _ours(
+    name: str,
+    preset: str,
+    fields: str,
+    *,
+    group: str = "",
+    begins: int = 2,
+    ends: int = -1,
+    needs: str | None = None,
+) -> Contestant:
+    return Contestant(
+        name, "phasicrl", (preset, "--seed", "{seed}", *fields.split()), group, begins, ends, needs
+    )
 
 
-def _sb3(name: str, backend: str, task: str, num_envs: int, steps: int, settings: dict[str, Any], *, group: str = "") -> Contestant:
-    return Contestant(name, "sb3", (backend, task, str(num_envs), str(steps), "{seed}", json.dumps(settings)), group)
+def _sb3(
+    name: str,
+    backend: str,
+    task: str,
+    num_envs: int,
+    steps: int,
+    settings: dict[str, Any],
+    *,
+    group: str = "",
+) -> Contestant:
+    return Contestant(
+        name,
+        "sb3",
+        (backend, task, str(num_envs), str(steps), "{seed}", json.dumps(settings)),
+        group,
+    )
 
 
 CLEANRL_CARTPOLE = {
@@ -86,7 +123,12 @@ CLEANRL_CARTPOLE = {
     "max_grad_norm": 0.5, "learning_rate": 2.5e-4, "linear": ["learning_rate"],
 }  # fmt: skip
 """The settings of CleanRL's ppo.py in SB3's words (their default network is the same: two tanh layers of 64 for each of policy and value)."""
-CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {"n_epochs": 10, "ent_coef": 0.0, "learning_rate": 3e-4, "normalize": True}
+CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {
+    "n_epochs": 10,
+    "ent_coef": 0.0,
+    "learning_rate": 3e-4,
+    "normalize": True,
+}
 """The same of its ppo_continuous_action.py."""
 ZOO_CARTPOLE = {
     "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0, "clip_range": 0.2, "learning_rate": 1e-3,
@@ -116,13 +158,29 @@ def _cartpole(num_envs: int, *, steps: int, purejaxrl_steps: int) -> tuple[Conte
         Contestant("CleanRL ppo.py", "cleanrl", cleanrl),
         _sb3("SB3, Gymnasium", "gymnasium", "CartPole-v1", num_envs, steps, sb3),
         _sb3("SB3, EnvPool", "envpool", "CartPole-v1", num_envs, steps, sb3),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", str(num_envs), "128", "4", "4", str(purejaxrl_steps), "{seed}")),
+        Contestant(
+            "PureJaxRL ppo.py",
+            "purejaxrl",
+            ("{purejaxrl}", str(num_envs), "128", "4", "4", str(purejaxrl_steps), "{seed}"),
+        ),
     )
 
 
-def _procgen(ours: tuple[Contestant, ...], script: str, *flags: str, begins: int = 1, memory_kept: bool) -> tuple[Contestant, ...]:
+def _procgen(
+    ours: tuple[Contestant, ...], script: str, *flags: str, begins: int = 1, memory_kept: bool
+) -> tuple[Contestant, ...]:
     """Procgen: ours against a script of CleanRL, on the same pool of environments; also with memory kept, as ours keeps it."""
-    words = ("--envpool", f"{{cleanrl}}/cleanrl/{script}", "--num-envs", "64", "--num-steps", "256", "--seed", "{seed}", *flags)
+    words = (
+        "--envpool",
+        f"{{cleanrl}}/cleanrl/{script}",
+        "--num-envs",
+        "64",
+        "--num-steps",
+        "256",
+        "--seed",
+        "{seed}",
+        *flags,
+    )
     theirs = (Contestant(f"CleanRL {script}", "cleanrl", words, begins=begins),
               Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words), begins=begins))  # fmt: skip
     return *ours, *theirs[: 1 + memory_kept]
@@ -198,17 +256,40 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
 def command(contestant: Contestant, options: argparse.Namespace) -> list[str] | None:
     """The command line of a contestant; None if something that it needs is not there."""
     folders = {"cleanrl": options.cleanrl, "purejaxrl": options.purejaxrl}
-    python = sys.executable if contestant.trainer == "phasicrl" else str(options.venvs / contestant.trainer / "bin" / "python")
-    if not Path(python).exists() or (contestant.trainer in folders and folders[contestant.trainer] is None):
+    python = (
+        sys.executable
+        if contestant.trainer == "phasicrl"
+        else str(options.venvs / contestant.trainer / "bin" / "python")
+    )
+    if not Path(python).exists() or (
+        contestant.trainer in folders and folders[contestant.trainer] is None
+    ):
         return None
-    if contestant.needs and subprocess.run([python, "-c", f"import {contestant.needs}"], capture_output=True).returncode:
+    if (
+        contestant.needs
+        and subprocess.run(
+            [python, "-c", f"import {contestant.needs}"], capture_output=True
+        ).returncode
+    ):
         return None
-    words = [word.replace("{cleanrl}", str(options.cleanrl)).replace("{purejaxrl}", str(options.purejaxrl)) for word in contestant.words]
+    words = [
+        word.replace("{cleanrl}", str(options.cleanrl)).replace(
+            "{purejaxrl}", str(options.purejaxrl)
+        )
+        for word in contestant.words
+    ]
     marks = ["--marks", str(contestant.ends)] if contestant.ends > 0 else []
     return [python, str(PEERS / f"run_{contestant.trainer}.py"), *marks, *words]
 
 
-def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespace, folder: Path, *, seed: int) -> dict[str, Any]:
+def run(
+    contestant: Contestant,
+    words: Sequence[str],
+    options: argparse.Namespace,
+    folder: Path,
+    *,
+    seed: int,
+) -> dict[str, Any]:
     """Train once; returns the rate and what else was seen.
 
     Raises:
@@ -236,7 +317,9 @@ def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespac
     marks = [line.split()[1:] for line in out.splitlines() if line.startswith("@ ")]
     points = [(int(steps), float(at), float(mean)) for steps, at, mean in marks]
     if process.returncode or len(points) < 3:
-        raise RuntimeError(f"{contestant.name} failed ({process.returncode}): {' '.join(words)}\n{error[-2000:]}")
+        raise RuntimeError(
+            f"{contestant.name} failed ({process.returncode}): {' '.join(words)}\n{error[-2000:]}"
+        )
     (first, since, _), (last, until, _) = points[contestant.begins], points[contestant.ends]
     reached = next((at - start for _, at, mean in points if mean >= THRESHOLD), math.nan)
     return {
@@ -248,9 +331,13 @@ def run(contestant: Contestant, words: Sequence[str], options: argparse.Namespac
 def summary(runs: list[dict[str, Any]], contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
     """Median rate of each contestant, and the ratios of ours to the others' over rounds."""
     rates: dict[str, dict[int, float]] = {
-        c.name: {row["round"]: row["rate"] for row in runs if row["contestant"] == c.name} for c in contestants
+        c.name: {row["round"]: row["rate"] for row in runs if row["contestant"] == c.name}
+        for c in contestants
     }
-    seconds = {c.name: [row["seconds_to_threshold"] for row in runs if row["contestant"] == c.name] for c in contestants}
+    seconds = {
+        c.name: [row["seconds_to_threshold"] for row in runs if row["contestant"] == c.name]
+        for c in contestants
+    }
     generator = np.random.default_rng(0)
     rows = []
     for contestant in contestants:
@@ -263,23 +350,37 @@ def summary(runs: list[dict[str, Any]], contestants: Sequence[Contestant]) -> li
             "seconds_to_threshold": None, "ratios": {},
             "reached_threshold": f"{sum(map(math.isfinite, seconds[contestant.name]))} of {len(of_all)}",
         }  # fmt: skip
-        middle = float(np.median(np.nan_to_num(seconds[contestant.name], nan=math.inf)))  # a run that never got there is the slowest
+        middle = float(
+            np.median(np.nan_to_num(seconds[contestant.name], nan=math.inf))
+        )  # a run that never got there is the slowest
         if math.isfinite(middle):
             row["seconds_to_threshold"] = middle
-        for ours in (c.name for c in contestants if c.trainer == "phasicrl" and c.group == contestant.group):
+        for ours in (
+            c.name for c in contestants if c.trainer == "phasicrl" and c.group == contestant.group
+        ):
             rounds = sorted(rates[ours].keys() & theirs.keys())
             if contestant.trainer != "phasicrl" and (count := len(rounds)):
                 ratio = np.array([rates[ours][number] / theirs[number] for number in rounds])
-                drawn = np.median(generator.choice(ratio, (2000, count)), axis=1) if count >= 5 else ratio
+                drawn = (
+                    np.median(generator.choice(ratio, (2000, count)), axis=1)
+                    if count >= 5
+                    else ratio
+                )
                 low, high = np.quantile(drawn, (0.025, 0.975) if count >= 5 else (0.0, 1.0))
-                row["ratios"][ours] = {"ratio": float(np.median(ratio)), "interval": [float(low), float(high)], "rounds": count}
+                row["ratios"][ours] = {
+                    "ratio": float(np.median(ratio)),
+                    "interval": [float(low), float(high)],
+                    "rounds": count,
+                }
         rows.append(row)
     return rows
 
 
 def main() -> None:
     """Run the works that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("works", nargs="+", choices=list(WORKS))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--resume", action="store_true")
@@ -295,12 +396,17 @@ def main() -> None:
     for work in options.works:
         if unknown := set(options.only or ()) - {c.name for c in WORKS[work]}:
             names = ", ".join(c.name for c in WORKS[work])
-            sys.exit(f"nobody in {work} is called {' or '.join(sorted(unknown))}; there are {names}")
+            sys.exit(
+                f"nobody in {work} is called {' or '.join(sorted(unknown))}; there are {names}"
+            )
         contestants = [c for c in WORKS[work] if options.only is None or c.name in options.only]
         commands = {c.name: command(c, options) for c in contestants}
         absent = [name for name, words in commands.items() if words is None]
         if absent:
-            print(f"left out, because their Python, their folder or a package is not there: {', '.join(absent)}", flush=True)
+            print(
+                f"left out, because their Python, their folder or a package is not there: {', '.join(absent)}",
+                flush=True,
+            )
         present = [c for c in contestants if commands[c.name] is not None]
         path = options.output / f"{work}.json"
         here = machine(options)
@@ -313,17 +419,26 @@ def main() -> None:
                 words = commands[contestant.name]
                 assert words is not None
                 try:
-                    row = {"contestant": contestant.name, "round": number} | run(contestant, words, options, folder, seed=number + 1)
+                    row = {"contestant": contestant.name, "round": number} | run(
+                        contestant, words, options, folder, seed=number + 1
+                    )
                 except RuntimeError as error:
                     print(f"{work}, round {number + 1}: {error}", flush=True)
                     continue
                 runs.append(row)
-                print(f"{work}, round {number + 1}: {contestant.name} {row['rate']:,.0f} steps/s", flush=True)
+                print(
+                    f"{work}, round {number + 1}: {contestant.name} {row['rate']:,.0f} steps/s",
+                    flush=True,
+                )
                 result = {
                     "work": work, "machine": here, "commands": commands, "summary": summary(runs, present), "runs": runs,
                 }  # fmt: skip
                 path.write_text(json.dumps(result, indent=1) + "\n")
-        draw(result["summary"], options.output / f"{work}.png", title=f"{work}: {processor()}, {options.threads} threads")
+        draw(
+            result["summary"],
+            options.output / f"{work}.png",
+            title=f"{work}: {processor()}, {options.threads} threads",
+        )
         print(f"{options.output / work}.json and .png", flush=True)
 
 
@@ -335,9 +450,18 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
     figure = Figure(figsize=(8, 0.4 * len(rows) + 1.2), layout="constrained")
     axes = figure.subplots()
     rates = [row["rate"] for row in rows]
-    spread = [[row["rate"] - row["least"] for row in rows], [row["most"] - row["rate"] for row in rows]]
+    spread = [
+        [row["rate"] - row["least"] for row in rows],
+        [row["most"] - row["rate"] for row in rows],
+    ]
     colors = ["tab:blue" if row["contestant"].startswith("phasicrl") else "0.7" for row in rows]
-    bars = axes.barh([row["contestant"] for row in rows], rates, xerr=spread, color=colors, error_kw={"linewidth": 1})
+    bars = axes.barh(
+        [row["contestant"] for row in rows],
+        rates,
+        xerr=spread,
+        color=colors,
+        error_kw={"linewidth": 1},
+    )
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=4)
     axes.margins(x=0.15)
     axes.invert_yaxis()
@@ -346,7 +470,9 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def whole_rounds(path: Path, here: dict[str, Any], contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+def whole_rounds(
+    path: Path, here: dict[str, Any], contestants: Sequence[Contestant]
+) -> list[dict[str, Any]]:
     """Runs of an earlier measurement, of rounds in which every contestant ran.
 
     Raises:
@@ -361,19 +487,39 @@ def whole_rounds(path: Path, here: dict[str, Any], contestants: Sequence[Contest
     rounds: dict[int, list[dict[str, Any]]] = {}
     for row in before["runs"]:
         rounds.setdefault(row["round"], []).append(row)
-    whole = itertools.takewhile(lambda number: {row["contestant"] for row in rounds.get(number, [])} == names, itertools.count())
+    whole = itertools.takewhile(
+        lambda number: {row["contestant"] for row in rounds.get(number, [])} == names,
+        itertools.count(),
+    )
     return [row for number in whole for row in rounds[number]]
 
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
     """What decides about speed: processor, cores, versions of ours and of every peer that is there."""
-    found: dict[str, Any] = {**describe(), "mujoco": package_version("mujoco"), "threads": options.threads, "commit": commit(PEERS)}
+    found: dict[str, Any] = {
+        **describe(),
+        "mujoco": package_version("mujoco"),
+        "threads": options.threads,
+        "commit": commit(PEERS),
+    }
     for name in ("sb3", "cleanrl", "purejaxrl"):
         python = options.venvs / name / "bin" / "python"
         if python.exists():
-            words = [str(python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
-            listed = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-            found[name] = {row["name"]: row["version"] for row in listed if row["name"] in PEERS_PACKAGES}
+            words = [
+                str(python),
+                "-m",
+                "pip",
+                "list",
+                "--format",
+                "json",
+                "--disable-pip-version-check",
+            ]
+            listed = json.loads(
+                subprocess.run(words, capture_output=True, text=True, check=True).stdout
+            )
+            found[name] = {
+                row["name"]: row["version"] for row in listed if row["name"] in PEERS_PACKAGES
+            }
         if (folder := getattr(options, name, None)) is not None:
             found[f"{name}'s folder"] = commit(folder)
     return found
@@ -382,7 +528,9 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
 def commit(folder: Path) -> str:
     """Of a working tree, with a `-dirty` where it was changed; of another folder a digest of its Python files."""
     words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    if found := subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False).stdout.strip():
+    if found := subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, check=False
+    ).stdout.strip():
         return found
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

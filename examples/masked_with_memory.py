@@ -29,11 +29,18 @@ class Keypad(gym.Env):
 
     def _answer(self):
         right = self.code[self.place % 12]
-        self.working = [right, *self.np_random.choice(self.code[self.code != right], 3, replace=False)]
-        return np.array([self.place == 0], dtype=np.float32), {"action_mask": np.isin(np.arange(1000), self.working)}
+        self.working = [
+            right,
+            *self.np_random.choice(self.code[self.code != right], 3, replace=False),
+        ]
+        return np.array([self.place == 0], dtype=np.float32), {
+            "action_mask": np.isin(np.arange(1000), self.working)
+        }
 
 
-config = get_preset("cartpole-masked-velocity-ppg")  # brings the LSTM; everything else about it is CartPole's
+config = get_preset(
+    "cartpole-masked-velocity-ppg"
+)  # brings the LSTM; everything else about it is CartPole's
 config = replace(config, env=EnvConfig(id="keypad", num_envs=16), total_env_steps=25_000)
 run = train(config, make_env=Keypad)
 print(evaluate(run.directory, episodes=50, make_env=Keypad)[0].mean_return, "of 12 points")

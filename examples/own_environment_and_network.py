@@ -33,6 +33,11 @@ class Encoder(nn.Sequential):
         super().__init__(nn.Linear(gym.spaces.flatdim(space), 32), nn.LayerNorm(32), nn.ReLU())
 
 
-config = replace(get_preset("classic-ppg"), env=EnvConfig(id="lamps", num_envs=8), total_env_steps=20_000)
+config = replace(
+    get_preset("classic-ppg"), env=EnvConfig(id="lamps", num_envs=8), total_env_steps=20_000
+)
 run = train(config, make_env=Lamps, make_encoder=Encoder)
-print(evaluate(run.directory, episodes=50, make_env=Lamps, make_encoder=Encoder)[0].mean_return, "of 16")
+print(
+    evaluate(run.directory, episodes=50, make_env=Lamps, make_encoder=Encoder)[0].mean_return,
+    "of 16",
+)

@@ -13,7 +13,9 @@ def train_until_solved(run: Run, *, solved: float) -> None:
     learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget and not run.collector.episodes.recent_mean > solved:
         rollout = run.collect(buffer.next_rollout())
-        reward, _ = learner.learning_reward(rollout)  # [environments, steps]: add a bonus of your own, if you like
+        reward, _ = learner.learning_reward(
+            rollout
+        )  # [environments, steps]: add a bonus of your own, if you like
         record = policy_phase(learner, rollout, reward)
         if learner.auxiliary_phase_is_due:
             record |= auxiliary_phase(learner, buffer)

@@ -27,7 +27,9 @@ class Image(gym.Env[np.ndarray, np.int64]):
     observation_space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
     action_space = gym.spaces.Discrete(3)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         return self._draw(), {}
@@ -51,15 +53,23 @@ class Echo(gym.Env[Any, Any]):
     others by the rules.
     """
 
-    def __init__(self, actions: gym.Space[Any], *, tree: bool = False, masked: bool = False) -> None:
+    def __init__(
+        self, actions: gym.Space[Any], *, tree: bool = False, masked: bool = False
+    ) -> None:
         self.action_space, self.tree, self.masked = actions, tree, masked
         shown = gym.spaces.Box(-2, 2, (gym.spaces.flatdim(actions),), np.float32)
-        self.observation_space = gym.spaces.Dict({"shown": shown, "step": gym.spaces.Discrete(6)}) if tree else shown
+        self.observation_space = (
+            gym.spaces.Dict({"shown": shown, "step": gym.spaces.Discrete(6)}) if tree else shown
+        )
         self._episode = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._target = self.np_random.uniform(-1, 2, gym.spaces.flatdim(self.action_space)).astype(np.float32)
+        self._target = self.np_random.uniform(-1, 2, gym.spaces.flatdim(self.action_space)).astype(
+            np.float32
+        )
         self._at, self._episode = 0, self._episode + 1
         return self._seen(), self._info()
 
@@ -68,7 +78,13 @@ class Echo(gym.Env[Any, Any]):
         reward = -3 * float(np.abs(given - self._target).mean())
         self._at += 1
         ends = self._at == 5
-        return self._seen(), reward, ends and self._episode % 2 == 1, ends and self._episode % 2 == 0, self._info()
+        return (
+            self._seen(),
+            reward,
+            ends and self._episode % 2 == 1,
+            ends and self._episode % 2 == 0,
+            self._info(),
+        )
 
     def get_state(self) -> Any:
         return self._target.tolist(), self._at, self._episode, self.np_random.bit_generator.state
@@ -84,7 +100,9 @@ class Echo(gym.Env[Any, Any]):
 
     def _info(self) -> dict[str, Any]:
         """One option of each discrete component is forbidden, another one in each step."""
-        forbidden = [np.arange(n) == (self._at + self._episode) % n for n in choices(self.action_space)]
+        forbidden = [
+            np.arange(n) == (self._at + self._episode) % n for n in choices(self.action_space)
+        ]
         return {"action_mask": ~np.concatenate(forbidden)} if self.masked else {}
 
 
@@ -97,25 +115,46 @@ BOTH = gym.spaces.Dict({"keys": KEYS, "numbers": NUMBERS})
 
 def runs(folder: Path) -> dict[str, Case]:
     """The runs, by name."""
-    return basic_runs(folder) | memory_and_action_runs(folder) | normalizer_runs(folder) | estimator_runs(folder) | combined_runs(folder)
+    return (
+        basic_runs(folder)
+        | memory_and_action_runs(folder)
+        | normalizer_runs(folder)
+        | estimator_runs(folder)
+        | combined_runs(folder)
+    )
 
 
 def basic_runs(folder: Path) -> dict[str, Case]:
     """PPO and PPG on numbers and images, with each of the value paths."""
     ppo = tiny(folder, total_env_steps=160)
-    shared = replace(ppo, model=replace(ppo.model, value_path="shared", init="orthogonal"), reward_norm=None)
+    shared = replace(
+        ppo, model=replace(ppo.model, value_path="shared", init="orthogonal"), reward_norm=None
+    )
     clipped = replace(
         shared,
         ppo=replace(shared.ppo, minibatch_by="transitions", advantage_norm="minibatch", value_clip=0.2, max_grad_norm=0.5, schedule="linear"),
     )  # fmt: skip
-    apart = replace(ppo, ppo=replace(ppo.ppo, policy_epochs=2, value_epochs=3, bootstrap_truncation=False, clip=None, kl_penalty=1.0))
+    apart = replace(
+        ppo,
+        ppo=replace(
+            ppo.ppo,
+            policy_epochs=2,
+            value_epochs=3,
+            bootstrap_truncation=False,
+            clip=None,
+            kl_penalty=1.0,
+        ),
+    )
     images = ModelConfig(value_path="detached", channels=(4, 8), blocks=1, hidden_sizes=(16,))
     return {
         "ppo-separate-segments": (ppo, corridor),
         "ppo-shared-transitions-clipped": (clipped, corridor),
         "ppo-value-epochs-first-kl": (apart, corridor),
         "ppg-separate": (replace(ppo, aux=tiny_aux()), corridor),
-        "ppg-detached-images": (replace(ppo, model=images, aux=tiny_aux(optimizer="shared")), Image),
+        "ppg-detached-images": (
+            replace(ppo, model=images, aux=tiny_aux(optimizer="shared")),
+            Image,
+        ),
     }
 
 
@@ -130,20 +169,33 @@ def memory_and_action_runs(folder: Path) -> dict[str, Case]:
     """Memory, masks, and actions of every kind, one at a time."""
 
     def numbers(**changes: Any) -> Case:
-        return short(folder, {f"action.{name}": value for name, value in changes.items()}), lambda: Echo(NUMBERS)
+        return short(
+            folder, {f"action.{name}": value for name, value in changes.items()}
+        ), lambda: Echo(NUMBERS)
 
     return {
         "ppo-lstm": (short(folder, {"model.memory": "lstm"}), lambda: Echo(NUMBERS)),
         "ppg-lstm": (short(folder, {"model.memory": "lstm"}, ppg=True), corridor),
-        "ppo-gru-shared": (short(folder, {"model.memory": "gru", "model.value_path": "shared"}), corridor),
-        "ppg-gru-detached": (short(folder, {"model.memory": "gru", "model.value_path": "detached"}, ppg=True), corridor),
+        "ppo-gru-shared": (
+            short(folder, {"model.memory": "gru", "model.value_path": "shared"}),
+            corridor,
+        ),
+        "ppg-gru-detached": (
+            short(folder, {"model.memory": "gru", "model.value_path": "detached"}, ppg=True),
+            corridor,
+        ),
         "ppo-masks": (short(folder, {}), lambda: Echo(KEYS, masked=True)),
         "ppg-masks": (short(folder, {}, ppg=True), lambda: Echo(KEYS, masked=True)),
         "ppo-numbers-raw": numbers(),
-        "ppo-numbers-mean-tanh-softplus": numbers(mean="tanh", std="softplus", std_value=0.5, min_std=0.01, rescale=True, squash="clip"),
+        "ppo-numbers-mean-tanh-softplus": numbers(
+            mean="tanh", std="softplus", std_value=0.5, min_std=0.01, rescale=True, squash="clip"
+        ),
         "ppo-numbers-squash-tanh-exp": numbers(squash="tanh", std="exp", std_value=0.7),
         "ppo-numbers-range": numbers(std="range", std_value=0.2, squash="clip"),
-        "ppg-numbers-squash-tanh": (short(folder, {"action.squash": "tanh"}, ppg=True), lambda: Echo(NUMBERS)),
+        "ppg-numbers-squash-tanh": (
+            short(folder, {"action.squash": "tanh"}, ppg=True),
+            lambda: Echo(NUMBERS),
+        ),
         "ppo-tree-multidiscrete": (short(folder, {}), lambda: Echo(KEYS, tree=True)),
     }
 
@@ -153,30 +205,78 @@ def normalizer_runs(folder: Path) -> dict[str, Case]:
     alone = {"reward_norm": None}
     ema = {"statistics": "ema", "decay": 0.6}
     return {
-        "ppo-obs-norm": (short(folder, {**alone, "obs_norm": ObsNormConfig(clip=1.5)}), lambda: Echo(NUMBERS)),
-        "ppo-obs-norm-ema-tree": (short(folder, {**alone, "obs_norm": ObsNormConfig(**ema)}), lambda: Echo(KEYS, tree=True)),
-        "ppo-reward-norm-steps": (short(folder, {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}), lambda: Echo(KEYS)),
-        "ppo-value-norm": (short(folder, {**alone, "value_norm": ValueNormConfig()}), lambda: Echo(KEYS)),
-        "ppo-value-norm-ema-shared": (
-            short(folder, {**alone, "value_norm": ValueNormConfig(**ema), "model.value_path": "shared", "ppo.value_clip": 0.2}),
+        "ppo-obs-norm": (
+            short(folder, {**alone, "obs_norm": ObsNormConfig(clip=1.5)}),
+            lambda: Echo(NUMBERS),
+        ),
+        "ppo-obs-norm-ema-tree": (
+            short(folder, {**alone, "obs_norm": ObsNormConfig(**ema)}),
+            lambda: Echo(KEYS, tree=True),
+        ),
+        "ppo-reward-norm-steps": (
+            short(folder, {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}),
             lambda: Echo(KEYS),
         ),
-        "ppg-value-norm": (short(folder, {**alone, "value_norm": ValueNormConfig()}, ppg=True), lambda: Echo(KEYS)),
+        "ppo-value-norm": (
+            short(folder, {**alone, "value_norm": ValueNormConfig()}),
+            lambda: Echo(KEYS),
+        ),
+        "ppo-value-norm-ema-shared": (
+            short(
+                folder,
+                {
+                    **alone,
+                    "value_norm": ValueNormConfig(**ema),
+                    "model.value_path": "shared",
+                    "ppo.value_clip": 0.2,
+                },
+            ),
+            lambda: Echo(KEYS),
+        ),
+        "ppg-value-norm": (
+            short(folder, {**alone, "value_norm": ValueNormConfig()}, ppg=True),
+            lambda: Echo(KEYS),
+        ),
     }
 
 
 def estimator_runs(folder: Path) -> dict[str, Case]:
     """Other returns and objectives, and what is steered by the divergence."""
-    reinforce = {"ppo.estimator": "monte_carlo", "ppo.baseline": False, "ppo.objective": "log_prob", "ppo.clip": None}
+    reinforce = {
+        "ppo.estimator": "monte_carlo",
+        "ppo.baseline": False,
+        "ppo.objective": "log_prob",
+        "ppo.clip": None,
+    }
     epochs = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2, "ppo.learning_rate": 5e-3}
-    follows = {**epochs, "ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 1e-3, "ppo.target_kl": 0.05}
-    steered = {**epochs, "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact", "ppo.adam_eps_hat": True}
+    follows = {
+        **epochs,
+        "ppo.schedule": "adaptive_kl",
+        "ppo.schedule_kl": 1e-3,
+        "ppo.target_kl": 0.05,
+    }
+    steered = {
+        **epochs,
+        "ppo.kl_penalty": 1.0,
+        "ppo.kl_penalty_target": 0.01,
+        "ppo.kl_estimate": "exact",
+        "ppo.adam_eps_hat": True,
+    }
     return {
-        "ppo-n-step": (short(folder, {"ppo.estimator": "n_step", "ppo.n_step": 3}), lambda: Echo(KEYS)),
+        "ppo-n-step": (
+            short(folder, {"ppo.estimator": "n_step", "ppo.n_step": 3}),
+            lambda: Echo(KEYS),
+        ),
         "ppo-monte-carlo": (short(folder, {"ppo.estimator": "monte_carlo"}), lambda: Echo(KEYS)),
         "reinforce": (short(folder, reinforce), lambda: Echo(NUMBERS)),
-        "actor-critic": (short(folder, {"ppo.objective": "log_prob", "ppo.clip": None}), lambda: Echo(KEYS)),
-        "ppo-recomputed": (short(folder, {**epochs, "ppo.recompute_advantages": True, "ppo.reward_clip": 1.0}), lambda: Echo(KEYS)),
+        "actor-critic": (
+            short(folder, {"ppo.objective": "log_prob", "ppo.clip": None}),
+            lambda: Echo(KEYS),
+        ),
+        "ppo-recomputed": (
+            short(folder, {**epochs, "ppo.recompute_advantages": True, "ppo.reward_clip": 1.0}),
+            lambda: Echo(KEYS),
+        ),
         "ppo-adaptive-kl": (short(folder, follows), lambda: Echo(KEYS)),
         "ppo-adaptive-penalty": (short(folder, steered), lambda: Echo(NUMBERS)),
     }
@@ -184,13 +284,29 @@ def estimator_runs(folder: Path) -> dict[str, Case]:
 
 def combined_runs(folder: Path) -> dict[str, Case]:
     """Much of it together."""
-    norms = {"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig(), "reward_norm": RewardNormConfig(per="step")}
+    norms = {
+        "obs_norm": ObsNormConfig(),
+        "value_norm": ValueNormConfig(),
+        "reward_norm": RewardNormConfig(per="step"),
+    }
     memory = {"model.memory": "lstm", "action.squash": "tanh", "action.std": "softplus", **norms}
-    every = {**memory, "model.memory": "gru", "model.value_path": "detached", "aux.optimizer": "shared", "ppo.recompute_advantages": True}
+    every = {
+        **memory,
+        "model.memory": "gru",
+        "model.value_path": "detached",
+        "aux.optimizer": "shared",
+        "ppo.recompute_advantages": True,
+    }
     epochs = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2}
     return {
-        "ppo-together": (short(folder, {**memory, "ppo.value_learning_rate": 1e-3}), lambda: Echo(BOTH, tree=True, masked=True)),
-        "ppg-together": (short(folder, {**every, **epochs}, ppg=True), lambda: Echo(BOTH, tree=True, masked=True)),
+        "ppo-together": (
+            short(folder, {**memory, "ppo.value_learning_rate": 1e-3}),
+            lambda: Echo(BOTH, tree=True, masked=True),
+        ),
+        "ppg-together": (
+            short(folder, {**every, **epochs}, ppg=True),
+            lambda: Echo(BOTH, tree=True, masked=True),
+        ),
     }
 
 
@@ -199,13 +315,24 @@ def measure(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> list[d
     rows: list[dict[str, float]] = []
 
     def note(run: Any, record: dict[str, float]) -> None:
-        rows.append({name: value for name, value in record.items() if not name.startswith("time/") and name != "charts/SPS"})
+        rows.append(
+            {
+                name: value
+                for name, value in record.items()
+                if not name.startswith("time/") and name != "charts/SPS"
+            }
+        )
 
     run = train(config, make_env=make_env, on_iteration=note)
-    rows.append({name: float(tensor.double().sum()) for name, tensor in run.agent.state_dict().items()})
+    rows.append(
+        {name: float(tensor.double().sum()) for name, tensor in run.agent.state_dict().items()}
+    )
     return [{name: value for name, value in row.items() if math.isfinite(value)} for row in rows]
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        FILE.write_text(json.dumps({name: measure(*run) for name, run in runs(Path(folder)).items()}, indent=1) + "\n")
+        FILE.write_text(
+            json.dumps({name: measure(*run) for name, run in runs(Path(folder)).items()}, indent=1)
+            + "\n"
+        )

@@ -33,7 +33,9 @@ class Corridor(gym.Env[np.ndarray, np.int64]):
         self.action_space = gym.spaces.Discrete(2)
         self._at = self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._at, self._steps = int(self.np_random.integers(2)), 0
         return self._obs(), {}
@@ -63,10 +65,14 @@ class Levers(gym.Env[np.ndarray, Any]):
     def __init__(self, *, discrete: bool = True, masked: bool = False, strict: bool = True) -> None:
         self.observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
         pull = gym.spaces.Discrete(3)
-        self.action_space = pull if discrete else gym.spaces.Tuple((pull, gym.spaces.Box(-2, 2, (1,), np.float32)))
+        self.action_space = (
+            pull if discrete else gym.spaces.Tuple((pull, gym.spaces.Box(-2, 2, (1,), np.float32)))
+        )
         self.discrete, self.masked, self.strict = discrete, masked, strict
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.lever, self.at = int(self.np_random.integers(2)), 0
         return self._seen(), self._info()

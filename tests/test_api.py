@@ -17,8 +17,17 @@ def test_no_public_name_is_a_modules_name() -> None:
     assert not modules & set(phasicrl.__all__)
 
 
-@pytest.mark.parametrize("before", ["", "import phasicrl.algorithm, phasicrl.experiments.evaluate", "from phasicrl.algorithm import learn"])
-def test_functions_are_functions_and_modules_are_modules_whatever_was_imported_before(before: str) -> None:
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "import phasicrl.algorithm, phasicrl.experiments.evaluate",
+        "from phasicrl.algorithm import learn",
+    ],
+)
+def test_functions_are_functions_and_modules_are_modules_whatever_was_imported_before(
+    before: str,
+) -> None:
     code = f"""{before}
 import phasicrl.algorithm as page, phasicrl.experiments.evaluate, inspect
 from phasicrl import evaluate, resume, train

@@ -26,7 +26,9 @@ MAX_FRAMES_TO_BACKWARD = 3
 MAX_FILES_OF_AN_ITERATION = 12
 
 
-def test_a_gradient_is_three_frames_below_the_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_is_three_frames_below_the_algorithm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = open_run(tiny(tmp_path, aux=tiny_aux()))
     seen: set[tuple[str, ...]] = set()
     backward = Tensor.backward
@@ -90,14 +92,20 @@ def test_the_root_holds_the_algorithm_alone() -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_is_found_by_its_full_name_where_it_is_made(name: str) -> None:
-    places = [path for path in PACKAGE.rglob("*.py") if f'"{name}"' in path.read_text() and path.name != "metrics.py"]
+    places = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if f'"{name}"' in path.read_text() and path.name != "metrics.py"
+    ]
     assert places, f"{name} is put together from parts somewhere"
 
 
 def test_what_is_compiled_is_what_runs_eagerly() -> None:
     """Clipping and Adam exist once."""
     for name in ("clamp(max=1.0)", "_fused_adam_(", "_foreach_norm("):
-        assert [path.name for path in PACKAGE.rglob("*.py") if name in path.read_text()] == ["optimize.py"], name
+        assert [path.name for path in PACKAGE.rglob("*.py") if name in path.read_text()] == [
+            "optimize.py"
+        ], name
     assert torch.optim.Adam.__name__ == "Adam"
 
 
@@ -109,9 +117,22 @@ def named_on_the_page() -> list[str]:
     text = PAGE.read_text()
     drawing = re.search(r"```\n(.*?)```", text, re.S)
     assert drawing is not None
-    modules = [path.stem for path in PACKAGE.glob("*.py")] + ["models", "envs", "execution", "runs", "experiments", "host"]
-    found = re.findall(r"`([a-z_]+(?:\.\w+)+)`", text) + re.findall(r"([a-z_]+(?:\.\w+)+)", drawing.group(1))
-    return [name for name in dict.fromkeys(found) if name.split(".")[0] in modules and not name.endswith((".py", ".json"))]
+    modules = [path.stem for path in PACKAGE.glob("*.py")] + [
+        "models",
+        "envs",
+        "execution",
+        "runs",
+        "experiments",
+        "host",
+    ]
+    found = re.findall(r"`([a-z_]+(?:\.\w+)+)`", text) + re.findall(
+        r"([a-z_]+(?:\.\w+)+)", drawing.group(1)
+    )
+    return [
+        name
+        for name in dict.fromkeys(found)
+        if name.split(".")[0] in modules and not name.endswith((".py", ".json"))
+    ]
 
 
 @pytest.mark.parametrize("name", named_on_the_page())
@@ -135,8 +156,12 @@ def test_the_drawing_is_what_an_iteration_calls(tmp_path: Path) -> None:
     drawing = re.search(r"```\n(.*?)```", PAGE.read_text(), re.S)
     assert drawing is not None
     names = re.findall(r"[├└]── ([\w.]+)", drawing.group(1))
-    drawn = [name.split(".")[-1] for name in names if name.split(".")[-1] not in ("step", "forward")]
-    config = tiny(tmp_path, aux=tiny_aux()).changed({"ppo.kl_penalty": 0.5, "ppo.kl_penalty_target": 0.01})
+    drawn = [
+        name.split(".")[-1] for name in names if name.split(".")[-1] not in ("step", "forward")
+    ]
+    config = tiny(tmp_path, aux=tiny_aux()).changed(
+        {"ppo.kl_penalty": 0.5, "ppo.kl_penalty_target": 0.01}
+    )
     run = open_run(config)
     called: list[str] = []
     names_of = {"__call__": lambda frame: type(frame.f_locals["self"]).__name__}
@@ -151,7 +176,9 @@ def test_the_drawing_is_what_an_iteration_calls(tmp_path: Path) -> None:
         learn(run, lambda run, record: "stop" if run.iteration == 2 else None)
     finally:
         sys.setprofile(None)
-    position = called.index("collect", called.index("finish_iteration"))  # the second iteration has the auxiliary phase
+    position = called.index(
+        "collect", called.index("finish_iteration")
+    )  # the second iteration has the auxiliary phase
     for name in drawn:
         assert name in called[position:], f"{name} is not called after what is drawn before it"
         position = called.index(name, position)

@@ -20,7 +20,16 @@ from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.run import Run
 
-SMALL = ["--total-env-steps", "256", "--env.id", "gymnasium:CartPole-v1", "--env.num-envs", "4", "--ppo.num-steps", "16"]
+SMALL = [
+    "--total-env-steps",
+    "256",
+    "--env.id",
+    "gymnasium:CartPole-v1",
+    "--env.num-envs",
+    "4",
+    "--ppo.num-steps",
+    "16",
+]
 QUIET = ["--log.console", "off", "--log.no-tensorboard"]
 
 
@@ -61,23 +70,44 @@ def test_flags_are_the_paths_of_the_configuration() -> None:
             "none",
         ]
     )
-    assert (config.env.id, config.env.num_envs, config.env.num_levels, config.env.distribution) == ("bigfish", 32, 200, "hard")
+    assert (config.env.id, config.env.num_envs, config.env.num_levels, config.env.distribution) == (
+        "bigfish",
+        32,
+        200,
+        "hard",
+    )
     assert config.aux is not None and (config.aux.every, config.aux.epochs) == (8, 3)
-    assert (config.ppo.learning_rate, config.ppo.clip, config.model.value_path) == (1e-3, None, "detached")
+    assert (config.ppo.learning_rate, config.ppo.clip, config.model.value_path) == (
+        1e-3,
+        None,
+        "detached",
+    )
     assert (config.seed, config.total_env_steps, config.output_dir) == (3, 1_000_000, "x")
 
 
 def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> None:
     assert parse_config(["procgen-ppg", "--aux", "none"]).aux is None
     assert parse_config(["procgen-ppg", "--reward-norm", "NONE"]).reward_norm is None
-    assert parse_config(["procgen-ppg", "--reward_norm=none", "--ppo.num_steps=64"]).reward_norm is None
-    assert parse_config(["procgen-ppg", "--ppo.advantage-norm", "none"]).ppo.advantage_norm == "none"
-    assert parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory == "none"
+    assert (
+        parse_config(["procgen-ppg", "--reward_norm=none", "--ppo.num_steps=64"]).reward_norm
+        is None
+    )
+    assert (
+        parse_config(["procgen-ppg", "--ppo.advantage-norm", "none"]).ppo.advantage_norm == "none"
+    )
+    assert (
+        parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory
+        == "none"
+    )
     assert parse_config(["pendulum-ppo", "--action.squash", "none"]).action.squash == "none"
     assert parse_config(["pendulum-ppo", "--ppo.clip", "none"]).ppo.clip is None
     assert parse_config(["procgen-ppo", "--aux.every", "4"]).aux == AuxConfig(every=4)
     config = parse_config(["classic-ppo", "--aux.num-minibatches", "8", "--reward-norm.clip", "5"])
-    assert config.aux == AuxConfig(num_minibatches=8) and config.reward_norm is not None and config.reward_norm.clip == 5
+    assert (
+        config.aux == AuxConfig(num_minibatches=8)
+        and config.reward_norm is not None
+        and config.reward_norm.clip == 5
+    )
 
 
 @pytest.mark.parametrize("name", ["none", "None", "NONE"])
@@ -93,7 +123,9 @@ def test_optional_groups_are_switched_off_by_none_and_on_by_naming_a_field() -> 
         "plot --smooth-steps 0 {} other",
     ],
 )
-def test_none_is_a_name_where_a_path_is_asked_for(capsys: pytest.CaptureFixture[str], words: str, name: str) -> None:
+def test_none_is_a_name_where_a_path_is_asked_for(
+    capsys: pytest.CaptureFixture[str], words: str, name: str
+) -> None:
     assert f"error: {name} is not a run directory" in error_of(capsys, *words.format(name).split())
 
 
@@ -108,15 +140,51 @@ def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off(tmp_path
     arguments, own = read(evaluate, "none", *steps, without=words, own=cli._EvaluateOptions)
     assert (arguments["run_dir"], own.steps, own.policy) == (Path("none"), Path("none"), "greedy")
     assert read(film, "run", "--output", "none")[0]["output"] == Path("none")
-    texts = ["--title", "none", "--reference", "none", "--reference-game", "none", "--output", "none"]
+    texts = [
+        "--title",
+        "none",
+        "--reference",
+        "none",
+        "--reference-game",
+        "none",
+        "--output",
+        "none",
+    ]
     plotted, _ = read(plot_runs, "none", "b", *texts)
-    assert (list(plotted["runs"]), plotted["title"], plotted["reference_game"]) == ([Path("none"), Path("b")], "none", "none")
+    assert (list(plotted["runs"]), plotted["title"], plotted["reference_game"]) == (
+        [Path("none"), Path("b")],
+        "none",
+        "none",
+    )
     assert plotted["reference"] == plotted["output"] == Path("none")
-    laddered, _ = read(run_ladder, "--env", "none", "--total-env-steps", "None", "--output-dir", "none")
-    assert (laddered["env"], laddered["total_env_steps"], laddered["output_dir"]) == ("none", None, Path("none"))
-    flags = ["--output-dir", "none", "--name", "None", "--ppo.clip", "None", "--compute.micro-batch", "none", "--model.head-init", "none"]
+    laddered, _ = read(
+        run_ladder, "--env", "none", "--total-env-steps", "None", "--output-dir", "none"
+    )
+    assert (laddered["env"], laddered["total_env_steps"], laddered["output_dir"]) == (
+        "none",
+        None,
+        Path("none"),
+    )
+    flags = [
+        "--output-dir",
+        "none",
+        "--name",
+        "None",
+        "--ppo.clip",
+        "None",
+        "--compute.micro-batch",
+        "none",
+        "--model.head-init",
+        "none",
+    ]
     config = parse_config(["procgen-ppg", *flags])
-    assert (config.output_dir, config.name, config.ppo.clip, config.compute.micro_batch, config.model.head_init) == (
+    assert (
+        config.output_dir,
+        config.name,
+        config.ppo.clip,
+        config.compute.micro_batch,
+        config.model.head_init,
+    ) == (
         "none",
         "None",
         None,
@@ -141,13 +209,22 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train --from", "--from needs the path"),
         ("train --from /nowhere/config.json", "/nowhere/config.json"),
         ("train classic-ppo --aux yes", "--aux takes only `none`"),
-        ("train classic-ppo --env.id carpole", "unknown environment 'carpole' (did you mean 'CartPole-v1'?)"),
-        ("train procgen-ppg --env.id bigfsh", "unknown environment 'bigfsh' (did you mean 'bigfish'?)"),
+        (
+            "train classic-ppo --env.id carpole",
+            "unknown environment 'carpole' (did you mean 'CartPole-v1'?)",
+        ),
+        (
+            "train procgen-ppg --env.id bigfsh",
+            "unknown environment 'bigfsh' (did you mean 'bigfish'?)",
+        ),
         ("train procgen-ppg --env.id procgen:bigfsh", "its games: bigfish"),
         ("train procgen-ppo --env.id gymnasium:CartPole-v1", "use --model.encoder mlp"),
         ("train classic-ppo --env.id starpilot", "are images; use --model.encoder impala"),
         ("train procgen-ppg --env.id gymnasium:CartPole-v1", "not images; use --model.encoder mlp"),
-        ("train classic-ppo --env.num-levels 3", "env.num_levels is 3, which has no effect without a game of Procgen (procgen:NAME)"),
+        (
+            "train classic-ppo --env.num-levels 3",
+            "env.num_levels is 3, which has no effect without a game of Procgen (procgen:NAME)",
+        ),
         ("train procgen-ppg --env.start-level 3", "has no meaning with env.num_levels = 0"),
         ("evaluate /tmp", "/tmp is not a run directory"),
         ("resume /tmp", "/tmp is not a run directory"),
@@ -157,8 +234,14 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("envs nothing-like-this", "no environment matches"),
     ],
 )
-def test_a_users_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], words: str, message: str, tmp_path: Path) -> None:
-    where = ["--output-dir", str(tmp_path)] if words.startswith("train ") and "--from" not in words else []
+def test_a_users_mistake_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: str, message: str, tmp_path: Path
+) -> None:
+    where = (
+        ["--output-dir", str(tmp_path)]
+        if words.startswith("train ") and "--from" not in words
+        else []
+    )
     text = error_of(capsys, *words.split(), *where)
     assert message in text and text.startswith("error: ")
     assert not list(tmp_path.iterdir())
@@ -174,7 +257,9 @@ def test_a_users_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
         ("--ppo.num-minibatches 7", "set ppo.num_minibatches to 8 or 4"),
     ],
 )
-def test_a_wrong_field_or_value_is_refused_with_help(capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+def test_a_wrong_field_or_value_is_refused_with_help(
+    capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
     with pytest.raises(SystemExit) as stop:
         raise SystemExit(main(["train", "procgen-ppg", *words.split()]))  # as the program does
     assert stop.value.code == 2
@@ -183,13 +268,18 @@ def test_a_wrong_field_or_value_is_refused_with_help(capsys: pytest.CaptureFixtu
     assert message in text and "Traceback" not in text
 
 
-def test_memory_that_is_short_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_that_is_short_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(words: list[str]) -> None:
         raise MemoryError("a gradient step does not fit; try a larger ppo.num_minibatches")
 
     monkeypatch.setitem(cli.VERBS, "train", full)
     assert cli.main(["train"]) == cli.USER_ERROR
-    assert capsys.readouterr().err == "error: a gradient step does not fit; try a larger ppo.num_minibatches\n"
+    assert (
+        capsys.readouterr().err
+        == "error: a gradient step does not fit; try a larger ppo.num_minibatches\n"
+    )
 
 
 def test_debug_shows_where_an_error_arose(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +287,9 @@ def test_debug_shows_where_an_error_arose(capsys: pytest.CaptureFixture[str]) ->
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_our_own_mistakes_are_not_hidden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_mistakes_are_not_hidden(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(words: list[str]) -> None:
         raise RuntimeError("a bug")
 
@@ -208,7 +300,10 @@ def test_our_own_mistakes_are_not_hidden(capsys: pytest.CaptureFixture[str], mon
 
 @pytest.mark.parametrize("cadence", ["0", "none"])
 def test_an_interrupt_says_how_to_go_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cadence: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    cadence: str,
 ) -> None:
     finish = Run.finish_iteration
 
@@ -218,19 +313,44 @@ def test_an_interrupt_says_how_to_go_on(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Run, "finish_iteration", interrupted)
-    flags = [*SMALL, "--log.console", "plain", "--log.no-tensorboard", "--output-dir", str(tmp_path), "--checkpoint.every-minutes", cadence]
+    flags = [
+        *SMALL,
+        "--log.console",
+        "plain",
+        "--log.no-tensorboard",
+        "--output-dir",
+        str(tmp_path),
+        "--checkpoint.every-minutes",
+        cadence,
+    ]
     assert main(["train", "classic-ppo", *flags]) == 130
     (run,) = tmp_path.iterdir()
     out = capsys.readouterr().out
-    assert f"{run} was stopped after 128 steps; `phasicrl resume {run}` goes on from step-000000000128" in out
+    assert (
+        f"{run} was stopped after 128 steps; `phasicrl resume {run}` goes on from step-000000000128"
+        in out
+    )
 
 
-def test_a_run_that_diverges_has_an_exit_code_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*SMALL, "--log.console", "off", "--log.no-tensorboard", "--output-dir", str(tmp_path), "--ppo.learning-rate", "1e30"]
+def test_a_run_that_diverges_has_an_exit_code_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        *SMALL,
+        "--log.console",
+        "off",
+        "--log.no-tensorboard",
+        "--output-dir",
+        str(tmp_path),
+        "--ppo.learning-rate",
+        "1e30",
+    ]
     assert main(["train", "classic-ppo", *flags]) == 3
     assert "error: training has diverged" in capsys.readouterr().err
     (run,) = tmp_path.iterdir()
-    assert main(["resume", str(run)]) == 3, "the checkpoint is from before, and the mistake is still there"
+    assert main(["resume", str(run)]) == 3, (
+        "the checkpoint is from before, and the mistake is still there"
+    )
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,18 +369,24 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
     assert "usage" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "quickstart", "--help"], ["presets"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["train", "quickstart", "--help"], ["presets"]]
+)
 def test_help_does_not_wait_for_torch(words: list[str]) -> None:
     code = (
         "import sys; from phasicrl.cli import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print([name for name in ('torch', 'gymnasium', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
+    )
     assert done.stdout.endswith("[]\n")
 
 
-def test_help_says_what_the_library_and_the_configuration_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_the_library_and_the_configuration_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def text_of(*words: str) -> str:
         with pytest.raises(SystemExit):
             main([*words, "--help"])
@@ -270,21 +396,54 @@ def test_help_says_what_the_library_and_the_configuration_say(capsys: pytest.Cap
     assert "--steps PATH A CSV file that gets every step" in text_of("evaluate")
     preset = text_of("train", "procgen-ppo")
     assert "--model.blocks INT IMPALA: residual blocks in each stack. (default: 2)" in preset
-    assert "--ppo.policy-epochs INT Passes over each rollout with the policy loss (E_π). (default: 3)" in preset
-    assert "--ppo.clip FLOAT|none Clip range ε of the probability ratio; off: the plain surrogate. (default: 0.2)" in preset
-    assert "--aux none Switch the group off; naming a field of it switches it on. (default: none)" in preset
+    assert (
+        "--ppo.policy-epochs INT Passes over each rollout with the policy loss (E_π). (default: 3)"
+        in preset
+    )
+    assert (
+        "--ppo.clip FLOAT|none Clip range ε of the probability ratio; off: the plain surrogate. (default: 0.2)"
+        in preset
+    )
+    assert (
+        "--aux none Switch the group off; naming a field of it switches it on. (default: none)"
+        in preset
+    )
     assert str(ModelConfig.__doc__) in preset
 
 
 def test_options_and_words_may_be_written_as_one_likes() -> None:
-    spellings = (["--ppo.num-steps", "64"], ["--ppo.num_steps", "64"], ["--ppo.num-steps=64"], ["--ppo.num_steps=64"])
-    assert {parse_config(["procgen-ppo", *words]) for words in spellings} == {get_preset("procgen-ppo").changed({"ppo.num_steps": 64})}
-    words = ["--env.id", "envpool:X-v1", "--env.options", "a=1", "b=x=y", "--seed", "2", "--env.options=c=3"]
-    assert dict(parse_config(["classic-ppo", *words]).env.options) == {"a": "1", "b": "x=y", "c": "3"}
-    assert dict(parse_config(["classic-ppo", *words, "--env.options", "none", "d=4"]).env.options) == {"d": "4"}
+    spellings = (
+        ["--ppo.num-steps", "64"],
+        ["--ppo.num_steps", "64"],
+        ["--ppo.num-steps=64"],
+        ["--ppo.num_steps=64"],
+    )
+    assert {parse_config(["procgen-ppo", *words]) for words in spellings} == {
+        get_preset("procgen-ppo").changed({"ppo.num_steps": 64})
+    }
+    words = [
+        "--env.id",
+        "envpool:X-v1",
+        "--env.options",
+        "a=1",
+        "b=x=y",
+        "--seed",
+        "2",
+        "--env.options=c=3",
+    ]
+    assert dict(parse_config(["classic-ppo", *words]).env.options) == {
+        "a": "1",
+        "b": "x=y",
+        "c": "3",
+    }
+    assert dict(
+        parse_config(["classic-ppo", *words, "--env.options", "none", "d=4"]).env.options
+    ) == {"d": "4"}
 
 
-def test_presets_are_shown_with_their_difference_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_are_shown_with_their_difference_and_source(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["presets", "procgen-ppg-kl"]) == 0
     text = capsys.readouterr().out
     assert "procgen-ppg-kl" in text and "kl_penalty" in text and "ppo.py:104" in text
@@ -295,8 +454,24 @@ def test_environments_are_listed_by_pattern(capsys: pytest.CaptureFixture[str]) 
     assert "procgen:starpilot" in capsys.readouterr().out
 
 
-def test_train_evaluate_plot_film_and_resume_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["train", "classic-ppg", *SMALL, *QUIET, "--output-dir", str(tmp_path), "--aux.every", "2"]) == 0
+def test_train_evaluate_plot_film_and_resume_a_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert (
+        main(
+            [
+                "train",
+                "classic-ppg",
+                *SMALL,
+                *QUIET,
+                "--output-dir",
+                str(tmp_path),
+                "--aux.every",
+                "2",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     (run,) = tmp_path.iterdir()
     assert f"run directory: {run}" in out and "256" in out
@@ -305,33 +480,51 @@ def test_train_evaluate_plot_film_and_resume_a_run(capsys: pytest.CaptureFixture
     assert tree["mean_return"] == tree["greedy"]["mean_return"] and tree["sampled"]["episodes"] == 5
     assert main(["evaluate", str(run), "--episodes", "3"]) == 0
     assert "95 % interval" in capsys.readouterr().out
-    assert main(["plot", str(run), "--output", str(tmp_path / "curves"), "--metric", "losses/entropy"]) == 0
+    assert (
+        main(["plot", str(run), "--output", str(tmp_path / "curves"), "--metric", "losses/entropy"])
+        == 0
+    )
     assert all((tmp_path / f"curves.{kind}").stat().st_size > 0 for kind in ("png", "svg", "csv"))
     assert main(["resume", str(run)]) == 0
     assert f"run directory: {run}" in capsys.readouterr().out
 
 
-def test_a_run_is_repeated_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_repeated_with_its_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = ["--output-dir", str(tmp_path / "first")]
-    assert main(["train", "classic-ppo", *SMALL, *QUIET, *output, "--compute.num-threads", "1"]) == 0
+    assert (
+        main(["train", "classic-ppo", *SMALL, *QUIET, *output, "--compute.num-threads", "1"]) == 0
+    )
     (first,) = (tmp_path / "first").iterdir()
     card = json.loads((first / "card.json").read_text())
     card["plan"] |= {"steps_at_once": 7}  # as no plan made here would be
     (first / "card.json").write_text(json.dumps(card))
-    assert main(["train", "--from", str(first), "--same-plan", "--output-dir", str(tmp_path / "again")]) == 0
+    assert (
+        main(
+            ["train", "--from", str(first), "--same-plan", "--output-dir", str(tmp_path / "again")]
+        )
+        == 0
+    )
     (again,) = (tmp_path / "again").iterdir()
     assert json.loads((again / "card.json").read_text())["plan"] == card["plan"]
     capsys.readouterr()
     assert "--from RUN --same-plan" in error_of(capsys, "train", "classic-ppo", "--same-plan")
     card["plan"] |= {"num_threads": 10_000}
     (first / "card.json").write_text(json.dumps(card))
-    assert "10000 threads, which this machine has not" in error_of(capsys, "train", "--from", str(first), "--same-plan")
+    assert "10000 threads, which this machine has not" in error_of(
+        capsys, "train", "--from", str(first), "--same-plan"
+    )
     card["plan"] = {}
     (first / "card.json").write_text(json.dumps(card))
-    assert "has no plan of this version" in error_of(capsys, "train", "--from", str(first), "--same-plan")
+    assert "has no plan of this version" in error_of(
+        capsys, "train", "--from", str(first), "--same-plan"
+    )
 
 
 def test_an_old_name_of_a_preset_still_works_and_tells_the_new_one() -> None:
-    with pytest.warns(FutureWarning, match="cartpolenovel-ppo is called cartpole-masked-velocity-ppo now"):
+    with pytest.warns(
+        FutureWarning, match="cartpolenovel-ppo is called cartpole-masked-velocity-ppo now"
+    ):
         config = parse_config(["cartpolenovel-ppo"])
     assert config == get_preset("cartpole-masked-velocity-ppo") and config.env.observe == (0, 2)

@@ -34,7 +34,15 @@ B, T, K = 3, 5, 3
 # into the next rollout.
 SCRIPT = [
     [(2, "terminated"), (3, "truncated"), (3, "truncated"), (2, "truncated"), (99, "terminated")],
-    [(2, "truncated"), (3, "terminated"), (3, "terminated"), (1, "truncated"), (1, "terminated"), (3, "terminated"), (99, "truncated")],
+    [
+        (2, "truncated"),
+        (3, "terminated"),
+        (3, "terminated"),
+        (1, "truncated"),
+        (1, "terminated"),
+        (3, "terminated"),
+        (99, "truncated"),
+    ],
     [(5, "truncated"), (3, "truncated"), (99, "terminated")],
 ]
 
@@ -80,7 +88,9 @@ class Scripted:
                 if end == "truncated":
                     final_obs[env] = torch.tensor([env, episode, length])
                 self.position[env] = (episode + 1, 0)
-        terminated, truncated = (torch.tensor([end == kind for end in ends]) for kind in ("terminated", "truncated"))
+        terminated, truncated = (
+            torch.tensor([end == kind for end in ends]) for kind in ("terminated", "truncated")
+        )
         return TimeStep(
             obs=self._observe(),
             reward=reward,
@@ -116,13 +126,17 @@ def told(env: int) -> Iterator[Cell]:
     for episode, (length, end) in enumerate(SCRIPT[env]):
         for step in range(length):
             last = step + 1 == length
-            after = (env, episode + 1, 0) if last and end == "terminated" else (env, episode, step + 1)
+            after = (
+                (env, episode + 1, 0) if last and end == "terminated" else (env, episode, step + 1)
+            )
             yield Cell((env, episode, step), end if last else "", after)
 
 
 def timeline(num_steps: int) -> list[list[Cell]]:
     """`[B][num_steps]`."""
-    return [[cell for cell, _ in zip(told(env), range(num_steps), strict=False)] for env in range(B)]
+    return [
+        [cell for cell, _ in zip(told(env), range(num_steps), strict=False)] for env in range(B)
+    ]
 
 
 class Masked(Scripted):
@@ -132,19 +146,38 @@ class Masked(Scripted):
 
     def _observe(self) -> Tensor:
         obs = super()._observe()
-        self.action_mask = torch.tensor([[a in (env, int(step) % 4) for a in range(4)] for env, _, step in obs.tolist()])
+        self.action_mask = torch.tensor(
+            [[a in (env, int(step) % 4) for a in range(4)] for env, _, step in obs.tolist()]
+        )
         return obs
 
 
 def make_agent(
-    seed: int = 0, *, memory: Literal["none", "lstm", "gru"] = "none", value_path: ValuePath = "separate", obs_norm: bool = False
+    seed: int = 0,
+    *,
+    memory: Literal["none", "lstm", "gru"] = "none",
+    value_path: ValuePath = "separate",
+    obs_norm: bool = False,
 ) -> Agent:
     config = ModelConfig(
-        encoder="mlp", hidden_sizes=(32,), value_head_scale=1.0, policy_head_scale=0.2, memory=memory, memory_size=8, value_path=value_path
+        encoder="mlp",
+        hidden_sizes=(32,),
+        value_head_scale=1.0,
+        policy_head_scale=0.2,
+        memory=memory,
+        memory_size=8,
+        value_path=value_path,
     )
     norm = ObsNormConfig() if obs_norm else None
     generator = Generator().manual_seed(seed)
-    return Agent(Scripted.observation_space, Scripted.action_space, config, generator=generator, auxiliary=False, obs_norm=norm)
+    return Agent(
+        Scripted.observation_space,
+        Scripted.action_space,
+        config,
+        generator=generator,
+        auxiliary=False,
+        obs_norm=norm,
+    )
 
 
 def make_collector(
@@ -162,7 +195,9 @@ def make_collector(
     return collector
 
 
-def make_buffer(num_rollouts: int = K, *, state_size: int = 0, num_actions: int | None = None) -> PhaseBuffer:
+def make_buffer(
+    num_rollouts: int = K, *, state_size: int = 0, num_actions: int | None = None
+) -> PhaseBuffer:
     return PhaseBuffer(
         num_rollouts,
         B,
@@ -179,7 +214,11 @@ def make_buffer(num_rollouts: int = K, *, state_size: int = 0, num_actions: int 
 
 def collect(collector: Collector, num_rollouts: int = K) -> dict[str, Tensor]:
     """Rollouts one after the other, as if they were one: every field `[B, K·T, …]`."""
-    buffer = make_buffer(num_rollouts, state_size=collector.agent.state_size, num_actions=collector.envs.mask_size or None)
+    buffer = make_buffer(
+        num_rollouts,
+        state_size=collector.agent.state_size,
+        num_actions=collector.envs.mask_size or None,
+    )
     for _ in range(num_rollouts):
         rollout = buffer.next_rollout()
         fill_with_rubbish(rollout)
@@ -198,18 +237,25 @@ def fill_with_rubbish(rollout: Rollout) -> None:
 def value_of(agent: Agent, obs: Tensor) -> Tensor:
     """V of observations `[…, 3]`."""
     flat = obs.reshape(-1, 1, 3)
-    return agent.value(flat, torch.zeros(len(flat), 1, dtype=torch.bool), agent.initial_state(len(flat)))[:, 0].reshape(obs.shape[:-1])
+    return agent.value(
+        flat, torch.zeros(len(flat), 1, dtype=torch.bool), agent.initial_state(len(flat))
+    )[:, 0].reshape(obs.shape[:-1])
 
 
 def test_everything_that_happens_lands_in_its_cell() -> None:
     collected, cells = collect(make_collector()), timeline(K * T)
     assert collected["obs"].tolist() == [[list(cell.obs) for cell in row] for row in cells]
     assert collected["first"].tolist() == [[cell.obs[2] == 0 for cell in row] for row in cells]
-    assert collected["terminated"].tolist() == [[cell.end == "terminated" for cell in row] for row in cells]
-    assert collected["truncated"].tolist() == [[cell.end == "truncated" for cell in row] for row in cells]
+    assert collected["terminated"].tolist() == [
+        [cell.end == "terminated" for cell in row] for row in cells
+    ]
+    assert collected["truncated"].tolist() == [
+        [cell.end == "truncated" for cell in row] for row in cells
+    ]
     actions = collected["action"].tolist()
     assert collected["reward"].tolist() == [
-        [reward_of(*cell.obs, action) for cell, action in zip(row, taken, strict=True)] for row, taken in zip(cells, actions, strict=True)
+        [reward_of(*cell.obs, action) for cell, action in zip(row, taken, strict=True)]
+        for row, taken in zip(cells, actions, strict=True)
     ]
     assert {action for row in actions for action in row} == {0, 1, 2, 3}
 
@@ -218,24 +264,35 @@ def test_next_values_are_of_the_final_observation_where_cut_and_of_the_next_one_
     collector = make_collector()
     collected, cells = collect(collector), timeline(K * T)
     leads_to = torch.tensor([[cell.leads_to for cell in row] for row in cells], dtype=torch.float32)
-    torch.testing.assert_close(collected["next_value"], value_of(collector.agent, leads_to), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        collected["next_value"], value_of(collector.agent, leads_to), rtol=1e-5, atol=1e-5
+    )
     # The comparison means something: observations that could be mistaken for each other have other
     # values.
-    after_reset = torch.tensor([[(env, cell.obs[1] + 1, 0) for cell in row] for env, row in enumerate(cells)], dtype=torch.float32)
+    after_reset = torch.tensor(
+        [[(env, cell.obs[1] + 1, 0) for cell in row] for env, row in enumerate(cells)],
+        dtype=torch.float32,
+    )
     cut = collected["truncated"]
     assert cut[:, T - 1 :: T].any()
-    assert (value_of(collector.agent, after_reset)[cut] - collected["next_value"][cut]).abs().min() > 1e-3
+    assert (
+        value_of(collector.agent, after_reset)[cut] - collected["next_value"][cut]
+    ).abs().min() > 1e-3
 
 
 @pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
 def test_values_are_the_agents_whenever_they_are_asked_for(value_path: ValuePath) -> None:
     collector = make_collector(value_path=value_path)
     collected = collect(collector)
-    torch.testing.assert_close(collected["value"], value_of(collector.agent, collected["obs"]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        collected["value"], value_of(collector.agent, collected["obs"]), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("memory", "calls"), [("none", 2), ("lstm", T + 1)])
-def test_a_value_network_of_its_own_is_not_asked_while_acting_unless_it_must_remember(memory: Literal["none", "lstm"], calls: int) -> None:
+def test_a_value_network_of_its_own_is_not_asked_while_acting_unless_it_must_remember(
+    memory: Literal["none", "lstm"], calls: int
+) -> None:
     """Once for the rollout and once for what lies in none, instead of once a step."""
     collector, asked = make_collector(memory=memory), []
     assert collector.agent.value_encoder is not None
@@ -247,32 +304,63 @@ def test_a_value_network_of_its_own_is_not_asked_while_acting_unless_it_must_rem
 def test_without_bootstrap_ends_are_what_they_are_and_no_final_observation_is_valued() -> None:
     collector = make_collector(bootstrap_truncation=False)
     collected, cells = collect(collector), timeline(K * T)
-    assert collected["terminated"].tolist() == [[cell.end == "terminated" for cell in row] for row in cells]
-    assert collected["truncated"].tolist() == [[cell.end == "truncated" for cell in row] for row in cells]
+    assert collected["terminated"].tolist() == [
+        [cell.end == "terminated" for cell in row] for row in cells
+    ]
+    assert collected["truncated"].tolist() == [
+        [cell.end == "truncated" for cell in row] for row in cells
+    ]
     assert collected["first"].tolist() == [[cell.obs[2] == 0 for cell in row] for row in cells]
-    goes_on = torch.tensor([[(env, cell.obs[1] + 1, 0) if cell.end else cell.leads_to for cell in row] for env, row in enumerate(cells)])
+    goes_on = torch.tensor(
+        [
+            [(env, cell.obs[1] + 1, 0) if cell.end else cell.leads_to for cell in row]
+            for env, row in enumerate(cells)
+        ]
+    )
     assert collected["truncated"].any()
-    torch.testing.assert_close(collected["next_value"], value_of(collector.agent, goes_on.float()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        collected["next_value"], value_of(collector.agent, goes_on.float()), rtol=1e-5, atol=1e-5
+    )
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
-def test_a_final_observation_is_valued_with_the_memory_of_its_own_episode(memory: Literal["lstm", "gru"]) -> None:
+def test_a_final_observation_is_valued_with_the_memory_of_its_own_episode(
+    memory: Literal["lstm", "gru"],
+) -> None:
     collector = make_collector(memory=memory)
     collected, cells = collect(collector), timeline(K * T)
-    agent, yes, no = collector.agent, torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.bool)
+    agent, yes, no = (
+        collector.agent,
+        torch.ones(1, 1, dtype=torch.bool),
+        torch.zeros(1, 1, dtype=torch.bool),
+    )
     for env in range(B):
         state = agent.initial_state(1)
         for t, cell in enumerate(cells[env]):
-            output = agent(torch.tensor([[cell.obs]], dtype=torch.float32), yes if cell.obs[2] == 0 else no, state)
-            torch.testing.assert_close(collected["value"][env, t], output.value[0, 0], rtol=1e-5, atol=1e-5)
+            output = agent(
+                torch.tensor([[cell.obs]], dtype=torch.float32),
+                yes if cell.obs[2] == 0 else no,
+                state,
+            )
+            torch.testing.assert_close(
+                collected["value"][env, t], output.value[0, 0], rtol=1e-5, atol=1e-5
+            )
             state = output.state  # what is remembered after this step, before any reset
             goes_on = no if cell.leads_to[2] else yes
-            led_to = agent.value(torch.tensor([[cell.leads_to]], dtype=torch.float32), goes_on, state)
-            torch.testing.assert_close(collected["next_value"][env, t], led_to[0, 0], rtol=1e-5, atol=1e-5)
+            led_to = agent.value(
+                torch.tensor([[cell.leads_to]], dtype=torch.float32), goes_on, state
+            )
+            torch.testing.assert_close(
+                collected["next_value"][env, t], led_to[0, 0], rtol=1e-5, atol=1e-5
+            )
     cut = collected["truncated"]
-    forgotten = value_of(agent, torch.tensor([[cell.leads_to for cell in row] for row in cells], dtype=torch.float32))
-    assert (forgotten[cut] - collected["next_value"][cut]).abs().max() > 1e-3  # the comparison means something
+    forgotten = value_of(
+        agent, torch.tensor([[cell.leads_to for cell in row] for row in cells], dtype=torch.float32)
+    )
+    assert (
+        forgotten[cut] - collected["next_value"][cut]
+    ).abs().max() > 1e-3  # the comparison means something
 
 
 @torch.no_grad()
@@ -284,7 +372,9 @@ def test_the_state_before_each_rollout_makes_it_repeatable() -> None:
         collector.collect(rollout)
         output = collector.agent(rollout.obs, rollout.first, rollout.state)
         torch.testing.assert_close(output.value, rollout.value, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(output.policy.log_prob(rollout.action), rollout.log_prob, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            output.policy.log_prob(rollout.action), rollout.log_prob, rtol=1e-5, atol=1e-5
+        )
     assert rollout.state.any()
 
 
@@ -304,25 +394,45 @@ def test_a_rollout_that_begins_the_statistics_is_valued_with_them_and_acted_with
     mean = first_rollout.obs.double().mean((0, 1))
     torch.testing.assert_close(agent.reader.normalizer.moments.mean, mean)
     collector.collect(second_rollout)
-    assert agent.reader.normalizer.moments.count == B * T  # the second one counts when it has been learned from
-    yes, no, cells = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.bool), timeline(2 * T)
+    assert (
+        agent.reader.normalizer.moments.count == B * T
+    )  # the second one counts when it has been learned from
+    yes, no, cells = (
+        torch.ones(1, 1, dtype=torch.bool),
+        torch.zeros(1, 1, dtype=torch.bool),
+        timeline(2 * T),
+    )
     for env in range(B):
         state = agent.initial_state(1)
         for t, cell in enumerate(cells[env]):
             rollout, at = (first_rollout, t) if t < T else (second_rollout, t - T)
             if t == T:
-                torch.testing.assert_close(rollout.state[env : env + 1], state, rtol=1e-5, atol=1e-5)
-            output = agent(torch.tensor([[cell.obs]], dtype=torch.float32), yes if cell.obs[2] == 0 else no, state)
-            torch.testing.assert_close(rollout.value[env, at], output.value[0, 0], rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(
+                    rollout.state[env : env + 1], state, rtol=1e-5, atol=1e-5
+                )
+            output = agent(
+                torch.tensor([[cell.obs]], dtype=torch.float32),
+                yes if cell.obs[2] == 0 else no,
+                state,
+            )
+            torch.testing.assert_close(
+                rollout.value[env, at], output.value[0, 0], rtol=1e-5, atol=1e-5
+            )
             state = output.state
             goes_on = no if cell.leads_to[2] else yes
-            led_to = agent.value(torch.tensor([[cell.leads_to]], dtype=torch.float32), goes_on, state)
-            torch.testing.assert_close(rollout.next_value[env, at], led_to[0, 0], rtol=1e-5, atol=1e-5)
+            led_to = agent.value(
+                torch.tensor([[cell.leads_to]], dtype=torch.float32), goes_on, state
+            )
+            torch.testing.assert_close(
+                rollout.next_value[env, at], led_to[0, 0], rtol=1e-5, atol=1e-5
+            )
     assert first_rollout.truncated[:, :-1].any() and first_rollout.truncated[:, -1].any()
     # The policy that acted saw the observations as they are, and the probabilities are its.
     raw = make_agent(memory=memory, value_path=value_path, obs_norm=True)
     output = raw(first_rollout.obs, first_rollout.first, raw.initial_state(B))
-    torch.testing.assert_close(first_rollout.log_prob, output.policy.log_prob(first_rollout.action), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        first_rollout.log_prob, output.policy.log_prob(first_rollout.action), rtol=1e-5, atol=1e-5
+    )
     assert (output.value - first_rollout.value).abs().max() > 1e-2  # the comparison means something
 
 
@@ -335,16 +445,24 @@ def test_masks_are_obeyed_and_kept_beside_the_observation_they_belong_to() -> No
     assert torch.equal(collected["action_mask"], allowed)
     assert allowed.gather(2, collected["action"].unsqueeze(-1)).all()
     with torch.no_grad():
-        output = collector.agent(collected["obs"], collected["first"], collector.agent.initial_state(B), allowed)
-    torch.testing.assert_close(collected["log_prob"], output.policy.log_prob(collected["action"]), rtol=1e-5, atol=1e-5)
+        output = collector.agent(
+            collected["obs"], collected["first"], collector.agent.initial_state(B), allowed
+        )
+    torch.testing.assert_close(
+        collected["log_prob"], output.policy.log_prob(collected["action"]), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_log_probs_and_values_are_those_of_the_agent() -> None:
     collector = make_collector()
     collected = collect(collector)
     with torch.no_grad():
-        output = collector.agent(collected["obs"], collected["first"], collector.agent.initial_state(B))
-    torch.testing.assert_close(collected["log_prob"], output.policy.log_prob(collected["action"]), rtol=1e-5, atol=1e-5)
+        output = collector.agent(
+            collected["obs"], collected["first"], collector.agent.initial_state(B)
+        )
+    torch.testing.assert_close(
+        collected["log_prob"], output.policy.log_prob(collected["action"]), rtol=1e-5, atol=1e-5
+    )
     torch.testing.assert_close(collected["value"], output.value, rtol=1e-5, atol=1e-5)
     assert collected["log_prob"].unique().numel() > 10
     assert not collected["value"].requires_grad
@@ -385,7 +503,9 @@ def finished_episodes(rewards: Tensor, start: int, stop: int) -> list[tuple[floa
             length = cell.obs[2] + 1
             if cell.end and start <= t < stop:
                 finished.append((t, rewards[env, t + 1 - length : t + 1].sum().item(), length))
-    return [(total, length) for _, total, length in sorted(finished, key=lambda episode: episode[0])]
+    return [
+        (total, length) for _, total, length in sorted(finished, key=lambda episode: episode[0])
+    ]
 
 
 def test_returns_and_lengths_are_exact_across_rollouts() -> None:
@@ -409,7 +529,13 @@ def test_returns_and_lengths_are_exact_across_rollouts() -> None:
 
 def test_the_environments_are_reset_by_start_and_not_before() -> None:
     envs = Scripted()
-    collector = Collector(envs, make_agent(), generator=Generator(), compute=Compute(Plan()), bootstrap_truncation=True)
+    collector = Collector(
+        envs,
+        make_agent(),
+        generator=Generator(),
+        compute=Compute(Plan()),
+        bootstrap_truncation=True,
+    )
     assert envs.resets == 0
     collector.start()
     assert envs.resets == 1

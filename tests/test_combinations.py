@@ -20,19 +20,35 @@ from phasicrl.runs.build import start_run
 from tests.helpers import Levers, tiny, tiny_aux
 
 COMBINATIONS = [
-    pytest.param(*flags, id="-".join(name for name, on in zip(("memory", "mask", "ppg", "discrete"), flags, strict=True) if on) or "plain")
+    pytest.param(
+        *flags,
+        id="-".join(
+            name
+            for name, on in zip(("memory", "mask", "ppg", "discrete"), flags, strict=True)
+            if on
+        )
+        or "plain",
+    )
     for flags in itertools.product((False, True), repeat=4)
 ]
 
 
 def config_of(tmp_path: Path, memory: bool, ppg: bool, **changes: Any) -> Config:
     config = tiny(tmp_path, aux=tiny_aux() if ppg else None, **changes)
-    return replace(config, model=replace(config.model, memory="lstm", memory_size=8)) if memory else config
+    return (
+        replace(config, model=replace(config.model, memory="lstm", memory_size=8))
+        if memory
+        else config
+    )
 
 
 @pytest.mark.parametrize(("memory", "mask", "ppg", "discrete"), COMBINATIONS)
-def test_every_combination_trains_and_evaluates(tmp_path: Path, memory: bool, mask: bool, ppg: bool, discrete: bool) -> None:
-    make_env = partial(Levers, discrete=discrete, masked=mask)  # asserts that no masked lever is pulled
+def test_every_combination_trains_and_evaluates(
+    tmp_path: Path, memory: bool, mask: bool, ppg: bool, discrete: bool
+) -> None:
+    make_env = partial(
+        Levers, discrete=discrete, masked=mask
+    )  # asserts that no masked lever is pulled
     run = train(config_of(tmp_path, memory, ppg), make_env=make_env)
     assert run.iteration == 4
     assert all(parameter.isfinite().all() for parameter in run.agent.parameters())
@@ -56,10 +72,14 @@ def slow_losses(run: Any, old_dist_params: torch.Tensor) -> tuple[float, float, 
             if rollouts.first[k, b, t]:
                 state = torch.zeros_like(state)
             mask = rollouts.action_mask[k, b, t][None, None]
-            output = agent(rollouts.obs[k, b, t][None, None], torch.zeros(1, 1, dtype=torch.bool), state, mask)
+            output = agent(
+                rollouts.obs[k, b, t][None, None], torch.zeros(1, 1, dtype=torch.bool), state, mask
+            )
             state = output.state
             target = rollouts.value_target[k, b, t]
-            old = agent.policy_head.distribution(old_dist_params[k * run.config.env.num_envs + b, t][None, None])
+            old = agent.policy_head.distribution(
+                old_dist_params[k * run.config.env.num_envs + b, t][None, None]
+            )
             totals[0] += output.policy.kl_from(old).item()
             totals[1] += 0.5 * (output.aux_value - target).square().item()
             totals[2] += 0.5 * (output.value - target).square().item()
@@ -79,7 +99,12 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         assert isinstance(segments, Samples)
         old = dist_params(run.agent, segments, compute=run.compute)
         for parameter in run.agent.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+            parameter.add_(
+                0.2
+                * torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())
+                )
+            )
         expected = slow_losses(run, old)
         # One minibatch of everything at rate zero: its losses are those of the whole phase. The
         # policy before it is put back for the KL.

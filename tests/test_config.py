@@ -36,18 +36,27 @@ from phasicrl.presets import PRESETS, differences, get_preset
         (lambda: PPOConfig(clip=0.0), "ppo.clip is 0.0"),
         (lambda: PPOConfig(policy_epochs=0), "the policy would never be trained"),
         (lambda: AuxConfig(every=0), "aux.every is 0"),
-        (lambda: AuxConfig(every=4, iterations_per_epoch=5), "aux.iterations_per_epoch is 5, more than the 4 iterations"),
+        (
+            lambda: AuxConfig(every=4, iterations_per_epoch=5),
+            "aux.iterations_per_epoch is 5, more than the 4 iterations",
+        ),
         (lambda: RewardNormConfig(clip=0), "reward_norm.clip is 0"),
         (lambda: ComputeConfig(micro_batch=0), "compute.micro_batch is 0"),
         (lambda: ComputeConfig(aux_micro_batch=0), "compute.aux_micro_batch is 0"),
         (lambda: CheckpointConfig(keep=0), "checkpoint.keep is 0"),
-        (lambda: Config(total_env_steps=0), "total_env_steps is 0; a run needs at least one rollout, 16384 steps here"),
+        (
+            lambda: Config(total_env_steps=0),
+            "total_env_steps is 0; a run needs at least one rollout, 16384 steps here",
+        ),
         (
             lambda: Config(total_env_steps=16383, budget_rounding="down"),
             "total_env_steps is 16383, which budget_rounding down makes 0 rollouts of 16384 steps; give 16384 or more, or --budget-rounding up",
         ),
         (
-            lambda: Config(env=EnvConfig(num_envs=1), ppo=PPOConfig(num_steps=1, num_minibatches=1, advantage_std="unbiased")),
+            lambda: Config(
+                env=EnvConfig(num_envs=1),
+                ppo=PPOConfig(num_steps=1, num_minibatches=1, advantage_std="unbiased"),
+            ),
             "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; take longer rollouts, or biased",
         ),
         (lambda: Config(seed=-1), "config.seed is -1"),
@@ -56,13 +65,17 @@ from phasicrl.presets import PRESETS, differences, get_preset
             r"64 segments \(env.num_envs\) cannot be dealt out evenly to 7 minibatches; set ppo.num_minibatches to 8 or 4",
         ),
         (
-            lambda: Config(ppo=PPOConfig(num_minibatches=7, minibatch_by="transitions", num_steps=2)),
+            lambda: Config(
+                ppo=PPOConfig(num_minibatches=7, minibatch_by="transitions", num_steps=2)
+            ),
             r"128 transitions \(env.num_envs × ppo.num_steps\) cannot be dealt out evenly to 7 minibatches",
         ),
         (lambda: Config(aux=AuxConfig(num_minibatches=48)), "set aux.num_minibatches to 32 or 64"),
     ],
 )
-def test_impossible_values_are_refused_with_the_numbers_and_the_way_out(make: object, message: str) -> None:
+def test_impossible_values_are_refused_with_the_numbers_and_the_way_out(
+    make: object, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
 
@@ -72,16 +85,29 @@ def test_derived_numbers() -> None:
     assert config.batch_size == 64 * 256
     assert config.num_iterations == 7  # 6.1 rollouts: the last one is finished
     down = replace(config, budget_rounding="down")
-    assert (config.budget, down.budget, down.num_iterations) == (100_000, 6 * 64 * 256, 6)  # or left out
-    assert config.num_gradient_steps == 7 * 8 + 6 * 16 * 4 and down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
+    assert (config.budget, down.budget, down.num_iterations) == (
+        100_000,
+        6 * 64 * 256,
+        6,
+    )  # or left out
+    assert (
+        config.num_gradient_steps == 7 * 8 + 6 * 16 * 4
+        and down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
+    )
     assert config.phase_length == 4 and config.has_auxiliary_phase
-    assert replace(config, aux=None).phase_length == replace(config, aux=AuxConfig(epochs=0)).phase_length == 1
+    assert (
+        replace(config, aux=None).phase_length
+        == replace(config, aux=AuxConfig(epochs=0)).phase_length
+        == 1
+    )
     assert config.reward_gamma == config.ppo.gamma
     assert replace(config, reward_norm=RewardNormConfig(gamma=0.5)).reward_gamma == 0.5
 
 
 def test_minibatches_of_one_sample_are_not_normalized_to_nothing() -> None:
-    ppo = PPOConfig(num_steps=4, num_minibatches=8, minibatch_by="transitions", advantage_norm="minibatch")
+    ppo = PPOConfig(
+        num_steps=4, num_minibatches=8, minibatch_by="transitions", advantage_norm="minibatch"
+    )
     with pytest.raises(ValueError, match=r"ppo\.num_minibatches 8 leaves 1 sample in a minibatch"):
         Config(env=EnvConfig(id="x", num_envs=2), ppo=ppo)
     Config(env=EnvConfig(id="x", num_envs=2), ppo=dataclasses.replace(ppo, advantage_norm="batch"))
@@ -90,7 +116,9 @@ def test_minibatches_of_one_sample_are_not_normalized_to_nothing() -> None:
 
 def test_value_epochs_come_before_policy_epochs_unless_they_are_equal() -> None:
     assert PPOConfig(policy_epochs=2, value_epochs=2).passes == ((True, True), (True, True))
-    assert PPOConfig(policy_epochs=1, value_epochs=3).passes == ((False, True),) * 3 + ((True, False),)
+    assert PPOConfig(policy_epochs=1, value_epochs=3).passes == ((False, True),) * 3 + (
+        (True, False),
+    )
     assert PPOConfig(policy_epochs=1, value_epochs=0).passes == ((True, False),)
 
 
@@ -117,7 +145,11 @@ def test_every_field_says_what_it_is() -> None:
     from phasicrl import config
 
     source = inspect.getsource(config)
-    groups = [c for c in vars(config).values() if isinstance(c, type) and c.__name__.endswith("Config") and c is not Config]
+    groups = [
+        c
+        for c in vars(config).values()
+        if isinstance(c, type) and c.__name__.endswith("Config") and c is not Config
+    ]
     for kind in groups:
         text = source[source.index(f"class {kind.__name__}:") :]
         for field in dataclasses.fields(kind):
@@ -147,14 +179,39 @@ def test_the_papers_settings_are_the_papers() -> None:
     config = get_preset("procgen-ppg-paper")
     aux = config.aux
     assert aux is not None
-    assert (aux.every, config.ppo.policy_epochs, config.ppo.value_epochs, aux.epochs, aux.beta_clone) == (32, 1, 1, 6, 1.0)
-    assert (config.ppo.gamma, config.ppo.gae_lambda, config.ppo.num_steps, config.ppo.num_minibatches) == (0.999, 0.95, 256, 8)
-    assert (config.ppo.entropy_coef, config.ppo.clip, config.ppo.learning_rate, aux.learning_rate) == (0.01, 0.2, 5e-4, 5e-4)
-    assert (config.env.num_envs, config.env.distribution, config.total_env_steps) == (256, "hard", 100_000_000)
-    assert config.env.num_envs // aux.num_minibatches == 16  # segments of a global auxiliary minibatch: 4 on each of 4 workers
+    assert (
+        aux.every,
+        config.ppo.policy_epochs,
+        config.ppo.value_epochs,
+        aux.epochs,
+        aux.beta_clone,
+    ) == (32, 1, 1, 6, 1.0)
+    assert (
+        config.ppo.gamma,
+        config.ppo.gae_lambda,
+        config.ppo.num_steps,
+        config.ppo.num_minibatches,
+    ) == (0.999, 0.95, 256, 8)
+    assert (
+        config.ppo.entropy_coef,
+        config.ppo.clip,
+        config.ppo.learning_rate,
+        aux.learning_rate,
+    ) == (0.01, 0.2, 5e-4, 5e-4)
+    assert (config.env.num_envs, config.env.distribution, config.total_env_steps) == (
+        256,
+        "hard",
+        100_000_000,
+    )
+    assert (
+        config.env.num_envs // aux.num_minibatches == 16
+    )  # segments of a global auxiliary minibatch: 4 on each of 4 workers
     assert config.ppo.max_grad_norm is config.ppo.value_clip is aux.max_grad_norm is None
     assert config.ppo.schedule == "constant" and config.ppo.adam_eps == 1e-8
-    assert config.ppo.advantage_norm == "batch" and config.ppo.minibatch_by == aux.minibatch_by == "segments"
+    assert (
+        config.ppo.advantage_norm == "batch"
+        and config.ppo.minibatch_by == aux.minibatch_by == "segments"
+    )
     assert config.ppo.value_coef == 1.0 and aux.optimizer == "own" and config.reward_gamma == 0.99
     assert not config.ppo.bootstrap_truncation
 
@@ -162,12 +219,78 @@ def test_the_papers_settings_are_the_papers() -> None:
 @pytest.mark.parametrize(
     ("name", "rates", "returns", "batch", "updates", "clips", "entropy", "on_mse", "grad", "eps"),
     [
-        ("compat-cleanrl-ppo", (2.5e-4, "linear"), (0.99, 0.95), (128, 4), (4, 4), (0.2, 0.2), 0.01, 0.25, 0.5, 1e-5),
-        ("compat-cleanrl-ppo-continuous", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
-        ("compat-cleanrl-ppo-atari", (2.5e-4, "linear"), (0.99, 0.95), (128, 8), (4, 4), (0.1, 0.1), 0.01, 0.25, 0.5, 1e-5),
-        ("compat-baselines-ppo-mujoco", (3e-4, "linear"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, 0.2), 0.0, 0.25, 0.5, 1e-5),
-        ("compat-sb3-ppo", (3e-4, "constant"), (0.99, 0.95), (2048, 1), (32, 10), (0.2, None), 0.0, 0.5, 0.5, 1e-5),
-        ("compat-spinningup-ppo", (3e-4, "constant"), (0.99, 0.97), (4000, 1), (1, 80), (0.2, None), 0.0, 1.0, None, 1e-8),
+        (
+            "compat-cleanrl-ppo",
+            (2.5e-4, "linear"),
+            (0.99, 0.95),
+            (128, 4),
+            (4, 4),
+            (0.2, 0.2),
+            0.01,
+            0.25,
+            0.5,
+            1e-5,
+        ),
+        (
+            "compat-cleanrl-ppo-continuous",
+            (3e-4, "linear"),
+            (0.99, 0.95),
+            (2048, 1),
+            (32, 10),
+            (0.2, 0.2),
+            0.0,
+            0.25,
+            0.5,
+            1e-5,
+        ),
+        (
+            "compat-cleanrl-ppo-atari",
+            (2.5e-4, "linear"),
+            (0.99, 0.95),
+            (128, 8),
+            (4, 4),
+            (0.1, 0.1),
+            0.01,
+            0.25,
+            0.5,
+            1e-5,
+        ),
+        (
+            "compat-baselines-ppo-mujoco",
+            (3e-4, "linear"),
+            (0.99, 0.95),
+            (2048, 1),
+            (32, 10),
+            (0.2, 0.2),
+            0.0,
+            0.25,
+            0.5,
+            1e-5,
+        ),
+        (
+            "compat-sb3-ppo",
+            (3e-4, "constant"),
+            (0.99, 0.95),
+            (2048, 1),
+            (32, 10),
+            (0.2, None),
+            0.0,
+            0.5,
+            0.5,
+            1e-5,
+        ),
+        (
+            "compat-spinningup-ppo",
+            (3e-4, "constant"),
+            (0.99, 0.97),
+            (4000, 1),
+            (1, 80),
+            (0.2, None),
+            0.0,
+            1.0,
+            None,
+            1e-8,
+        ),
     ],
 )
 def test_compatible_presets_have_the_settings_of_their_sources(
@@ -190,7 +313,12 @@ def test_compatible_presets_have_the_settings_of_their_sources(
     assert (ppo.num_steps, config.env.num_envs) == batch
     assert (ppo.num_minibatches, ppo.policy_epochs, ppo.value_epochs) == (*updates, updates[1])
     assert (ppo.clip, ppo.value_clip) == clips
-    assert (ppo.entropy_coef, 0.5 * ppo.value_coef, ppo.max_grad_norm, ppo.adam_eps) == (entropy, on_mse, grad, eps)
+    assert (ppo.entropy_coef, 0.5 * ppo.value_coef, ppo.max_grad_norm, ppo.adam_eps) == (
+        entropy,
+        on_mse,
+        grad,
+        eps,
+    )
     assert grad is None or config.model.value_path == "shared" or ppo.grad_norm_of == "agent"
     assert config.aux is None
 
@@ -205,32 +333,61 @@ def test_a_group_that_is_switched_off_or_on_is_not_shown_as_a_row_of_nothings() 
 def test_fields_are_changed_by_their_paths_all_at_once() -> None:
     config = Config(env=EnvConfig(id="x"))
     changed = config.changed(
-        {"seed": 5, "ppo.gamma": 0.5, "ppo.baseline": False, "ppo.estimator": "monte_carlo", "obs_norm": ObsNormConfig()}
+        {
+            "seed": 5,
+            "ppo.gamma": 0.5,
+            "ppo.baseline": False,
+            "ppo.estimator": "monte_carlo",
+            "obs_norm": ObsNormConfig(),
+        }
     )
-    assert (changed.seed, changed.ppo.gamma, changed.ppo.baseline, changed.obs_norm) == (5, 0.5, False, ObsNormConfig())
+    assert (changed.seed, changed.ppo.gamma, changed.ppo.baseline, changed.obs_norm) == (
+        5,
+        0.5,
+        False,
+        ObsNormConfig(),
+    )
     assert dataclasses.replace(changed, seed=1, ppo=config.ppo, obs_norm=None) == config
-    assert config.changed({"obs_norm": ObsNormConfig(), "obs_norm.clip": 3.0}).obs_norm == ObsNormConfig(clip=3.0)
+    assert config.changed(
+        {"obs_norm": ObsNormConfig(), "obs_norm.clip": 3.0}
+    ).obs_norm == ObsNormConfig(clip=3.0)
     with pytest.raises(ValueError, match=r"unknown field ppo.gama .did you mean 'ppo.gamma'"):
         config.changed({"ppo.gama": 0.5})
     with pytest.raises(ValueError, match="obs_norm is off, so that clip cannot be set"):
         config.changed({"obs_norm.clip": 3.0})
-    assert {"seed", "ppo.gamma", "aux.every", "value_norm.decay"} <= set(field_paths()) and "ppo" not in field_paths()
+    assert {"seed", "ppo.gamma", "aux.every", "value_norm.decay"} <= set(
+        field_paths()
+    ) and "ppo" not in field_paths()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.memory": "lstm", "ppo.minibatch_by": "transitions"}, "ppo.minibatch_by is transitions, but with a memory"),
+        (
+            {"model.memory": "lstm", "ppo.minibatch_by": "transitions"},
+            "ppo.minibatch_by is transitions, but with a memory",
+        ),
         ({"ppo.baseline": False}, "ppo.estimator gae needs values; use monte_carlo"),
-        ({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux": AuxConfig()}, "the auxiliary phase distills values"),
+        (
+            {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "aux": AuxConfig()},
+            "the auxiliary phase distills values",
+        ),
         ({"action.std_value": 0.0}, "action.std_value is 0.0; it must be above zero"),
-        ({"action.std": "exp", "action.min_std": 0.0}, "action.min_std is 0.0; it must be above zero"),
+        (
+            {"action.std": "exp", "action.min_std": 0.0},
+            "action.min_std is 0.0; it must be above zero",
+        ),
         ({"action.mean": "tanh", "action.squash": "tanh"}, "would squash twice"),
         ({"ppo.objective": "log_prob"}, "set --ppo.clip none --ppo.policy-epochs 1"),
-        ({"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 2}, "ppo.policy_epochs 2; set"),
+        (
+            {"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 2},
+            "ppo.policy_epochs 2; set",
+        ),
     ],
 )
-def test_knobs_that_do_not_go_together_are_refused(changes: dict[str, object], message: str) -> None:
+def test_knobs_that_do_not_go_together_are_refused(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Config(env=EnvConfig(id="x")).changed(changes)
 
@@ -238,5 +395,7 @@ def test_knobs_that_do_not_go_together_are_refused(changes: dict[str, object], m
 def test_presets_named_after_another_code_learn_from_the_first_rollout_as_it_does() -> None:
     norms = {name: preset.config.obs_norm for name, preset in PRESETS.items()}
     first = {name: norm.from_first_rollout for name, norm in norms.items() if norm is not None}
-    assert {name for name, on in first.items() if not on} == {name for name in first if name.startswith("compat-")}
+    assert {name for name, on in first.items() if not on} == {
+        name for name in first if name.startswith("compat-")
+    }
     assert len(first) > 10 and not all(first.values())

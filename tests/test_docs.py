@@ -17,18 +17,31 @@ from tools.reference_pages import DOCS, pages
 ROOT = Path(__file__).parents[1]
 TEXTS = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")), *sorted(DOCS.glob("*.md"))]
+    for path in [
+        *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
+        *sorted(DOCS.glob("*.md")),
+    ]
 }
 
 
 @pytest.mark.parametrize("name", pages())
 def test_a_generated_page_is_up_to_date(name: str) -> None:
-    assert (DOCS / name).read_text() == pages()[name], "run: .venv/bin/python -m tools.reference_pages"
+    assert (DOCS / name).read_text() == pages()[name], (
+        "run: .venv/bin/python -m tools.reference_pages"
+    )
 
 
 def test_every_name_of_the_source_documents_is_a_metric() -> None:
     charts = ("episodic_return", "episodic_length", "SPS", "learning_rate")
-    losses = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "explained_variance")
+    losses = (
+        "value_loss",
+        "policy_loss",
+        "entropy",
+        "old_approx_kl",
+        "approx_kl",
+        "clipfrac",
+        "explained_variance",
+    )
     aux = ("aux/kl_loss", "aux/aux_value_loss", "aux/real_value_loss")
     wanted = {f"charts/{name}" for name in charts} | {f"losses/{name}" for name in (*losses, *aux)}
     assert wanted <= set(METRICS)
@@ -52,7 +65,9 @@ def anchors(text: str) -> set[str]:
         words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
         found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
     earlier = [found[:index].count(name) for index, name in enumerate(found)]
-    return {f"{name}-{number}" if number else name for name, number in zip(found, earlier, strict=True)}
+    return {
+        f"{name}-{number}" if number else name for name, number in zip(found, earlier, strict=True)
+    }
 
 
 def test_headings_get_githubs_names() -> None:
@@ -65,7 +80,9 @@ def test_links_lead_to_headings_that_exist(name: str) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", prose(TEXTS[name])):
         if "://" not in target:
             page = (ROOT / name).parent / target if target else ROOT / name
-            assert anchor in anchors(page.read_text()), f"{name} links to {target}#{anchor}, which is no heading there"
+            assert anchor in anchors(page.read_text()), (
+                f"{name} links to {target}#{anchor}, which is no heading there"
+            )
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -78,13 +95,25 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["phasicrl"]:
                     assert words[1] in cli.VERBS, line
-                if words[:2] in (["phasicrl", "train"], ["phasicrl", "bench"]) and not any(word in line for word in ("RUN", "$")):
-                    own = [index for index, word in enumerate(words) if word in ("--seconds", "--trace", "--output")]
-                    fields = [word for index, word in enumerate(words) if index not in own and index - 1 not in own]
+                if words[:2] in (["phasicrl", "train"], ["phasicrl", "bench"]) and not any(
+                    word in line for word in ("RUN", "$")
+                ):
+                    own = [
+                        index
+                        for index, word in enumerate(words)
+                        if word in ("--seconds", "--trace", "--output")
+                    ]
+                    fields = [
+                        word
+                        for index, word in enumerate(words)
+                        if index not in own and index - 1 not in own
+                    ]
                     cli.parse_config(fields[2:])  # a preset and fields that exist
 
 
-def test_the_vector_environment_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vector_environment_of_the_page_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/environments.md"], flags=re.S)
     monkeypatch.chdir(tmp_path)
     exec(block, {"__name__": "page"})
@@ -102,10 +131,15 @@ def test_knobs_that_a_page_names_exist(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_flags_that_a_page_names_exist(name: str) -> None:
     """`--ppo.clip`, and `--env.no-pin-threads` for a field that is on or off."""
-    knobs, groups = {path.replace("_", "-") for path in field_paths()}, {path.partition(".")[0] for path in field_paths() if "." in path}
+    knobs, groups = (
+        {path.replace("_", "-") for path in field_paths()},
+        {path.partition(".")[0] for path in field_paths() if "." in path},
+    )
     for no, group, off, field in re.findall(r"--(no-)?([a-z-]+)\.(no-)?([a-z-]+)", TEXTS[name]):
         if group.replace("-", "_") in groups:
-            assert not no and f"{group}.{field}" in knobs, f"{name} names --{no}{group}.{off}{field}"
+            assert not no and f"{group}.{field}" in knobs, (
+                f"{name} names --{no}{group}.{off}{field}"
+            )
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -29,7 +29,10 @@ def test_a_report_clears_what_it_told_but_keeps_the_window() -> None:
         "charts/episodic_length": pytest.approx((2 + 1 + 1) / 3),
         "charts/episodic_return_100": pytest.approx((10 + 100) / 2),
     }
-    assert episodes.report() == {"charts/num_episodes": 0, "charts/episodic_return_100": pytest.approx(55)}
+    assert episodes.report() == {
+        "charts/num_episodes": 0,
+        "charts/episodic_return_100": pytest.approx(55),
+    }
     update(episodes, (5, True))  # the episode that was under way during both reports
     assert episodes.report() == {
         "charts/num_episodes": 1,
@@ -53,7 +56,9 @@ def added_up(reward: Tensor, ended: Tensor) -> list[float]:
 
 def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
     generator = torch.Generator().manual_seed(1)
-    reward = torch.randn(120, 5, generator=generator) * 10.0 ** torch.randint(-6, 6, (120, 5), generator=generator)
+    reward = torch.randn(120, 5, generator=generator) * 10.0 ** torch.randint(
+        -6, 6, (120, 5), generator=generator
+    )
     ended = torch.rand(120, 5, generator=generator) < 0.05
     expected = added_up(reward, ended)
     for length in (120, 24, 1):

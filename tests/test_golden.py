@@ -21,7 +21,9 @@ def test_a_tiny_run_gives_the_committed_numbers(name: str, tmp_path: Path) -> No
         for metric, value in golden.items():
             # Other processors round differently, and a sampled action may hang on it; 1e-4 is far
             # below any change of the algorithm.
-            assert row[metric] == pytest.approx(value, rel=1e-4, abs=1e-5), f"iteration {index + 1}, {metric}"
+            assert row[metric] == pytest.approx(value, rel=1e-4, abs=1e-5), (
+                f"iteration {index + 1}, {metric}"
+            )
 
 
 def test_every_golden_run_is_run() -> None:

@@ -38,12 +38,16 @@ from tests.golden import measure as measure_golden
 from tests.helpers import corridor, tiny, tiny_aux
 from tests.test_procgen import small
 
-GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+GPU = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+)
 DEVICES = ["cpu", GPU]
 OTHER = {"cpu": "cuda" if torch.cuda.is_available() else "cpu", "cuda": "cpu"}
 """Where a run of a device goes on."""
 GOLDEN = json.loads(FILE.read_text())
-GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")]  # tests/test_golden.py has them all
+GOLDEN_RUNS = [
+    ("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")
+]  # tests/test_golden.py has them all
 GOLDEN_RUNS += [pytest.param("cuda", name, marks=GPU.marks) for name in GOLDEN]
 Precision = Literal["fp32", "bf16"]
 
@@ -93,21 +97,35 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
         for metric, value in golden.items():
             # Sums in another order, of small networks: 1e-5 at first, and Adam makes whole steps of
             # the smallest gradients.
-            assert row[metric] == pytest.approx(value, rel=0.01, abs=2e-3), f"iteration {index + 1}, {metric}"
+            assert row[metric] == pytest.approx(value, rel=0.01, abs=2e-3), (
+                f"iteration {index + 1}, {metric}"
+            )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
-def test_recorded_steps_on_images_equal_eager_ones(recorded: str, precision: Precision, value_path: str, tmp_path: Path) -> None:
+def test_recorded_steps_on_images_equal_eager_ones(
+    recorded: str, precision: Precision, value_path: str, tmp_path: Path
+) -> None:
     precisions = {"compute.policy_precision": precision, "compute.aux_precision": precision}
-    both(images(tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}), Image)
+    both(
+        images(
+            tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}
+        ),
+        Image,
+    )
 
 
 @pytest.mark.parametrize("name", ["separate", "masks-mixed"])
-def test_recorded_acting_gives_the_answers_of_eager_acting(recorded: str, name: str, tmp_path: Path) -> None:
+def test_recorded_acting_gives_the_answers_of_eager_acting(
+    recorded: str, name: str, tmp_path: Path
+) -> None:
     changes, make_env = CASES[name]
     asked: list[tuple[Any, ...]] = []
-    with start_run(setting(tmp_path, **changes, **{"compute.compile": "on", "compute.device": recorded}), make_env=make_env) as run:
+    with start_run(
+        setting(tmp_path, **changes, **{"compute.compile": "on", "compute.device": recorded}),
+        make_env=make_env,
+    ) as run:
         plain = run.compute.evaluate
 
         def twice(function: Callable[..., Any], module: Any, inputs: Any) -> Any:
@@ -144,7 +162,11 @@ def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
         matrix = matrix @ matrix / 64
         values[:] = number
         found.append(compute.upload(values))
-    assert [float(one.min()) for one in found] == [float(one.max()) for one in found] == list(range(20))
+    assert (
+        [float(one.min()) for one in found]
+        == [float(one.max()) for one in found]
+        == list(range(20))
+    )
 
 
 def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Path) -> None:
@@ -166,7 +188,12 @@ def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
             run.save()
             raise Stop
 
-    with pytest.raises(Stop), start_run(setting(folder, **{"compute.device": device, **changes}), make_env=corridor) as run:
+    with (
+        pytest.raises(Stop),
+        start_run(
+            setting(folder, **{"compute.device": device, **changes}), make_env=corridor
+        ) as run,
+    ):
         learn(run, stop)
     return run
 
@@ -180,7 +207,10 @@ def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path
     def look(run: Run, _: dict[str, float]) -> None:
         if not seen:
             moments = [
-                value for optimizer in run.learner.optimizers.values() for state in optimizer.state.values() for value in state.values()
+                value
+                for optimizer in run.learner.optimizers.values()
+                for state in optimizer.state.values()
+                for value in state.values()
             ]
             seen.append({value.device.type for value in moments} == {other})
 
@@ -189,10 +219,15 @@ def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path
     assert [row["iteration"] for row in RunDirectory(first.directory).metrics()] == [1, 2, 3, 4, 5]
 
 
-def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(
+    device: str, tmp_path: Path
+) -> None:
     run = stopped_in_a_phase(tmp_path, device)
     state, chunks, _ = load_checkpoint(run.directory / "checkpoints")
-    tensors = [*state["learner"]["agent"].values(), *(value for chunk in chunks.values() for value in chunk.values())]
+    tensors = [
+        *state["learner"]["agent"].values(),
+        *(value for chunk in chunks.values() for value in chunk.values()),
+    ]
     assert len(chunks) == 1 and {tensor.device.type for tensor in tensors} == {"cpu"}
     for name, tensor in run.agent.state_dict().items():
         assert torch.equal(state["learner"]["agent"][name], tensor.cpu()), name
@@ -200,38 +235,66 @@ def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(device: s
         assert len(result.returns) == 4
 
 
-def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(device: str, tmp_path: Path) -> None:
+def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(
+    device: str, tmp_path: Path
+) -> None:
     """On a GPU a clock that does not wait tells how long it took to ask."""
-    run = train(setting(tmp_path, **{"compute.device": device, "ppo.value_epochs": 2}), make_env=corridor)
+    run = train(
+        setting(tmp_path, **{"compute.device": device, "ppo.value_epochs": 2}), make_env=corridor
+    )
     for row in RunDirectory(run.directory).metrics():
-        parts = [row.get(f"time/{part}", 0.0) for part in ("rollout", "policy", "value", "auxiliary")]
+        parts = [
+            row.get(f"time/{part}", 0.0) for part in ("rollout", "policy", "value", "auxiliary")
+        ]
         assert row["time/policy"] > 0 and row["time/value"] > 0 and sum(parts) < row["time/total"]
 
 
 def test_the_probe_finds_bf16_right_at_standard_width(device: str) -> None:
     torch.manual_seed(0)
     channels = (16, 32) if device == "cuda" else (4, 6)
-    layers = [torch.nn.Conv2d(3, channels[0], 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(channels[0], channels[1], 3, padding=1)]
-    network = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(channels[1] * 256, 64)).to(device)
+    layers = [
+        torch.nn.Conv2d(3, channels[0], 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(channels[0], channels[1], 3, padding=1),
+    ]
+    network = torch.nn.Sequential(
+        *layers, torch.nn.Flatten(), torch.nn.Linear(channels[1] * 256, 64)
+    ).to(device)
     obs = torch.randint(256, (64, 16, 16, 3), dtype=torch.uint8, device=device)
-    found = probe(lambda some: network(some.permute(0, 3, 1, 2).float() / 255), list(network.parameters()), obs, seconds=0.01)
+    found = probe(
+        lambda some: network(some.permute(0, 3, 1, 2).float() / 255),
+        list(network.parameters()),
+        obs,
+        seconds=0.01,
+    )
     assert found.bf16_is_right and all(rate > 0 for rate in found.rate.values())
     assert set(found.micro_batch.values()) == {64} or device == "cpu"
 
 
 @pytest.mark.parametrize("device", [GPU])
 def test_a_measurement_knows_how_much_of_the_device_was_taken(device: str, tmp_path: Path) -> None:
-    report = measure(tiny(tmp_path, aux=tiny_aux()).changed({"compute.device": device}), seconds=0.01, make_env=corridor)
-    assert report.peak_gpu_memory > 0 and report.rate("whole loop") < min(report.rate("update"), report.rate("rollout"))
+    report = measure(
+        tiny(tmp_path, aux=tiny_aux()).changed({"compute.device": device}),
+        seconds=0.01,
+        make_env=corridor,
+    )
+    assert report.peak_gpu_memory > 0 and report.rate("whole loop") < min(
+        report.rate("update"), report.rate("rollout")
+    )
 
 
 PRESETS = product(("procgen-ppo", "procgen-ppg", "procgen-ppg-single"), ("fp32", "bf16"))
-PROCGEN = [("cpu", "procgen-ppg", "bf16"), *(pytest.param("cuda", *choice, marks=GPU.marks) for choice in PRESETS)]
+PROCGEN = [
+    ("cpu", "procgen-ppg", "bf16"),
+    *(pytest.param("cuda", *choice, marks=GPU.marks) for choice in PRESETS),
+]
 """On the CPU tests/test_procgen.py has more."""
 
 
 @pytest.mark.parametrize(("device", "preset", "precision"), PROCGEN)
-def test_a_procgen_preset_trains(device: str, preset: str, precision: Precision, tmp_path: Path) -> None:
+def test_a_procgen_preset_trains(
+    device: str, preset: str, precision: Precision, tmp_path: Path
+) -> None:
     pytest.importorskip("envpool")
     changes: dict[str, Any] = {"compute.device": device, "compute.policy_precision": precision}
     if get_preset(preset).aux is not None:
@@ -240,12 +303,19 @@ def test_a_procgen_preset_trains(device: str, preset: str, precision: Precision,
     if device == "cuda":
         assert run.compute._compiled_steps and None not in run.compute._compiled_steps.values()
         assert run.compute._compiled_calls and None not in run.compute._compiled_calls.values()
-    losses = [value for row in RunDirectory(run.directory).metrics() for name, value in row.items() if name.startswith("losses/")]
+    losses = [
+        value
+        for row in RunDirectory(run.directory).metrics()
+        for name, value in row.items()
+        if name.startswith("losses/")
+    ]
     assert losses and np.isfinite(losses).all()
 
 
 @pytest.mark.parametrize("device", [GPU])
-def test_only_deterministic_kernels_run_where_that_is_asked_for(device: str, tmp_path: Path) -> None:
+def test_only_deterministic_kernels_run_where_that_is_asked_for(
+    device: str, tmp_path: Path
+) -> None:
     """Twice the same run, to the bit; in a process of its own, because cuBLAS reads its setting when it is loaded."""
     program = f"""
 import torch
@@ -259,19 +329,39 @@ one, other = (train(images(Path({str(tmp_path)!r}) / name, **changes), make_env=
 assert all(torch.equal(one[name], other[name]) for name in one)
 """
     root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=root,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert not done.returncode, done.stderr[-3000:]
 
 
 def test_rewards_are_normalized_by_steps_on_the_device(device: str, tmp_path: Path) -> None:
-    config = setting(tmp_path, **{"compute.device": device, "reward_norm": RewardNormConfig(per="step")})
-    scales = [row["rewards/scale"] for row in RunDirectory(train(config, make_env=corridor).directory).metrics()]
-    on_cpu = train(config.changed({"compute.device": "cpu", "output_dir": str(tmp_path / "cpu")}), make_env=corridor)
-    assert scales == pytest.approx([row["rewards/scale"] for row in RunDirectory(on_cpu.directory).metrics()], rel=1e-5)
+    config = setting(
+        tmp_path, **{"compute.device": device, "reward_norm": RewardNormConfig(per="step")}
+    )
+    scales = [
+        row["rewards/scale"]
+        for row in RunDirectory(train(config, make_env=corridor).directory).metrics()
+    ]
+    on_cpu = train(
+        config.changed({"compute.device": "cpu", "output_dir": str(tmp_path / "cpu")}),
+        make_env=corridor,
+    )
+    assert scales == pytest.approx(
+        [row["rewards/scale"] for row in RunDirectory(on_cpu.directory).metrics()], rel=1e-5
+    )
 
 
 def test_gymnasium_spaces_of_every_kind_reach_the_device(device: str, tmp_path: Path) -> None:
     """Trees of observations are bytes in the buffer, and become tensors there."""
     config, make_env = runs(tmp_path)["ppo-tree-multidiscrete"]
     run = train(config.changed({"compute.device": device}), make_env=make_env)
-    assert isinstance(make_env().observation_space, gym.spaces.Dict) and run.env_steps == run.config.budget
+    assert (
+        isinstance(make_env().observation_space, gym.spaces.Dict)
+        and run.env_steps == run.config.budget
+    )

@@ -24,10 +24,21 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("preset", ["classic-ppo", "classic-ppg"])
 def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_path: Path) -> None:
-    config = replace(get_preset(preset), seed=seed, output_dir=str(tmp_path), log=LogConfig(console="off", tensorboard=False))
+    config = replace(
+        get_preset(preset),
+        seed=seed,
+        output_dir=str(tmp_path),
+        log=LogConfig(console="off", tensorboard=False),
+    )
     assert config.total_env_steps == 100_000
     run = train(config)
-    assert max(row.get("charts/episodic_return_100", 0) for row in RunDirectory(run.directory).metrics()) >= 475
+    assert (
+        max(
+            row.get("charts/episodic_return_100", 0)
+            for row in RunDirectory(run.directory).metrics()
+        )
+        >= 475
+    )
     (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
     assert greedy.mean_return >= 475
 
@@ -36,19 +47,41 @@ def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_pat
 def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_path: Path) -> None:
     """The side of a dot, five points an episode; chance is 1.67."""
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=16_384)
-    model = replace(config.model, encoder="impala", activation="relu", channels=(8, 8), blocks=1, hidden_sizes=(32,), value_path=value_path)
-    config = replace(config, model=model, ppo=replace(config.ppo, num_steps=32, num_minibatches=4, learning_rate=1e-3))
+    model = replace(
+        config.model,
+        encoder="impala",
+        activation="relu",
+        channels=(8, 8),
+        blocks=1,
+        hidden_sizes=(32,),
+        value_path=value_path,
+    )
+    config = replace(
+        config,
+        model=model,
+        ppo=replace(config.ppo, num_steps=32, num_minibatches=4, learning_rate=1e-3),
+    )
     run = train(config, make_env=Image)
     assert run.collector.episodes.recent_mean > 4.5
 
 
 def quiet(preset: str, tmp_path: Path, **changes: Any) -> Config:
-    changes = {"output_dir": str(tmp_path), "log.console": "off", "log.tensorboard": False, **changes}
+    changes = {
+        "output_dir": str(tmp_path),
+        "log.console": "off",
+        "log.tensorboard": False,
+        **changes,
+    }
     return get_preset(preset).changed(changes, reset_idle=True)
 
 
 @pytest.mark.parametrize(
-    ("preset", "steps", "least"), [("pendulum-ppo", 100_000, -200), ("invertedpendulum-ppo", 100_000, 950), ("acrobot-ppo", 300_000, -85)]
+    ("preset", "steps", "least"),
+    [
+        ("pendulum-ppo", 100_000, -200),
+        ("invertedpendulum-ppo", 100_000, 950),
+        ("acrobot-ppo", 300_000, -85),
+    ],
 )
 def test_small_tasks_are_learned(preset: str, steps: int, least: float, tmp_path: Path) -> None:
     run = train(quiet(preset, tmp_path, total_env_steps=steps))
@@ -57,19 +90,31 @@ def test_small_tasks_are_learned(preset: str, steps: int, least: float, tmp_path
 
 
 @pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 475, 501), ("none", 0, 300)])
-def test_cartpole_without_velocities_needs_a_memory(memory: str, low: float, high: float, tmp_path: Path) -> None:
+def test_cartpole_without_velocities_needs_a_memory(
+    memory: str, low: float, high: float, tmp_path: Path
+) -> None:
     run = train(quiet("cartpole-masked-velocity-ppo", tmp_path, **{"model.memory": memory}))
     (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
     assert low <= greedy.mean_return < high
 
 
-@pytest.mark.parametrize(("masks", "memory", "low", "high"), [(True, "lstm", 11.9, 12.1), (False, "lstm", 0, 7), (True, "none", 0, 6)])
-def test_a_long_code_needs_masks_and_memory(masks: bool, memory: str, low: float, high: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("masks", "memory", "low", "high"),
+    [(True, "lstm", 11.9, 12.1), (False, "lstm", 0, 7), (True, "none", 0, 6)],
+)
+def test_a_long_code_needs_masks_and_memory(
+    masks: bool, memory: str, low: float, high: float, tmp_path: Path
+) -> None:
     """Twelve keys out of a thousand, as in `examples/masked_with_memory.py`: four work at each place, and nothing shows the place."""
     source = (Path(__file__).parents[1] / "examples" / "masked_with_memory.py").read_text()
     names: dict[str, Any] = {}
     exec(source[: source.index("config = ")], names)  # its environment, not its training
-    config = quiet("cartpole-masked-velocity-ppg", tmp_path, total_env_steps=100_000, **{"env.action_masks": masks, "model.memory": memory})
+    config = quiet(
+        "cartpole-masked-velocity-ppg",
+        tmp_path,
+        total_env_steps=100_000,
+        **{"env.action_masks": masks, "model.memory": memory},
+    )
     config = config.changed({"env.id": "keypad", "env.observe": None})
     run = train(config, make_env=names["Keypad"])
     (greedy,) = evaluate(run.directory, episodes=50, policies=("greedy",), make_env=names["Keypad"])
@@ -85,7 +130,9 @@ class Recall(gym.Env[np.ndarray, np.ndarray]):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.number, self.at = float(self.np_random.uniform(-1, 1)), 0
         return np.array([self.number, 1], np.float32), {}
@@ -96,10 +143,17 @@ class Recall(gym.Env[np.ndarray, np.ndarray]):
         return np.zeros(2, np.float32), reward, self.at == 5, False, {}
 
 
-@pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 3.5, 4), ("gru", 3.5, 4), ("none", 0, 2.3)])
+@pytest.mark.parametrize(
+    ("memory", "low", "high"), [("lstm", 3.5, 4), ("gru", 3.5, 4), ("none", 0, 2.3)]
+)
 def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: Path) -> None:
     """Memory with continuous actions."""
-    config = quiet("cartpole-masked-velocity-ppo", tmp_path, total_env_steps=100_000, **{"env.id": "recall", "env.observe": None})
+    config = quiet(
+        "cartpole-masked-velocity-ppo",
+        tmp_path,
+        total_env_steps=100_000,
+        **{"env.id": "recall", "env.observe": None},
+    )
     run = train(config.changed({"model.memory": memory}), make_env=Recall)
     (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Recall)
     assert low <= greedy.mean_return < high
@@ -113,30 +167,50 @@ class Safes(gym.Env[np.ndarray, Any]):
     """
 
     observation_space = gym.spaces.Box(-1, 1, (9,), np.float32)
-    action_space = gym.spaces.Dict({"key": gym.spaces.Discrete(1600), "number": gym.spaces.Box(-2, 2, (1,), np.float32)})
+    action_space = gym.spaces.Dict(
+        {"key": gym.spaces.Discrete(1600), "number": gym.spaces.Box(-2, 2, (1,), np.float32)}
+    )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.at = 0
         return self._next()
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        reward = 1 - abs(float(action["number"][0]) - self.number) if action["key"] == 200 * self.safe + 13 else 0.0
+        reward = (
+            1 - abs(float(action["number"][0]) - self.number)
+            if action["key"] == 200 * self.safe + 13
+            else 0.0
+        )
         self.at += 1
         obs, info = self._next()
         return obs, reward, self.at == 5, False, info
 
     def _next(self) -> tuple[np.ndarray, dict[str, Any]]:
-        self.safe, self.number = int(self.np_random.integers(8)), float(self.np_random.uniform(-1, 1))
+        self.safe, self.number = (
+            int(self.np_random.integers(8)),
+            float(self.np_random.uniform(-1, 1)),
+        )
         mask = np.zeros(1600, bool)
         mask[200 * self.safe + 11 : 200 * self.safe + 15] = True
-        return np.array([*(np.arange(8) == self.safe), self.number], np.float32), {"action_mask": mask}
+        return np.array([*(np.arange(8) == self.safe), self.number], np.float32), {
+            "action_mask": mask
+        }
 
 
 @pytest.mark.parametrize(("masks", "low", "high"), [(True, 4.3, 5), (False, -1, 1.5)])
-def test_numbers_are_learned_beside_masked_keys(masks: bool, low: float, high: float, tmp_path: Path) -> None:
+def test_numbers_are_learned_beside_masked_keys(
+    masks: bool, low: float, high: float, tmp_path: Path
+) -> None:
     """Masks with continuous actions."""
-    config = quiet("classic-ppo", tmp_path, total_env_steps=60_000, **{"env.id": "safes", "env.action_masks": masks})
+    config = quiet(
+        "classic-ppo",
+        tmp_path,
+        total_env_steps=60_000,
+        **{"env.id": "safes", "env.action_masks": masks},
+    )
     run = train(config, make_env=Safes)
     (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Safes)
     assert low <= greedy.mean_return < high

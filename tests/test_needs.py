@@ -106,10 +106,16 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
     "environments of Gymnasium (gymnasium:ID) or your own": ({}, Task(backend="envpool")),
     "an environment that has action masks": ({}, Task(has_masks=False)),
     "a function mask_actions, given from Python": ({}, Task(has_heuristic=False)),
-    "a task of EnvPool or Gymnasium by its id (Procgen's options are knobs of their own)": ({}, PROCGEN),
+    "a task of EnvPool or Gymnasium by its id (Procgen's options are knobs of their own)": (
+        {},
+        PROCGEN,
+    ),
     "a game of Procgen (procgen:NAME)": ({}, Task(name="envpool:Pong-v5", backend="envpool")),
     "model.encoder impala": ({"model.encoder": "nature"}, None),
-    "model.encoder mlp, or numbers beside the images": ({"model.encoder": "impala"}, Task(has_numbers=False)),
+    "model.encoder mlp, or numbers beside the images": (
+        {"model.encoder": "impala"},
+        Task(has_numbers=False),
+    ),
     "dense layers (model.hidden_sizes)": ({"model.hidden_sizes": ()}, None),
     "model.value_path separate": ({"model.value_path": "shared"}, None),
     "model.head_init normalized or orthogonal": ({"model.head_init": "torch"}, None),
@@ -121,10 +127,16 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
     "ppo.estimator n_step": ({"ppo.estimator": "gae"}, None),
     "ppo.baseline": ({"ppo.baseline": False, "ppo.estimator": "monte_carlo"}, None),
     "ppo.value_epochs above 0": ({"ppo.value_epochs": 0}, None),
-    "more than one epoch (ppo.policy_epochs, ppo.value_epochs)": ({"ppo.policy_epochs": 1, "ppo.value_epochs": 1}, None),
+    "more than one epoch (ppo.policy_epochs, ppo.value_epochs)": (
+        {"ppo.policy_epochs": 1, "ppo.value_epochs": 1},
+        None,
+    ),
     "ppo.kl_penalty above 0": ({"ppo.kl_penalty": 0.0}, None),
     "ppo.advantage_norm batch or minibatch": ({"ppo.advantage_norm": "none"}, None),
-    "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl": ({"ppo.schedule": "linear"}, None),
+    "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl": (
+        {"ppo.schedule": "linear"},
+        None,
+    ),
     "ppo.policy_epochs above 1": ({"ppo.policy_epochs": 1}, None),
     "ppo.schedule adaptive_kl": ({"ppo.schedule": "linear"}, None),
     "ppo.max_grad_norm": ({"ppo.max_grad_norm": None}, None),
@@ -139,11 +151,17 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
 }
 """For the words of every row, what makes them untrue."""
 
-ROWS = [pytest.param(path, need, id=f"{path} without {need.words}") for need in NEEDS for path in need.paths.split()]
+ROWS = [
+    pytest.param(path, need, id=f"{path} without {need.words}")
+    for need in NEEDS
+    for path in need.paths.split()
+]
 
 
 @pytest.mark.parametrize(("path", "need"), ROWS)
-def test_a_knob_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(path: str, need: Need) -> None:
+def test_a_knob_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(
+    path: str, need: Need
+) -> None:
     value, where = WHERE_THEY_COUNT[path]
     changes, task = (where, Task()) if isinstance(where, dict) else ({}, where)
     refuse_idle(BASE.changed({**changes, path: value}), task)
@@ -152,11 +170,18 @@ def test_a_knob_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(pat
     with pytest.raises(IdleKnobError) as refused:
         refuse_idle(BASE.changed({**changes, **untrue, path: value}), elsewhere)
     message = str(refused.value)
-    shown = {"env.options": "a=1", "model.channels": "4 8", "value_norm": "on", "obs_norm": "on", "compute.aux_micro_batch": "none"}.get(
-        path, str(value)
-    )
+    shown = {
+        "env.options": "a=1",
+        "model.channels": "4 8",
+        "value_norm": "on",
+        "obs_norm": "on",
+        "compute.aux_micro_batch": "none",
+    }.get(path, str(value))
     assert path in refused.value.paths
-    assert f"{path} is {shown}, which has no effect without {need.words}; choose that, or leave {path} at " in message
+    assert (
+        f"{path} is {shown}, which has no effect without {need.words}; choose that, or leave {path} at "
+        in message
+    )
     if elsewhere is not None and elsewhere.name:
         assert f"{elsewhere.name}: {path} is" in message
 
@@ -173,7 +198,9 @@ def test_the_way_out_is_the_words_of_a_command_line() -> None:
     assert len(str(refused.value).splitlines()) == len(ways) == len(refused.value.paths)
     for way in ways.values():
         assert way in str(refused.value)
-    with pytest.raises(IdleKnobError, match=r"leave model.channels at 16 32 32 \(--model.channels 16 32 32\)"):
+    with pytest.raises(
+        IdleKnobError, match=r"leave model.channels at 16 32 32 \(--model.channels 16 32 32\)"
+    ):
         BASE.changed({"model.encoder": "mlp", "model.channels": (4,)})
 
 
@@ -199,19 +226,33 @@ def test_what_is_not_known_yet_is_not_refused() -> None:
 
 
 def test_idle_knobs_of_a_parent_are_reset_on_request_but_not_those_that_are_kept() -> None:
-    parent = BASE.changed({"model.memory": "lstm", "model.memory_size": 64, "value_norm": ValueNormConfig(statistics="ema", decay=0.5)})
+    parent = BASE.changed(
+        {
+            "model.memory": "lstm",
+            "model.memory_size": 64,
+            "value_norm": ValueNormConfig(statistics="ema", decay=0.5),
+        }
+    )
     without = parent.changed({"model.memory": "none"}, reset_idle=True)
     assert without == parent.changed({"model.memory": "none", "model.memory_size": 128})
     with pytest.raises(IdleKnobError, match=r"model.memory_size is 64"):
         parent.changed({"model.memory": "none"}, reset_idle=True, keep={"model.memory_size"})
-    reinforce = parent.changed({"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm.decay": 0.1}, reset_idle=True)
+    reinforce = parent.changed(
+        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm.decay": 0.1},
+        reset_idle=True,
+    )
     assert reinforce.value_norm is None and reinforce.model.memory_size == 64
     assert parent.changed({"ppo.gamma": 0.5}, reset_idle=True).ppo.gamma == 0.5
 
 
-def test_a_command_line_resets_what_its_preset_leaves_over_and_refuses_what_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_resets_what_its_preset_leaves_over_and_refuses_what_it_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert get_preset("cartpole-masked-velocity-ppo").model.memory_size == 64
-    assert parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory_size == 128
+    assert (
+        parse_config(["cartpole-masked-velocity-ppo", "--model.memory", "none"]).model.memory_size
+        == 128
+    )
     reinforce = parse_config(["classic-ppo", "--ppo.no-baseline", "--ppo.estimator", "monte_carlo"])
     assert (reinforce.ppo.value_epochs, reinforce.model.value_head_scale) == (1, 0.1)
     for flags, message in (
@@ -220,18 +261,29 @@ def test_a_command_line_resets_what_its_preset_leaves_over_and_refuses_what_it_n
             "--ppo.no-baseline --ppo.estimator monte_carlo --ppo.no-bootstrap-truncation",
             "ppo.bootstrap_truncation is False, which has no effect",
         ),
-        ("--model.memory_size=64", "model.memory_size is 64, which has no effect without model.memory lstm or gru"),
-        ("--obs-norm.decay 0.5", "obs_norm.decay is 0.5, which has no effect without obs_norm.statistics ema"),
+        (
+            "--model.memory_size=64",
+            "model.memory_size is 64, which has no effect without model.memory lstm or gru",
+        ),
+        (
+            "--obs-norm.decay 0.5",
+            "obs_norm.decay is 0.5, which has no effect without obs_norm.statistics ema",
+        ),
     ):
         assert main(["train", "classic-ppo", *flags.split()]) == 2
         assert message in capsys.readouterr().err
-    assert main(["train", "procgen-ppg", "--aux.learning-rate", "1e-4", "--aux.optimizer", "shared"]) == 2
+    assert (
+        main(["train", "procgen-ppg", "--aux.learning-rate", "1e-4", "--aux.optimizer", "shared"])
+        == 2
+    )
     assert "aux.learning_rate is 0.0001" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_no_idle_knobs_on_their_own_environments(name: str) -> None:
-    if importlib.util.find_spec("envpool") is None and not get_preset(name).env.id.startswith("gymnasium"):
+    if importlib.util.find_spec("envpool") is None and not get_preset(name).env.id.startswith(
+        "gymnasium"
+    ):
         pytest.skip("EnvPool is not installed")
     config = get_preset(name)
     refuse_idle(config, task_of_env(config.env))
@@ -247,17 +299,31 @@ def task_of_env(config: EnvConfig) -> Task:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"action.squash": "clip"}, "corridor: action.squash is clip, which has no effect without continuous actions"),
-        ({"env.parallel": "sync", "env.num_threads": 2}, "corridor: env.num_threads is 2, which has no effect without a task of EnvPool"),
+        (
+            {"action.squash": "clip"},
+            "corridor: action.squash is clip, which has no effect without continuous actions",
+        ),
+        (
+            {"env.parallel": "sync", "env.num_threads": 2},
+            "corridor: env.num_threads is 2, which has no effect without a task of EnvPool",
+        ),
         (
             {"env.action_masks": False},
             "corridor: env.action_masks is False, which has no effect without an environment that has action masks",
         ),
-        ({"env.heuristic_mask_steps": 7}, "corridor: env.heuristic_mask_steps is 7, which has no effect without a function mask_actions"),
-        ({"compute.micro_batch": 8}, "corridor: compute.micro_batch is 8, which has no effect without images"),
+        (
+            {"env.heuristic_mask_steps": 7},
+            "corridor: env.heuristic_mask_steps is 7, which has no effect without a function mask_actions",
+        ),
+        (
+            {"compute.micro_batch": 8},
+            "corridor: compute.micro_batch is 8, which has no effect without images",
+        ),
     ],
 )
-def test_a_run_does_not_begin_with_knobs_that_its_environment_ignores(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_run_does_not_begin_with_knobs_that_its_environment_ignores(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(IdleKnobError, match=message):
         start_run(tiny(tmp_path).changed(changes), make_env=corridor)
     assert not list(tmp_path.iterdir())
@@ -276,25 +342,42 @@ def test_the_task_says_what_its_spaces_are() -> None:
         def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
             self.observation_space, self.action_space = observation_space, action_space
 
-    image, number, member = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(4)
+    image, number, member = (
+        gym.spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        gym.spaces.Box(-1, 1, (2,)),
+        gym.spaces.Discrete(4),
+    )
     for space, expected in (
         (image, (True, False, False)), (number, (False, True, True)), (member, (False, True, False)),
         (gym.spaces.Dict({"i": image, "m": member}), (True, True, False)), (gym.spaces.Tuple((image, number)), (True, True, True)),
     ):  # fmt: skip
         task = task_of(Envs(space, member))  # type: ignore[arg-type]
         assert (task.has_images, task.has_numbers, task.has_floats) == expected, space
-    for space, expected in ((number, True), (member, False), (gym.spaces.Tuple((member, number)), True)):
+    for space, expected in (
+        (number, True),
+        (member, False),
+        (gym.spaces.Tuple((member, number)), True),
+    ):
         assert task_of(Envs(number, space)).has_continuous_actions is expected  # type: ignore[arg-type]
 
 
 def test_an_older_runs_idle_values_are_told_with_the_file(tmp_path: Path) -> None:
     text = BASE.to_json().replace('"n_step": 5', '"n_step": 9')
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"{tmp_path}/config.json: ppo.n_step is 9, which has no effect .* leave ppo.n_step at 5"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{tmp_path}/config.json: ppo.n_step is 9, which has no effect .* leave ppo.n_step at 5",
+    ):
         RunDirectory(tmp_path).config_for()
 
 
 def test_defaults_are_those_of_the_configuration() -> None:
     found = defaults()
-    assert (found["ppo.gamma"], found["aux"], found["aux.every"], found["env.options"], found["seed"]) == (0.999, None, 32, {}, 1)
+    assert (
+        found["ppo.gamma"],
+        found["aux"],
+        found["aux.every"],
+        found["env.options"],
+        found["seed"],
+    ) == (0.999, None, 32, {}, 1)
     assert set(field_paths()) <= set(found)

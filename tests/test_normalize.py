@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phasicrl.config import Statistics
-from phasicrl.normalize import EmaMoments, ObservationNormalizer, RewardNormalizer, RunningMoments, ValueNormalizer, make_moments
+from phasicrl.normalize import (
+    EmaMoments,
+    ObservationNormalizer,
+    RewardNormalizer,
+    RunningMoments,
+    ValueNormalizer,
+    make_moments,
+)
 
 
 def moments_of(*batches: np.ndarray) -> RunningMoments:
@@ -23,10 +30,19 @@ def moments_of(*batches: np.ndarray) -> RunningMoments:
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8), seed=st.integers(0, 2**32 - 1), spread=st.floats(0, 3))
-def test_moments_do_not_depend_on_how_the_data_is_split(sizes: list[int], seed: int, spread: float) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.floats(0, 3),
+)
+def test_moments_do_not_depend_on_how_the_data_is_split(
+    sizes: list[int], seed: int, spread: float
+) -> None:
     random = np.random.default_rng(seed)
-    batches = [random.normal(loc=spread * random.normal(), scale=random.uniform(0.1, 2), size=size) for size in sizes]
+    batches = [
+        random.normal(loc=spread * random.normal(), scale=random.uniform(0.1, 2), size=size)
+        for size in sizes
+    ]
     whole = np.concatenate(batches)
     moments = moments_of(*batches)
     assert moments.count.item() == len(whole)
@@ -38,15 +54,22 @@ def test_moments_do_not_depend_on_how_the_data_is_split(sizes: list[int], seed: 
 def test_a_huge_offset_does_not_drown_the_variance(offset: float) -> None:
     # E[x²] − E[x]² would lose every digit: x² has 1e12 or 1e18 times the size of the variance.
     batches = list(np.random.default_rng(0).normal(loc=offset, size=(30, 100)))
-    np.testing.assert_allclose(moments_of(*batches).variance.item(), np.concatenate(batches).var(), rtol=1e-7)
+    np.testing.assert_allclose(
+        moments_of(*batches).variance.item(), np.concatenate(batches).var(), rtol=1e-7
+    )
 
 
 def test_moments_are_kept_in_float64_whatever_the_data() -> None:
     # In float32 the mean of these would be off by parts in a thousand of their deviation.
-    batches = [np.float32(1000) + np.random.default_rng(seed).normal(size=(5, 4)).astype(np.float32) for seed in range(50)]
+    batches = [
+        np.float32(1000) + np.random.default_rng(seed).normal(size=(5, 4)).astype(np.float32)
+        for seed in range(50)
+    ]
     moments = moments_of(*batches)
     whole = np.concatenate(batches).astype(np.float64)
-    np.testing.assert_allclose((moments.mean.item(), moments.variance.item()), (whole.mean(), whole.var()), rtol=1e-12)
+    np.testing.assert_allclose(
+        (moments.mean.item(), moments.variance.item()), (whole.mean(), whole.var()), rtol=1e-12
+    )
 
 
 def test_before_the_first_batch_the_variance_is_zero() -> None:
@@ -60,7 +83,12 @@ def test_each_component_has_moments_of_its_own(shape: tuple[int, ...]) -> None:
     data = offset + spread * random.normal(size=(24, *shape))
     moments = RunningMoments(shape)
     # Any number of leading axes, none too, is so many samples.
-    for batch in (data[:6].reshape(2, 3, *shape), data[6], data[7:12], data[12:].reshape(3, 1, 4, *shape)):
+    for batch in (
+        data[:6].reshape(2, 3, *shape),
+        data[6],
+        data[7:12],
+        data[12:].reshape(3, 1, 4, *shape),
+    ):
         moments.update(torch.from_numpy(batch))
     assert moments.count.shape == ()
     assert moments.count.item() == 24
@@ -73,7 +101,10 @@ def test_each_component_has_moments_of_its_own(shape: tuple[int, ...]) -> None:
 def mixture_moments(batches: list[np.ndarray], decay: float) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of all samples, each weighted by its batch's weight, decay^age, over the batch's size."""
     weights = np.concatenate(
-        [np.full(len(batch), decay**age / len(batch)) for age, batch in zip(range(len(batches))[::-1], batches, strict=True)]
+        [
+            np.full(len(batch), decay**age / len(batch))
+            for age, batch in zip(range(len(batches))[::-1], batches, strict=True)
+        ]
     )
     whole = np.concatenate(batches)
     mean = np.average(whole, axis=0, weights=weights)
@@ -91,7 +122,12 @@ def test_exponential_moments_are_those_of_the_weighted_mixture_of_batches(
     sizes: list[int], seed: int, decay: float, shape: tuple[int, ...]
 ) -> None:
     random = np.random.default_rng(seed)
-    batches = [random.normal(loc=5 * random.normal(size=shape), scale=random.uniform(0.1, 2), size=(size, *shape)) for size in sizes]
+    batches = [
+        random.normal(
+            loc=5 * random.normal(size=shape), scale=random.uniform(0.1, 2), size=(size, *shape)
+        )
+        for size in sizes
+    ]
     moments = EmaMoments(decay, shape)
     for batch in batches:
         moments.update(torch.from_numpy(batch))
@@ -122,7 +158,10 @@ def test_an_exponential_mean_moves_by_one_minus_the_decay_in_the_end() -> None:
     assert moments.variance.item() == pytest.approx(1 + 0.1 * 0.9 * 10**2, rel=1e-12)
     for _ in range(400):  # and forgets
         moments.update(torch.tensor([3.0]))
-    assert (moments.mean.item(), moments.variance.item()) == (pytest.approx(3), pytest.approx(0, abs=1e-12))
+    assert (moments.mean.item(), moments.variance.item()) == (
+        pytest.approx(3),
+        pytest.approx(0, abs=1e-12),
+    )
 
 
 def test_at_first_batches_count_about_alike_whatever_the_decay() -> None:
@@ -144,14 +183,19 @@ def test_nor_does_it_drown_the_exponential_variance(offset: float) -> None:
 
 
 def test_moments_by_name() -> None:
-    running, exponential = make_moments("moments", decay=0.9), make_moments("ema", decay=0.75, shape=(3,))
+    running, exponential = (
+        make_moments("moments", decay=0.9),
+        make_moments("ema", decay=0.75, shape=(3,)),
+    )
     assert isinstance(running, RunningMoments)
     assert isinstance(exponential, EmaMoments)
     assert running.mean.shape == ()
     assert exponential.mean.shape == exponential.variance.shape == (3,)
     assert exponential.decay == 0.75
     assert make_moments("moments", decay=0.9, shape=(2, 1)).variance.shape == (2, 1)
-    assert {buffer.dtype for moments in (running, exponential) for buffer in moments.buffers()} == {torch.float64}
+    assert {buffer.dtype for moments in (running, exponential) for buffer in moments.buffers()} == {
+        torch.float64
+    }
 
 
 def history_scale(returns: list[np.ndarray]) -> float:
@@ -223,7 +267,9 @@ def test_step_by_step_a_reward_is_scaled_by_what_was_seen_up_to_it() -> None:
 @pytest.mark.parametrize("before", [0, 4])
 def test_moments_by_steps_are_those_of_one_update_for_each(before: int) -> None:
     """Far from zero, where a difference of squares would lose the digits."""
-    samples = 1e4 + torch.randn(3, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    samples = 1e4 + torch.randn(
+        3, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     one_by_one, at_once = RunningMoments(), RunningMoments()
     for moments in (one_by_one, at_once):
         for _ in range(before):
@@ -233,7 +279,9 @@ def test_moments_by_steps_are_those_of_one_update_for_each(before: int) -> None:
         one_by_one.update(samples[:, t])
         torch.testing.assert_close(variances[t], one_by_one.variance, rtol=1e-10, atol=0)
     for name in ("count", "mean", "sum_of_squares"):
-        torch.testing.assert_close(getattr(at_once, name), getattr(one_by_one, name), rtol=1e-10, atol=0)
+        torch.testing.assert_close(
+            getattr(at_once, name), getattr(one_by_one, name), rtol=1e-10, atol=0
+        )
 
 
 def test_no_mean_is_subtracted() -> None:
@@ -248,15 +296,26 @@ def test_scaled_rewards_are_clipped_on_both_sides() -> None:
     normalizer = RewardNormalizer(1, gamma=0.0, clip=1.5)
     reward = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 2.0]])  # deviation √2
     scaled = normalizer(reward, torch.zeros(1, 5, dtype=torch.bool))
-    torch.testing.assert_close(scaled, torch.tensor([[-(2**0.5), -(0.5**0.5), 0.0, 0.5**0.5, 2**0.5]]))
+    torch.testing.assert_close(
+        scaled, torch.tensor([[-(2**0.5), -(0.5**0.5), 0.0, 0.5**0.5, 2**0.5]])
+    )
     normalizer.clip = 1.25
-    assert normalizer(reward, torch.zeros(1, 5, dtype=torch.bool))[0, [0, 4]].tolist() == [-1.25, 1.25]
+    assert normalizer(reward, torch.zeros(1, 5, dtype=torch.bool))[0, [0, 4]].tolist() == [
+        -1.25,
+        1.25,
+    ]
 
 
 def test_rewards_that_never_vary_stay_finite() -> None:
-    for reward, scaled in ((0.0, 0.0), (1e-6, 0.01), (1.0, 10.0)):  # divided by √1e-8 = 1e-4, then clipped
+    for reward, scaled in (
+        (0.0, 0.0),
+        (1e-6, 0.01),
+        (1.0, 10.0),
+    ):  # divided by √1e-8 = 1e-4, then clipped
         normalizer = RewardNormalizer(1, gamma=0.0, clip=10.0)
-        assert normalizer(torch.full((1, 4), reward), torch.zeros(1, 4, dtype=torch.bool)).tolist() == [[pytest.approx(scaled)] * 4]
+        assert normalizer(
+            torch.full((1, 4), reward), torch.zeros(1, 4, dtype=torch.bool)
+        ).tolist() == [[pytest.approx(scaled)] * 4]
 
 
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened() -> None:
@@ -289,7 +348,9 @@ def test_observations_pass_unchanged_before_the_first_update(statistics: Statist
 
 
 @BOTH
-def test_observations_are_shifted_scaled_and_clipped_by_the_statistics_so_far(statistics: Statistics) -> None:
+def test_observations_are_shifted_scaled_and_clipped_by_the_statistics_so_far(
+    statistics: Statistics,
+) -> None:
     normalizer = ObservationNormalizer(3, statistics=statistics, decay=0.5, clip=1.0)
     # All of 20 samples, so that the batches weigh alike, or 1, 2 and 4.
     batches = [observations(0, 4, 5), observations(1, 20), observations(2, 2, 2, 5)]
@@ -300,7 +361,12 @@ def test_observations_are_shifted_scaled_and_clipped_by_the_statistics_so_far(st
     x = observations(3, 50)
     result = normalizer(x)
     assert result.dtype == torch.float32
-    np.testing.assert_allclose(result.numpy(), np.clip((x.double().numpy() - mean) / np.sqrt(variance + 1e-8), -1, 1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        result.numpy(),
+        np.clip((x.double().numpy() - mean) / np.sqrt(variance + 1e-8), -1, 1),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     assert (result.amin(0) == -1).all()
     assert (result.amax(0) == 1).all()
     assert torch.equal(normalizer(x), result)  # looking moves nothing
@@ -317,9 +383,16 @@ def test_components_that_never_varied_become_zero() -> None:
 def test_a_component_that_begins_to_vary_is_clipped_until_the_next_update() -> None:
     normalizer = ObservationNormalizer(1, statistics="moments", decay=0.9, clip=10.0)
     normalizer.update(torch.full((6, 1), 2.0))
-    assert normalizer(torch.tensor([[1.0], [2.0], [2.0001], [3.0]])).flatten().tolist() == [-10, 0, pytest.approx(1, rel=0.01), 10]
+    assert normalizer(torch.tensor([[1.0], [2.0], [2.0001], [3.0]])).flatten().tolist() == [
+        -10,
+        0,
+        pytest.approx(1, rel=0.01),
+        10,
+    ]
     normalizer.update(torch.tensor([[1.0], [3.0]]))  # variance 2/8
-    torch.testing.assert_close(normalizer(torch.tensor([[1.0], [3.0]])), torch.tensor([[-2.0], [2.0]]))
+    torch.testing.assert_close(
+        normalizer(torch.tensor([[1.0], [3.0]])), torch.tensor([[-2.0], [2.0]])
+    )
 
 
 def test_a_large_offset_does_not_blur_what_varies_around_it() -> None:
@@ -330,13 +403,19 @@ def test_a_large_offset_does_not_blur_what_varies_around_it() -> None:
     normalizer.update(x)
     exact = (x.double() - x.double().mean()) / x.double().std(correction=0)
     difference = normalizer(x).double() - exact
-    assert (difference - difference.mean()).abs().max().item() < 1e-6  # the mean's own rounding shifts all alike
+    assert (
+        difference - difference.mean()
+    ).abs().max().item() < 1e-6  # the mean's own rounding shifts all alike
     assert difference.abs().max().item() < 0.01
 
 
 @BOTH
-def test_a_saved_observation_normalizer_normalizes_and_goes_on_the_same(statistics: Statistics) -> None:
-    straight, loaded = (ObservationNormalizer(3, statistics=statistics, decay=0.9, clip=10.0) for _ in range(2))
+def test_a_saved_observation_normalizer_normalizes_and_goes_on_the_same(
+    statistics: Statistics,
+) -> None:
+    straight, loaded = (
+        ObservationNormalizer(3, statistics=statistics, decay=0.9, clip=10.0) for _ in range(2)
+    )
     assert list(straight.parameters()) == []
     straight.update(observations(0, 4, 5))
     loaded.load_state_dict({name: value.clone() for name, value in straight.state_dict().items()})
@@ -358,7 +437,9 @@ def test_updates_write_in_place_so_that_captured_graphs_see_them(statistics: Sta
     for seed in range(2):
         observation.update(observations(seed, 5))
         value.update(observations(seed, 5))
-    assert [buffer.data_ptr() for module in (observation, value) for buffer in module.buffers()] == before
+    assert [
+        buffer.data_ptr() for module in (observation, value) for buffer in module.buffers()
+    ] == before
 
 
 @BOTH
@@ -371,17 +452,23 @@ def test_values_are_in_units_of_the_targets_so_far(statistics: Statistics) -> No
     normalizer.update(torch.tensor([[0.0, 2.0]]))
     assert normalizer.denormalize(output).tolist() == [[0, 1], [1.5, 4]]
     normalizer.update(torch.tensor([[5.0], [9.0]]))
-    mean, variance = (4, 2.5 + 3**2) if statistics == "moments" else (5, (1 + 2 * 4) / 3 + 2 / 9 * 6**2)
+    mean, variance = (
+        (4, 2.5 + 3**2) if statistics == "moments" else (5, (1 + 2 * 4) / 3 + 2 / 9 * 6**2)
+    )
     assert normalizer.mean.item() == pytest.approx(mean)
     assert normalizer.std.item() == pytest.approx(math.sqrt(variance))
     torch.testing.assert_close(normalizer.denormalize(output), output * math.sqrt(variance) + mean)
-    assert {normalizer.mean.dtype, normalizer.std.dtype, normalizer.denormalize(output).dtype} == {torch.float32}
+    assert {normalizer.mean.dtype, normalizer.std.dtype, normalizer.denormalize(output).dtype} == {
+        torch.float32
+    }
     assert normalizer.mean.shape == normalizer.std.shape == ()
 
 
 @BOTH
 @pytest.mark.parametrize("constant", [0.0, 0.1, -3e4])
-def test_targets_that_never_vary_leave_a_small_unit(statistics: Statistics, constant: float) -> None:
+def test_targets_that_never_vary_leave_a_small_unit(
+    statistics: Statistics, constant: float
+) -> None:
     normalizer = ValueNormalizer(statistics=statistics, decay=0.9)
     for _ in range(3):
         normalizer.update(torch.full((4, 33), constant))

@@ -35,15 +35,32 @@ def log_ratio(*ratios: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("advantage", "ratio", "loss", "slope"),
     [
-        (2.0, 1.5, -2.4, 0.0),  # good and already likelier than 1 + ε: max(−3, −2.4), nothing more to gain
-        (2.0, 0.5, -1.0, -1.0),  # good and less likely: max(−1, −1.6), pulled back up; d(−A r)/d log π = −A r
+        (
+            2.0,
+            1.5,
+            -2.4,
+            0.0,
+        ),  # good and already likelier than 1 + ε: max(−3, −2.4), nothing more to gain
+        (
+            2.0,
+            0.5,
+            -1.0,
+            -1.0,
+        ),  # good and less likely: max(−1, −1.6), pulled back up; d(−A r)/d log π = −A r
         (-2.0, 1.5, 3.0, 3.0),  # bad and likelier: max(3, 2.4), pushed back down
-        (-2.0, 0.5, 1.6, 0.0),  # bad and already less likely than 1 − ε: max(1, 1.6), nothing more to gain
+        (
+            -2.0,
+            0.5,
+            1.6,
+            0.0,
+        ),  # bad and already less likely than 1 − ε: max(1, 1.6), nothing more to gain
         (2.0, 1.1, -2.2, -2.2),  # inside the range both sides are the plain surrogate
         (-2.0, 0.9, 1.8, 1.8),
     ],
 )
-def test_clipped_surrogate_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
+def test_clipped_surrogate_by_hand(
+    advantage: float, ratio: float, loss: float, slope: float
+) -> None:
     log_prob, old = log_ratio(ratio)
     result = surrogate_loss(log_prob, old, torch.tensor([advantage], dtype=torch.float64), clip=0.2)
     assert result.tolist() == pytest.approx([loss])
@@ -62,11 +79,18 @@ def test_without_clip_the_surrogate_is_plain() -> None:
 def test_the_surrogates_gradient_at_ratio_one_is_the_policy_gradient(clip: float | None) -> None:
     generator = Generator().manual_seed(0)
     logits = torch.randn(50, 4, dtype=torch.float64, generator=generator).requires_grad_()
-    action, advantage = torch.arange(50) % 4, torch.randn(50, dtype=torch.float64, generator=generator)
+    action, advantage = (
+        torch.arange(50) % 4,
+        torch.randn(50, dtype=torch.float64, generator=generator),
+    )
     log_prob = Categorical(logits.log_softmax(-1)).log_prob(action)
-    (result,) = torch.autograd.grad(surrogate_loss(log_prob, log_prob.detach(), advantage, clip=clip).sum(), logits)
+    (result,) = torch.autograd.grad(
+        surrogate_loss(log_prob, log_prob.detach(), advantage, clip=clip).sum(), logits
+    )
     # −A ∇ log π(a), and for a softmax ∇ log π(a) = onehot(a) − π.
-    expected = -advantage[:, None] * (torch.eye(4, dtype=torch.float64)[action] - logits.detach().softmax(-1))
+    expected = -advantage[:, None] * (
+        torch.eye(4, dtype=torch.float64)[action] - logits.detach().softmax(-1)
+    )
     torch.testing.assert_close(result, expected)
 
 
@@ -102,7 +126,12 @@ def test_clipped_value_loss_is_the_larger_of_two_by_hand() -> None:
     # ε = ½ around the old value 1, so that values are clipped to [½, 1½].
     cases = [
         # value, target, loss, gradient
-        (3.0, 4.0, 3.125, 0.0),  # max(½·1², ½·2½²): moved towards the target further than allowed, no gradient
+        (
+            3.0,
+            4.0,
+            3.125,
+            0.0,
+        ),  # max(½·1², ½·2½²): moved towards the target further than allowed, no gradient
         (3.0, 0.0, 4.5, 3.0),  # max(½·3², ½·1½²): moved away from the target, pulled back
         (-1.0, -2.0, 3.125, 0.0),  # the same on the lower side: max(½·1², ½·2½²)
         (-1.0, 2.0, 4.5, -3.0),  # max(½·3², ½·1½²)
@@ -133,7 +162,9 @@ def test_k3_is_never_negative() -> None:
         difference = torch.randn(1000, generator=generator) * size
         _, k3 = approximate_kl(difference, torch.zeros(1000))
         assert k3.min().item() >= 0
-        assert k3.mean().item() == pytest.approx((difference.double().exp() - 1 - difference.double()).mean().item(), rel=0.2)
+        assert k3.mean().item() == pytest.approx(
+            (difference.double().exp() - 1 - difference.double()).mean().item(), rel=0.2
+        )
 
 
 def test_both_estimates_are_on_average_the_kl_from_the_old_policy() -> None:
@@ -151,7 +182,11 @@ def test_clipped_fraction_by_hand() -> None:
 
 
 def test_joint_auxiliary_loss_by_hand() -> None:
-    kl, aux, real = torch.tensor([1.0, 0.0]), torch.tensor([10.0, 20.0]), torch.tensor([100.0, 200.0])
+    kl, aux, real = (
+        torch.tensor([1.0, 0.0]),
+        torch.tensor([10.0, 20.0]),
+        torch.tensor([100.0, 200.0]),
+    )
     assert joint_auxiliary_loss(kl, aux, real, beta_clone=2.0, value_coef=0.5).tolist() == [62, 120]
     assert joint_auxiliary_loss(kl, aux, real, beta_clone=0.0, value_coef=0.0).tolist() == [10, 20]
 
@@ -174,11 +209,21 @@ def test_the_auxiliary_gradient_is_that_of_the_written_formula() -> None:
     def as_written() -> Tensor:
         # L = E[½ (V_aux − V̂)²] + β E[KL(π_old ‖ π)] + c E[½ (V − V̂)²]
         logits, aux_value, value = (features @ weight for weight in weights)
-        kl = torch.distributions.kl_divergence(*(torch.distributions.Categorical(logits=x) for x in (old_logits, logits)))
-        return ((aux_value[:, 0] - target) ** 2 / 2).mean() + 0.7 * kl.mean() + 0.3 * ((value[:, 0] - target) ** 2 / 2).mean()
+        kl = torch.distributions.kl_divergence(
+            *(torch.distributions.Categorical(logits=x) for x in (old_logits, logits))
+        )
+        return (
+            ((aux_value[:, 0] - target) ** 2 / 2).mean()
+            + 0.7 * kl.mean()
+            + 0.3 * ((value[:, 0] - target) ** 2 / 2).mean()
+        )
 
     torch.testing.assert_close(through_the_library(), as_written())
-    for ours, theirs in zip(torch.autograd.grad(through_the_library(), weights), torch.autograd.grad(as_written(), weights), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(through_the_library(), weights),
+        torch.autograd.grad(as_written(), weights),
+        strict=True,
+    ):
         assert ours.abs().max() > 0.01
         torch.testing.assert_close(ours, theirs)
 
@@ -215,7 +260,9 @@ def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
 def test_kl_coefficient_finds_the_weight_that_keeps_the_divergence_near_the_target() -> None:
     coef = 100.0
     for _ in range(20):
-        coef = adapted_kl_coef(coef, 0.3 / coef, target=0.02)  # the heavier the penalty, the smaller the step
+        coef = adapted_kl_coef(
+            coef, 0.3 / coef, target=0.02
+        )  # the heavier the penalty, the smaller the step
     assert 0.02 / 1.5 <= 0.3 / coef <= 0.02 * 1.5
 
 
@@ -249,7 +296,11 @@ def test_learning_rate_moves_within_its_bounds() -> None:
 
 
 def test_learning_rate_beyond_the_bounds_is_never_moved_the_wrong_way() -> None:
-    assert adapted_learning_rate(4e-6, 1.0, target=0.01) == 4e-6  # not raised to 1e-5 because the divergence is too large
-    assert adapted_learning_rate(0.05, 1e-4, target=0.01) == 0.05  # not lowered to 1e-2 because it is too small
+    assert (
+        adapted_learning_rate(4e-6, 1.0, target=0.01) == 4e-6
+    )  # not raised to 1e-5 because the divergence is too large
+    assert (
+        adapted_learning_rate(0.05, 1e-4, target=0.01) == 0.05
+    )  # not lowered to 1e-2 because it is too small
     assert adapted_learning_rate(4e-6, 1e-4, target=0.01) == pytest.approx(6e-6)
     assert adapted_learning_rate(0.06, 1.0, target=0.01) == pytest.approx(0.04)

@@ -35,13 +35,18 @@ def test_adam_is_pytorchs(at_once: bool) -> None:
             only_if=torch.tensor(True),
             at_once=at_once,
         )
-        torch.testing.assert_close(ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool) -> None:
     """A convolution's weights are channels_last, its gradient need not be; PyTorch's kernel for all at once looks at no strides."""
-    weight, gradient = torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.arange(1.0, 25.0).reshape(2, 3, 2, 2)
+    weight, gradient = (
+        torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
+        torch.arange(1.0, 25.0).reshape(2, 3, 2, 2),
+    )
     moments = [torch.zeros_like(weight) for _ in range(2)]
     adam_(
         [weight],
@@ -56,12 +61,19 @@ def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool)
         at_once=at_once,
     )
     torch.testing.assert_close(moments[0], 0.1 * gradient)
-    torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))  # the first step: both moments' bias is corrected
+    torch.testing.assert_close(
+        weight, -0.1 * gradient / (gradient + 1)
+    )  # the first step: both moments' bias is corrected
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once: bool) -> None:
-    everything = [torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 0.4]), torch.tensor(7.0)]
+    everything = [
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([0.5, -1.0]),
+        torch.tensor([0.3, 0.4]),
+        torch.tensor(7.0),
+    ]
     changed = [tensor.clone() for tensor in everything]
     (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
     adam_(
@@ -86,17 +98,26 @@ def test_adam_in_both_precisions_and_with_both_epsilons(at_once: bool, dtype: to
             rate=0.1, betas=(0.9, 0.999), eps=0.5, eps_hat=eps_hat, only_if=torch.tensor(True), at_once=at_once,
         )  # fmt: skip
         size = 0.1 / (1 - 0.9**3)
-        assert (mean.item(), square.item(), step.item()) == (pytest.approx(1.1, rel=1e-6), pytest.approx(4.0, rel=1e-6), 3)
+        assert (mean.item(), square.item(), step.item()) == (
+            pytest.approx(1.1, rel=1e-6),
+            pytest.approx(4.0, rel=1e-6),
+            3,
+        )
         exact = 1e-12 if dtype is torch.float64 else 1e-6
         assert weight.item() == pytest.approx(1 - size * 1.1 / spread, rel=exact)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_each_network_is_clipped_by_its_own_norm(at_once: bool) -> None:
-    long, short = [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])], [torch.tensor([0.3, 0.4])]
+    long, short = (
+        [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])],
+        [torch.tensor([0.3, 0.4])],
+    )
     (clipped, kept), norm = clip([long, short], 6.5, at_once=at_once)  # norms 13 and 0.5
     torch.testing.assert_close(clipped, [torch.tensor([[1.5, 0.0]]), torch.tensor([2.0, 6.0])])
-    assert kept[0].tolist() == short[0].tolist() and norm.item() == pytest.approx((169 + 0.25) ** 0.5)
+    assert kept[0].tolist() == short[0].tolist() and norm.item() == pytest.approx(
+        (169 + 0.25) ** 0.5
+    )
     assert long[0].tolist() == [[3.0, 0.0]], "the gradients themselves stay"
     ((unclipped,), norm) = clip([short], None, at_once=at_once)
     assert unclipped[0].tolist() == short[0].tolist() and norm.item() == pytest.approx(0.5)

@@ -41,7 +41,9 @@ def learn_from(run: Run, samples: PolicySamples, **options: Any) -> dict[str, fl
         return policy_phase(run.learner, run.buffer.rollout(0), **options)
 
 
-def test_no_auxiliary_phase_and_one_without_epochs_give_the_same_policy_to_the_bit(tmp_path: Path) -> None:
+def test_no_auxiliary_phase_and_one_without_epochs_give_the_same_policy_to_the_bit(
+    tmp_path: Path,
+) -> None:
     ppo = train(tiny(tmp_path), make_env=corridor)
     ppg = train(tiny(tmp_path, aux=tiny_aux(epochs=0)), make_env=corridor)
     assert weights(ppo).keys() == weights(ppg).keys()
@@ -55,10 +57,14 @@ def test_the_auxiliary_phase_changes_the_policy_network(tmp_path: Path, value_pa
     config = replace(config, model=replace(config.model, value_path=value_path))
     ppo = train(config, make_env=corridor)
     ppg = train(replace(config, aux=tiny_aux()), make_env=corridor)
-    assert not torch.equal(weights(ppo)["encoder.dense.layers.0.weight"], weights(ppg)["encoder.dense.layers.0.weight"])
+    assert not torch.equal(
+        weights(ppo)["encoder.dense.layers.0.weight"], weights(ppg)["encoder.dense.layers.0.weight"]
+    )
 
 
-def test_targets_are_the_rollouts_values_plus_advantages_before_normalization(tmp_path: Path) -> None:
+def test_targets_are_the_rollouts_values_plus_advantages_before_normalization(
+    tmp_path: Path,
+) -> None:
     config = tiny(tmp_path)
     run = open_run(config)
     rollout = run.buffer.next_rollout()
@@ -66,12 +72,17 @@ def test_targets_are_the_rollouts_values_plus_advantages_before_normalization(tm
     samples, record = compute_targets(rollout, rollout.reward, config.ppo)
     plain, _ = compute_targets(rollout, rollout.reward, replace(config.ppo, advantage_norm="none"))
     torch.testing.assert_close(rollout.value_target, rollout.value + plain.advantage)
-    assert samples.advantage.mean().abs() < 1e-6 and (samples.advantage.var(correction=0) - 1).abs() < 1e-4
+    assert (
+        samples.advantage.mean().abs() < 1e-6
+        and (samples.advantage.var(correction=0) - 1).abs() < 1e-4
+    )
     expected = 1 - (rollout.value_target - rollout.value).var() / rollout.value_target.var()
     assert record["losses/explained_variance"] == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_alone(tmp_path: Path) -> None:
+def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_alone(
+    tmp_path: Path,
+) -> None:
     config = tiny(tmp_path)
     config = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2))
     run = filled(config)
@@ -83,14 +94,20 @@ def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_a
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     before = weights(run)
-    loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(samples.as_transitions(), torch.tensor(0.0))
+    loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(
+        samples.as_transitions(), torch.tensor(0.0)
+    )
     loss.backward()
     run.learner.optimizers["value"].step()
-    changed = {name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name for name, tensor in weights(run).items() if not torch.equal(tensor, before[name])
+    }
     assert changed and all(name.startswith("value_") for name in changed), changed
 
 
-def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny(tmp_path)
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.arange(32.0).reshape(4, 8))
@@ -110,7 +127,12 @@ def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(tmp_path:
 def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> None:
     """With a step size of (almost) zero every epoch sees the same network, so that the mean over minibatches is the mean over the data."""
     config = tiny(tmp_path)
-    config = replace(config, ppo=replace(config.ppo, learning_rate=1e-30, policy_epochs=2, value_epochs=2, num_minibatches=4))
+    config = replace(
+        config,
+        ppo=replace(
+            config.ppo, learning_rate=1e-30, policy_epochs=2, value_epochs=2, num_minibatches=4
+        ),
+    )
     run = filled(config)
     rollout = run.buffer.rollout(0)
     record = learn_from(run, rollout.policy_samples(torch.randn(4, 8)))
@@ -120,7 +142,9 @@ def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> No
     assert record["losses/clipfrac"] == 0
 
 
-def test_gradient_of_the_divergence_is_exactly_zero_before_the_first_auxiliary_step(tmp_path: Path) -> None:
+def test_gradient_of_the_divergence_is_exactly_zero_before_the_first_auxiliary_step(
+    tmp_path: Path,
+) -> None:
     run = filled(tiny(tmp_path, aux=tiny_aux()))
     old = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
     samples = run.buffer.auxiliary_samples(old)
@@ -132,8 +156,12 @@ def test_gradient_of_the_divergence_is_exactly_zero_before_the_first_auxiliary_s
         assert torch.equal(kl, torch.zeros_like(kl))
         run.agent.zero_grad()
         kl.sum().backward()
-        gradients = [parameter.grad for parameter in run.agent.parameters() if parameter.grad is not None]
-        assert gradients and all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients)
+        gradients = [
+            parameter.grad for parameter in run.agent.parameters() if parameter.grad is not None
+        ]
+        assert gradients and all(
+            torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients
+        )
 
 
 def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -> None:
@@ -144,7 +172,11 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
     loss, _ = phases.AuxiliaryLoss(run.agent, aux)(samples)
     run.agent.zero_grad()
     loss.backward()
-    ours = {name: parameter.grad.clone() for name, parameter in run.agent.named_parameters() if parameter.grad is not None}
+    ours = {
+        name: parameter.grad.clone()
+        for name, parameter in run.agent.named_parameters()
+        if parameter.grad is not None
+    }
 
     run.agent.zero_grad()
     out = run.agent(samples.obs, samples.first, samples.state)
@@ -152,7 +184,9 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
     kl = (p_old * (p_old.log() - out.policy.log_probs)).sum(-1).mean()
     assert out.aux_value is not None
     written = (
-        0.7 * kl + 0.5 * ((out.aux_value - samples.value_target) ** 2).mean() + 0.3 * 0.5 * ((out.value - samples.value_target) ** 2).mean()
+        0.7 * kl
+        + 0.5 * ((out.aux_value - samples.value_target) ** 2).mean()
+        + 0.3 * 0.5 * ((out.value - samples.value_target) ** 2).mean()
     )
     written.backward()
     torch.testing.assert_close(loss, written)
@@ -172,10 +206,14 @@ def spy_on_auxiliary_batches(monkeypatch: pytest.MonkeyPatch) -> list[AuxiliaryS
     return seen
 
 
-def test_each_segment_is_visited_once_an_auxiliary_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_segment_is_visited_once_an_auxiliary_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     aux = tiny_aux(epochs=3)
     run = filled(tiny(tmp_path, aux=aux))
-    run.buffer.rollouts.value_target.copy_(torch.arange(64.0).reshape(2, 4, 8))  # 8 segments of 8 steps, each step known by its number
+    run.buffer.rollouts.value_target.copy_(
+        torch.arange(64.0).reshape(2, 4, 8)
+    )  # 8 segments of 8 steps, each step known by its number
     seen = spy_on_auxiliary_batches(monkeypatch)
     auxiliary_phase(run.learner, run.buffer)
     batches = [samples.value_target.flatten() for samples in seen]
@@ -183,20 +221,32 @@ def test_each_segment_is_visited_once_an_auxiliary_epoch(tmp_path: Path, monkeyp
     for epoch in range(3):
         steps = torch.cat(batches[4 * epoch : 4 * epoch + 4])
         assert torch.equal(steps.sort().values, torch.arange(64.0))
-        assert all(torch.equal(batch[:8], torch.arange(8) + batch[0]) and batch[0] % 8 == 0 for batch in batches)  # whole segments
-    assert not torch.equal(torch.cat(batches[:4]), torch.cat(batches[4:8])), "epochs have the same order"
+        assert all(
+            torch.equal(batch[:8], torch.arange(8) + batch[0]) and batch[0] % 8 == 0
+            for batch in batches
+        )  # whole segments
+    assert not torch.equal(torch.cat(batches[:4]), torch.cat(batches[4:8])), (
+        "epochs have the same order"
+    )
 
 
-def test_fewer_minibatches_are_still_drawn_from_all_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_minibatches_are_still_drawn_from_all_iterations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     aux = tiny_aux(epochs=8, iterations_per_epoch=1)
     run = filled(tiny(tmp_path, aux=aux))
     run.buffer.rollouts.value_target.copy_(torch.arange(64.0).reshape(2, 4, 8))
     seen = spy_on_auxiliary_batches(monkeypatch)
     auxiliary_phase(run.learner, run.buffer)
     assert len(seen) == 8 * 2  # N · N_a minibatches instead of N_π · N_a
-    epochs = [torch.cat([seen[2 * epoch + part].value_target.flatten() for part in range(2)]) for epoch in range(8)]
+    epochs = [
+        torch.cat([seen[2 * epoch + part].value_target.flatten() for part in range(2)])
+        for epoch in range(8)
+    ]
     both = [bool((steps < 32).any() and (steps >= 32).any()) for steps in epochs]
-    assert sum(both) >= 6, "epochs used one of the two iterations alone"  # four of eight segments: by chance one in 35 epochs does
+    assert sum(both) >= 6, (
+        "epochs used one of the two iterations alone"
+    )  # four of eight segments: by chance one in 35 epochs does
 
 
 def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it_changes(
@@ -211,7 +261,9 @@ def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it
     seen = spy_on_auxiliary_batches(monkeypatch)
     auxiliary_phase(run.learner, run.buffer)
     assert len(calls) == 1
-    last_epoch = torch.cat([samples.old_dist_params.flatten() for samples in seen[-4:]]).sort().values
+    last_epoch = (
+        torch.cat([samples.old_dist_params.flatten() for samples in seen[-4:]]).sort().values
+    )
     assert torch.equal(last_epoch, expected.flatten().sort().values)
 
 
@@ -222,7 +274,9 @@ def test_a_larger_beta_keeps_the_policy_nearer_to_what_it_was(tmp_path: Path) ->
         run = filled(tiny(tmp_path, aux=aux))
         old = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
         auxiliary_phase(run.learner, run.buffer)
-        new = run.agent.policy_head.distribution(dist_params(run.agent, run.buffer.segments(), compute=run.compute))
+        new = run.agent.policy_head.distribution(
+            dist_params(run.agent, run.buffer.segments(), compute=run.compute)
+        )
         divergence[beta] = new.kl_from(run.agent.policy_head.distribution(old)).mean().item()
     assert divergence[100.0] < 0.1 * divergence[0.0]
 
@@ -231,14 +285,28 @@ def phases_run(config: Config) -> list[int]:
     """Iterations after which an auxiliary phase ran."""
     ran = []
     run = open_run(config)
-    learn(run, on_iteration=lambda run, record: ran.append(run.iteration) if "losses/aux/kl_loss" in record else None)
+    learn(
+        run,
+        on_iteration=lambda run, record: (
+            ran.append(run.iteration) if "losses/aux/kl_loss" in record else None
+        ),
+    )
     return ran
 
 
-def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_budget(tmp_path: Path) -> None:
+def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_budget(
+    tmp_path: Path,
+) -> None:
     config = tiny(tmp_path, aux=tiny_aux())  # 32 steps an iteration, phases of 2
-    assert phases_run(replace(config, total_env_steps=192)) == [2, 4]  # 6 iterations: none after the sixth
-    assert phases_run(replace(config, total_env_steps=224)) == [2, 4, 6]  # the seventh is trained, though its phase is not full
+    assert phases_run(replace(config, total_env_steps=192)) == [
+        2,
+        4,
+    ]  # 6 iterations: none after the sixth
+    assert phases_run(replace(config, total_env_steps=224)) == [
+        2,
+        4,
+        6,
+    ]  # the seventh is trained, though its phase is not full
 
 
 def test_every_kth_auxiliary_phase_can_be_run_alone(tmp_path: Path) -> None:
@@ -247,11 +315,17 @@ def test_every_kth_auxiliary_phase_can_be_run_alone(tmp_path: Path) -> None:
 
 
 def test_leftover_iterations_are_trained(tmp_path: Path) -> None:
-    config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=160)  # 5 iterations, one phase of 4
+    config = tiny(
+        tmp_path, aux=tiny_aux(every=4), total_env_steps=160
+    )  # 5 iterations, one phase of 4
     seen: list[dict[str, Tensor]] = []
-    run = train(config, make_env=corridor, on_iteration=lambda run, record: seen.append(weights(run)))
+    run = train(
+        config, make_env=corridor, on_iteration=lambda run, record: seen.append(weights(run))
+    )
     assert run.iteration == 5 and run.env_steps == 160
-    assert not torch.equal(seen[3]["policy_head.linear.weight"], seen[4]["policy_head.linear.weight"])
+    assert not torch.equal(
+        seen[3]["policy_head.linear.weight"], seen[4]["policy_head.linear.weight"]
+    )
 
 
 def test_a_shared_auxiliary_optimizer_is_the_policys(tmp_path: Path) -> None:
@@ -267,7 +341,9 @@ def test_learning_rates_follow_progress_in_both_phases(tmp_path: Path) -> None:
     rates: list[tuple[float, float]] = []
 
     def note(run: Run, record: dict[str, float]) -> None:
-        rates.append((record["charts/learning_rate"], run.learner.optimizers["aux"].param_groups[0]["lr"]))
+        rates.append(
+            (record["charts/learning_rate"], run.learner.optimizers["aux"].param_groups[0]["lr"])
+        )
 
     train(config, make_env=corridor, on_iteration=note)
     assert rates == [pytest.approx((1e-3 * part, 2e-3 * part)) for part in (1.0, 0.75, 0.5, 0.25)]
@@ -282,12 +358,22 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)).as_transitions()
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
-        run.compute.plan = replace(run.compute.plan, micro_batch=dict.fromkeys(("policy", "value", "aux"), size))
+        run.compute.plan = replace(
+            run.compute.plan, micro_batch=dict.fromkeys(("policy", "value", "aux"), size)
+        )
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
         frozen = torch.optim.Adam(run.agent.parameters(), lr=0.0)
-        step = run.compute.gradient_step(loss, StepSettings("policy", run.agent.networks(), frozen, None))
+        step = run.compute.gradient_step(
+            loss, StepSettings("policy", run.agent.networks(), frozen, None)
+        )
         step(everything(samples), torch.tensor(0.0))
-        gradients.append([parameter.grad.clone() for parameter in run.agent.parameters() if parameter.grad is not None])
+        gradients.append(
+            [
+                parameter.grad.clone()
+                for parameter in run.agent.parameters()
+                if parameter.grad is not None
+            ]
+        )
     for whole, pieces in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-7)
 
@@ -300,13 +386,21 @@ def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(
     samples = run.buffer.rollout(0).policy_samples(100 * torch.randn(4, 8)).as_transitions()
 
     class Large(phases.PolicyPhaseLoss):
-        def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            loss = torch.stack([100 * parameter.square().sum() for parameter in run.agent.parameters()]).sum()
+        def __call__(
+            self, samples: PolicySamples, *coefficients: Tensor
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            loss = torch.stack(
+                [100 * parameter.square().sum() for parameter in run.agent.parameters()]
+            ).sum()
             return loss, {"seen": torch.tensor(7.0)}
 
     optimizer, given = torch.optim.Adam(run.agent.parameters(), lr=0.0), []
     monkeypatch.setattr(
-        optimize, "step_", lambda optimizer, parameters, gradients, **_: given.append(dict(zip(parameters, gradients, strict=True)))
+        optimize,
+        "step_",
+        lambda optimizer, parameters, gradients, **_: given.append(
+            dict(zip(parameters, gradients, strict=True))
+        ),
     )
     networks = [list(run.agent.parameters())] if together else run.agent.networks()
     unclipped = [200 * parameter.norm() for network in networks for parameter in network]
@@ -335,13 +429,23 @@ def test_targets_of_the_other_estimators_are_returns(tmp_path: Path) -> None:
     torch.testing.assert_close(samples.advantage, rollout.value_target - rollout.value)
     settings = with_ppo(run.config, estimator="monte_carlo", advantage_norm="none").ppo
     samples, _ = compute_targets(rollout, reward, settings)
-    torch.testing.assert_close(rollout.value_target, returns.monte_carlo_return(reward, *args[2:], gamma=0.9))
+    torch.testing.assert_close(
+        rollout.value_target, returns.monte_carlo_return(reward, *args[2:], gamma=0.9)
+    )
     torch.testing.assert_close(samples.advantage, rollout.value_target - rollout.value)
 
 
-def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_alone(tmp_path: Path) -> None:
+def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_alone(
+    tmp_path: Path,
+) -> None:
     plain = dict(
-        baseline=False, estimator="monte_carlo", objective="log_prob", clip=None, advantage_norm="none", num_minibatches=1, entropy_coef=0.0
+        baseline=False,
+        estimator="monte_carlo",
+        objective="log_prob",
+        clip=None,
+        advantage_norm="none",
+        num_minibatches=1,
+        entropy_coef=0.0,
     )
     config = with_ppo(tiny(tmp_path), **plain)
     run = filled(config)
@@ -360,7 +464,13 @@ def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_a
     before = weights(run)
     policy, _ = run.agent.policy(rollout.obs, rollout.first, rollout.state)
     written = -(expected * policy.log_prob(rollout.action)).mean()
-    wanted = dict(zip(before, torch.autograd.grad(written, list(run.agent.parameters()), allow_unused=True), strict=True))
+    wanted = dict(
+        zip(
+            before,
+            torch.autograd.grad(written, list(run.agent.parameters()), allow_unused=True),
+            strict=True,
+        )
+    )
     learn_from(run, samples)
     for name, parameter in run.agent.named_parameters():
         assert (parameter.grad is None) == (wanted[name] is None), name
@@ -370,7 +480,9 @@ def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_a
             assert name.startswith("value_") and torch.equal(before[name], parameter)
 
 
-def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(tmp_path: Path) -> None:
+def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(
+    tmp_path: Path,
+) -> None:
     config = with_ppo(tiny(tmp_path), kl_penalty=2.0, kl_estimate="exact", entropy_coef=0.0)
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
@@ -384,41 +496,68 @@ def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(t
 
     def loss(weight: float) -> Tensor:
         with_old = replace(samples, old_dist_params=old)
-        return phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)(with_old, torch.tensor(weight))[0]
+        return phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)(
+            with_old, torch.tensor(weight)
+        )[0]
 
     assert divergence > 1e-3
     torch.testing.assert_close(loss(2.0) - loss(0.0), 2 * divergence)
 
 
-def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = with_ppo(tiny(tmp_path), kl_penalty=1.0, kl_estimate="exact", policy_epochs=3, value_epochs=3)
+def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_ppo(
+        tiny(tmp_path), kl_penalty=1.0, kl_estimate="exact", policy_epochs=3, value_epochs=3
+    )
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     old = dist_params(run.agent, samples, compute=run.compute)
     seen: list[Tensor] = []
     original = run.agent.policy_head.distribution
-    monkeypatch.setattr(run.agent.policy_head, "distribution", lambda parameters: (seen.append(parameters), original(parameters))[1])
+    monkeypatch.setattr(
+        run.agent.policy_head,
+        "distribution",
+        lambda parameters: (seen.append(parameters), original(parameters))[1],
+    )
     learn_from(run, samples)
-    seen = [parameters for parameters in seen if not parameters.requires_grad][-6:]  # the head makes its own policies with it too
+    seen = [parameters for parameters in seen if not parameters.requires_grad][
+        -6:
+    ]  # the head makes its own policies with it too
     for epoch in range(3):
-        rows = torch.cat([batch.reshape(-1, old.shape[-1]) for batch in seen[2 * epoch : 2 * epoch + 2]])
-        torch.testing.assert_close(rows.sort(0).values, old.reshape(-1, old.shape[-1]).sort(0).values)
+        rows = torch.cat(
+            [batch.reshape(-1, old.shape[-1]) for batch in seen[2 * epoch : 2 * epoch + 2]]
+        )
+        torch.testing.assert_close(
+            rows.sort(0).values, old.reshape(-1, old.shape[-1]).sort(0).values
+        )
 
 
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
-def test_epochs_stop_when_the_divergence_after_one_is_too_large(tmp_path: Path, value_path: str) -> None:
-    config = with_ppo(tiny(tmp_path), policy_epochs=5, value_epochs=5, learning_rate=0.05, target_kl=1e9)
+def test_epochs_stop_when_the_divergence_after_one_is_too_large(
+    tmp_path: Path, value_path: str
+) -> None:
+    config = with_ppo(
+        tiny(tmp_path), policy_epochs=5, value_epochs=5, learning_rate=0.05, target_kl=1e9
+    )
     config = replace(config, model=replace(config.model, value_path=value_path))
 
     def after(target: float, epochs: int = 5) -> tuple[list[str], float, Run]:
         torch.manual_seed(0)
-        run, seen = filled(with_ppo(config, target_kl=target, policy_epochs=epochs, value_epochs=epochs)), []
+        run, seen = (
+            filled(with_ppo(config, target_kl=target, policy_epochs=epochs, value_epochs=epochs)),
+            [],
+        )
         samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
         record = learn_from(run, samples, stage=seen.append)
         with torch.no_grad():
-            log_prob = run.agent.policy(samples.obs, samples.first, samples.state)[0].log_prob(samples.action)
+            log_prob = run.agent.policy(samples.obs, samples.first, samples.state)[0].log_prob(
+                samples.action
+            )
         log_ratio = log_prob - samples.old_log_prob
-        assert record["losses/epoch_kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-3, abs=1e-7)
+        assert record["losses/epoch_kl"] == pytest.approx(
+            (log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-3, abs=1e-7
+        )
         return seen, record["losses/epoch_kl"], run
 
     seen, last, _ = after(1e9)
@@ -428,7 +567,9 @@ def test_epochs_stop_when_the_divergence_after_one_is_too_large(tmp_path: Path, 
     target = divergences[1] * 0.999
     first = next(n for n, kl in enumerate(divergences, start=1) if kl > target)
     seen, stopped_at, stopped = after(target)
-    assert seen == ["policy"] * first + (["value"] * (5 - first) if value_path == "separate" else [])
+    assert seen == ["policy"] * first + (
+        ["value"] * (5 - first) if value_path == "separate" else []
+    )
     assert stopped_at == divergences[first - 1]
     if value_path == "separate":
         _, _, unfinished = after(1e9 if first > 1 else 1e-12, epochs=max(first, 2))
@@ -437,14 +578,25 @@ def test_epochs_stop_when_the_divergence_after_one_is_too_large(tmp_path: Path, 
 
 
 def test_with_one_minibatch_the_divergence_is_that_after_the_step(tmp_path: Path) -> None:
-    config = with_ppo(tiny(tmp_path), num_minibatches=1, learning_rate=0.05, kl_penalty=1.0, kl_penalty_target=0.01)
+    config = with_ppo(
+        tiny(tmp_path),
+        num_minibatches=1,
+        learning_rate=0.05,
+        kl_penalty=1.0,
+        kl_penalty_target=0.01,
+    )
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     record = learn_from(run, samples)
-    assert record["losses/approx_kl"] == pytest.approx(0, abs=1e-6) and record["losses/epoch_kl"] > 1e-4
+    assert (
+        record["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
+        and record["losses/epoch_kl"] > 1e-4
+    )
 
 
-def test_advantages_are_made_anew_before_each_further_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advantages_are_made_anew_before_each_further_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = with_ppo(tiny(tmp_path), recompute_advantages=True, policy_epochs=3, value_epochs=3)
     run = filled(config)
     rollout = run.buffer.rollout(0)
@@ -469,8 +621,12 @@ def test_advantages_are_made_anew_before_each_further_epoch(tmp_path: Path, monk
     assert not torch.equal(calls[1].advantage, calls[2].advantage)
 
 
-def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = with_ppo(tiny(tmp_path), recompute_advantages=True, policy_epochs=3, value_epochs=3, value_clip=0.2)
+def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_ppo(
+        tiny(tmp_path), recompute_advantages=True, policy_epochs=3, value_epochs=3, value_clip=0.2
+    )
     run = filled(config)
     rollout = run.buffer.rollout(0)
     wanted, seen = rollout.value.flatten().sort().values.clone(), []
@@ -492,12 +648,16 @@ def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> 
     assert run.agent.value_normalizer is not None
     run.agent.value_normalizer.update(torch.tensor([[0.0, 8.0]]))  # mean 4, deviation 4
     samples = run.buffer.rollout(0).policy_samples(torch.zeros(4, 8))
-    loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(samples, torch.tensor(0.0))
+    loss, _ = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=False, with_value=True)(
+        samples, torch.tensor(0.0)
+    )
     value = run.agent.value(samples.obs, samples.first, samples.state)
     torch.testing.assert_close(loss, 0.5 * ((value - samples.value_target) / 4).square().mean())
 
 
-def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Left twice, in the first epoch and in the third: the same weights and metrics as without a break."""
     config = tiny(tmp_path, aux=tiny_aux(epochs=3), obs_norm=ObsNormConfig())
     whole, broken = filled(config), filled(config)

@@ -16,7 +16,9 @@ from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`"
+)
 
 
 def small(preset: str, tmp_path: Path, **env: object) -> Config:
@@ -34,22 +36,39 @@ def small(preset: str, tmp_path: Path, **env: object) -> Config:
 
 
 @pytest.mark.parametrize(
-    "preset", ["procgen-ppg", "procgen-ppg-single", "procgen-ppo", "compat-cleanrl-ppg", "compat-baselines-ppo-procgen"]
+    "preset",
+    [
+        "procgen-ppg",
+        "procgen-ppg-single",
+        "procgen-ppo",
+        "compat-cleanrl-ppg",
+        "compat-baselines-ppo-procgen",
+    ],
 )
 def test_a_preset_trains_with_finite_numbers(preset: str, tmp_path: Path) -> None:
     run = train(small(preset, tmp_path))
     rows = RunDirectory(run.directory).metrics()
     assert [row["env_steps"] for row in rows] == [128, 256, 384]
-    losses = {name: value for row in rows for name, value in row.items() if name.startswith("losses/")}
+    losses = {
+        name: value for row in rows for name, value in row.items() if name.startswith("losses/")
+    }
     assert losses and all(value == value for value in losses.values())
     assert ("losses/aux/kl_loss" in losses) == (run.config.aux is not None)
 
 
 def test_levels_are_counted_and_a_trained_agent_is_evaluated_and_filmed(tmp_path: Path) -> None:
-    run = train(replace(small("procgen-ppg-single", tmp_path, num_levels=3, start_level=10), total_env_steps=8192))
+    run = train(
+        replace(
+            small("procgen-ppg-single", tmp_path, num_levels=3, start_level=10),
+            total_env_steps=8192,
+        )
+    )
     rows = RunDirectory(run.directory).metrics()
     assert rows[-1]["procgen/num_levels_seen"] == 3
-    assert any("procgen/level_complete" in row for row in rows) and {"procgen/level_complete", "procgen/num_levels_seen"} <= set(METRICS)
+    assert any("procgen/level_complete" in row for row in rows) and {
+        "procgen/level_complete",
+        "procgen/num_levels_seen",
+    } <= set(METRICS)
     (result,) = evaluate(run.directory, episodes=2, policies=("sampled",))
     assert len(result.returns) == 2 and set(result.returns) <= {0.0, 10.0}
     path, _ = film(run.directory, episodes=1, size=64)

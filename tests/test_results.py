@@ -39,7 +39,9 @@ def test_what_is_reported_was_trained_on_seeds_on_which_nothing_was_chosen(name:
     assert len(runs) == len(set(runs)), "a run stands there twice"
     for row in rows:
         assert row["preset"].split()[0] in PRESETS
-        assert row["commit"] and not row["commit"].endswith("-dirty"), f"seed {row['seed']} of {row['preset']} is not of a committed tree"
+        assert row["commit"] and not row["commit"].endswith("-dirty"), (
+            f"seed {row['seed']} of {row['preset']} is not of a committed tree"
+        )
 
 
 @pytest.mark.parametrize("name", SELECTION)
@@ -49,31 +51,47 @@ def test_settings_are_chosen_on_other_seeds(name: str) -> None:
 
 def test_runs_that_are_held_against_published_ones_say_which_code_made_them() -> None:
     for card in sorted((RESULTS / "baselines").glob("*/card.json")):
-        if json.loads(card.read_text())["seed"] != 1:  # the first one's commit is not known, which the page says
+        if (
+            json.loads(card.read_text())["seed"] != 1
+        ):  # the first one's commit is not known, which the page says
             assert json.loads(card.read_text())["commit"], card
 
 
 def row(seed: int, preset: str = "cartpole-ppo", greedy: float = 500.0) -> dict[str, Any]:
-    return {"preset": preset, "seed": seed, "env": "envpool:CartPole-v1", "env_steps": 100, "greedy_mean": greedy, "commit": "abc"}
+    return {
+        "preset": preset,
+        "seed": seed,
+        "env": "envpool:CartPole-v1",
+        "env_steps": 100,
+        "greedy_mean": greedy,
+        "commit": "abc",
+    }
 
 
 def add(path: Path, line: dict[str, Any]) -> None:
     ResultTable(path, LEARNING_COLUMNS).add([line])
 
 
-def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
     (tmp_path / "selection").mkdir()
     for seed in (1, 2):
         add(tmp_path / "selection" / "cartpole.csv", row(seed))
     (line,) = result_tables.tasks_table().splitlines()[2:]
     assert "500.0, all 2 † | 0 of 2 (below 475) | – | –" in line.replace("500, all", "500.0, all")
-    assert result_tables.trained("cartpole-ppo") == "Trained on selection seeds only (`benchmarks/results/selection`)."
+    assert (
+        result_tables.trained("cartpole-ppo")
+        == "Trained on selection seeds only (`benchmarks/results/selection`)."
+    )
     for seed, greedy in ((101, 500.0), (102, 100.0), (103, 474.0)):
         add(tmp_path / "cartpole.csv", row(seed, greedy=greedy))
     (line,) = result_tables.tasks_table().splitlines()[2:]
     assert "2 of 3 (below 475)" in line and "†" not in line and "least 100" in line
     words = result_tables.trained("cartpole-ppo")
     assert words.startswith("Trained: 3 seeds, 100 steps: greedy 358 [")
-    assert words.endswith("(`python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo`).")
+    assert words.endswith(
+        "(`python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo`)."
+    )
     assert result_tables.trained("cartpole-ppg") == "Not trained here."

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phasicrl.returns import discounted_forward_return, explained_variance, gae, monte_carlo_return, n_step_return, normalize
+from phasicrl.returns import (
+    discounted_forward_return,
+    explained_variance,
+    gae,
+    monte_carlo_return,
+    n_step_return,
+    normalize,
+)
 
 NAN = float("nan")
 
@@ -25,7 +32,9 @@ def flags(*rows: str) -> Tensor:
 
 def random_steps(num_envs: int, num_steps: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Reward, value and next value, `[B, T]` float64."""
-    reward, value, next_value = torch.randn(3, num_envs, num_steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    reward, value, next_value = torch.randn(
+        3, num_envs, num_steps, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return reward, value, next_value
 
 
@@ -101,11 +110,21 @@ def brute_force_gae(data: Episodes, gamma: float, gae_lambda: float) -> np.ndarr
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
-def test_gae_is_the_sum_of_discounted_errors_until_the_end(data: Episodes, gamma: float, gae_lambda: float) -> None:
-    next_value = np.where(data.end == 1, NAN, data.next_value)  # nobody may look at what follows a termination
-    reward, value, next_value, end = map(torch.from_numpy, (data.reward, data.value, next_value, data.end))
-    advantage = gae(reward, value, next_value, end == 1, end == 2, gamma=gamma, gae_lambda=gae_lambda)
-    np.testing.assert_allclose(advantage.numpy(), brute_force_gae(data, gamma, gae_lambda), rtol=1e-12, atol=1e-10)
+def test_gae_is_the_sum_of_discounted_errors_until_the_end(
+    data: Episodes, gamma: float, gae_lambda: float
+) -> None:
+    next_value = np.where(
+        data.end == 1, NAN, data.next_value
+    )  # nobody may look at what follows a termination
+    reward, value, next_value, end = map(
+        torch.from_numpy, (data.reward, data.value, next_value, data.end)
+    )
+    advantage = gae(
+        reward, value, next_value, end == 1, end == 2, gamma=gamma, gae_lambda=gae_lambda
+    )
+    np.testing.assert_allclose(
+        advantage.numpy(), brute_force_gae(data, gamma, gae_lambda), rtol=1e-12, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
@@ -114,17 +133,29 @@ def test_nothing_leaks_across_an_end(kind: str) -> None:
     ends[kind] = flags("..x..", ".....")
     before, after = random_steps(2, 5, seed=1), random_steps(2, 5, seed=2)
     for changed, new in zip(before, after, strict=True):
-        old_advantage = gae(*before, ends["terminated"], ends["truncated"], gamma=0.9, gae_lambda=0.9)
+        old_advantage = gae(
+            *before, ends["terminated"], ends["truncated"], gamma=0.9, gae_lambda=0.9
+        )
         changed[:, 3:] = new[:, 3:]
         advantage = gae(*before, ends["terminated"], ends["truncated"], gamma=0.9, gae_lambda=0.9)
         assert torch.equal(advantage[0, :3], old_advantage[0, :3])
-        assert (advantage[1, :3] != old_advantage[1, :3]).all()  # the other environment goes on, and notices
+        assert (
+            advantage[1, :3] != old_advantage[1, :3]
+        ).all()  # the other environment goes on, and notices
 
 
 def test_gae_keeps_the_dtype_and_leaves_its_arguments_alone() -> None:
     steps = [data.float() for data in random_steps(2, 4)]
     copies = [data.clone() for data in steps]
-    advantage = gae(steps[0], steps[1], steps[2], flags(".x..", "...."), flags("....", "..x."), gamma=0.9, gae_lambda=0.9)
+    advantage = gae(
+        steps[0],
+        steps[1],
+        steps[2],
+        flags(".x..", "...."),
+        flags("....", "..x."),
+        gamma=0.9,
+        gae_lambda=0.9,
+    )
     assert advantage.dtype == torch.float32
     assert all(torch.equal(data, copy) for data, copy in zip(steps, copies, strict=True))
 
@@ -145,8 +176,14 @@ def test_n_step_returns_by_hand_with_a_termination_and_a_truncation() -> None:
         "truncated": flags("...x.", "....."),
     }
     assert n_step_return(**steps, gamma=0.5, n=1).tolist() == [[3, 2, 7, 14, 11], [3, 5, 7, 9, 11]]
-    assert n_step_return(**steps, gamma=0.5, n=2).tolist() == [[2, 2, 10, 14, 11], [3.5, 5.5, 7.5, 9.5, 11]]
-    assert n_step_return(**steps, gamma=0.5, n=3).tolist() == [[2, 2, 10, 14, 11], [3.75, 5.75, 7.75, 9.5, 11]]
+    assert n_step_return(**steps, gamma=0.5, n=2).tolist() == [
+        [2, 2, 10, 14, 11],
+        [3.5, 5.5, 7.5, 9.5, 11],
+    ]
+    assert n_step_return(**steps, gamma=0.5, n=3).tolist() == [
+        [2, 2, 10, 14, 11],
+        [3.75, 5.75, 7.75, 9.5, 11],
+    ]
 
 
 def test_monte_carlo_returns_by_hand_with_a_termination_and_a_truncation() -> None:
@@ -167,7 +204,9 @@ def test_monte_carlo_returns_by_hand_with_a_termination_and_a_truncation() -> No
 def test_without_a_value_function_the_rest_of_an_unfinished_episode_is_worth_nothing() -> None:
     # γ = ½. Terminated in step 1, truncated in step 3, unfinished after step 5.
     reward, ends = torch.ones(1, 6), (flags(".x...."), flags("...x.."))
-    assert monte_carlo_return(reward, torch.zeros(1, 6), *ends, gamma=0.5).tolist() == [[1.5, 1, 1.5, 1, 1.5, 1]]
+    assert monte_carlo_return(reward, torch.zeros(1, 6), *ends, gamma=0.5).tolist() == [
+        [1.5, 1, 1.5, 1, 1.5, 1]
+    ]
 
 
 def test_a_termination_in_a_truncated_step_has_nothing_after_it() -> None:
@@ -191,7 +230,9 @@ def brute_force_n_step(data: Episodes, gamma: float, n: int) -> np.ndarray:
                 s = t + k
                 returns[b, t] += gamma**k * data.reward[b, s]
                 if data.end[b, s] != 0 or s == num_steps - 1:
-                    returns[b, t] += 0.0 if data.end[b, s] == 1 else gamma ** (k + 1) * data.next_value[b, s]
+                    returns[b, t] += (
+                        0.0 if data.end[b, s] == 1 else gamma ** (k + 1) * data.next_value[b, s]
+                    )
                     break
             else:
                 returns[b, t] += gamma**n * data.value[b, t + n]
@@ -200,49 +241,79 @@ def brute_force_n_step(data: Episodes, gamma: float, n: int) -> np.ndarray:
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1), n=st.integers(1, 11))
-def test_n_step_and_monte_carlo_returns_are_sums_over_the_steps(data: Episodes, gamma: float, n: int) -> None:
-    unseen = data.end == 1  # nobody may look at what follows a termination, nor at the next value of a step that is followed by another
+def test_n_step_and_monte_carlo_returns_are_sums_over_the_steps(
+    data: Episodes, gamma: float, n: int
+) -> None:
+    unseen = (
+        data.end == 1
+    )  # nobody may look at what follows a termination, nor at the next value of a step that is followed by another
     unseen[:, :-1] |= data.end[:, :-1] == 0
     next_value = np.where(unseen, NAN, data.next_value)
-    reward, value, next_value, end = map(torch.from_numpy, (data.reward, data.value, next_value, data.end))
+    reward, value, next_value, end = map(
+        torch.from_numpy, (data.reward, data.value, next_value, data.end)
+    )
     returns = n_step_return(reward, value, next_value, end == 1, end == 2, gamma=gamma, n=n)
-    np.testing.assert_allclose(returns.numpy(), brute_force_n_step(data, gamma, n), rtol=1e-12, atol=1e-10)
+    np.testing.assert_allclose(
+        returns.numpy(), brute_force_n_step(data, gamma, n), rtol=1e-12, atol=1e-10
+    )
     returns = monte_carlo_return(reward, next_value, end == 1, end == 2, gamma=gamma)
-    np.testing.assert_allclose(returns.numpy(), brute_force_n_step(data, gamma, data.reward.shape[1]), rtol=1e-12, atol=1e-10)
+    np.testing.assert_allclose(
+        returns.numpy(),
+        brute_force_n_step(data, gamma, data.reward.shape[1]),
+        rtol=1e-12,
+        atol=1e-10,
+    )
 
 
 def as_collected(data: Episodes) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Arguments of `gae` as a rollout has them: within an episode the next value is the value of the next step."""
     next_value = data.next_value.copy()
     next_value[:, :-1] = np.where(data.end[:, :-1] == 2, next_value[:, :-1], data.value[:, 1:])
-    reward, value, next_value, end = map(torch.from_numpy, (data.reward, data.value, next_value, data.end))
+    reward, value, next_value, end = map(
+        torch.from_numpy, (data.reward, data.value, next_value, data.end)
+    )
     return reward, value, next_value, end == 1, end == 2
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1))
-def test_one_step_is_td_zero_and_all_steps_are_monte_carlo_and_lambda_one(data: Episodes, gamma: float) -> None:
+def test_one_step_is_td_zero_and_all_steps_are_monte_carlo_and_lambda_one(
+    data: Episodes, gamma: float
+) -> None:
     steps = as_collected(data)
     reward, value, next_value, terminated, truncated = steps
-    one, every, more = (n_step_return(*steps, gamma=gamma, n=n) for n in (1, value.shape[1], value.shape[1] + 3))
+    one, every, more = (
+        n_step_return(*steps, gamma=gamma, n=n) for n in (1, value.shape[1], value.shape[1] + 3)
+    )
     torch.testing.assert_close(one, reward + gamma * next_value * ~terminated)
     torch.testing.assert_close(one, value + gae(*steps, gamma=gamma, gae_lambda=0.0))
-    torch.testing.assert_close(every, monte_carlo_return(reward, next_value, terminated, truncated, gamma=gamma))
+    torch.testing.assert_close(
+        every, monte_carlo_return(reward, next_value, terminated, truncated, gamma=gamma)
+    )
     assert torch.equal(every, more)
     torch.testing.assert_close(every, value + gae(*steps, gamma=gamma, gae_lambda=1.0))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
-def test_advantage_plus_value_is_the_mixture_of_n_step_returns(data: Episodes, gamma: float, gae_lambda: float) -> None:
+def test_advantage_plus_value_is_the_mixture_of_n_step_returns(
+    data: Episodes, gamma: float, gae_lambda: float
+) -> None:
     # TD(λ): (1 − λ) Σ_n λ^{n-1} Gⁿ. From n = T on all are the same, and share the weight λ^{T-1}
     # that is left.
     steps = as_collected(data)
     num_steps = data.reward.shape[1]
-    weights = [(1 - gae_lambda) * gae_lambda ** (n - 1) for n in range(1, num_steps)] + [gae_lambda ** (num_steps - 1)]
+    weights = [(1 - gae_lambda) * gae_lambda ** (n - 1) for n in range(1, num_steps)] + [
+        gae_lambda ** (num_steps - 1)
+    ]
     assert sum(weights) == pytest.approx(1)
-    mixture = sum(weight * n_step_return(*steps, gamma=gamma, n=n) for n, weight in enumerate(weights, start=1))
-    torch.testing.assert_close(steps[1] + gae(*steps, gamma=gamma, gae_lambda=gae_lambda), mixture, rtol=1e-9, atol=1e-9)
+    mixture = sum(
+        weight * n_step_return(*steps, gamma=gamma, n=n)
+        for n, weight in enumerate(weights, start=1)
+    )
+    torch.testing.assert_close(
+        steps[1] + gae(*steps, gamma=gamma, gae_lambda=gae_lambda), mixture, rtol=1e-9, atol=1e-9
+    )
 
 
 def test_the_returns_keep_the_dtype_and_leave_their_arguments_alone() -> None:
@@ -258,14 +329,20 @@ def test_forward_return_by_hand_with_what_it_starts_from() -> None:
     # γ = ½. The first row carries 8 over: 1 + ½·8 = 5, 2 + ½·5 = 4.5, anew 3, 4 + ½·3 = 5.5. The
     # second row starts anew at once.
     running = discounted_forward_return(
-        torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, 4]]), flags("..x.", "x..."), torch.tensor([8.0, 100.0]), gamma=0.5
+        torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, 4]]),
+        flags("..x.", "x..."),
+        torch.tensor([8.0, 100.0]),
+        gamma=0.5,
     )
     assert running.tolist() == [[5, 4.5, 3, 5.5], [1, 2.5, 4.25, 6.125]]
 
 
 def test_forward_return_in_two_halves_is_the_whole() -> None:
     reward, _, _ = random_steps(3, 8)
-    first, start = flags("...x....", "....x...", "x....x.x"), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    first, start = (
+        flags("...x....", "....x...", "x....x.x"),
+        torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64),
+    )
     whole = discounted_forward_return(reward, first, start, gamma=0.9)
     left = discounted_forward_return(reward[:, :4], first[:, :4], start, gamma=0.9)
     right = discounted_forward_return(reward[:, 4:], first[:, 4:], left[:, -1], gamma=0.9)
@@ -282,7 +359,9 @@ def test_explained_variance_of_perfect_constant_and_opposite_predictions() -> No
     target = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
     assert explained_variance(target, target) == 1
     assert explained_variance(torch.full_like(target, 7.0), target) == pytest.approx(0, abs=1e-6)
-    assert explained_variance(target + 3, target) == pytest.approx(1)  # a constant error is bias, not variance
+    assert explained_variance(target + 3, target) == pytest.approx(
+        1
+    )  # a constant error is bias, not variance
     assert explained_variance(-target, target) == pytest.approx(-3)
 
 
@@ -306,7 +385,9 @@ def test_explained_variance_of_a_target_that_hardly_varies_is_a_number() -> None
 def test_normalize_by_hand() -> None:
     # The biased deviation of (1, 3) is 1, the unbiased one √2.
     assert normalize(torch.tensor([1.0, 3.0])).tolist() == [-1, 1]
-    torch.testing.assert_close(normalize(torch.tensor([1.0, 3.0]), unbiased=True), torch.tensor([-1.0, 1.0]) / 2**0.5)
+    torch.testing.assert_close(
+        normalize(torch.tensor([1.0, 3.0]), unbiased=True), torch.tensor([-1.0, 1.0]) / 2**0.5
+    )
     # ε is added to the deviation, not to the variance: 1e-8 / (1e-8 + 1e-8).
     torch.testing.assert_close(normalize(torch.tensor([0.0, 2e-8])), torch.tensor([-0.5, 0.5]))
 

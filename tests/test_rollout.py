@@ -48,8 +48,12 @@ def assert_fields_line_up(samples: PolicySamples) -> None:
     assert torch.equal(samples.advantage, cell + 0.75)
 
 
-def deal(samples: PolicySamples, num_minibatches: int, by: MinibatchBy, generator: Generator | int = 0) -> list[PolicySamples]:
-    generator = generator if isinstance(generator, Generator) else Generator().manual_seed(generator)
+def deal(
+    samples: PolicySamples, num_minibatches: int, by: MinibatchBy, generator: Generator | int = 0
+) -> list[PolicySamples]:
+    generator = (
+        generator if isinstance(generator, Generator) else Generator().manual_seed(generator)
+    )
     order = samples.random_order(by=by, generator=generator)
     return [minibatch.gather() for minibatch in samples.minibatches(num_minibatches, order, by=by)]
 
@@ -60,14 +64,18 @@ def order(minibatches: list[PolicySamples]) -> list[int]:
 
 @pytest.mark.parametrize("state_size", [0, 2])
 @pytest.mark.parametrize("num_minibatches", [1, 2, 3, 6])
-def test_segments_are_dealt_out_exactly_once_and_whole(num_minibatches: int, state_size: int) -> None:
+def test_segments_are_dealt_out_exactly_once_and_whole(
+    num_minibatches: int, state_size: int
+) -> None:
     minibatches = deal(identifiable(state_size=state_size), num_minibatches, "segments")
     assert len(minibatches) == num_minibatches
     for minibatch in minibatches:
         assert_fields_line_up(minibatch)
         rows = minibatch.action.reshape(-1, L)
         assert len(rows) == S // num_minibatches
-        assert torch.equal(rows - rows[:, :1], torch.arange(L).expand_as(rows))  # consecutive steps of one segment …
+        assert torch.equal(
+            rows - rows[:, :1], torch.arange(L).expand_as(rows)
+        )  # consecutive steps of one segment …
         assert (rows[:, 0] % 100 == 0).all()  # … from its first step
     assert sorted(order(minibatches)) == cells().flatten().tolist()
 
@@ -75,7 +83,9 @@ def test_segments_are_dealt_out_exactly_once_and_whole(num_minibatches: int, sta
 @pytest.mark.parametrize("num_minibatches", [1, 4, 24])
 def test_transitions_are_dealt_out_exactly_once(num_minibatches: int) -> None:
     minibatches = deal(identifiable(), num_minibatches, "transitions")
-    assert [tuple(minibatch.first.shape) for minibatch in minibatches] == [(S * L // num_minibatches, 1)] * num_minibatches
+    assert [tuple(minibatch.first.shape) for minibatch in minibatches] == [
+        (S * L // num_minibatches, 1)
+    ] * num_minibatches
     for minibatch in minibatches:
         assert_fields_line_up(minibatch)
         assert minibatch.state.shape == (S * L // num_minibatches, 0)
@@ -112,7 +122,11 @@ def test_with_memory_transitions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "message"), [("segments", "6 segments .* 4 minibatches"), ("transitions", "24 transitions .* 5 minibatches")]
+    ("by", "message"),
+    [
+        ("segments", "6 segments .* 4 minibatches"),
+        ("transitions", "24 transitions .* 5 minibatches"),
+    ],
 )
 def test_minibatches_that_do_not_divide_are_refused(by: MinibatchBy, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
@@ -128,7 +142,9 @@ def test_as_transitions_copies_nothing_and_keeps_what_belongs_together() -> None
     assert flat.state.shape == (S * L, 0)
     for field in dataclasses.fields(samples):
         if field.name not in ("state", "old_dist_params"):
-            assert getattr(flat, field.name).data_ptr() == getattr(samples, field.name).data_ptr(), field.name
+            assert (
+                getattr(flat, field.name).data_ptr() == getattr(samples, field.name).data_ptr()
+            ), field.name
 
 
 def test_samples_without_a_mask_stay_without() -> None:
@@ -207,7 +223,9 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy_beside_it() -> None
     for minibatch in samples.minibatches(3, torch.randperm(len(samples)), by="segments"):
         gathered = minibatch.gather()
         assert isinstance(gathered, AuxiliarySamples)
-        torch.testing.assert_close(gathered.old_dist_params[..., 0] - 0.1, gathered.value_target - 0.5)
+        torch.testing.assert_close(
+            gathered.old_dist_params[..., 0] - 0.1, gathered.value_target - 0.5
+        )
 
 
 def test_policy_samples_take_each_field_from_its_place() -> None:
@@ -216,7 +234,9 @@ def test_policy_samples_take_each_field_from_its_place() -> None:
     number(rollout)
     advantage = cells(B, T).float()
     samples = rollout.policy_samples(advantage)
-    source = {name: name for name in ("obs", "first", "state", "action_mask", "value_target", "action")}
+    source = {
+        name: name for name in ("obs", "first", "state", "action_mask", "value_target", "action")
+    }
     source |= {"old_log_prob": "log_prob", "old_value": "value"}
     for name, origin in source.items():
         assert getattr(samples, name) is getattr(rollout, origin), name

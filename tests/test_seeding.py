@@ -6,7 +6,9 @@ from phasicrl.seeding import PURPOSES, derive_seed, env_seeds
 
 
 def test_streams_of_randomness_are_apart_and_stable() -> None:
-    seeds = {(seed, purpose): derive_seed(seed, purpose) for seed in (0, 1, 2) for purpose in PURPOSES}
+    seeds = {
+        (seed, purpose): derive_seed(seed, purpose) for seed in (0, 1, 2) for purpose in PURPOSES
+    }
     assert len(set(seeds.values())) == len(seeds)
     assert derive_seed(1, "env") == derive_seed(1, "env") != derive_seed(1, "env", 128)
     assert all(0 <= seed < 2**31 for seed in seeds.values())
@@ -20,5 +22,11 @@ def test_pools_with_neighboring_seeds_share_no_seed() -> None:
 
 def test_seeds_are_those_of_earlier_versions() -> None:
     """A run is repeated from its seed, by any version: these numbers may never change."""
-    assert [derive_seed(1, purpose) for purpose in PURPOSES] == [820705584, 727063581, 1374802077, 1528361072, 1867002961]
+    assert [derive_seed(1, purpose) for purpose in PURPOSES] == [
+        820705584,
+        727063581,
+        1374802077,
+        1528361072,
+        1867002961,
+    ]
     assert env_seeds(0, 2) == [1484405855, 1838574579]

@@ -43,27 +43,41 @@ def main() -> int:
     """Install and say what is going on; return the exit status."""
     given = sys.argv[1:2]
     torch = pinned("torch", Path(given[0]).read_text() if given else CONSTRAINTS.read_text())
-    wanted = ("--requirement", given[0]) if given else ("--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[all,dev]")
+    wanted = (
+        ("--requirement", given[0])
+        if given
+        else ("--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[all,dev]")
+    )
     try:
         if is_installed(torch):
-            say(f"Bringing the environment up to date with {given[0] if given else 'pyproject.toml and constraints.txt'}.")
+            say(
+                f"Bringing the environment up to date with {given[0] if given else 'pyproject.toml and constraints.txt'}."
+            )
         else:
             size = expected_size(torch)
             environment = Path(sys.prefix)
-            folder = place_for_loading(size, environment=environment, temporary=Path(tempfile.gettempdir()))
+            folder = place_for_loading(
+                size, environment=environment, temporary=Path(tempfile.gettempdir())
+            )
             if folder is None:
                 print(no_room(size, environment), file=sys.stderr)
                 return 1
             os.environ["TMPDIR"] = str(folder)  # pip's
             what = given[0] if given else "phasicrl, PyTorch, EnvPool and the development tools"
-            say(f"Installing {what}: {size.load} GB to load, {size.disk} GB on disk; a minute or a few.")
-            if index := os.environ.get("TORCH_INDEX"):  # what it requires comes from the usual index, with everything else
+            say(
+                f"Installing {what}: {size.load} GB to load, {size.disk} GB on disk; a minute or a few."
+            )
+            if index := os.environ.get(
+                "TORCH_INDEX"
+            ):  # what it requires comes from the usual index, with everything else
                 pip("install", "--no-deps", "--index-url", index, torch)
         began = time.monotonic()
         pip("install", *wanted)
         say(f"Installed in {time.monotonic() - began:.0f} s.")
     except subprocess.CalledProcessError as error:
-        print("pip failed; its message stands above. The same command tries again.", file=sys.stderr)
+        print(
+            "pip failed; its message stands above. The same command tries again.", file=sys.stderr
+        )
         return error.returncode
     return 0
 
@@ -94,7 +108,11 @@ def place_for_loading(size: Size, *, environment: Path, temporary: Path) -> Path
     The usual temporary folder may be small, in memory even; then it is the disk of the environment.
     """
     disk, free = environment.stat().st_dev, shutil.disk_usage(environment).free / 1e9
-    if temporary.stat().st_dev != disk and free >= size.disk and shutil.disk_usage(temporary).free / 1e9 >= size.load:
+    if (
+        temporary.stat().st_dev != disk
+        and free >= size.disk
+        and shutil.disk_usage(temporary).free / 1e9 >= size.load
+    ):
         return temporary
     if free < size.disk + size.load:
         return None
@@ -141,7 +159,10 @@ def has_nvidia_gpu() -> bool:
     if any(Path("/proc/driver/nvidia/gpus").glob("*")):
         return True
     program = shutil.which("nvidia-smi")
-    return program is not None and "GPU 0" in subprocess.run([program, "-L"], capture_output=True, text=True).stdout
+    return (
+        program is not None
+        and "GPU 0" in subprocess.run([program, "-L"], capture_output=True, text=True).stdout
+    )
 
 
 def pip(*arguments: str) -> str:

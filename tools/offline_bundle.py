@@ -55,10 +55,22 @@ def download(requirements: Sequence[str], folder: Path, *, python: str) -> None:
         SystemExit: one of them cannot be had; pip's words are above.
     """
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    chosen = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", *(f"--platform={name}" for name in PLATFORMS)]
+    chosen = [
+        "--only-binary=:all:",
+        "--python-version",
+        python,
+        "--implementation",
+        "cp",
+        *(f"--platform={name}" for name in PLATFORMS),
+    ]
     for requirement in requirements:
-        binary = subprocess.run([*pip, *chosen, requirement], capture_output=True, text=True, check=False)
-        if binary.returncode and subprocess.run([*pip, "--no-binary", ":all:", requirement], check=False).returncode:
+        binary = subprocess.run(
+            [*pip, *chosen, requirement], capture_output=True, text=True, check=False
+        )
+        if (
+            binary.returncode
+            and subprocess.run([*pip, "--no-binary", ":all:", requirement], check=False).returncode
+        ):
             raise SystemExit(f"{requirement} cannot be had for Python {python}:\n{binary.stderr}")
 
 
@@ -92,7 +104,11 @@ def entry_of(text: str, families: Sequence[str]) -> str:
     def lines() -> Iterator[str]:
         for line in text.splitlines(keepends=True):
             words = line.split()
-            if words[:1] != ["import"] or not words[1].startswith("envpool.") or words[1].split(".")[1] in families:
+            if (
+                words[:1] != ["import"]
+                or not words[1].startswith("envpool.")
+                or words[1].split(".")[1] in families
+            ):
                 yield line
 
     return "".join(lines())
@@ -100,7 +116,9 @@ def entry_of(text: str, families: Sequence[str]) -> str:
 
 def main() -> None:
     """Download, unpack, pack."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--python", default="3.12")
     parser.add_argument("--families", nargs="+", default=["procgen", "classic_control"])
@@ -111,14 +129,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         site.mkdir()
-        download([name for name in PACKAGES if name_of(name) not in absent] + options.more, wheels, python=options.python)
+        download(
+            [name for name in PACKAGES if name_of(name) not in absent] + options.more,
+            wheels,
+            python=options.python,
+        )
         for archive in sorted(wheels.iterdir()):
             unpack(archive, site, options.families)
         (site / ENTRY).write_text(entry_of((site / ENTRY).read_text(), options.families))
         with tarfile.open(options.file, "w:xz") as packed:
             packed.add(site, ".")
         size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
-    print(f"{options.file}: {options.file.stat().st_size / 2**20:.1f} MiB, unpacked {size / 2**20:.1f} MiB")
+    print(
+        f"{options.file}: {options.file.stat().st_size / 2**20:.1f} MiB, unpacked {size / 2**20:.1f} MiB"
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 import typing
 from pathlib import Path
@@ -14,6 +13,13 @@ from phasicrl.runs.metrics import METRICS
 from tools.result_tables import blocks, on_reacher, trained, without
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES_WITH_TABLES = (
+    "agreement.md",
+    "installation.md",
+    "learning.md",
+    "performance.md",
+    "../README.md",
+)
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
 
 
@@ -24,17 +30,17 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration_page(),
         "presets.md": presets_page(),
         "tricks.md": tricks_page(),
-        **{
-            name: with_tables((DOCS / name).read_text())
-            for name in ("agreement.md", "installation.md", "learning.md", "performance.md", "../README.md")
-        },
+        **{name: with_tables((DOCS / name).read_text()) for name in PAGES_WITH_TABLES},
     }
 
 
 def with_tables(text: str) -> str:
     """A page with its tables of results made anew, each between `<!-- table NAME -->` and `<!-- end -->`."""
     for name, table in blocks().items():
-        text = re.sub(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", lambda match: match[1] + table + match[2], text, flags=re.DOTALL)  # noqa: B023
+        start, end = f"<!-- table {name} -->\n", "<!-- end -->"
+        if start in text:
+            before, after = text.split(start, 1)
+            text = before + start + table + end + after.split(end, 1)[1]
     return text
 
 
@@ -74,44 +80,157 @@ def presets_page() -> str:
         changes = differences(preset.config, parent)
         text += f"\n## {name}\n\n{preset.summary[0].upper()}{preset.summary[1:]}. Source: {preset.source}. {trained(name)} "
         text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n| field | here | there |\n|---|---|---|\n"
-        text += "".join(f"| `{field}` | {_show(new)} | {_show(old)} |\n" for field, (old, new) in changes.items())
+        text += "".join(
+            f"| `{field}` | {_show(new)} | {_show(old)} |\n"
+            for field, (old, new) in changes.items()
+        )
     return NOTE + text
 
 
 TRICKS = (
     ("clipped surrogate", "PPO paper, eq. 7", "objectives.surrogate_loss", "ppo.clip"),
-    ("several epochs over a rollout", "PPO paper, algorithm 1", "phases.policy_phase", "ppo.policy_epochs"),
+    (
+        "several epochs over a rollout",
+        "PPO paper, algorithm 1",
+        "phases.policy_phase",
+        "ppo.policy_epochs",
+    ),
     ("minibatches", "PPO paper, algorithm 1", "rollout.Samples.minibatches", "ppo.num_minibatches"),
-    ("whole segments as minibatches", "OPPG minibatch_optimize.py:82-93", "rollout.Samples.minibatches", "ppo.minibatch_by"),
-    ("TD(λ): generalized advantages", "Schulman et al. 2016, eq. 16", "returns.gae", "ppo.gae_lambda"),
-    ("other returns: n-step, Monte-Carlo", "sources 003, 004", "returns.n_step_return, returns.monte_carlo_return", "ppo.estimator"),
-    ("what values learn", "PPG paper, V̂; Spinning Up ppo.py, ret_buf", "phases.compute_targets", "ppo.value_target"),
+    (
+        "whole segments as minibatches",
+        "OPPG minibatch_optimize.py:82-93",
+        "rollout.Samples.minibatches",
+        "ppo.minibatch_by",
+    ),
+    (
+        "TD(λ): generalized advantages",
+        "Schulman et al. 2016, eq. 16",
+        "returns.gae",
+        "ppo.gae_lambda",
+    ),
+    (
+        "other returns: n-step, Monte-Carlo",
+        "sources 003, 004",
+        "returns.n_step_return, returns.monte_carlo_return",
+        "ppo.estimator",
+    ),
+    (
+        "what values learn",
+        "PPG paper, V̂; Spinning Up ppo.py, ret_buf",
+        "phases.compute_targets",
+        "ppo.value_target",
+    ),
     ("baseline", "Williams 1992; source 003", "phases.compute_targets", "ppo.baseline"),
-    ("REINFORCE and actor-critic", "Williams 1992; Spinning Up vpg", "objectives.log_prob_loss", "ppo.objective"),
-    ("advantages made anew each epoch", "Tianshou, recompute_advantage", "phases.revalue", "ppo.recompute_advantages"),
-    ("advantage normalization", "Baselines ppo2/model.py; OPPG ppo.py:69", "returns.normalize", "ppo.advantage_norm"),
-    ("deviation of advantages", "biased in OPPG and Baselines, not in CleanRL and SB3", "returns.normalize", "ppo.advantage_std"),
-    ("observation normalization", "Baselines vec_normalize.py; source 003", "normalize.ObservationNormalizer", "obs_norm"),
-    ("reward normalization", "OPPG reward_normalizer.py", "normalize.RewardNormalizer", "reward_norm"),
-    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward", "learner.Learner.learning_reward", "reward_norm.reset_at"),
-    ("value-target normalization, Pop-Art", "van Hasselt et al. 2016; source 003", "Agent.update_value_statistics", "value_norm"),
+    (
+        "REINFORCE and actor-critic",
+        "Williams 1992; Spinning Up vpg",
+        "objectives.log_prob_loss",
+        "ppo.objective",
+    ),
+    (
+        "advantages made anew each epoch",
+        "Tianshou, recompute_advantage",
+        "phases.revalue",
+        "ppo.recompute_advantages",
+    ),
+    (
+        "advantage normalization",
+        "Baselines ppo2/model.py; OPPG ppo.py:69",
+        "returns.normalize",
+        "ppo.advantage_norm",
+    ),
+    (
+        "deviation of advantages",
+        "biased in OPPG and Baselines, not in CleanRL and SB3",
+        "returns.normalize",
+        "ppo.advantage_std",
+    ),
+    (
+        "observation normalization",
+        "Baselines vec_normalize.py; source 003",
+        "normalize.ObservationNormalizer",
+        "obs_norm",
+    ),
+    (
+        "reward normalization",
+        "OPPG reward_normalizer.py",
+        "normalize.RewardNormalizer",
+        "reward_norm",
+    ),
+    (
+        "where its running return starts anew",
+        "OPPG; Gymnasium, NormalizeReward",
+        "learner.Learner.learning_reward",
+        "reward_norm.reset_at",
+    ),
+    (
+        "value-target normalization, Pop-Art",
+        "van Hasselt et al. 2016; source 003",
+        "Agent.update_value_statistics",
+        "value_norm",
+    ),
     ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
     ("entropy bonus", "PPO paper, eq. 9", "heads.Policy.entropy", "ppo.entropy_coef"),
-    ("gradient clipping", "Baselines ppo2; source 003: policy and value apart", "compute.Compute.gradient_step", "ppo.max_grad_norm"),
-    ("orthogonal weights, small policy head", "Baselines; source 003", "models.init.Initializer", "model.init"),
-    ("scale of the policy head", "Baselines 0.01; OPPG 0.1", "heads.PolicyHead", "model.policy_head_scale"),
+    (
+        "gradient clipping",
+        "Baselines ppo2; source 003: policy and value apart",
+        "compute.Compute.gradient_step",
+        "ppo.max_grad_norm",
+    ),
+    (
+        "orthogonal weights, small policy head",
+        "Baselines; source 003",
+        "models.init.Initializer",
+        "model.init",
+    ),
+    (
+        "scale of the policy head",
+        "Baselines 0.01; OPPG 0.1",
+        "heads.PolicyHead",
+        "model.policy_head_scale",
+    ),
     ("Adam's ε", "Baselines 1e-5", "run.Run", "ppo.adam_eps"),
     ("learning rate falling to zero", "Baselines; source 004", "run.Run", "ppo.schedule"),
-    ("rollouts that fit into the budget", "up in OPPG and SB3, down in Baselines and CleanRL", "config.Config.budget", "budget_rounding"),
-    ("a rate of its own for the value network", "Spinning Up; source 004", "run.Run", "ppo.value_learning_rate"),
-    ("KL penalty", "PPO paper, eq. 8; OPPG ppo.py:104", "objectives.sampled_kl_penalty, Policy.kl_from", "ppo.kl_penalty"),
-    ("adaptive KL penalty", "PPO paper, section 4", "objectives.adapted_kl_coef", "ppo.kl_penalty_target"),
+    (
+        "rollouts that fit into the budget",
+        "up in OPPG and SB3, down in Baselines and CleanRL",
+        "config.Config.budget",
+        "budget_rounding",
+    ),
+    (
+        "a rate of its own for the value network",
+        "Spinning Up; source 004",
+        "run.Run",
+        "ppo.value_learning_rate",
+    ),
+    (
+        "KL penalty",
+        "PPO paper, eq. 8; OPPG ppo.py:104",
+        "objectives.sampled_kl_penalty, Policy.kl_from",
+        "ppo.kl_penalty",
+    ),
+    (
+        "adaptive KL penalty",
+        "PPO paper, section 4",
+        "objectives.adapted_kl_coef",
+        "ppo.kl_penalty_target",
+    ),
     ("early stop by the epoch's mean KL", "Spinning Up", "phases.policy_phase", "ppo.target_kl"),
     ("estimate of that KL", "k1 in Spinning Up; k3 in SB3", "phases.divergence", "ppo.epoch_kl"),
-    ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector", "ppo.bootstrap_truncation"),
+    (
+        "time limits are not terminations",
+        "Pardo et al. 2018",
+        "collect.Collector",
+        "ppo.bootstrap_truncation",
+    ),
     ("action masks", "Huang & Ontañón 2020; source 003", "heads.PolicyHead", "env.action_masks"),
     ("standard deviation of actions", "sources 003, 004; Acme", "heads.PolicyHead", "action.std"),
-    ("actions squashed to their range", "Haarnoja et al. 2018, appendix C", "heads.PolicyHead.env_action", "action.squash"),
+    (
+        "actions squashed to their range",
+        "Haarnoja et al. 2018, appendix C",
+        "heads.PolicyHead.env_action",
+        "action.squash",
+    ),
     ("actions in [−1, 1]", "source 004", "heads.PolicyHead.env_action", "action.rescale"),
     ("memory", "Hochreiter & Schmidhuber 1997", "models.memory.RecurrentMemory", "model.memory"),
     ("two networks", "PPG paper, figure 1", "models.agent.Agent", "model.value_path"),
@@ -180,7 +299,14 @@ def _needs(path: str) -> str:
 def _dataclass_of(hint: object) -> type | None:
     """The dataclass in a field's type, if there is one."""
     options = typing.get_args(hint) or (hint,)
-    return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
+    return next(
+        (
+            option
+            for option in options
+            if isinstance(option, type) and dataclasses.is_dataclass(option)
+        ),
+        None,
+    )
 
 
 def _show(value: object) -> str:
@@ -190,9 +316,18 @@ def _show(value: object) -> str:
 
 def main() -> int:
     """Write the pages, or say which of them are not what the code would write."""
-    stale = [name for name, text in pages().items() if not (DOCS / name).is_file() or (DOCS / name).read_text() != text]
+    stale = [
+        name
+        for name, text in pages().items()
+        if not (DOCS / name).is_file() or (DOCS / name).read_text() != text
+    ]
     if "--check" in sys.argv:
-        print("\n".join(f"docs/{name} is out of date: run python -m tools.reference_pages" for name in stale) or "docs are up to date")
+        print(
+            "\n".join(
+                f"docs/{name} is out of date: run python -m tools.reference_pages" for name in stale
+            )
+            or "docs are up to date"
+        )
         return bool(stale)
     for name, text in pages().items():
         (DOCS / name).write_text(text)

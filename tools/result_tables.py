@@ -22,20 +22,76 @@ TASKS = (
     # environment, file, preset without its ending, fields, return below which a run has failed, what others reached
     ("CartPole-v1", "cartpole", "cartpole", "", 475, "Zoo 500 at 100k (one run)"),
     ("Acrobot-v1", "acrobot", "acrobot", "", -100, "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
-    ("MountainCar-v0", "mountaincar", "mountaincar", "", -150, "Zoo −110 at 1M (one run), CleanRL −200 at 500k"),
+    (
+        "MountainCar-v0",
+        "mountaincar",
+        "mountaincar",
+        "",
+        -150,
+        "Zoo −110 at 1M (one run), CleanRL −200 at 500k",
+    ),
     ("LunarLander-v3", "lunarlander", "lunarlander", "", 200, "Zoo 242 at 1M (v2, one run)"),
     ("Pendulum-v1", "pendulum", "pendulum", "", -200, "Zoo −172 at 100k (one run, gSDE)"),
-    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "", 950, "source 004: 1000 reached; CleanRL 963 at 1M"),
-    ("InvertedDoublePendulum-v5", "inverteddoublependulum", "inverteddoublependulum", "", 9000, "Tianshou 9,231 at 1M"),
-    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000", -8, "source 004: −8.6 at 100k"),
+    (
+        "InvertedPendulum-v5",
+        "invertedpendulum",
+        "invertedpendulum",
+        "",
+        950,
+        "source 004: 1000 reached; CleanRL 963 at 1M",
+    ),
+    (
+        "InvertedDoublePendulum-v5",
+        "inverteddoublependulum",
+        "inverteddoublependulum",
+        "",
+        9000,
+        "Tianshou 9,231 at 1M",
+    ),
+    (
+        "Reacher-v5",
+        "reacher_100k",
+        "reacher",
+        " --total-env-steps 100_000",
+        -8,
+        "source 004: −8.6 at 100k",
+    ),
     ("Reacher-v5", "reacher", "reacher", "", -5, "Tianshou −4.1 at 1M"),
-    ("Swimmer-v5", "swimmer", "swimmer", "", 100, "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67"),
-    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "", 3000, "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M"),
+    (
+        "Swimmer-v5",
+        "swimmer",
+        "swimmer",
+        "",
+        100,
+        "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67",
+    ),
+    (
+        "HalfCheetah-v5",
+        "halfcheetah",
+        "halfcheetah",
+        "",
+        3000,
+        "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M",
+    ),
     ("Hopper-v5", "hopper", "hopper", "", 2000, "Tianshou 2,609 at 1M"),
     ("Walker2d-v5", "walker2d", "walker2d", "", 2000, "Tianshou 3,589 at 1M"),
     ("Ant-v5", "ant", "ant", "", 1500, "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
-    ("CartPole-v1 without velocities", "cartpole_masked_velocity", "cartpole-masked-velocity", "", 475, "contrib's PPO with LSTM 500"),
-    ("Pendulum-v1 without velocity", "pendulum_masked_velocity", "pendulum-masked-velocity", "", -300, "contrib's PPO with LSTM −218"),
+    (
+        "CartPole-v1 without velocities",
+        "cartpole_masked_velocity",
+        "cartpole-masked-velocity",
+        "",
+        475,
+        "contrib's PPO with LSTM 500",
+    ),
+    (
+        "Pendulum-v1 without velocity",
+        "pendulum_masked_velocity",
+        "pendulum-masked-velocity",
+        "",
+        -300,
+        "contrib's PPO with LSTM −218",
+    ),
 )
 
 
@@ -46,9 +102,21 @@ ZOO_ACROBOT = (
 """RL-Zoo's settings for Acrobot, where they differ from Stable-Baselines3's defaults."""
 COMPATIBLE = (
     # preset with fields, environment, what its own code base published
-    ("compat-cleanrl-ppo", "CartPole-v1", "490.0 ± 6.1 in training (docs/benchmark/ppo.md, 3 seeds)"),
-    ("compat-cleanrl-ppo --env.id gymnasium:Acrobot-v1", "Acrobot-v1", "−86.4 ± 1.3 in training (likewise)"),
-    ("compat-cleanrl-ppo --env.id gymnasium:MountainCar-v0", "MountainCar-v0", "−200 in training (likewise)"),
+    (
+        "compat-cleanrl-ppo",
+        "CartPole-v1",
+        "490.0 ± 6.1 in training (docs/benchmark/ppo.md, 3 seeds)",
+    ),
+    (
+        "compat-cleanrl-ppo --env.id gymnasium:Acrobot-v1",
+        "Acrobot-v1",
+        "−86.4 ± 1.3 in training (likewise)",
+    ),
+    (
+        "compat-cleanrl-ppo --env.id gymnasium:MountainCar-v0",
+        "MountainCar-v0",
+        "−200 in training (likewise)",
+    ),
     (
         "compat-cleanrl-ppo-continuous --env.id envpool:InvertedPendulum-v4",
         "InvertedPendulum-v4",
@@ -56,8 +124,16 @@ COMPATIBLE = (
     ),
     ("compat-cleanrl-ppo-continuous", "HalfCheetah-v4", "1,442.6 ± 46.0 in training (likewise)"),
     ("compat-sb3-ppo", "CartPole-v1", "none with the defaults"),
-    (f"compat-sb3-ppo {ZOO_ACROBOT}", "Acrobot-v1, settings of RL-Zoo", "−73.5 ± 18.2 greedy (RL-Zoo, one run; the spread is of episodes)"),
-    ("compat-spinningup-ppo", "HalfCheetah-v4", "about 1,670 (v3, its page's curve, as Tianshou reads it)"),
+    (
+        f"compat-sb3-ppo {ZOO_ACROBOT}",
+        "Acrobot-v1, settings of RL-Zoo",
+        "−73.5 ± 18.2 greedy (RL-Zoo, one run; the spread is of episodes)",
+    ),
+    (
+        "compat-spinningup-ppo",
+        "HalfCheetah-v4",
+        "about 1,670 (v3, its page's curve, as Tianshou reads it)",
+    ),
     ("compat-mva-ppo", "InvertedPendulum-v5", "1,000 reached (source 004, one run)"),
 )
 
@@ -100,9 +176,14 @@ def blocks() -> dict[str, str]:
 def fresh_table() -> str:
     """The README's commands on bare machines: of each suite, Python and command the last try."""
     with (RESULTS / "fresh.csv").open() as file:
-        last = {(row["suite"], row["python"].rpartition(".")[0], row["command"]): row for row in csv.DictReader(file)}
+        last = {
+            (row["suite"], row["python"].rpartition(".")[0], row["command"]): row
+            for row in csv.DictReader(file)
+        }
     table = "| system | Python | EnvPool | PyTorch | command | result | seconds | commit |\n|---|---|---|---|---|---|---|---|\n"
-    for row in sorted(last.values(), key=lambda row: [int(part) for part in row["python"].split(".")]):
+    for row in sorted(
+        last.values(), key=lambda row: [int(part) for part in row["python"].split(".")]
+    ):
         result = "passed" if row["exit"] == "0" else f"failed ({row['exit']})"
         table += f"| {row['suite']} | {row['python']} | {row['envpool']} | {row['torch']} | `{row['command']}` | {result} | {row['seconds']} | {row['commit']} |\n"
     return table
@@ -114,18 +195,32 @@ FOUND_ON = "1"
 
 def baselines_table() -> str:
     """Ours window by window among the published runs, and how many of the windows lie within their span and within the 95 % interval for one more."""
-    rows = list(csv.DictReader((RESULTS.parents[1] / "docs" / "figures" / "baselines.csv").read_text().splitlines()))
-    windows, seeds = list(dict.fromkeys(row["steps"] for row in rows)), sorted({row["seed"] for row in rows}, key=int)
+    rows = list(
+        csv.DictReader(
+            (RESULTS.parents[1] / "docs" / "figures" / "baselines.csv").read_text().splitlines()
+        )
+    )
+    windows, seeds = (
+        list(dict.fromkeys(row["steps"] for row in rows)),
+        sorted({row["seed"] for row in rows}, key=int),
+    )
     text = f"| game | quantity | {' | '.join(windows)} |\n|---|---|{'---|' * len(windows)}\n"
     for game, metric in dict.fromkeys((row["env"], row["metric"]) for row in rows):
         cells = []
         for window in windows:
-            of_window = [row for row in rows if (row["env"], row["metric"], row["steps"]) == (game, metric, window)]
+            of_window = [
+                row
+                for row in rows
+                if (row["env"], row["metric"], row["steps"]) == (game, metric, window)
+            ]
             shown = [
-                (f"**{row['ours']}**" if row["within_min_max"] == "True" else row["ours"]) + " !" * (row["within_95_prediction"] == "False")
+                (f"**{row['ours']}**" if row["within_min_max"] == "True" else row["ours"])
+                + " !" * (row["within_95_prediction"] == "False")
                 for row in sorted(of_window, key=lambda row: int(row["seed"]))
             ]
-            cells.append(f"{', '.join(shown)} ({of_window[0]['published_min']} to {of_window[0]['published_max']})")
+            cells.append(
+                f"{', '.join(shown)} ({of_window[0]['published_min']} to {of_window[0]['published_max']})"
+            )
         text += f"| {game} | {metric.rpartition('/')[2].removesuffix('_100').replace('_', ' ')} | {' | '.join(cells)} |\n"
     text += "\n| seeds of ours | windows within the span of the published three | within the 95 % interval for one more |\n|---|---|---|\n"
     fresh = [seed for seed in seeds if seed != FOUND_ON]
@@ -133,7 +228,8 @@ def baselines_table() -> str:
         of_seeds = [row for row in rows if row["seed"] in some]
         if of_seeds:
             counts = [
-                f"{sum(row[name] == 'True' for row in of_seeds)} of {len(of_seeds)}" for name in ("within_min_max", "within_95_prediction")
+                f"{sum(row[name] == 'True' for row in of_seeds)} of {len(of_seeds)}"
+                for name in ("within_min_max", "within_95_prediction")
             ]
             text += f"| {title} | {' | '.join(counts)} |\n"
     return text
@@ -145,13 +241,22 @@ def tasks_table() -> str:
     for env, file, preset, fields, least, others in TASKS:
         fresh = read(file)
         for rows, mark in ((fresh, ""), (read(f"selection/{file}") if not fresh else [], " †")):
-            found = {ending: greedy_means(rows, f"{preset}-{ending}{fields}") for ending in ("ppo", "ppg")}
+            found = {
+                ending: greedy_means(rows, f"{preset}-{ending}{fields}")
+                for ending in ("ppo", "ppg")
+            }
             if not any(found.values()):
                 continue
             steps = next(int(row["env_steps"]) for row in rows)
-            cells = [cell for values in found.values() for cell in (reached(values) + mark * bool(values), failed(values, least))]
+            cells = [
+                cell
+                for values in found.values()
+                for cell in (reached(values) + mark * bool(values), failed(values, least))
+            ]
             gap = difference(found["ppg"], found["ppo"])
-            text += f"| {env} | {steps // 100_000 * 100}k | {' | '.join(cells)} | {gap} | {others} |\n"
+            text += (
+                f"| {env} | {steps // 100_000 * 100}k | {' | '.join(cells)} | {gap} | {others} |\n"
+            )
     return text.replace("1000k", "1M")
 
 
@@ -164,9 +269,7 @@ def compatible_table() -> str:
         if mine:
             training = reached([float(row["return_100"]) for row in mine])
             greedy = reached(greedy_means(mine, label))
-            text += (
-                f"| `{label.split()[0]}` | {env} | {int(mine[0]['env_steps']):,} | {len(mine)} | {training} | {greedy} | {published} |\n"
-            )
+            text += f"| `{label.split()[0]}` | {env} | {int(mine[0]['env_steps']):,} | {len(mine)} | {training} | {greedy} | {published} |\n"
     return text
 
 
@@ -176,7 +279,12 @@ def quickstart_table() -> str:
     for folder in sorted((RESULTS / "quickstart").glob("*/")):
         card, rows = RunDirectory(folder).card, RunDirectory(folder).metrics()
         parts = [
-            sum(value for row in rows for name in names if math.isfinite(value := row.get(name, 0.0)))
+            sum(
+                value
+                for row in rows
+                for name in names
+                if math.isfinite(value := row.get(name, 0.0))
+            )
             for names in (("time/rollout",), ("time/policy", "time/value"), ("time/auxiliary",))
         ]
         everything = (row.get("charts/episodic_return_100", math.nan) for row in rows)
@@ -202,7 +310,11 @@ def reward_norm_table() -> str:
 def failed(values: list[float], least: float) -> str:
     """How many runs ended below a return."""
     limit = f"{least:,}".replace("-", "−")
-    return f"{sum(value < least for value in values)} of {len(values)} (below {limit})" if values else "–"
+    return (
+        f"{sum(value < least for value in values)} of {len(values)} (below {limit})"
+        if values
+        else "–"
+    )
 
 
 def trained(preset: str) -> str:
@@ -210,7 +322,11 @@ def trained(preset: str) -> str:
     found = []
     for path in sorted(RESULTS.glob("*.csv")):
         rows = read(path.stem)
-        for label in dict.fromkeys(row["preset"] for row in rows if row.get("preset", "").split(" ")[0] == preset and "greedy_mean" in row):
+        for label in dict.fromkeys(
+            row["preset"]
+            for row in rows
+            if row.get("preset", "").split(" ")[0] == preset and "greedy_mean" in row
+        ):
             values = greedy_means(rows, label)
             fields = label.removeprefix(preset).strip()
             steps = next(int(row["env_steps"]) for row in rows if row["preset"] == label)
@@ -226,19 +342,38 @@ def trained(preset: str) -> str:
             if run.config.name == preset:
                 of_game.setdefault(run.config.env.id, []).append(f"{run.card['seed']}")
         for game, seeds in sorted(of_game.items()):
-            found.append(f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} (`benchmarks/results/{folder.name}`)")
+            found.append(
+                f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} (`benchmarks/results/{folder.name}`)"
+            )
     if found:
         return f"Trained: {'; '.join(found)}."
-    labels = {row["preset"] for path in (RESULTS / "selection").glob("*.csv") for row in read(f"selection/{path.stem}")}
+    labels = {
+        row["preset"]
+        for path in (RESULTS / "selection").glob("*.csv")
+        for row in read(f"selection/{path.stem}")
+    }
     chosen_on = any(label.split(" ")[0] == preset for label in labels)
-    return "Trained on selection seeds only (`benchmarks/results/selection`)." if chosen_on else "Not trained here."
+    return (
+        "Trained on selection seeds only (`benchmarks/results/selection`)."
+        if chosen_on
+        else "Not trained here."
+    )
 
 
 def ladder_table(mode: str) -> str:
     """What each rung reached."""
     text = "| rung | greedy, mean [95 %] | least of the seeds | last 100 training episodes |\n|---|---|---|---|\n"
     for row in read(f"cartpole_{mode}"):
-        values = {name: float(row[name]) for name in ("greedy_mean", "interval_low", "interval_high", "greedy_min", "last_100_mean")}
+        values = {
+            name: float(row[name])
+            for name in (
+                "greedy_mean",
+                "interval_low",
+                "interval_high",
+                "greedy_min",
+                "last_100_mean",
+            )
+        }
         text += (
             f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, {values['interval_high']:.0f}] "
             f"| {values['greedy_min']:.0f} | {values['last_100_mean']:.0f} |\n"
@@ -259,14 +394,20 @@ def contention_table() -> str:
     text = f"| work | code | {' | '.join(situations.values())} |\n|---|---|{'---|' * len(situations)}\n"
     rates: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
-        rates.setdefault((row["work"], row["code"], row["situation"]), []).append(float(row["steps_per_second"]))
+        rates.setdefault((row["work"], row["code"], row["situation"]), []).append(
+            float(row["steps_per_second"])
+        )
     for work, code in dict.fromkeys(
-        (row["work"], row["code"]) for row in sorted(rows, key=lambda row: (row["work"], row["code"] != "before"))
+        (row["work"], row["code"])
+        for row in sorted(rows, key=lambda row: (row["work"], row["code"] != "before"))
     ):
         whole = statistics.median(rates[work, "before", "alone"])
         cells = [rates.get((work, code, name)) for name in situations]
         shown = [
-            f"{statistics.median(cell):,.0f}{spread_of(cell)}: {statistics.median(cell) / whole:.0%}" if cell else "–" for cell in cells
+            f"{statistics.median(cell):,.0f}{spread_of(cell)}: {statistics.median(cell) / whole:.0%}"
+            if cell
+            else "–"
+            for cell in cells
         ]
         text += f"| {work} | {code} | {' | '.join(shown)} |\n"
     return text
@@ -292,7 +433,9 @@ def reacher_tricks_table() -> str:
     """What Reacher reaches with one thing changed, worst first."""
     base = greedy_means(read("selection/reacher_100k"), REACHER)
     rows = read("selection/reacher_tricks")
-    changed = {name: greedy_means(rows, name) for name in dict.fromkeys(row["preset"] for row in rows)}
+    changed = {
+        name: greedy_means(rows, name) for name in dict.fromkeys(row["preset"] for row in rows)
+    }
     text = "| changed | greedy, mean [95 %] | difference |\n|---|---|---|\n"
     text += f"| nothing | {reached(base)} | |\n" if base else ""
     for name, values in sorted(changed.items(), key=lambda item: float(np.mean(item[1]))):
@@ -303,18 +446,68 @@ def reacher_tricks_table() -> str:
 PEERS = ("CleanRL", "SB3", "PureJaxRL")
 SHORT = (
     # title, work, which of ours, which of theirs: on the same environments, but for PureJaxRL's, which are its own
-    ("CartPole, 4 environments of EnvPool", "cartpole", "phasicrl", ("SB3, EnvPool", "PureJaxRL ppo.py")),
-    ("the same of Gymnasium", "cartpole", "phasicrl, Gymnasium", ("CleanRL ppo.py", "SB3, Gymnasium")),
-    ("CartPole, 64 environments of EnvPool", "cartpole64", "phasicrl", ("SB3, EnvPool", "PureJaxRL ppo.py")),
-    ("the same of Gymnasium", "cartpole64", "phasicrl, Gymnasium", ("CleanRL ppo.py", "SB3, Gymnasium")),
-    ("HalfCheetah, 1 environment of EnvPool", "halfcheetah", "phasicrl, 1 environment", ("SB3, 1 environment",)),
-    ("the same of Gymnasium", "halfcheetah", "phasicrl, 1 environment, Gymnasium", ("CleanRL ppo_continuous_action.py",)),
-    ("HalfCheetah, 16 environments of EnvPool", "halfcheetah", "phasicrl, 16 environments", ("SB3, 16 environments",)),
+    (
+        "CartPole, 4 environments of EnvPool",
+        "cartpole",
+        "phasicrl",
+        ("SB3, EnvPool", "PureJaxRL ppo.py"),
+    ),
+    (
+        "the same of Gymnasium",
+        "cartpole",
+        "phasicrl, Gymnasium",
+        ("CleanRL ppo.py", "SB3, Gymnasium"),
+    ),
+    (
+        "CartPole, 64 environments of EnvPool",
+        "cartpole64",
+        "phasicrl",
+        ("SB3, EnvPool", "PureJaxRL ppo.py"),
+    ),
+    (
+        "the same of Gymnasium",
+        "cartpole64",
+        "phasicrl, Gymnasium",
+        ("CleanRL ppo.py", "SB3, Gymnasium"),
+    ),
+    (
+        "HalfCheetah, 1 environment of EnvPool",
+        "halfcheetah",
+        "phasicrl, 1 environment",
+        ("SB3, 1 environment",),
+    ),
+    (
+        "the same of Gymnasium",
+        "halfcheetah",
+        "phasicrl, 1 environment, Gymnasium",
+        ("CleanRL ppo_continuous_action.py",),
+    ),
+    (
+        "HalfCheetah, 16 environments of EnvPool",
+        "halfcheetah",
+        "phasicrl, 16 environments",
+        ("SB3, 16 environments",),
+    ),
     ("Procgen, PPO", "procgen-ppo", "phasicrl, fp32", ("CleanRL ppo_procgen.py",)),
-    ("the same, CleanRL given our allocator's setting", "procgen-ppo", "phasicrl, fp32", ("CleanRL ppo_procgen.py, memory kept",)),
+    (
+        "the same, CleanRL given our allocator's setting",
+        "procgen-ppo",
+        "phasicrl, fp32",
+        ("CleanRL ppo_procgen.py, memory kept",),
+    ),
     ("Procgen, PPO, ours in bf16", "procgen-ppo", "phasicrl, bf16", ("CleanRL ppo_procgen.py",)),
-    ("the same, CleanRL given our allocator's setting", "procgen-ppo", "phasicrl, bf16", ("CleanRL ppo_procgen.py, memory kept",)),
-    ("Procgen, PPG, one network", "procgen-ppg", "phasicrl, one network", ("CleanRL ppg_procgen.py",)),
+    (
+        "the same, CleanRL given our allocator's setting",
+        "procgen-ppo",
+        "phasicrl, bf16",
+        ("CleanRL ppo_procgen.py, memory kept",),
+    ),
+    (
+        "Procgen, PPG, one network",
+        "procgen-ppg",
+        "phasicrl, one network",
+        ("CleanRL ppg_procgen.py",),
+    ),
     (
         "Procgen, PPG, one network, auxiliary phase in bf16",
         "procgen-ppg",
@@ -327,7 +520,12 @@ SHORT = (
         "phasicrl, one network, both phases bf16",
         ("CleanRL ppg_procgen.py",),
     ),
-    ("Procgen, PPG, two networks (CleanRL's has one)", "procgen-ppg", "phasicrl, two networks", ("CleanRL ppg_procgen.py",)),
+    (
+        "Procgen, PPG, two networks (CleanRL's has one)",
+        "procgen-ppg",
+        "phasicrl, two networks",
+        ("CleanRL ppg_procgen.py",),
+    ),
     (
         "Procgen, PPG, two networks, auxiliary phase in bf16",
         "procgen-ppg",
@@ -346,19 +544,36 @@ SHORT = (
 
 def short_speed_table() -> str:
     """Medians of steps per second side by side, with the ratio of ours to theirs."""
-    text = f"| steps per second | phasicrl | {' | '.join(PEERS)} |\n|---|---|{'---|' * len(PEERS)}\n"
+    text = (
+        f"| steps per second | phasicrl | {' | '.join(PEERS)} |\n|---|---|{'---|' * len(PEERS)}\n"
+    )
     for title, work, ours, theirs in SHORT:
         rows = {row["contestant"]: row for row in _summary(work)}
         if ours not in rows:
             continue
-        cells = {row["contestant"].split()[0].strip(","): row for row in rows.values() if row["contestant"] in theirs}
+        cells = {
+            row["contestant"].split()[0].strip(","): row
+            for row in rows.values()
+            if row["contestant"] in theirs
+        }
         others = [
-            f"{cells[peer]['rate']:,.0f} ({_times(cells[peer]['ratios'][ours]['ratio'])})" if peer in cells else "–" for peer in PEERS
+            f"{cells[peer]['rate']:,.0f} ({_times(cells[peer]['ratios'][ours]['ratio'])})"
+            if peer in cells
+            else "–"
+            for peer in PEERS
         ]
         text += f"| {title} | **{rows[ours]['rate']:,.0f}** | {' | '.join(others)} |\n"
     if rows := _summary("cartpole-475"):
-        seconds = {peer: row["seconds_to_threshold"] for row in rows for peer in ("phasicrl", *PEERS) if row["contestant"].startswith(peer)}
-        cells = ["–" if (value := seconds.get(name)) is None else f"{value:.1f} s" for name in ("phasicrl", *PEERS)]
+        seconds = {
+            peer: row["seconds_to_threshold"]
+            for row in rows
+            for peer in ("phasicrl", *PEERS)
+            if row["contestant"].startswith(peer)
+        }
+        cells = [
+            "–" if (value := seconds.get(name)) is None else f"{value:.1f} s"
+            for name in ("phasicrl", *PEERS)
+        ]
         text += f"| CartPole, from the start of the process to 475, settings of each | **{cells[0]}** | {' | '.join(cells[1:])} |\n"
     return text
 
@@ -377,7 +592,11 @@ def _summary(work: str) -> list[dict[str, Any]]:
 def precision_table() -> str:
     """What benchmarks/precision.py found: by game and precision the last quarter of training, mean over seeds, with the range for the return."""
     path = RESULTS / "selection" / "precision.csv.gz"
-    rows = list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines())) if path.is_file() else []
+    rows = (
+        list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()))
+        if path.is_file()
+        else []
+    )
     metrics = (
         "charts/episodic_return_100",
         "losses/entropy",
@@ -394,12 +613,18 @@ def precision_table() -> str:
             if (row["game"], row["setting"]) == (game, setting):
                 runs.setdefault(row["seed"], []).append(row)
         late = {
-            seed: [row for row in of_run if int(row["env_steps"]) > 0.75 * int(of_run[-1]["env_steps"])] for seed, of_run in runs.items()
+            seed: [
+                row for row in of_run if int(row["env_steps"]) > 0.75 * int(of_run[-1]["env_steps"])
+            ]
+            for seed, of_run in runs.items()
         }
         ends = [float(of_run[-1][metrics[0]]) for of_run in runs.values()]
         cells = [f"{np.mean(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})"]
         for metric in metrics[1:]:
-            means = [np.mean([float(row[metric]) for row in of_run if row[metric]]) for of_run in late.values()]
+            means = [
+                np.mean([float(row[metric]) for row in of_run if row[metric]])
+                for of_run in late.values()
+            ]
             cells.append(f"{np.mean(means):.3g}")
         text += f"| {game} | {setting} | {len(runs)} | {' | '.join(cells)} |\n"
     return text
@@ -416,7 +641,9 @@ def many_seeds_table() -> str:
     parts = ("gradient step", "acting", "environments")
     text = "| seeds in one program | threads | gradient step, µs | acting, µs | environments, µs | steps/s of all seeds, if nothing else took time |\n|---|---|---|---|---|---|\n"
     for seeds, threads in dict.fromkeys((row["seeds"], row["threads"]) for row in rows):
-        of_part = {row["part"]: row for row in rows if (row["seeds"], row["threads"]) == (seeds, threads)}
+        of_part = {
+            row["part"]: row for row in rows if (row["seeds"], row["threads"]) == (seeds, threads)
+        }
         cells = [f"{float(of_part[part]['microseconds']):,.0f}" for part in parts]
         text += f"| {seeds} | {threads} | {' | '.join(cells)} | {int(of_part[parts[0]]['steps_per_second_of_all_seeds']):,} |\n"
     return text
@@ -429,10 +656,15 @@ def speed_table() -> str:
         result = json.loads(path.read_text())
         for row in result["summary"]:
             ratios = ", ".join(
-                f"{ratio['ratio']:.1f} [{ratio['interval'][0]:.1f}, {ratio['interval'][1]:.1f}]" + _way(name)
+                f"{ratio['ratio']:.1f} [{ratio['interval'][0]:.1f}, {ratio['interval'][1]:.1f}]"
+                + _way(name)
                 for name, ratio in row["ratios"].items()
             )
-            seconds = f"{row['seconds_to_threshold']:.1f}" if row["seconds_to_threshold"] is not None else "–"
+            seconds = (
+                f"{row['seconds_to_threshold']:.1f}"
+                if row["seconds_to_threshold"] is not None
+                else "–"
+            )
             rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
             text += f"| {result['work']} | {row['contestant']} | {rate} | {ratios or '–'} | {seconds} |\n"
     return text
@@ -447,7 +679,13 @@ PROGRAMS = {
 }
 """References of benchmarks/agreement.py."""
 AGREEMENT = {
-    "rollout: values, log-probabilities, rewards, advantages, targets": ("values", "log-prob", "rewards", "advantages", "value targets"),
+    "rollout: values, log-probabilities, rewards, advantages, targets": (
+        "values",
+        "log-prob",
+        "rewards",
+        "advantages",
+        "value targets",
+    ),
     "loss of every gradient step": ("losses",),
     "weights, by how far they have moved": ("weights after",),
     "Adam's moments": ("Adam's",),
@@ -471,7 +709,9 @@ def agreement_table(precision: str) -> str:
     text = f"| theirs | ours | updates | {' | '.join(AGREEMENT)} |\n|---|---|---|{'---|' * len(AGREEMENT)}\n"
     for program, rows in agreement_rows(by_design=False):
         cells = _agreement_cells(rows, precision)
-        text += f"| {program} | `{rows[0]['preset']}` | {rows[0]['updates']} | {' | '.join(cells)} |\n"
+        text += (
+            f"| {program} | `{rows[0]['preset']}` | {rows[0]['updates']} | {' | '.join(cells)} |\n"
+        )
     return text
 
 
@@ -486,7 +726,10 @@ def by_design_table() -> str:
 
 def _agreement_cells(rows: list[dict[str, Any]], precision: str) -> list[str]:
     """A program's cells, one for each column."""
-    return [_difference_and_noise([row for row in rows if row["quantity"].startswith(names)], precision) for names in AGREEMENT.values()]
+    return [
+        _difference_and_noise([row for row in rows if row["quantity"].startswith(names)], precision)
+        for names in AGREEMENT.values()
+    ]
 
 
 def _difference_and_noise(rows: list[dict[str, Any]], precision: str) -> str:
@@ -533,7 +776,10 @@ def pieces_table() -> str:
     sizes = sorted({int(size) for size, precision, *_ in cases if precision == "bf16"})
     text = "| micro-batch | fp32, images/s forward and backward | bf16 | error of bf16: features | gradients |\n|---|---|---|---|---|\n"
     for size in map(str, sizes):
-        cells = [_median_and_range(cases[size, precision, "kept", "eager"]["rate"]) for precision in ("fp32", "bf16")]
+        cells = [
+            _median_and_range(cases[size, precision, "kept", "eager"]["rate"])
+            for precision in ("fp32", "bf16")
+        ]
         errors = cases[size, "bf16", "kept", "eager"]
         cells += [f"{statistics.median(errors[name]):.1%}" for name in ("features", "gradients")]
         text += f"| {size} | {' | '.join(cells)} |\n"
@@ -545,9 +791,13 @@ def memory_table() -> str:
     cases = _encoder_rates()
     text = "| micro-batch | default: images/s | memory kept | ratio |\n|---|---|---|---|\n"
     for size in [size for size, _, memory, _ in cases if memory == "default"]:
-        default, kept = (cases[size, "fp32", memory, "eager"]["rate"] for memory in ("default", "kept"))
+        default, kept = (
+            cases[size, "fp32", memory, "eager"]["rate"] for memory in ("default", "kept")
+        )
         ratio = statistics.median(ours / theirs for ours, theirs in zip(kept, default, strict=True))
-        text += f"| {size} | {_median_and_range(default)} | {_median_and_range(kept)} | {ratio:.2f} |\n"
+        text += (
+            f"| {size} | {_median_and_range(default)} | {_median_and_range(kept)} | {ratio:.2f} |\n"
+        )
     return text
 
 
@@ -556,9 +806,15 @@ def compiled_table() -> str:
     cases = _encoder_rates()
     text = "| micro-batch | precision | compiled by Inductor | eager: images/s | compiled | ratio |\n|---|---|---|---|---|---|\n"
     names = {"compiled": "the whole network", "pools": "its max-pools (left out since)"}
-    for size, precision, run in [(size, precision, run) for size, precision, _, run in cases if run in names]:
-        eager, compiled = (cases[size, precision, "kept", which]["rate"] for which in ("eager", run))
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(compiled, eager, strict=True))
+    for size, precision, run in [
+        (size, precision, run) for size, precision, _, run in cases if run in names
+    ]:
+        eager, compiled = (
+            cases[size, precision, "kept", which]["rate"] for which in ("eager", run)
+        )
+        ratio = statistics.median(
+            ours / theirs for ours, theirs in zip(compiled, eager, strict=True)
+        )
         text += f"| {size} | {precision} | {names[run]} | {_median_and_range(eager)} | {_median_and_range(compiled)} | {ratio:.2f} |\n"
     return text
 
@@ -579,7 +835,11 @@ def _median_and_range(values: list[float]) -> str:
 def without(trick: str) -> str:
     """What was reached without a trick of the ladder, and with all of them; nothing for a trick that is not in it."""
     means = {row["rung"]: float(row["greedy_mean"]) for row in read("cartpole_leave-one-out")}
-    return f"{means[f'without {trick}']:.0f} ({means['everything']:.0f})" if f"without {trick}" in means else "–"
+    return (
+        f"{means[f'without {trick}']:.0f} ({means['everything']:.0f})"
+        if f"without {trick}" in means
+        else "–"
+    )
 
 
 def on_reacher(change: str) -> str:
@@ -588,7 +848,9 @@ def on_reacher(change: str) -> str:
         greedy_means(read("selection/reacher_tricks"), f"{REACHER} {change}"),
         greedy_means(read("selection/reacher_100k"), REACHER),
     )
-    return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values and base else "–"
+    return (
+        f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values and base else "–"
+    )
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -607,8 +869,14 @@ def reached(values: list[float]) -> str:
     if not values:
         return "–"
     low, high = bootstrap_interval(values)
-    mean, low, high, least = (_number(value, values) for value in (float(np.mean(values)), low, high, min(values)))
-    return f"{mean} [{low}, {high}], least {least}" if len(set(values)) > 1 else f"{mean}, all {len(values)}"
+    mean, low, high, least = (
+        _number(value, values) for value in (float(np.mean(values)), low, high, min(values))
+    )
+    return (
+        f"{mean} [{low}, {high}], least {least}"
+        if len(set(values)) > 1
+        else f"{mean}, all {len(values)}"
+    )
 
 
 def difference(ours: list[float], theirs: list[float]) -> str:
@@ -619,9 +887,13 @@ def difference(ours: list[float], theirs: list[float]) -> str:
     variances = [float(np.var(values, ddof=1)) / len(values) for values in (ours, theirs)]
     if not sum(variances):
         return f"{mean:.0f}"
-    freedom = sum(variances) ** 2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, (ours, theirs), strict=True))
+    freedom = sum(variances) ** 2 / sum(
+        v**2 / (len(values) - 1) for v, values in zip(variances, (ours, theirs), strict=True)
+    )
     half = _student(freedom) * math.sqrt(sum(variances))
-    return " ".join((_number(mean, ours), f"[{_number(mean - half, ours)}, {_number(mean + half, ours)}]"))
+    return " ".join(
+        (_number(mean, ours), f"[{_number(mean - half, ours)}, {_number(mean + half, ours)}]")
+    )
 
 
 def _student(freedom: float) -> float:

@@ -42,7 +42,9 @@ def _reset_ended(pool: Any, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
     return obs
 
 
-def procgen_env(*, num_envs: int, env_name: str, num_levels: int, start_level: int, distribution_mode: str) -> Any:
+def procgen_env(
+    *, num_envs: int, env_name: str, num_levels: int, start_level: int, distribution_mode: str
+) -> Any:
     """What `procgen.ProcgenEnv` makes: observations `{"rgb": [B, 64, 64, 3]}`, four answers to a step, a list of infos."""
     import gym
 
@@ -65,10 +67,17 @@ def procgen_env(*, num_envs: int, env_name: str, num_levels: int, start_level: i
         def reset(self) -> dict[str, np.ndarray]:
             return {"rgb": pool.reset()[0]}
 
-        def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        def step(
+            self, action: np.ndarray
+        ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict[str, Any]]]:
             obs, reward, terminated, truncated, _ = pool.step(action.astype(np.int32))
             done = terminated | truncated
-            return {"rgb": _reset_ended(pool, obs, done)}, reward, done, [{} for _ in range(len(done))]
+            return (
+                {"rgb": _reset_ended(pool, obs, done)},
+                reward,
+                done,
+                [{} for _ in range(len(done))],
+            )
 
     env = ProcgenEnv()
     env.num_envs = num_envs

@@ -37,10 +37,15 @@ start = time.time()
 print(f"@ 0 {start} nan", flush=True)
 metrics = jax.block_until_ready(program(key))["metrics"]
 end = time.time()
-ended, returns = (np.asarray(metrics[name]) for name in ("returned_episode", "returned_episode_returns"))
+ended, returns = (
+    np.asarray(metrics[name]) for name in ("returned_episode", "returned_episode_returns")
+)
 finished: list[float] = []
 updates = len(ended)
 for update in range(updates):
     finished = [*finished, *returns[update][ended[update]].tolist()][-100:]
     mean = np.mean(finished) if finished else float("nan")
-    print(f"@ {(update + 1) * num_envs * num_steps} {start + (end - start) * (update + 1) / updates} {mean}", flush=True)
+    print(
+        f"@ {(update + 1) * num_envs * num_steps} {start + (end - start) * (update + 1) / updates} {mean}",
+        flush=True,
+    )

@@ -36,10 +36,15 @@ class Pool(VecEnv):
         import envpool
 
         self.pool: Any = envpool.make_gymnasium(
-            task, num_envs=num_envs, num_threads=1 if "CartPole" in task else min(THREADS, num_envs), seed=seed
+            task,
+            num_envs=num_envs,
+            num_threads=1 if "CartPole" in task else min(THREADS, num_envs),
+            seed=seed,
         )
         space = self.pool.observation_space
-        space = type(space)(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+        space = type(space)(
+            space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32
+        )
         super().__init__(num_envs, space, self.pool.action_space)
 
     def reset(self) -> np.ndarray:
@@ -54,7 +59,10 @@ class Pool(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
         if done.any():
             for env in np.flatnonzero(done):
-                infos[env] = {"terminal_observation": obs[env].copy(), "TimeLimit.truncated": bool(truncated[env])}
+                infos[env] = {
+                    "terminal_observation": obs[env].copy(),
+                    "TimeLimit.truncated": bool(truncated[env]),
+                }
             obs[done] = self.pool.reset(options={"reset_mask": done})[0].astype(np.float32)
         return obs, reward.astype(np.float32), done, infos
 
@@ -65,7 +73,9 @@ class Pool(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **options: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *args: Any, indices: Any = None, **options: Any
+    ) -> list[Any]:
         return [None] * num_envs
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
@@ -77,13 +87,18 @@ class Mark(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         returns = [episode["r"] for episode in self.model.ep_info_buffer or []]
-        print(f"@ {self.num_timesteps} {time.time()} {np.mean(returns) if returns else float('nan')}", flush=True)
+        print(
+            f"@ {self.num_timesteps} {time.time()} {np.mean(returns) if returns else float('nan')}",
+            flush=True,
+        )
 
     def _on_step(self) -> bool:
         return True
 
 
-env: VecEnv = VecMonitor(Pool()) if backend == "envpool" else make_vec_env(task, n_envs=num_envs, seed=seed)
+env: VecEnv = (
+    VecMonitor(Pool()) if backend == "envpool" else make_vec_env(task, n_envs=num_envs, seed=seed)
+)
 if settings.pop("normalize", False):
     env = VecNormalize(env)
 for name in settings.pop("linear", []):

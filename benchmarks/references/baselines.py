@@ -28,7 +28,10 @@ class Side:
 
     def __init__(self, path: Path, precision: str) -> None:
         folders = {name: folder_of(name, str(path.joinpath(*name.split(".")))) for name in PACKAGES}
-        substitutes = folders | {"tensorflow": invented("tensorflow"), "baselines.common.tf_util": invented("tf_util", get_session=None)}
+        substitutes = folders | {
+            "tensorflow": invented("tensorflow"),
+            "baselines.common.tf_util": invented("tf_util", get_session=None),
+        }
         substitutes |= {"numpy": torch_and_numpy(precision)["numpy"]}
         substitutes["baselines.common.tile_images"] = invented("tile_images", tile_images=None)
         self.vec_env = fresh_import("baselines.common.vec_env.vec_env", substitutes)
@@ -37,7 +40,9 @@ class Side:
         self.runner = fresh_import("baselines.ppo2.runner", substitutes)
         self.substitutes = substitutes
 
-    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool, given: Arrays) -> Quantities:
+    def quantities(
+        self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool, given: Arrays
+    ) -> Quantities:
         """Collect with `Runner.run` from a `VecNormalize`.
 
         Args:
@@ -47,11 +52,17 @@ class Side:
             turned: not used: there are no minibatches.
             given: what ours said, for its values.
         """
-        player, found, shape = Player(case.experience()), Quantities(), (case.num_envs, case.num_steps)
+        player, found, shape = (
+            Player(case.experience()),
+            Quantities(),
+            (case.num_envs, case.num_steps),
+        )
         scaled: list[np.ndarray] = []
         with importing(self.substitutes):
             envs = self.normalize.VecNormalize(
-                played(self.vec_env.VecEnv, player, "float64"), ob=False, gamma=case.settings["reward_gamma"]
+                played(self.vec_env.VecEnv, player, "float64"),
+                ob=False,
+                gamma=case.settings["reward_gamma"],
             )
         step_wait = envs.step_wait
 
@@ -62,14 +73,21 @@ class Side:
 
         def step(*_: Any, **__: Any) -> tuple[Any, ...]:
             iteration, step = divmod(player.at, case.num_steps)
-            return player.action(), given[f"{iteration + 1}|values|"].reshape(shape)[:, step], None, np.zeros(player.num_envs)
+            return (
+                player.action(),
+                given[f"{iteration + 1}|values|"].reshape(shape)[:, step],
+                None,
+                np.zeros(player.num_envs),
+            )
 
         def value(*_: Any, **__: Any) -> np.ndarray:
             return given[f"{player.at // case.num_steps}|values after the rollout|"]
 
         envs.step_wait = watched
         model = SimpleNamespace(initial_state=None, step=step, value=value)
-        runner = self.runner.Runner(env=envs, model=model, nsteps=case.num_steps, gamma=case.settings["gamma"], lam=0.95)
+        runner = self.runner.Runner(
+            env=envs, model=model, nsteps=case.num_steps, gamma=case.settings["gamma"], lam=0.95
+        )
         for iteration in range(1, case.iterations + 1):
             scaled.clear()
             _, returns, _, _, values, *_ = runner.run()

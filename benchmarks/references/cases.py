@@ -11,12 +11,22 @@ from references.playback import BUTTONS, FEW, FORCES, PICTURE, VECTOR, Recording
 MISTAKE = "AGREEMENT_MISTAKE"
 """The environment variable that says by which part our value loss is wrong, to see how a mistake shows."""
 
-SINGLE = {"encoder": ("pi_enc",), "policy_head.linear": ("pi_head",), "value_head": ("pi_vhead",), "aux_value_head": ("aux_vf_head",)}
+SINGLE = {
+    "encoder": ("pi_enc",),
+    "policy_head.linear": ("pi_head",),
+    "value_head": ("pi_vhead",),
+    "aux_value_head": ("aux_vf_head",),
+}
 DUAL = SINGLE | {"value_encoder": ("vf_enc",), "value_head": ("vf_vhead",)}
 TANH_64 = {
     "encoder": ("actor.0", "actor.2"), "value_encoder": ("critic.0", "critic.2"), "policy_head.linear": ("actor.4",), "value_head": ("critic.4",),
 }  # fmt: skip
-IMPALA = {"encoder": ("network",), "policy_head.linear": ("actor",), "value_head": ("critic",), "aux_value_head": ("aux_critic",)}
+IMPALA = {
+    "encoder": ("network",),
+    "policy_head.linear": ("actor",),
+    "value_head": ("critic",),
+    "aux_value_head": ("aux_critic",),
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,9 @@ class Case:
 
     def experience(self) -> Recording:
         """What both learn from."""
-        return record(num_steps=self.iterations * self.num_steps, num_envs=self.num_envs, **self.recording)
+        return record(
+            num_steps=self.iterations * self.num_steps, num_envs=self.num_envs, **self.recording
+        )
 
     @property
     def budget(self) -> int:

@@ -29,17 +29,29 @@ def main() -> None:
     module = importlib.import_module(f"references.{who.replace('-', '_')}")
     side = module.Side(precision) if who == "ours" else module.Side(path, precision)
     for number in map(int, sys.argv[5:]):
-        case, start, orders = CASES[number], folder / f"{number}.start.npz", folder / f"{number}.orders.npz"
+        case, start, orders = (
+            CASES[number],
+            folder / f"{number}.start.npz",
+            folder / f"{number}.orders.npz",
+        )
         if who == "ours":
-            found, weights, dealt = side.quantities(case, None if precision == "float32" else dict(np.load(start)))
+            found, weights, dealt = side.quantities(
+                case, None if precision == "float32" else dict(np.load(start))
+            )
             if precision == "float32":
                 np.savez(start, **weights)
                 np.savez(orders, *dealt)
             found.save(folder / f"{number}.ours.{precision}.npz")
             continue
-        more = {"given": dict(np.load(folder / f"{number}.ours.{precision}.npz"))} if who == "baselines" else {}
+        more = (
+            {"given": dict(np.load(folder / f"{number}.ours.{precision}.npz"))}
+            if who == "baselines"
+            else {}
+        )
         for turned in (False, True):
-            found = side.quantities(case, dict(np.load(start)), list(np.load(orders).values()), turned=turned, **more)
+            found = side.quantities(
+                case, dict(np.load(start)), list(np.load(orders).values()), turned=turned, **more
+            )
             found.save(folder / f"{number}.theirs.{precision}{'.turned' if turned else ''}.npz")
 
 

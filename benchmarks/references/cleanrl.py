@@ -19,7 +19,15 @@ import torch
 from references.cases import Case
 from references.playback import Player, playbacks
 from references.quantities import Arrays, Quantities
-from references.substitute import divergence_turned, draws_given, invented, losses_noted, optimizers_noted, stand_in, torch_and_numpy
+from references.substitute import (
+    divergence_turned,
+    draws_given,
+    invented,
+    losses_noted,
+    optimizers_noted,
+    stand_in,
+    torch_and_numpy,
+)
 
 
 class SameStep:
@@ -27,14 +35,20 @@ class SameStep:
 
     def __init__(self, makers: list[Any], player: Player) -> None:
         self.envs, self.player = [make() for make in makers], player
-        self.single_observation_space, self.single_action_space = self.envs[0].observation_space, self.envs[0].action_space
+        self.single_observation_space, self.single_action_space = (
+            self.envs[0].observation_space,
+            self.envs[0].action_space,
+        )
 
     def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
         return np.stack([env.reset()[0] for env in self.envs]), {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         self.player.step()
-        obs, *rest = zip(*(self._step(env, action) for env, action in zip(self.envs, actions, strict=True)), strict=True)
+        obs, *rest = zip(
+            *(self._step(env, action) for env, action in zip(self.envs, actions, strict=True)),
+            strict=True,
+        )
         return np.stack(obs), *(np.array(part) for part in rest), {}
 
     @staticmethod
@@ -54,7 +68,9 @@ def gym_env(player: Player) -> Any:
     recording = player.recording
 
     class ProcgenEnv(gym.Env):  # type: ignore[misc]
-        observation_space = gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, recording.spaces[0].shape, np.uint8)})
+        observation_space = gym.spaces.Dict(
+            {"rgb": gym.spaces.Box(0, 255, recording.spaces[0].shape, np.uint8)}
+        )
         action_space = gym.spaces.Discrete(int(recording.spaces[1].n))  # type: ignore[attr-defined]  # it is discrete
         metadata: dict[str, Any] = {"render.modes": []}  # noqa: RUF012  # gym's own is one
         num_envs = player.num_envs
@@ -62,9 +78,16 @@ def gym_env(player: Player) -> Any:
         def reset(self) -> dict[str, np.ndarray]:
             return {"rgb": player.seen()}
 
-        def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        def step(
+            self, action: np.ndarray
+        ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[dict[str, Any]]]:
             n = player.step()
-            return {"rgb": player.seen()}, recording.reward[n].astype(np.float64), recording.ended[n], [{} for _ in range(player.num_envs)]
+            return (
+                {"rgb": player.seen()},
+                recording.reward[n].astype(np.float64),
+                recording.ended[n],
+                [{} for _ in range(player.num_envs)],
+            )
 
     return ProcgenEnv()
 
@@ -80,7 +103,9 @@ class Side:
     def __init__(self, path: Path, precision: str) -> None:
         self.path, self.precision = path / "cleanrl", precision
 
-    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool) -> Quantities:
+    def quantities(
+        self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool
+    ) -> Quantities:
         """Run a script.
 
         Args:
@@ -108,7 +133,11 @@ class Side:
             def importer(name: str, *where: Any) -> Any:
                 return replaced[name] if name in replaced else builtins.__import__(name, *where)
 
-            namespace["__builtins__"] = {**vars(builtins), "__import__": importer, "print": notes.hear}
+            namespace["__builtins__"] = {
+                **vars(builtins),
+                "__import__": importer,
+                "print": notes.hear,
+            }
             exec(compile(script.read_text(), str(script), "exec"), namespace)
         assert len(left) == case.iterations - notes.iteration, (
             f"{len(left)} orders were left"
@@ -118,16 +147,26 @@ class Side:
     def _replaced(self, case: Case, player: Player, shuffle: Any, notes: Notes) -> dict[str, Any]:
         """What the script's import statements find."""
         random = SimpleNamespace(shuffle=shuffle, seed=lambda seed: None)
-        arguments = {"total_timesteps": case.budget, "num_envs": case.num_envs, "num_steps": case.num_steps, "cuda": False, **case.settings}
+        arguments = {
+            "total_timesteps": case.budget,
+            "num_envs": case.num_envs,
+            "num_steps": case.num_steps,
+            "cuda": False,
+            **case.settings,
+        }
         summary = invented(
             "torch.utils.tensorboard",
-            SummaryWriter=lambda folder: SimpleNamespace(add_text=_nothing, add_scalar=notes.scalar, close=_nothing),
+            SummaryWriter=lambda folder: SimpleNamespace(
+                add_text=_nothing, add_scalar=notes.scalar, close=_nothing
+            ),
         )
         return torch_and_numpy(self.precision, of_numpy={"random": random}) | {
             "tyro": invented("tyro", cli=lambda kind: kind(**arguments)),
             "torch.utils.tensorboard": summary,
             "gymnasium": _gymnasium(player, notes),
-            "procgen": invented("procgen", ProcgenEnv=lambda **_: notes.begins_with(gym_env(player))),
+            "procgen": invented(
+                "procgen", ProcgenEnv=lambda **_: notes.begins_with(gym_env(player))
+            ),
         }
 
     @staticmethod
@@ -168,11 +207,20 @@ class Notes:
         if name == "charts/SPS":
             self.iteration += 1
             script = self.namespace
-            names = {"values": "values", "log-probabilities": "logprobs", "rewards, normalized": "rewards", "value targets": "returns"}
+            names = {
+                "values": "values",
+                "log-probabilities": "logprobs",
+                "rewards, normalized": "rewards",
+                "value targets": "returns",
+            }
             for quantity, theirs in names.items():
                 self.found.put(self.iteration, quantity, script[theirs].T)
             self.found.put(self.iteration, "values after the rollout", script["next_value"][0])
-            self.found.put(self.iteration, "advantages", script["b_advantages"].reshape(script["values"].shape).T)
+            self.found.put(
+                self.iteration,
+                "advantages",
+                script["b_advantages"].reshape(script["values"].shape).T,
+            )
             self._state("policy phase")
         elif name == "losses/aux/real_value_loss":
             self._state("auxiliary phase")
@@ -183,7 +231,9 @@ class Notes:
             self.namespace["optimizer"].zero_grad()
 
     def _state(self, phase: str) -> None:
-        self.found.put_state(self.iteration, self.weights, self.start, {"policy": self.adams}, phase)
+        self.found.put_state(
+            self.iteration, self.weights, self.start, {"policy": self.adams}, phase
+        )
         self.found.put(self.iteration, f"losses of the {phase}'s steps", self.losses)
         self.losses.clear()
 
@@ -194,9 +244,13 @@ def _gymnasium(player: Player, notes: Notes) -> Any:
     wrappers = stand_in(
         gymnasium.wrappers,
         NormalizeObservation=lambda env: env,
-        TransformObservation=lambda env, function: gymnasium.wrappers.TransformObservation(env, function, env.observation_space),
+        TransformObservation=lambda env, function: gymnasium.wrappers.TransformObservation(
+            env, function, env.observation_space
+        ),
     )
-    vector = stand_in(gymnasium.vector, SyncVectorEnv=lambda makers: notes.begins_with(SameStep(makers, player)))
+    vector = stand_in(
+        gymnasium.vector, SyncVectorEnv=lambda makers: notes.begins_with(SameStep(makers, player))
+    )
     return stand_in(gymnasium, make=lambda name: make(), wrappers=wrappers, vector=vector)
 
 

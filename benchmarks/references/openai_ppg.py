@@ -22,7 +22,15 @@ import torch
 from references.cases import Case
 from references.playback import Player
 from references.quantities import Arrays, Quantities
-from references.substitute import divergence_turned, draws_given, fresh_import, invented, losses_noted, optimizers_noted, torch_and_numpy
+from references.substitute import (
+    divergence_turned,
+    draws_given,
+    fresh_import,
+    invented,
+    losses_noted,
+    optimizers_noted,
+    torch_and_numpy,
+)
 
 PACKAGE = "phasic_policy_gradient"
 
@@ -107,7 +115,10 @@ class Environments:
 
     def act(self, action: np.ndarray) -> None:
         n = self.player.step()
-        self.reward, self.first = self.player.recording.reward[n].astype(self.precision), self.player.recording.ended[n]
+        self.reward, self.first = (
+            self.player.recording.reward[n].astype(self.precision),
+            self.player.recording.ended[n],
+        )
 
     def get_info(self) -> list[dict[str, Any]]:
         return [{} for _ in range(self.num)]
@@ -125,9 +136,16 @@ class Side:
         self.precision = precision
         self.orders: list[np.ndarray] = []
         types = invented("gym3.types", Discrete=Discrete, Real=Real, TensorType=TensorType)
-        substitutes = mpi() | {"gym3": invented("gym3", Wrapper=Wrapper, types=types), "gym3.types": types}
+        substitutes = mpi() | {
+            "gym3": invented("gym3", Wrapper=Wrapper, types=types),
+            "gym3.types": types,
+        }
         substitutes |= {"procgen": invented("procgen", ProcgenGym3Env=None)}
-        substitutes |= {"torch": torch_and_numpy(precision, of_torch={"randperm": self._order, "has_cuda": False})["torch"]}
+        substitutes |= {
+            "torch": torch_and_numpy(
+                precision, of_torch={"randperm": self._order, "has_cuda": False}
+            )["torch"]
+        }
         with patch.object(sys, "path", [str(path), *sys.path]):
             names = ("train", "ppg", "ppo", "torch_util", "log_save_helper")
             self.train, self.ppg, self.ppo, self.torch_util, self.log_save_helper = (
@@ -138,7 +156,9 @@ class Side:
         """In place of `torch.randperm`."""
         return torch.from_numpy(self.orders.pop(0))
 
-    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool) -> Quantities:
+    def quantities(
+        self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool
+    ) -> Quantities:
         """Run `ppg.learn`.
 
         Args:
@@ -162,11 +182,21 @@ class Side:
                 patch.object(self.log_save_helper.LogSaveHelper, "save"),
             ):
                 stack.enter_context(context)
-            notes = Notes(self, case, start, stack.enter_context(losses_noted()), stack.enter_context(optimizers_noted()))
+            notes = Notes(
+                self,
+                case,
+                start,
+                stack.enter_context(losses_noted()),
+                stack.enter_context(optimizers_noted()),
+            )
             for owner, name, watched in notes.watched():
                 stack.enter_context(patch.object(owner, name, watched))
             self.train.train_fn(
-                num_envs=case.num_envs, nminibatch=case.minibatches, interacts_total=case.budget, log_dir=folder, **case.settings
+                num_envs=case.num_envs,
+                nminibatch=case.minibatches,
+                interacts_total=case.budget,
+                log_dir=folder,
+                **case.settings,
             )
         assert not self.orders, f"{len(self.orders)} orders were left"
         return notes.found
@@ -184,7 +214,9 @@ class Side:
 class Notes:
     """What is written down while their functions call each other, each of which is called as it is."""
 
-    def __init__(self, side: Side, case: Case, start: Arrays, losses: list[float], adams: list[Any]) -> None:
+    def __init__(
+        self, side: Side, case: Case, start: Arrays, losses: list[float], adams: list[Any]
+    ) -> None:
         self.side, self.case, self.start, self.losses, self.adams = side, case, start, losses, adams
         self.found = Quantities()
         self.weights: Mapping[str, torch.Tensor] = {}
@@ -203,7 +235,9 @@ class Notes:
         def learn_policy_in_short_rollouts(**options: Any) -> Any:
             return learn_policy(**options, nstep=self.case.num_steps)
 
-        def compute_advantage(model: Any, segment: dict[str, Any], *args: Any, **options: Any) -> None:
+        def compute_advantage(
+            model: Any, segment: dict[str, Any], *args: Any, **options: Any
+        ) -> None:
             advantages(model, segment, *args, **options)
             self._segment(segment)
 
@@ -236,7 +270,10 @@ class Notes:
             self.found.put(self.iteration, quantity, segment[name])
 
     def _state(self, phase: str) -> None:
-        tasks = {"policy": self.adams[1:], "aux": self.adams[:1]}  # the auxiliary phase's is made first
+        tasks = {
+            "policy": self.adams[1:],
+            "aux": self.adams[:1],
+        }  # the auxiliary phase's is made first
         self.found.put_state(self.iteration, self.weights, self.start, tasks, phase)
         key = f"{self.iteration}|losses of the {phase}'s steps|"
         self.found.arrays[key] = np.append(self.found.arrays.get(key, []), self.losses)

@@ -36,9 +36,13 @@ class Side:
         )
         if mistake := float(os.environ.get(MISTAKE, "0")):
             right = self.phases.objectives.value_loss
-            self.phases.objectives.value_loss = lambda *values, **options: (1 + mistake) * right(*values, **options)
+            self.phases.objectives.value_loss = lambda *values, **options: (
+                (1 + mistake) * right(*values, **options)
+            )
 
-    def quantities(self, case: Case, start: Arrays | None) -> tuple[Quantities, Arrays, list[np.ndarray]]:
+    def quantities(
+        self, case: Case, start: Arrays | None
+    ) -> tuple[Quantities, Arrays, list[np.ndarray]]:
         """Run a case.
 
         Args:
@@ -49,20 +53,34 @@ class Side:
             What was found, the weights at the start, and the orders of all passes over samples.
         """
         recording = case.experience()
-        pieces = {"compute.micro_batch": None} if recording.obs.dtype == np.uint8 else {}  # pictures are not cut
-        changes = pieces | {"env.num_envs": case.num_envs, "ppo.num_steps": case.num_steps, "total_env_steps": case.budget}
+        pieces = (
+            {"compute.micro_batch": None} if recording.obs.dtype == np.uint8 else {}
+        )  # pictures are not cut
+        changes = pieces | {
+            "env.num_envs": case.num_envs,
+            "ppo.num_steps": case.num_steps,
+            "total_env_steps": case.budget,
+        }
         with (
             tempfile.TemporaryDirectory() as folder,
             losses_noted() as losses,
             patch.object(torch, "randperm", wraps=torch.randperm) as dealt,
         ):
-            config = self.presets.get_preset(case.preset).changed(QUIET | changes | {"output_dir": folder} | dict(case.changes))
+            config = self.presets.get_preset(case.preset).changed(
+                QUIET | changes | {"output_dir": folder} | dict(case.changes)
+            )
             orders: list[np.ndarray] = []
-            dealt.side_effect = lambda size, **options: _noted(orders, dealt._mock_wraps(size, **options))
-            with self.build.start_run(config, make_env=playbacks(recording, first=-1)) as run:  # one is made to be looked at
+            dealt.side_effect = lambda size, **options: _noted(
+                orders, dealt._mock_wraps(size, **options)
+            )
+            with self.build.start_run(
+                config, make_env=playbacks(recording, first=-1)
+            ) as run:  # one is made to be looked at
                 return (*self._follow(case, run, recording, losses, start), orders)
 
-    def _follow(self, case: Case, run: Any, recording: Recording, losses: list[float], start: Arrays | None) -> tuple[Quantities, Arrays]:
+    def _follow(
+        self, case: Case, run: Any, recording: Recording, losses: list[float], start: Arrays | None
+    ) -> tuple[Quantities, Arrays]:
         """All iterations of a run."""
         found, weights = Quantities(), dict(run.agent.named_parameters())
         if case.initial:
@@ -76,7 +94,11 @@ class Side:
             normalizer.moments.count.fill_(case.counts_from)
             normalizer.moments.sum_of_squares.fill_(case.counts_from)
         adams = learner.optimizers
-        optimizers = {name: [adam] for name, adam in adams.items() if name != "aux" or adam is not adams["policy"]}
+        optimizers = {
+            name: [adam]
+            for name, adam in adams.items()
+            if name != "aux" or adam is not adams["policy"]
+        }
 
         def stage(name: str) -> None:
             if name == "auxiliary":
@@ -90,7 +112,9 @@ class Side:
                 run.collect(rollout)
             i = run.iteration + 1
             first = (i - 1) * case.num_steps
-            assert np.array_equal(rollout.obs.numpy(), recording.obs[first : first + case.num_steps].swapaxes(0, 1))
+            assert np.array_equal(
+                rollout.obs.numpy(), recording.obs[first : first + case.num_steps].swapaxes(0, 1)
+            )
             reward, _ = learner.learning_reward(rollout)
             found.put(i, "values", rollout.value)
             found.put(i, "log-probabilities", rollout.log_prob)
@@ -101,7 +125,11 @@ class Side:
                 record |= self.phases.auxiliary_phase(learner, run.buffer, stage=stage)
             if run.buffer.is_full:
                 run.buffer.clear()
-            found.put(i, "advantages", self.phases.compute_targets(rollout, reward, run.config.ppo)[0].advantage)
+            found.put(
+                i,
+                "advantages",
+                self.phases.compute_targets(rollout, reward, run.config.ppo)[0].advantage,
+            )
             found.put(i, "value targets", rollout.value_target)
             phase = "auxiliary phase" if "losses/aux/kl_loss" in record else "policy phase"
             found.put_state(i, weights, start, optimizers, phase)
@@ -112,13 +140,20 @@ class Side:
 
     def _acting(self, recording: Recording, run: Any) -> Any:
         """Draw the recorded actions."""
-        distributions, steps = self.distributions, iter(range(run.env_steps // run.config.env.num_envs, len(recording.action)))
+        distributions, steps = (
+            self.distributions,
+            iter(range(run.env_steps // run.config.env.num_envs, len(recording.action))),
+        )
 
         def draw(policy: Any, noise: Any) -> torch.Tensor:
             action = torch.from_numpy(recording.action[next(steps)]).unsqueeze(1)
-            return action if policy is None or action.dtype == torch.int64 else action.to(noise.dtype)
+            return (
+                action if policy is None or action.dtype == torch.int64 else action.to(noise.dtype)
+            )
 
-        kind = distributions.Categorical if recording.action.ndim == 2 else distributions.JointPolicy
+        kind = (
+            distributions.Categorical if recording.action.ndim == 2 else distributions.JointPolicy
+        )
         return patch.object(kind, "draw", draw)
 
 

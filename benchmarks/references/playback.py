@@ -39,8 +39,15 @@ class Recording:
         return self.terminated | self.truncated
 
 
-PICTURE, VECTOR = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8), gym.spaces.Box(-10, 10, (7,), np.float32)
-BUTTONS, FEW, FORCES = gym.spaces.Discrete(15), gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (3,), np.float32)
+PICTURE, VECTOR = (
+    gym.spaces.Box(0, 255, (32, 32, 3), np.uint8),
+    gym.spaces.Box(-10, 10, (7,), np.float32),
+)
+BUTTONS, FEW, FORCES = (
+    gym.spaces.Discrete(15),
+    gym.spaces.Discrete(3),
+    gym.spaces.Box(-2, 2, (3,), np.float32),
+)
 
 
 def record(
@@ -72,8 +79,13 @@ def record(
     else:
         obs, final = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
     # Sparse and of different sizes, as rewards are.
-    reward = (random.random((num_steps, num_envs)) < 0.4) * random.exponential(2, (num_steps, num_envs))
-    terminated, truncated = random.random((num_steps, num_envs)) < 0.1, np.zeros((num_steps, num_envs), bool)
+    reward = (random.random((num_steps, num_envs)) < 0.4) * random.exponential(
+        2, (num_steps, num_envs)
+    )
+    terminated, truncated = (
+        random.random((num_steps, num_envs)) < 0.1,
+        np.zeros((num_steps, num_envs), bool),
+    )
     if ends == "both":
         truncated = ~terminated & (random.random((num_steps, num_envs)) < 0.05)
     if ends == "limit":
@@ -81,8 +93,12 @@ def record(
     if isinstance(action, gym.spaces.Discrete):
         actions = random.integers(0, action.n, (num_steps, num_envs))
     else:
-        actions = random.standard_normal((num_steps, num_envs, *(action.shape or ()))).astype(np.float32)
-    return Recording(obs, final[:-1], reward.astype(np.float32), terminated, truncated, actions, spaces)
+        actions = random.standard_normal((num_steps, num_envs, *(action.shape or ()))).astype(
+            np.float32
+        )
+    return Recording(
+        obs, final[:-1], reward.astype(np.float32), terminated, truncated, actions, spaces
+    )
 
 
 def _pictures(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -141,15 +157,25 @@ class Playback(gym.Env[np.ndarray, Any]):
         self.observation_space, self.action_space = recording.spaces
         self.recording, self.number, self.at = recording, number, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """The first observation of the episode that begins here."""
         return self.recording.obs[self.at, self.number].copy(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """What was recorded."""
         n, i, self.at = self.at, self.number, self.at + 1
-        obs = self.recording.final_obs[n, i] if self.recording.ended[n, i] else self.recording.obs[self.at, i]
-        of_step = (self.recording.reward[n, i], self.recording.terminated[n, i], self.recording.truncated[n, i])
+        obs = (
+            self.recording.final_obs[n, i]
+            if self.recording.ended[n, i]
+            else self.recording.obs[self.at, i]
+        )
+        of_step = (
+            self.recording.reward[n, i],
+            self.recording.terminated[n, i],
+            self.recording.truncated[n, i],
+        )
         return obs.copy(), float(of_step[0]), bool(of_step[1]), bool(of_step[2]), {}
 
 
@@ -174,8 +200,16 @@ class Played:
         n, recording = self.player.step(), self.player.recording
         infos: list[dict[str, Any]] = [{} for _ in range(self.player.num_envs)]
         for env in np.flatnonzero(recording.ended[n]):
-            infos[env] = {"terminal_observation": recording.final_obs[n, env], "TimeLimit.truncated": bool(recording.truncated[n, env])}
-        return self.player.seen(), recording.reward[n].astype(self.precision), recording.ended[n], infos
+            infos[env] = {
+                "terminal_observation": recording.final_obs[n, env],
+                "TimeLimit.truncated": bool(recording.truncated[n, env]),
+            }
+        return (
+            self.player.seen(),
+            recording.reward[n].astype(self.precision),
+            recording.ended[n],
+            infos,
+        )
 
     def close(self) -> None: ...
 
@@ -184,7 +218,9 @@ class Played:
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **options: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *args: Any, indices: Any = None, **options: Any
+    ) -> list[Any]:
         return [None] * self.player.num_envs
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:

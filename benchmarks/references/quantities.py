@@ -43,23 +43,38 @@ class Quantities:
         """
         for name, weight in weights.items():
             self.put(
-                iteration, f"weights after the {when}", weight.detach().double().numpy().reshape(start[name].shape) - start[name], name
+                iteration,
+                f"weights after the {when}",
+                weight.detach().double().numpy().reshape(start[name].shape) - start[name],
+                name,
             )
         for task, adams in optimizers.items():
             for name, weight in weights.items():
                 states = [adam.state[weight] for adam in adams if weight in adam.state]
                 if states:
-                    self.put(iteration, f"steps of Adam, after the {when}", states[0]["step"], f"{task}: {name}")
+                    self.put(
+                        iteration,
+                        f"steps of Adam, after the {when}",
+                        states[0]["step"],
+                        f"{task}: {name}",
+                    )
                     for moment, order in (("exp_avg", "first"), ("exp_avg_sq", "second")):
                         value = states[0][moment].detach().numpy().reshape(start[name].shape)
-                        self.put(iteration, f"Adam's {order} moment after the {when}", value, f"{task}: {name}")
+                        self.put(
+                            iteration,
+                            f"Adam's {order} moment after the {when}",
+                            value,
+                            f"{task}: {name}",
+                        )
 
     def put_initial(self, weights: Mapping[str, Any]) -> None:
         """Note the norms of the weights that a program begins with of its own accord."""
         for name, weight in weights.items():
             self.put(0, "norms of the initial weights", weight.detach().norm(), name)
 
-    def begin(self, model: torch.nn.Module, start: Arrays, case: Case) -> dict[str, torch.nn.Parameter]:
+    def begin(
+        self, model: torch.nn.Module, start: Arrays, case: Case
+    ) -> dict[str, torch.nn.Parameter]:
         """Let a model of theirs begin with the given weights, and note the norms of those that it has of its own accord, if these compare.
 
         Args:
@@ -84,7 +99,9 @@ class Quantities:
         np.savez(path, **self.arrays)  # pyright: ignore[reportArgumentType]  # names of arrays
 
 
-def matched(ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def matched(
+    ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
     """Their name of each of our parameters: those under one beginning are in the same order in both.
 
     Raises:
@@ -94,9 +111,16 @@ def matched(ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, 
     ours = list(ours)
     for beginning, others in names.items():
         mine = [name for name in ours if name == beginning or name.startswith(f"{beginning}.")]
-        them = [name for other in others for name in theirs if name == other or name.startswith(f"{other}.")]
+        them = [
+            name
+            for other in others
+            for name in theirs
+            if name == other or name.startswith(f"{other}.")
+        ]
         if mine and len(mine) != len(them):
-            raise ValueError(f"{beginning} has {len(mine)} parameters here, {' and '.join(others)} {len(them)} there")
+            raise ValueError(
+                f"{beginning} has {len(mine)} parameters here, {' and '.join(others)} {len(them)} there"
+            )
         found |= dict(zip(mine, them, strict=bool(mine)))
     if missing := [name for name in ours if name not in found]:
         raise ValueError(f"no names for {', '.join(missing)}")

@@ -9,7 +9,14 @@ import numpy as np
 from references.cases import Case
 from references.playback import Player, played
 from references.quantities import Arrays, Quantities
-from references.substitute import draws_given, fresh_import, losses_noted, optimizers_noted, stand_in, torch_and_numpy
+from references.substitute import (
+    draws_given,
+    fresh_import,
+    losses_noted,
+    optimizers_noted,
+    stand_in,
+    torch_and_numpy,
+)
 
 
 class Side:
@@ -23,7 +30,11 @@ class Side:
     def __init__(self, path: Path, precision: str) -> None:
         self.precision = precision
         self.orders: list[np.ndarray] = []
-        for name in ("pandas", "matplotlib.pyplot", "torch.utils.tensorboard"):  # what they import is not substituted for others
+        for name in (
+            "pandas",
+            "matplotlib.pyplot",
+            "torch.utils.tensorboard",
+        ):  # what they import is not substituted for others
             try:
                 fresh_import(name, {})
             except ImportError:
@@ -34,7 +45,9 @@ class Side:
         self.vec_env = fresh_import("stable_baselines3.common.vec_env", substitutes)
         self.policy = fresh_import("stable_baselines3.common.on_policy_algorithm", substitutes)
 
-    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool) -> Quantities:
+    def quantities(
+        self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool
+    ) -> Quantities:
         """Run `PPO.learn` with its defaults.
 
         Args:
@@ -44,11 +57,17 @@ class Side:
             turned: add up each minibatch's samples in another order.
         """
         size = case.num_envs * case.num_steps // case.minibatches
-        self.orders = [order.reshape(-1, size)[:, ::-1].reshape(-1) if turned else order for order in orders]
+        self.orders = [
+            order.reshape(-1, size)[:, ::-1].reshape(-1) if turned else order for order in orders
+        ]
         player, found = Player(case.experience()), Quantities()
         with draws_given(player.action), losses_noted() as losses, optimizers_noted() as adams:
             model = self.ppo.PPO(
-                "MlpPolicy", played(self.vec_env.VecEnv, player, self.precision), n_steps=case.num_steps, batch_size=size, device="cpu"
+                "MlpPolicy",
+                played(self.vec_env.VecEnv, player, self.precision),
+                n_steps=case.num_steps,
+                batch_size=size,
+                device="cpu",
             )
             weights = found.begin(model.policy, start, case)
             train, iterations = model.train, []
@@ -56,7 +75,12 @@ class Side:
             def watched() -> None:
                 buffer = model.rollout_buffer
                 iterations.append(len(iterations) + 1)
-                names = {"values": "values", "log-probabilities": "log_probs", "advantages": "advantages", "value targets": "returns"}
+                names = {
+                    "values": "values",
+                    "log-probabilities": "log_probs",
+                    "advantages": "advantages",
+                    "value targets": "returns",
+                }
                 for quantity, name in names.items():
                     found.put(iterations[-1], quantity, getattr(buffer, name).T)
                 train()

@@ -17,9 +17,22 @@ from references.cases import Case
 from references.openai_ppg import mpi
 from references.playback import Player
 from references.quantities import Arrays, Quantities
-from references.substitute import draws_given, folder_of, fresh_import, invented, optimizers_noted, torch_and_numpy
+from references.substitute import (
+    draws_given,
+    folder_of,
+    fresh_import,
+    invented,
+    optimizers_noted,
+    torch_and_numpy,
+)
 
-PACKAGES = ("spinup", "spinup.algos", "spinup.algos.pytorch", "spinup.algos.pytorch.ppo", "spinup.utils")
+PACKAGES = (
+    "spinup",
+    "spinup.algos",
+    "spinup.algos.pytorch",
+    "spinup.algos.pytorch.ppo",
+    "spinup.utils",
+)
 
 
 class Logger:
@@ -64,14 +77,20 @@ class Side:
     def __init__(self, path: Path, precision: str) -> None:
         self.precision = precision
         logx = invented("spinup.utils.logx", EpochLogger=Logger)
-        substitutes = mpi() | torch_and_numpy(precision) | {"gym": gymnasium, "gym.spaces": gymnasium.spaces}
-        substitutes |= {name: folder_of(name, str(path.joinpath(*name.split(".")))) for name in PACKAGES} | {"spinup.utils.logx": logx}
+        substitutes = (
+            mpi() | torch_and_numpy(precision) | {"gym": gymnasium, "gym.spaces": gymnasium.spaces}
+        )
+        substitutes |= {
+            name: folder_of(name, str(path.joinpath(*name.split(".")))) for name in PACKAGES
+        } | {"spinup.utils.logx": logx}
         import scipy.signal  # noqa: F401  # before NumPy is substituted
 
         self.ppo = fresh_import("spinup.algos.pytorch.ppo.ppo", substitutes)
         self.core = fresh_import("spinup.algos.pytorch.ppo.core", substitutes)
 
-    def quantities(self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool) -> Quantities:
+    def quantities(
+        self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool
+    ) -> Quantities:
         """Run `ppo`.
 
         Args:

@@ -22,7 +22,9 @@ import torch
 def stand_in(module: Any, **changes: Any) -> Any:
     """A module that is another but for some names."""
     other = types.ModuleType(module.__name__)
-    other.__dict__.update({"__getattr__": lambda name: getattr(module, name), "__spec__": module.__spec__}, **changes)
+    other.__dict__.update(
+        {"__getattr__": lambda name: getattr(module, name), "__spec__": module.__spec__}, **changes
+    )
     if hasattr(module, "__path__"):
         other.__path__ = module.__path__
     return other
@@ -57,11 +59,18 @@ def importing(substitutes: dict[str, Any]) -> Iterator[None]:
                 sys.modules[name] = module
 
 
-def torch_and_numpy(precision: str, *, of_torch: dict[str, Any] | None = None, of_numpy: dict[str, Any] | None = None) -> dict[str, Any]:
+def torch_and_numpy(
+    precision: str,
+    *,
+    of_torch: dict[str, Any] | None = None,
+    of_numpy: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """PyTorch and NumPy as a program gets to see them: in float64 what it calls `float32` has 64 bits."""
     double = precision == "float64"
     return {
-        "torch": stand_in(torch, **({"float32": torch.float64} if double else {}), **(of_torch or {})),
+        "torch": stand_in(
+            torch, **({"float32": torch.float64} if double else {}), **(of_torch or {})
+        ),
         "numpy": stand_in(np, **({"float32": np.float64} if double else {}), **(of_numpy or {})),
     }
 
@@ -129,8 +138,12 @@ def divergence_turned(turned: bool) -> Iterator[None]:
     """PyTorch's divergence of categorical distributions adds its terms up in the opposite order meanwhile, if so wished."""
     divergence = torch.distributions.kl_divergence
 
-    def of_turned(old: torch.distributions.Categorical, new: torch.distributions.Categorical) -> torch.Tensor:
-        return divergence(*(torch.distributions.Categorical(logits=one.logits.flip(-1)) for one in (old, new)))
+    def of_turned(
+        old: torch.distributions.Categorical, new: torch.distributions.Categorical
+    ) -> torch.Tensor:
+        return divergence(
+            *(torch.distributions.Categorical(logits=one.logits.flip(-1)) for one in (old, new))
+        )
 
     with patch.object(torch.distributions, "kl_divergence", of_turned if turned else divergence):
         yield

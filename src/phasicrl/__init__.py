@@ -60,5 +60,7 @@ if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os
 def __getattr__(name: str) -> Any:
     """Import a public name from its module (PEP 562)."""
     if name not in _HOME:
-        raise AttributeError(f"module 'phasicrl' has no attribute {name!r}; public names: {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'phasicrl' has no attribute {name!r}; public names: {', '.join(__all__)}"
+        )
     return getattr(import_module(f"phasicrl.{_HOME[name]}"), name)

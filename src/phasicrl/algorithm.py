@@ -84,7 +84,12 @@ def train(
         EnvError: an environment failed.
     """
     with start_run(
-        config, make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions, plan=plan
+        config,
+        make_env=make_env,
+        make_vector_env=make_vector_env,
+        make_encoder=make_encoder,
+        mask_actions=mask_actions,
+        plan=plan,
     ) as run:
         learn(run, on_iteration)
         run.finish()

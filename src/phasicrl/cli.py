@@ -25,9 +25,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo, UnsupportedTypeAnnotationError
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
 
-from phasicrl.config import AuxConfig, Config, Options, defaults, field_texts, refuse_unasked_import, shown
+from phasicrl.config import (
+    AuxConfig,
+    Config,
+    Options,
+    defaults,
+    field_texts,
+    refuse_unasked_import,
+    shown,
+)
 from phasicrl.config_io import nearest_name
 from phasicrl.presets import PRESETS, differences, get_preset
 
@@ -45,7 +58,9 @@ class _Common:
 
     debug: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show where an error arose."""
-    modules: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="import", metavar="MODULE")] = ()
+    modules: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="import", metavar="MODULE")
+    ] = ()
     """Import a module first, which may register environments."""
 
 
@@ -55,7 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     A user's mistake is one sentence; `--debug` shows where it arose.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    common, words = tyro.cli(_Common, args=given, prog="phasicrl", return_unknown_args=True, add_help=False)
+    common, words = tyro.cli(
+        _Common, args=given, prog="phasicrl", return_unknown_args=True, add_help=False
+    )
     try:
         for module in common.modules:
             _import(module)
@@ -64,7 +81,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        expected = isinstance(error, ValueError | OSError | ImportError | MemoryError) or hasattr(error, "exit_code")
+        expected = isinstance(error, ValueError | OSError | ImportError | MemoryError) or hasattr(
+            error, "exit_code"
+        )
         if common.debug or not expected:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
@@ -76,7 +95,9 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"--import {module}: {error}; install it, or put its folder into PYTHONPATH") from error
+        raise ImportError(
+            f"--import {module}: {error}; install it, or put its folder into PYTHONPATH"
+        ) from error
 
 
 def _dispatch(words: list[str]) -> int:
@@ -91,14 +112,18 @@ def _dispatch(words: list[str]) -> int:
         return 0
     verb = VERBS.get(words[0])
     if verb is None:
-        raise ValueError(f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)}; `phasicrl --help` lists all")
+        raise ValueError(
+            f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)}; `phasicrl --help` lists all"
+        )
     verb(words[1:])
     return 0
 
 
 def _usage() -> str:
     """What `phasicrl --help` prints."""
-    verbs = "\n".join(f"  {name:<10}{(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items())
+    verbs = "\n".join(
+        f"  {name:<10}{(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()
+    )
     return (
         "usage: phasicrl COMMAND ...\n\nPhasic Policy Gradient and Proximal Policy Optimization.\n\n"
         f"commands:\n{verbs}\n\n`phasicrl COMMAND --help` says more; `--debug` shows where an error arose; "
@@ -112,15 +137,21 @@ _REGISTRY = ConstructorRegistry()
 
 
 @_REGISTRY.primitive_rule
-def _read_none(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
+def _read_none(
+    kind: PrimitiveTypeInfo,
+) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
     """Read `none`, in any case, as None where a value can be off; a text or a path may have that name."""
-    members = typing.get_args(kind.type) if kind.type_origin in (typing.Union, types.UnionType) else ()
+    members = (
+        typing.get_args(kind.type) if kind.type_origin in (typing.Union, types.UnionType) else ()
+    )
     others = tuple(member for member in members if member is not type(None))
     texts = [member for member in (Path, str) if member in others]
     if not texts and len(others) == len(members):
         return None  # tyro's own rules
     spec = ConstructorRegistry.get_primitive_spec(
-        PrimitiveTypeInfo.make(texts[0] if texts else functools.reduce(operator.or_, others), kind.markers)
+        PrimitiveTypeInfo.make(
+            texts[0] if texts else functools.reduce(operator.or_, others), kind.markers
+        )
     )
     if isinstance(spec, UnsupportedTypeAnnotationError):
         return spec
@@ -137,11 +168,21 @@ def _read_none(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Unsup
         metavar=spec.metavar if texts else f"{spec.metavar}|none",
         instance_from_str=read,
         is_instance=lambda value: value is None or spec.is_instance(value),
-        str_from_instance=lambda value: ["none"] if value is None else spec.str_from_instance(value),
+        str_from_instance=lambda value: (
+            ["none"] if value is None else spec.str_from_instance(value)
+        ),
     )
 
 
-_PYTHON_ONLY = ("make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say")
+_PYTHON_ONLY = (
+    "make_env",
+    "make_vector_env",
+    "make_encoder",
+    "mask_actions",
+    "on_iteration",
+    "on_run",
+    "say",
+)
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
 
 
@@ -214,7 +255,9 @@ class _TrainOptions:
 
 def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN [--same-plan]`."""
-    options, words = tyro.cli(_TrainOptions, args=words, prog="phasicrl train", return_unknown_args=True, add_help=False)
+    options, words = tyro.cli(
+        _TrainOptions, args=words, prog="phasicrl train", return_unknown_args=True, add_help=False
+    )
     config = parse_config(words)
     plan = _plan_of(words) if options.same_plan else None
     from phasicrl.algorithm import train
@@ -229,7 +272,9 @@ def _plan_of(words: list[str]) -> Plan:
         ValueError: there is no such run, it has no plan, or one for another kind of machine.
     """
     if words[0] != "--from":
-        raise ValueError("--same-plan needs a run whose plan is followed: `phasicrl train --from RUN --same-plan`")
+        raise ValueError(
+            "--same-plan needs a run whose plan is followed: `phasicrl train --from RUN --same-plan`"
+        )
     from phasicrl.execution.device import this_machine
     from phasicrl.execution.plan import can_follow
     from phasicrl.runs.directory import RunDirectory
@@ -237,9 +282,13 @@ def _plan_of(words: list[str]) -> Plan:
     path = Path(words[1])
     path = path if path.is_dir() else path.parent
     if (plan := RunDirectory(path).plan) is None:
-        raise ValueError(f"{path} has no plan of this version in its card.json; leave --same-plan out")
+        raise ValueError(
+            f"{path} has no plan of this version in its card.json; leave --same-plan out"
+        )
     if not can_follow(plan, this_machine("auto" if plan.on_gpu else "cpu")):
-        raise ValueError(f"{path} ran on {plan.device} with {plan.num_threads} threads, which this machine has not; leave --same-plan out")
+        raise ValueError(
+            f"{path} ran on {plan.device} with {plan.num_threads} threads, which this machine has not; leave --same-plan out"
+        )
     return plan
 
 
@@ -262,8 +311,13 @@ def _base(words: list[str]) -> tuple[Config, str, list[str]]:
     These first words are read here: the help of all others has the values of this configuration.
     """
     if not words or words[0] in ("-h", "--help"):
-        print("usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN [--same-plan] [FIELDS]\n")
-        print("presets:\n" + "\n".join(f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items()))
+        print(
+            "usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN [--same-plan] [FIELDS]\n"
+        )
+        print(
+            "presets:\n"
+            + "\n".join(f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items())
+        )
         print("\n`phasicrl train PRESET --help` lists every field with its value in that preset.")
         raise SystemExit(0 if words else USER_ERROR)
     if words[0] == "--from":
@@ -276,7 +330,9 @@ def _base(words: list[str]) -> tuple[Config, str, list[str]]:
         refuse_unasked_import(base)
         return base, f"--from {path}", words[2:]
     if words[0].startswith("-"):
-        raise ValueError(f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them")
+        raise ValueError(
+            f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them"
+        )
     return get_preset(words[0]), words[0], words[1:]
 
 
@@ -293,7 +349,11 @@ def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
     )  # fmt: skip
     given: dict[str, Any] = {}
     for name, value in tree.items():
-        given |= {f"{name}.{field}": inner for field, inner in value.items()} if isinstance(value, dict) else {name: value}
+        given |= (
+            {f"{name}.{field}": inner for field, inner in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     if options := given.pop("env.options"):
         given["env.options"] = _added_options(base.env.options, options)
     for switch in [name for name in given if name.endswith(_OFF)]:
@@ -302,7 +362,11 @@ def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
             raise ValueError(f"{flag} takes only `none`; its fields are set by {flag}.FIELD")
         given[group] = None
     named = {path.partition(".")[0] for path in given if "." in path}
-    switched_on = {name: _group_when_on(base, name) for name in named - given.keys() if getattr(base, name) is None}
+    switched_on = {
+        name: _group_when_on(base, name)
+        for name in named - given.keys()
+        if getattr(base, name) is None
+    }
     return switched_on | given
 
 
@@ -313,14 +377,21 @@ def _knobs(base: Config) -> Any:
     """
     texts, fields = field_texts(Config), {}
     for name, hint in typing.get_type_hints(Config).items():
-        kind = next((kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+        kind = next(
+            (kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)),
+            None,
+        )
         group = getattr(base, name)
         if kind is None:
             fields[name] = _option(hint, texts[name], shown(group))
             continue
         inner_texts, inner = field_texts(typing.cast(type, kind)), {}
         for field, inner_hint in typing.get_type_hints(kind).items():
-            value = shown(getattr(group, field)) if group is not None else f"{shown(defaults()[f'{name}.{field}'])}, once it is on"
+            value = (
+                shown(getattr(group, field))
+                if group is not None
+                else f"{shown(defaults()[f'{name}.{field}'])}, once it is on"
+            )
             inner[field] = _option(inner_hint, inner_texts[field], value)
         fields[name] = Annotated[_typed_dict(kind, inner), tyro.conf.arg(help=kind.__doc__)]
         if hint is not kind:
@@ -333,7 +404,12 @@ def _option(hint: Any, text: str, value: str) -> Any:
     """The type of one knob with its help."""
     if typing.get_origin(hint) is Mapping:
         words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
-        return Annotated[words, tyro.conf.arg(help=text, help_behavior_hint=f"(default: {value})", metavar="KEY=VALUE …")]
+        return Annotated[
+            words,
+            tyro.conf.arg(
+                help=text, help_behavior_hint=f"(default: {value})", metavar="KEY=VALUE …"
+            ),
+        ]
     return Annotated[hint, tyro.conf.arg(help=text, help_behavior_hint=f"(default: {value})")]
 
 
@@ -350,10 +426,16 @@ def _group_when_on(base: Config, name: str) -> Any:
         # The usual number of minibatches, or as many of them as these environments can be dealt out
         # to.
         return AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs))
-    return next(kind for kind in typing.get_args(typing.get_type_hints(Config)[name]) if kind is not type(None))()
+    return next(
+        kind
+        for kind in typing.get_args(typing.get_type_hints(Config)[name])
+        if kind is not type(None)
+    )()
 
 
-def _added_options(before: Mapping[str, Any], words_of_flags: tuple[tuple[str, ...], ...]) -> Options:
+def _added_options(
+    before: Mapping[str, Any], words_of_flags: tuple[tuple[str, ...], ...]
+) -> Options:
     """Options of the environment with what `--env.options` says, as often as it came; `none` drops those before."""
     options = dict(before)
     for words in words_of_flags:
@@ -383,7 +465,9 @@ def _print_result(run: Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{run.config.name} on {run.envs.name}, seed {run.config.seed}", show_header=False)
+    table = Table(
+        title=f"{run.config.name} on {run.envs.name}, seed {run.config.seed}", show_header=False
+    )
     for name, value in run.summary().items():
         table.add_row(name, value)
     console = Console()
@@ -400,11 +484,15 @@ def _ladder(words: list[str]) -> None:
 
     arguments, *_ = arguments_for("ladder", run_ladder, words)
     env, seeds = arguments["env"], arguments["seeds"]
-    arguments["output_dir"] = output_dir = arguments["output_dir"] / env.replace(":", "-").replace("/", "-")
+    arguments["output_dir"] = output_dir = arguments["output_dir"] / env.replace(":", "-").replace(
+        "/", "-"
+    )
     console = Console()
     found = run_ladder(
         **arguments,
-        on_run=lambda name, seed, reached: console.print(f"{name}, seed {seed}: {reached:.1f}", highlight=False),
+        on_run=lambda name, seed, reached: console.print(
+            f"{name}, seed {seed}: {reached:.1f}", highlight=False
+        ),
         say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
     )
     mode = "leave-one-out" if arguments["leave_one_out"] else "ladder"
@@ -413,7 +501,11 @@ def _ladder(words: list[str]) -> None:
         table.add_column(column, justify="left" if column == "rung" else "right")
     for rung in found:
         row = rung.row()
-        numbers = (f"{row['greedy_mean']:.1f}", f"{row['interval_low']:.1f} to {row['interval_high']:.1f}", f"{row['greedy_min']:.1f}")
+        numbers = (
+            f"{row['greedy_mean']:.1f}",
+            f"{row['interval_low']:.1f} to {row['interval_high']:.1f}",
+            f"{row['greedy_min']:.1f}",
+        )
         table.add_row(rung.name, *numbers, f"{row['last_100_mean']:.1f}")
     console.print(table)
     for ending in ("png", "svg"):
@@ -434,10 +526,14 @@ def _bench(words: list[str]) -> None:
     if words[:1] in (["-h"], ["--help"]):
         words = ["PRESET", *words]
     if not words or words[0].startswith("-"):
-        raise ValueError("name a preset first: `phasicrl bench PRESET`; `phasicrl presets` lists them")
+        raise ValueError(
+            "name a preset first: `phasicrl bench PRESET`; `phasicrl presets` lists them"
+        )
     from phasicrl.host.bench import measure, print_report
 
-    arguments, own, rest = arguments_for("bench PRESET", measure, words[1:], without=("config",), own=_BenchOutput, others=True)
+    arguments, own, rest = arguments_for(
+        "bench PRESET", measure, words[1:], without=("config",), own=_BenchOutput, others=True
+    )
     report = measure(parse_config([words[0], *rest]), **arguments)
     own.output.write_text(report.to_json() + "\n")
     print_report(report)
@@ -463,15 +559,24 @@ def _evaluate(words: list[str]) -> None:
     """Play episodes that the agent has not trained on, and report their returns."""
     from phasicrl.experiments.evaluate import evaluate
 
-    arguments, own, _ = arguments_for("evaluate", evaluate, words, without=("policies", "steps_file"), own=_EvaluateOptions)
+    arguments, own, _ = arguments_for(
+        "evaluate", evaluate, words, without=("policies", "steps_file"), own=_EvaluateOptions
+    )
     policies = ("greedy", "sampled") if own.policy == "both" else (own.policy,)
     results = evaluate(**arguments, policies=policies, steps_file=own.steps)
     rows = [result.to_dict() for result in results]
     if own.json:
-        tree = {"run": str(arguments["run_dir"]), "levels": arguments["levels"], "seed": arguments["seed"]}
+        tree = {
+            "run": str(arguments["run_dir"]),
+            "levels": arguments["levels"],
+            "seed": arguments["seed"],
+        }
         print(json.dumps(tree | rows[0] | {str(row["policy"]): row for row in rows}))
         return
-    _print_evaluation(f"{arguments['run_dir']}: {arguments['episodes']} episodes, {arguments['levels']} levels or seeds", rows)
+    _print_evaluation(
+        f"{arguments['run_dir']}: {arguments['episodes']} episodes, {arguments['levels']} levels or seeds",
+        rows,
+    )
 
 
 def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
@@ -480,7 +585,14 @@ def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for column in ("policy", "mean return", "95 % interval", "standard deviation", "median", "mean length"):
+    for column in (
+        "policy",
+        "mean return",
+        "95 % interval",
+        "standard deviation",
+        "median",
+        "mean length",
+    ):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for row in rows:
         low, high = row["interval_95"]
@@ -534,10 +646,13 @@ def _print_presets(pattern: str = "") -> None:
     for column in ("preset", "what and whence", "difference to its parent"):
         table.add_column(column, no_wrap=column == "preset")
     for name, preset in shown.items():
-        changes = differences(preset.config, Config() if preset.parent is None else PRESETS[preset.parent].config)
+        changes = differences(
+            preset.config, Config() if preset.parent is None else PRESETS[preset.parent].config
+        )
         parent = preset.parent or "the defaults"
         lines = [f"[bold]{parent}[/bold], but"] + [
-            f"{field} {'none' if new is None else new} [dim](was {old})[/dim]" for field, (old, new) in changes.items()
+            f"{field} {'none' if new is None else new} [dim](was {old})[/dim]"
+            for field, (old, new) in changes.items()
         ]
         table.add_row(name, f"{preset.summary}\n[dim]{preset.source}[/dim]", "\n".join(lines))
     Console().print(table)
@@ -550,7 +665,9 @@ def _envs(words: list[str]) -> None:
     arguments, *_ = arguments_for("envs", list_envs, words, markers=(tyro.conf.Positional,))
     listings = list_envs(**arguments)
     if not listings:
-        raise ValueError(f"no environment matches {arguments['pattern']!r}; `phasicrl envs` lists all, and * and ? stand for any letters")
+        raise ValueError(
+            f"no environment matches {arguments['pattern']!r}; `phasicrl envs` lists all, and * and ? stand for any letters"
+        )
     print("\n".join(map(str, listings)))
 
 

@@ -31,7 +31,15 @@ class Collector:
             for those values.
     """
 
-    def __init__(self, envs: VectorEnv, agent: Agent, *, generator: Generator, compute: Compute, bootstrap_truncation: bool) -> None:
+    def __init__(
+        self,
+        envs: VectorEnv,
+        agent: Agent,
+        *,
+        generator: Generator,
+        compute: Compute,
+        bootstrap_truncation: bool,
+    ) -> None:
         self.envs = envs
         self.agent = agent
         self.compute = compute
@@ -43,7 +51,9 @@ class Collector:
         self._values_afterwards = agent.value_path == "separate" and not agent.state_size
         self._precision: Precision = compute.precision("policy")
         # Only the shapes of its noise are of interest.
-        self._blank_policy = agent.policy_head.distribution(torch.zeros(envs.num_envs, 1, agent.policy_head.num_dist_params))
+        self._blank_policy = agent.policy_head.distribution(
+            torch.zeros(envs.num_envs, 1, agent.policy_head.num_dist_params)
+        )
 
     def state_dict(self) -> dict[str, Any] | None:
         """Where the environments are, and what the agent remembers of them; None where they cannot be brought back."""
@@ -79,9 +89,13 @@ class Collector:
             MemoryError: it does not fit; the message names the knob that makes it smaller.
             ValueError: a network has diverged.
         """
-        with self.compute.explaining_memory("collecting a rollout", "fewer env.num_envs", whole=self.agent.state_size > 0):
+        with self.compute.explaining_memory(
+            "collecting a rollout", "fewer env.num_envs", whole=self.agent.state_size > 0
+        ):
             self._fill(rollout, begins_statistics=begins_statistics)
-        _require_finite(policy=rollout.log_prob, value_function=torch.cat([rollout.value, rollout.next_value]))
+        _require_finite(
+            policy=rollout.log_prob, value_function=torch.cat([rollout.value, rollout.next_value])
+        )
 
     def _fill(self, rollout: Rollout, *, begins_statistics: bool) -> None:
         """Act, step, write down; then value what is left to be valued."""
@@ -98,10 +112,18 @@ class Collector:
             outcomes.append((step.reward, step.terminated, step.truncated, ended))
             infos.append(step.info)
             self._obs, self._first = self.compute.upload(step.obs), self.compute.upload(ended)
-        reward, terminated, truncated, ended = (torch.stack(kind) for kind in zip(*outcomes, strict=True))  # [T, B]
-        self.episodes.update(reward, ended, {name: torch.stack([info[name] for info in infos]) for name in infos[0]})
+        reward, terminated, truncated, ended = (
+            torch.stack(kind) for kind in zip(*outcomes, strict=True)
+        )  # [T, B]
+        self.episodes.update(
+            reward, ended, {name: torch.stack([info[name] for info in infos]) for name in infos[0]}
+        )
         rollout.first[:, 1:] = self.compute.upload(ended[:-1]).t()
-        for room, values in ((rollout.reward, reward), (rollout.terminated, terminated), (rollout.truncated, truncated)):
+        for room, values in (
+            (rollout.reward, reward),
+            (rollout.terminated, terminated),
+            (rollout.truncated, truncated),
+        ):
             room.copy_(self.compute.upload(values).t())
         truncations = self._truncations(truncated, finals)
         if begins_statistics:
@@ -117,7 +139,9 @@ class Collector:
         action = self.act(rollout, t).to(self.envs.device)
         try:
             return self.envs.step(action)
-        except ValueError:  # they refuse the action; if a network has diverged, then that is the reason to give
+        except (
+            ValueError
+        ):  # they refuse the action; if a network has diverged, then that is the reason to give
             _require_finite(policy=rollout.log_prob[:, : t + 1])
             raise
 
@@ -125,19 +149,30 @@ class Collector:
         """Draw the actions of step t, noting what is known of them by now; returns them as the environments want them."""
         mask = None
         if rollout.action_mask is not None:
-            assert self.envs.action_mask is not None, f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
+            assert self.envs.action_mask is not None, (
+                f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
+            )
             rollout.action_mask[:, t] = mask = self.compute.upload(self.envs.action_mask)
         noise = self._blank_policy.noise(self.generator)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        action, env_action, log_prob, self._state, *values = self.compute.evaluate(self._answer, self.agent, inputs)
+        action, env_action, log_prob, self._state, *values = self.compute.evaluate(
+            self._answer, self.agent, inputs
+        )
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
         for value in values:
             rollout.value[:, t] = value
         return env_action
 
-    def _answer(self, obs: Tensor, first: Tensor, state: Tensor, noise: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    def _answer(
+        self, obs: Tensor, first: Tensor, state: Tensor, noise: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Action, the environments' form of it, its log-probability `[B, …]`, the memory's next state `[B, H]`, and the value `[B]` if it is due now."""
-        inputs = (obs.unsqueeze(1), first.unsqueeze(1), state, None if mask is None else mask.unsqueeze(1))
+        inputs = (
+            obs.unsqueeze(1),
+            first.unsqueeze(1),
+            state,
+            None if mask is None else mask.unsqueeze(1),
+        )
         if self._values_afterwards:
             (policy, state), values = self.agent.policy(*inputs, precision=self._precision), ()
         else:
@@ -145,13 +180,23 @@ class Collector:
             policy, state, values = output.policy, output.state, (output.value[:, 0],)
         action = policy.draw(noise)
         log_prob = policy.log_prob(action)
-        return action[:, 0], self.agent.policy_head.env_action(action[:, 0]), log_prob[:, 0], state, *values
+        return (
+            action[:, 0],
+            self.agent.policy_head.env_action(action[:, 0]),
+            log_prob[:, 0],
+            state,
+            *values,
+        )
 
     def _value(self, segments: Samples) -> Tensor:
         """V of segments, `[S, L]`."""
-        return self.agent.value(segments.obs, segments.first, segments.state, precision=self._precision)
+        return self.agent.value(
+            segments.obs, segments.first, segments.state, precision=self._precision
+        )
 
-    def _truncations(self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]) -> list[Truncation]:
+    def _truncations(
+        self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]
+    ) -> list[Truncation]:
         """The truncated episodes, `[T, B]`, with their rows of what was kept of each step in `finals`.
 
         After the rollout, so that the environments' device is waited for once and not at every
@@ -164,7 +209,9 @@ class Collector:
         for t, envs in cut.items():
             (final_obs, state), rows = finals[t], torch.tensor(envs)
             there = self.compute.upload(rows)
-            found.append((t, there, self.compute.upload(final_obs[rows.to(final_obs.device)]), state[there]))
+            found.append(
+                (t, there, self.compute.upload(final_obs[rows.to(final_obs.device)]), state[there])
+            )
         return found
 
     def _remember_anew(self, rollout: Rollout, truncations: list[Truncation]) -> list[Truncation]:
@@ -173,7 +220,9 @@ class Collector:
         self._state, followed = rollout.state.clone(), []
         for t in range(rollout.first.shape[1]):
             now = slice(t, t + 1)
-            self._state = self.agent(rollout.obs[:, now], rollout.first[:, now], self._state, precision=self._precision).state
+            self._state = self.agent(
+                rollout.obs[:, now], rollout.first[:, now], self._state, precision=self._precision
+            ).state
             if t in cut:
                 followed.append((t, *cut[t], self._state[cut[t][0]]))
         return followed

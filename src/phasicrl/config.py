@@ -49,7 +49,9 @@ def _require_positive(owner: str, **values: float | None) -> None:
 def _require_not_negative(owner: str, **values: float | None) -> None:
     """Refuse numbers below zero; `None` is "off" and passes."""
     for name, value in values.items():
-        _require(value is None or value >= 0, f"{owner}.{name} is {value}; it must not be below zero")
+        _require(
+            value is None or value >= 0, f"{owner}.{name} is {value}; it must not be below zero"
+        )
 
 
 class Options(dict[str, OptionValue]):
@@ -62,9 +64,13 @@ class Options(dict[str, OptionValue]):
         return Options, (dict(self),)
 
     def _refuse_change(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("options of a configuration cannot be changed; make another one with dataclasses.replace")
+        raise TypeError(
+            "options of a configuration cannot be changed; make another one with dataclasses.replace"
+        )
 
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse_change  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = (
+        _refuse_change  # type: ignore[assignment]
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,12 +119,20 @@ class EnvConfig:
         _require(bool(self.id), "env.id is empty; `phasicrl envs` lists what can be trained")
         _require_positive("env", num_envs=self.num_envs, num_threads=self.num_threads)
         _require_not_negative(
-            "env", num_levels=self.num_levels, start_level=self.start_level, heuristic_mask_steps=self.heuristic_mask_steps
+            "env",
+            num_levels=self.num_levels,
+            start_level=self.start_level,
+            heuristic_mask_steps=self.heuristic_mask_steps,
         )
         for key, value in dict(self.options).items():
             accepted = isinstance(value, str | int | float)  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's may be anything
-            _require(accepted, f"env.options has {key} = {value!r}; a text, a number, True or False was expected")
-        object.__setattr__(self, "options", Options(self.options))  # whoever gave a plain dict may change that later
+            _require(
+                accepted,
+                f"env.options has {key} = {value!r}; a text, a number, True or False was expected",
+            )
+        object.__setattr__(
+            self, "options", Options(self.options)
+        )  # whoever gave a plain dict may change that later
 
 
 PROCGEN_FIELDS = (
@@ -172,11 +186,20 @@ class ModelConfig:
         """Refuse impossible sizes."""
         for name in ("channels", "hidden_sizes"):
             sizes = getattr(self, name)
-            _require(all(size > 0 for size in sizes), f"model.{name} is {sizes}; every width must be above zero")
-        _require(len(self.channels) > 0, "model.channels is empty; give a width for each stack, for example 16 32 32")
+            _require(
+                all(size > 0 for size in sizes),
+                f"model.{name} is {sizes}; every width must be above zero",
+            )
+        _require(
+            len(self.channels) > 0,
+            "model.channels is empty; give a width for each stack, for example 16 32 32",
+        )
         _require_not_negative("model", blocks=self.blocks)
         _require_positive(
-            "model", policy_head_scale=self.policy_head_scale, value_head_scale=self.value_head_scale, memory_size=self.memory_size
+            "model",
+            policy_head_scale=self.policy_head_scale,
+            value_head_scale=self.value_head_scale,
+            memory_size=self.memory_size,
         )
 
 
@@ -293,8 +316,14 @@ class PPOConfig:
             entropy_coef=self.entropy_coef, value_coef=self.value_coef,
         )  # fmt: skip
         for name in ("gamma", "gae_lambda"):
-            _require(0 <= getattr(self, name) <= 1, f"ppo.{name} is {getattr(self, name)}; it must lie between 0 and 1")
-        _require(self.policy_epochs > 0, "ppo.policy_epochs is 0: the policy would never be trained; give 1 or more")
+            _require(
+                0 <= getattr(self, name) <= 1,
+                f"ppo.{name} is {getattr(self, name)}; it must lie between 0 and 1",
+            )
+        _require(
+            self.policy_epochs > 0,
+            "ppo.policy_epochs is 0: the policy would never be trained; give 1 or more",
+        )
         _require(
             self.baseline or self.estimator == "monte_carlo",
             f"ppo.baseline is off, but ppo.estimator {self.estimator} needs values; use monte_carlo",
@@ -320,7 +349,11 @@ class PPOConfig:
     @property
     def follows_kl(self) -> bool:
         """Whether something is steered by the divergence of an epoch."""
-        return self.target_kl is not None or self.kl_penalty_target is not None or self.schedule == "adaptive_kl"
+        return (
+            self.target_kl is not None
+            or self.kl_penalty_target is not None
+            or self.schedule == "adaptive_kl"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,7 +389,9 @@ class AuxConfig:
             "aux", every=self.every, run_every=self.run_every, num_minibatches=self.num_minibatches,
             iterations_per_epoch=self.iterations_per_epoch, learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm,
         )  # fmt: skip
-        _require_not_negative("aux", epochs=self.epochs, beta_clone=self.beta_clone, value_coef=self.value_coef)
+        _require_not_negative(
+            "aux", epochs=self.epochs, beta_clone=self.beta_clone, value_coef=self.value_coef
+        )
         _require(
             self.iterations_per_epoch is None or self.iterations_per_epoch <= self.every,
             f"aux.iterations_per_epoch is {self.iterations_per_epoch}, more than the {self.every} iterations of a phase (aux.every)",
@@ -378,7 +413,10 @@ class RewardNormConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require(self.gamma is None or 0 <= self.gamma <= 1, f"reward_norm.gamma is {self.gamma}; it must lie between 0 and 1")
+        _require(
+            self.gamma is None or 0 <= self.gamma <= 1,
+            f"reward_norm.gamma is {self.gamma}; it must lie between 0 and 1",
+        )
         _require_positive("reward_norm", clip=self.clip)
 
 
@@ -397,7 +435,10 @@ class ObsNormConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require(0 <= self.decay < 1, f"obs_norm.decay is {self.decay}; it must be at least 0 and below 1")
+        _require(
+            0 <= self.decay < 1,
+            f"obs_norm.decay is {self.decay}; it must be at least 0 and below 1",
+        )
         _require_positive("obs_norm", clip=self.clip)
 
 
@@ -412,7 +453,10 @@ class ValueNormConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require(0 <= self.decay < 1, f"value_norm.decay is {self.decay}; it must be at least 0 and below 1")
+        _require(
+            0 <= self.decay < 1,
+            f"value_norm.decay is {self.decay}; it must be at least 0 and below 1",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -442,7 +486,10 @@ class ComputeConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        for name, size in (("micro_batch", self.micro_batch), ("aux_micro_batch", self.aux_micro_batch)):
+        for name, size in (
+            ("micro_batch", self.micro_batch),
+            ("aux_micro_batch", self.aux_micro_batch),
+        ):
             _require_positive("compute", **{name: size if isinstance(size, int) else None})
         _require_positive("compute", num_threads=self.num_threads)
 
@@ -520,7 +567,10 @@ class Config:
             f"give {self.batch_size} or more, or --budget-rounding up",
         )
         self._check_minibatches("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
-        for owner, by in (("ppo", self.ppo.minibatch_by), ("aux", "segments" if self.aux is None else self.aux.minibatch_by)):
+        for owner, by in (
+            ("ppo", self.ppo.minibatch_by),
+            ("aux", "segments" if self.aux is None else self.aux.minibatch_by),
+        ):
             _require(
                 self.model.memory == "none" or by == "segments",
                 f"{owner}.minibatch_by is {by}, but with a memory (model.memory {self.model.memory}) steps depend on each other; use segments",
@@ -536,13 +586,19 @@ class Config:
             "take fewer minibatches, or ppo.advantage_norm batch",
         )
         _require(
-            self.ppo.advantage_norm != "batch" or self.ppo.advantage_std == "biased" or self.batch_size > 1,
+            self.ppo.advantage_norm != "batch"
+            or self.ppo.advantage_std == "biased"
+            or self.batch_size > 1,
             "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; take longer rollouts, or biased",
         )
         if self.aux is not None:
-            self._check_minibatches("aux", self.aux.minibatch_by, self.aux.num_minibatches, self.aux.every)
+            self._check_minibatches(
+                "aux", self.aux.minibatch_by, self.aux.num_minibatches, self.aux.every
+            )
 
-    def _check_minibatches(self, owner: str, by: MinibatchBy, num_minibatches: int, iterations: int) -> None:
+    def _check_minibatches(
+        self, owner: str, by: MinibatchBy, num_minibatches: int, iterations: int
+    ) -> None:
         """Refuse minibatches that do not divide the data evenly."""
         items, parts = self.env.num_envs * iterations, num_minibatches * iterations
         what = f"env.num_envs × {iterations} iterations" if iterations > 1 else "env.num_envs"
@@ -564,7 +620,11 @@ class Config:
     @property
     def budget(self) -> int:
         """Steps with which a run is over, and at which falling rates would be zero."""
-        return self.total_env_steps // self.batch_size * self.batch_size if self.budget_rounding == "down" else self.total_env_steps
+        return (
+            self.total_env_steps // self.batch_size * self.batch_size
+            if self.budget_rounding == "down"
+            else self.total_env_steps
+        )
 
     @property
     def num_iterations(self) -> int:
@@ -584,7 +644,9 @@ class Config:
     @property
     def period(self) -> int:
         """Policy iterations up to and with an auxiliary phase that is run."""
-        return self.phase_length * (self.aux.run_every if self.aux is not None and self.has_auxiliary_phase else 1)
+        return self.phase_length * (
+            self.aux.run_every if self.aux is not None and self.has_auxiliary_phase else 1
+        )
 
     @property
     def num_gradient_steps(self) -> int:
@@ -605,14 +667,24 @@ class Config:
         """How often an observation goes through the networks in auxiliary phases."""
         if self.aux is None or not self.has_auxiliary_phase:
             return 0.0
-        return self.aux.epochs * (self.aux.iterations_per_epoch or self.aux.every) / (self.aux.every * self.aux.run_every)
+        return (
+            self.aux.epochs
+            * (self.aux.iterations_per_epoch or self.aux.every)
+            / (self.aux.every * self.aux.run_every)
+        )
 
     @property
     def reward_gamma(self) -> float:
         """Discount of the reward normalizer's running return."""
-        return self.ppo.gamma if self.reward_norm is None or self.reward_norm.gamma is None else self.reward_norm.gamma
+        return (
+            self.ppo.gamma
+            if self.reward_norm is None or self.reward_norm.gamma is None
+            else self.reward_norm.gamma
+        )
 
-    def changed(self, changes: Mapping[str, Any], *, reset_idle: bool = False, keep: Container[str] = ()) -> Config:
+    def changed(
+        self, changes: Mapping[str, Any], *, reset_idle: bool = False, keep: Container[str] = ()
+    ) -> Config:
         """The configuration with other values at the given paths, such as `ppo.gamma`.
 
         Args:
@@ -634,9 +706,15 @@ class Config:
                 within.setdefault(name, {})[field_name] = value
             else:
                 fields[name] = value
-        for name, values in within.items():  # all of a group at once: half of them might not go together
+        for (
+            name,
+            values,
+        ) in within.items():  # all of a group at once: half of them might not go together
             group = fields.get(name, getattr(self, name))
-            _require(group is not None, f"{name} is off, so that {', '.join(values)} cannot be set; give the whole group")
+            _require(
+                group is not None,
+                f"{name} is off, so that {', '.join(values)} cannot be set; give the whole group",
+            )
             fields[name] = replace(group, **values)
         try:
             return replace(self, **fields)
@@ -644,8 +722,14 @@ class Config:
             idle = [path for path in error.paths if path not in keep]
             if not reset_idle or not idle:
                 raise
-        kept = {path: value for path, value in changes.items() if path.partition(".")[0] not in idle}  # nothing within a group that goes
-        reset = {path: defaults()[path] for path in idle if "." not in path or path.partition(".")[0] not in idle}
+        kept = {
+            path: value for path, value in changes.items() if path.partition(".")[0] not in idle
+        }  # nothing within a group that goes
+        reset = {
+            path: defaults()[path]
+            for path in idle
+            if "." not in path or path.partition(".")[0] not in idle
+        }
         return self.changed(kept | reset, reset_idle=True, keep=keep)
 
     def identity(self) -> dict[str, Any]:
@@ -653,7 +737,11 @@ class Config:
 
         Runs of one experiment may differ in seed and length, and in where and how they run.
         """
-        return {path: value for path, value in self.values().items() if not path.startswith(_NO_DIFFERENCE)}
+        return {
+            path: value
+            for path, value in self.values().items()
+            if not path.startswith(_NO_DIFFERENCE)
+        }
 
     def values(self) -> dict[str, Any]:
         """Every knob by its path, each of `env.options` by its own; a group is `on`, or None if it is off."""
@@ -828,7 +916,11 @@ def refuse_idle_env(config: EnvConfig, task: Task) -> None:
     Raises:
         IdleKnobError: which ones, with the given values and the way out.
     """
-    _refuse_idle({f"env.{part.name}": getattr(config, part.name) for part in dataclasses.fields(config)}, None, task)
+    _refuse_idle(
+        {f"env.{part.name}": getattr(config, part.name) for part in dataclasses.fields(config)},
+        None,
+        task,
+    )
 
 
 def _refuse_idle(values: dict[str, Any], config: Config | None, task: Task | None) -> None:
@@ -836,14 +928,24 @@ def _refuse_idle(values: dict[str, Any], config: Config | None, task: Task | Non
     idle: dict[str, str] = {}
     for need in NEEDS:
         for path in need.paths.split():
-            if path not in idle and path in values and values[path] != defaults()[path] and not need.is_met(config, task):
+            if (
+                path not in idle
+                and path in values
+                and values[path] != defaults()[path]
+                and not need.is_met(config, task)
+            ):
                 default = defaults()[path]
                 idle[path] = (
                     f"{path} is {shown(values[path])}, which has no effect without {need.words}; "
                     f"choose that, or leave {path} at {shown(default)} ({_flag(path, default)})"
                 )
     if idle:
-        raise IdleKnobError("\n".join((f"{task.name}: " if task and task.name else "") + text for text in idle.values()), tuple(idle))
+        raise IdleKnobError(
+            "\n".join(
+                (f"{task.name}: " if task and task.name else "") + text for text in idle.values()
+            ),
+            tuple(idle),
+        )
 
 
 def _values(config: Config) -> dict[str, Any]:
@@ -853,7 +955,10 @@ def _values(config: Config) -> dict[str, Any]:
         group = getattr(config, part.name)
         values[part.name] = group
         if dataclasses.is_dataclass(group):
-            values |= {f"{part.name}.{inner.name}": getattr(group, inner.name) for inner in dataclasses.fields(group)}
+            values |= {
+                f"{part.name}.{inner.name}": getattr(group, inner.name)
+                for inner in dataclasses.fields(group)
+            }
     return values
 
 
@@ -866,7 +971,10 @@ def defaults() -> dict[str, Any]:
         found[part.name] = _default(part)
         for kind in (hints[part.name], *typing.get_args(hints[part.name])):
             if dataclasses.is_dataclass(kind):
-                found |= {f"{part.name}.{inner.name}": _default(inner) for inner in dataclasses.fields(kind)}
+                found |= {
+                    f"{part.name}.{inner.name}": _default(inner)
+                    for inner in dataclasses.fields(kind)
+                }
     return found
 
 
@@ -878,7 +986,10 @@ def _default(part: dataclasses.Field[Any]) -> Any:
 def shown(value: Any) -> str:
     """A value as it is given on the command line."""
     if isinstance(value, dict):
-        return " ".join(f"{key}={item}" for key, item in typing.cast(dict[str, Any], value).items()) or "none"
+        return (
+            " ".join(f"{key}={item}" for key, item in typing.cast(dict[str, Any], value).items())
+            or "none"
+        )
     if isinstance(value, tuple):
         return " ".join(map(str, typing.cast(tuple[Any, ...], value)))
     return "on" if dataclasses.is_dataclass(value) else "none" if value is None else str(value)
@@ -930,5 +1041,7 @@ def field_paths() -> list[str]:
     paths: list[str] = []
     for name, hint in typing.get_type_hints(Config).items():
         kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-        paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [name]
+        paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [
+            name
+        ]
     return paths

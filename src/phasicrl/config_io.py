@@ -51,7 +51,9 @@ def nearest_name(given: str, known: Iterable[str]) -> str:
 def _from_tree(kind: type[T], tree: Any, path: str) -> T:
     """Build the dataclass `kind` from nested dicts."""
     if not isinstance(tree, dict):
-        raise ValueError(f"{path or 'the configuration'} is {tree!r}; a group of fields was expected")
+        raise ValueError(
+            f"{path or 'the configuration'} is {tree!r}; a group of fields was expected"
+        )
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     given = typing.cast(dict[str, Any], tree)

@@ -32,7 +32,9 @@ class EpisodeStatistics:
             info: what the environments say of the steps besides (`TimeStep.info`), `[T, B]` each.
         """
         ends = ended.cpu().numpy()
-        sums = np.stack([reward.cpu().numpy(), np.ones(ends.shape)], axis=1)  # [T, 2, B], of single steps as yet
+        sums = np.stack(
+            [reward.cpu().numpy(), np.ones(ends.shape)], axis=1
+        )  # [T, 2, B], of single steps as yet
         # Step by step, so that no digit of a return depends on where the rollouts begin.
         for so_far, goes_on in zip(sums, ~ends, strict=True):
             so_far += self._under_way
@@ -69,9 +71,15 @@ class EpisodeStatistics:
 
     def state_dict(self) -> dict[str, list[float] | list[int]]:
         """What a resumed run needs."""
-        return {"recent": list(self._recent), "levels": sorted(self._levels), "under_way": self._under_way.ravel().tolist()}
+        return {
+            "recent": list(self._recent),
+            "levels": sorted(self._levels),
+            "under_way": self._under_way.ravel().tolist(),
+        }
 
-    def load_state_dict(self, state: dict[str, list[float] | list[int]], *, same_episodes: bool = True) -> None:
+    def load_state_dict(
+        self, state: dict[str, list[float] | list[int]], *, same_episodes: bool = True
+    ) -> None:
         """Take back `state_dict`; without `same_episodes` the environments have begun new ones."""
         if same_episodes:
             self._under_way = np.reshape(state["under_way"], self._under_way.shape).astype(float)

@@ -42,13 +42,18 @@ class Learner:
         rate_factor: what learning rates are multiplied by, if they follow the divergence.
     """
 
-    def __init__(self, config: Config, agent: Agent, compute: Compute, generator: Generator) -> None:
+    def __init__(
+        self, config: Config, agent: Agent, compute: Compute, generator: Generator
+    ) -> None:
         self.config, self.agent, self.compute, self.generator = config, agent, compute, generator
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
         if (norm := config.reward_norm) is not None:
             self.reward_normalizer = RewardNormalizer(
-                config.env.num_envs, gamma=config.reward_gamma, clip=norm.clip, per_step=norm.per == "step"
+                config.env.num_envs,
+                gamma=config.reward_gamma,
+                clip=norm.clip,
+                per_step=norm.per == "step",
             ).to(compute.device)
         self.iteration = 0
         self.kl_coef = config.ppo.kl_penalty
@@ -66,7 +71,11 @@ class Learner:
         None follows the run's last policy phase (OPPG ppg.py:259).
         """
         config = self.config
-        is_full = config.has_auxiliary_phase and self.iteration > 0 and self.iteration % config.period == 0
+        is_full = (
+            config.has_auxiliary_phase
+            and self.iteration > 0
+            and self.iteration % config.period == 0
+        )
         return is_full and self.iteration < config.num_iterations
 
     @property
@@ -84,7 +93,11 @@ class Learner:
                 group["lr"] = self._learning_rate(name, network, progress)
         rates = [group["lr"] for group in self.optimizers["policy"].param_groups]
         record = {"charts/learning_rate": rates[0]}
-        return record if self.config.ppo.value_learning_rate is None else record | {"charts/value_learning_rate": rates[1]}
+        return (
+            record
+            if self.config.ppo.value_learning_rate is None
+            else record | {"charts/value_learning_rate": rates[1]}
+        )
 
     def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
         """The rewards to learn from, `[B, T]`: clipped, normalized by statistics that include this rollout, or as they came."""
@@ -92,10 +105,18 @@ class Learner:
         reward = rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
         if self.reward_normalizer is None:
             return reward, {}
-        by_termination = self.config.reward_norm is not None and self.config.reward_norm.reset_at == "termination"
-        reward = self.reward_normalizer(reward, rollout.terminated if by_termination else rollout.first)
+        by_termination = (
+            self.config.reward_norm is not None
+            and self.config.reward_norm.reset_at == "termination"
+        )
+        reward = self.reward_normalizer(
+            reward, rollout.terminated if by_termination else rollout.first
+        )
         clipped = (reward.abs() >= self.reward_normalizer.clip).float().mean()
-        return reward, {"rewards/scale": float(self.reward_normalizer.scale), "rewards/clipped_fraction": float(clipped)}
+        return reward, {
+            "rewards/scale": float(self.reward_normalizer.scale),
+            "rewards/clipped_fraction": float(clipped),
+        }
 
     def update_observation_statistics(self, rollout: Rollout) -> None:
         """Take a rollout's observations into their statistics, when all has been learned from it.
@@ -112,9 +133,13 @@ class Learner:
         ppo, record = self.config.ppo, {}
         if ppo.kl_penalty_target is not None:
             record["losses/kl_penalty"] = self.kl_coef
-            self.kl_coef = objectives.adapted_kl_coef(self.kl_coef, kl, target=ppo.kl_penalty_target)
+            self.kl_coef = objectives.adapted_kl_coef(
+                self.kl_coef, kl, target=ppo.kl_penalty_target
+            )
         if ppo.schedule == "adaptive_kl":
-            rate = objectives.adapted_learning_rate(ppo.learning_rate * self.rate_factor, kl, target=ppo.schedule_kl)
+            rate = objectives.adapted_learning_rate(
+                ppo.learning_rate * self.rate_factor, kl, target=ppo.schedule_kl
+            )
             self.rate_factor = rate / ppo.learning_rate
         return record
 
@@ -123,8 +148,14 @@ class Learner:
         config = self.config
         if phase == "aux":
             assert config.aux is not None, "there is no auxiliary phase"
-            return StepSettings(phase, self.agent.networks(), self.optimizers["aux"], config.aux.max_grad_norm)
-        networks = self.agent.networks() if config.ppo.grad_norm_of == "networks" else [list[nn.Parameter](self.agent.parameters())]
+            return StepSettings(
+                phase, self.agent.networks(), self.optimizers["aux"], config.aux.max_grad_norm
+            )
+        networks = (
+            self.agent.networks()
+            if config.ppo.grad_norm_of == "networks"
+            else [list[nn.Parameter](self.agent.parameters())]
+        )
         # Joint passes have one optimizer, of which half goes on after a stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
         return StepSettings(phase, networks, optimizer, config.ppo.max_grad_norm)
@@ -133,8 +164,12 @@ class Learner:
         """Everything that must survive."""
         return {
             "agent": self.agent.state_dict(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "reward_normalizer": None if self.reward_normalizer is None else self.reward_normalizer.state_dict(),
+            "optimizers": {
+                name: optimizer.state_dict() for name, optimizer in self.optimizers.items()
+            },
+            "reward_normalizer": None
+            if self.reward_normalizer is None
+            else self.reward_normalizer.state_dict(),
             "generator": self.generator.get_state(),
             "iteration": self.iteration,
             "kl_coef": self.kl_coef,
@@ -150,7 +185,11 @@ class Learner:
         if self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         self.generator.set_state(state["generator"])
-        self.iteration, self.kl_coef, self.rate_factor = state["iteration"], state["kl_coef"], state["rate_factor"]
+        self.iteration, self.kl_coef, self.rate_factor = (
+            state["iteration"],
+            state["kl_coef"],
+            state["rate_factor"],
+        )
 
     def _learning_rate(self, optimizer: str, network: int, progress: float) -> float:
         """Step size of an optimizer for one of the agent's networks, at a share of the budget."""
@@ -165,7 +204,10 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     """The optimizers by name; `optimize.step_` steps them."""
 
     def adam() -> Adam:
-        groups = [{"params": parameters, "eps_hat": config.ppo.adam_eps_hat} for parameters in agent.networks()]
+        groups = [
+            {"params": parameters, "eps_hat": config.ppo.adam_eps_hat}
+            for parameters in agent.networks()
+        ]
         return Adam(groups, lr=config.ppo.learning_rate, eps=config.ppo.adam_eps)
 
     optimizers = {"policy": adam()}

@@ -46,14 +46,18 @@ def _flat_mask(space: gym.Space[Any], mask: Any, path: Path) -> np.ndarray:
     if flat is not None:
         given = f"shape {flat.shape}"
         if not np.isin(flat, (0, 1)).all():
-            raise ValueError(f"an action mask with the values {np.unique(flat)}{where(path)}; accepted: True and False, or 1 and 0")
+            raise ValueError(
+                f"an action mask with the values {np.unique(flat)}{where(path)}; accepted: True and False, or 1 and 0"
+            )
         if flat.shape == (size,):
             return flat.astype(bool)
     masks = None if flat is not None and flat.ndim == 1 else _masks_of_parts(space, mask)
     if masks is None:
         has_parts = size and not isinstance(space, gym.spaces.Discrete)
         parts = ", or one mask for each part of the space" if has_parts else ""
-        raise ValueError(f"an action mask of {given}{where(path)}; accepted for {space}: shape ({size},){parts}")
+        raise ValueError(
+            f"an action mask of {given}{where(path)}; accepted for {space}: shape ({size},){parts}"
+        )
     return np.concatenate([_flat_mask(part, of_part, (*path, key)) for key, part, of_part in masks])
 
 

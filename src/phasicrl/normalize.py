@@ -44,10 +44,14 @@ class RunningMoments(nn.Module):
         """
         point = torch.where(self.count > 0, self.mean, samples.mean())
         away = samples - point
-        counts = self.count + len(samples) * torch.arange(1, samples.shape[1] + 1, device=samples.device)
+        counts = self.count + len(samples) * torch.arange(
+            1, samples.shape[1] + 1, device=samples.device
+        )
         # T numbers each, added up on the CPU: a GPU's `cumsum` of floats has no deterministic
         # kernel, which `compute.deterministic` asks for.
-        sums, squares = (total.cpu().cumsum(0).to(away.device) for total in (away.sum(0), away.square().sum(0)))
+        sums, squares = (
+            total.cpu().cumsum(0).to(away.device) for total in (away.sum(0), away.square().sum(0))
+        )
         squares = self.sum_of_squares + squares
         sums_of_squares = (squares - sums.square() / counts).clamp(min=0)
         self.count.copy_(counts[-1])
@@ -108,7 +112,9 @@ class EmaMoments(nn.Module):
         self.weight.mul_(self.decay).add_(1 - self.decay)
         share = (1 - self.decay) / self.weight
         delta = mean - self.mean
-        self.variance.copy_((1 - share) * (self.variance + share * delta.square()) + share * sum_of_squares / count)
+        self.variance.copy_(
+            (1 - share) * (self.variance + share * delta.square()) + share * sum_of_squares / count
+        )
         self.mean += share * delta
 
 
@@ -121,11 +127,17 @@ def make_moments(statistics: Statistics, *, decay: float, shape: tuple[int, ...]
     return EmaMoments(decay, shape) if statistics == "ema" else RunningMoments(shape)
 
 
-def _batch_moments(batch: Float[Tensor, "..."], shape: torch.Size) -> tuple[float, Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+def _batch_moments(
+    batch: Float[Tensor, "..."], shape: torch.Size
+) -> tuple[float, Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """Number of samples in a batch `[*N, *shape]`, their mean and the sum of their squared distances from it, in float64."""
     num_axes = batch.dim() - len(shape)
-    assert batch.shape[num_axes:] == shape, f"a batch of shape {tuple(batch.shape)}, but samples have the shape {tuple(shape)}"
-    batch = batch.double().unsqueeze(0)  # so that there always is an axis to merge: to a reduction, none means all
+    assert batch.shape[num_axes:] == shape, (
+        f"a batch of shape {tuple(batch.shape)}, but samples have the shape {tuple(shape)}"
+    )
+    batch = batch.double().unsqueeze(
+        0
+    )  # so that there always is an axis to merge: to a reduction, none means all
     axes = tuple(range(num_axes + 1))
     mean = batch.mean(axes)
     return batch.numel() / mean.numel(), mean, (batch - mean).square().sum(axes)
@@ -165,7 +177,9 @@ class RewardNormalizer(nn.Module):
         """What rewards are divided by."""
         return _deviation(self.moments.variance)
 
-    def forward(self, reward: Float[Tensor, "B T"], starts_anew: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def forward(
+        self, reward: Float[Tensor, "B T"], starts_anew: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
         """Take a rollout's rewards into the statistics, then scale and clip them.
 
         Args:
@@ -174,7 +188,9 @@ class RewardNormalizer(nn.Module):
                 episode; or those that terminate one, as in Gymnasium from 0.27 on: the reward of
                 such a step then goes into the next episode, and a time limit is passed over.
         """
-        returns = discounted_forward_return(reward.double(), starts_anew, self.running_return, gamma=self.gamma)
+        returns = discounted_forward_return(
+            reward.double(), starts_anew, self.running_return, gamma=self.gamma
+        )
         self.running_return.copy_(returns[:, -1])
         if self.per_step:
             scale = _deviation(self.moments.update_by_steps(returns))
@@ -212,7 +228,12 @@ class ObservationNormalizer(nn.Module):
         self.moments = make_moments(statistics, decay=decay, shape=(size,))
         # What acting needs, ready in float32: three kernels, and no question whether there are
         # statistics already.
-        for name, start in (("shift", 0.0), ("scale", 1.0), ("low", -torch.inf), ("high", torch.inf)):
+        for name, start in (
+            ("shift", 0.0),
+            ("scale", 1.0),
+            ("low", -torch.inf),
+            ("high", torch.inf),
+        ):
             self.register_buffer(name, torch.full((size,), start))
 
     def forward(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

@@ -13,7 +13,11 @@ from torch import Tensor
 
 
 def surrogate_loss(
-    log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"], *, clip: float | None
+    log_prob: Float[Tensor, "*M"],
+    old_log_prob: Float[Tensor, "*M"],
+    advantage: Float[Tensor, "*M"],
+    *,
+    clip: float | None,
 ) -> Float[Tensor, "*M"]:
     """Negative clipped surrogate (PPO paper, equation 7): `max(−A r, −A clip(r, 1−ε, 1+ε))`; the plain `−A r` without `clip`."""
     ratio = (log_prob - old_log_prob).exp()
@@ -23,7 +27,9 @@ def surrogate_loss(
     return torch.maximum(loss, -advantage * ratio.clamp(1 - clip, 1 + clip))
 
 
-def log_prob_loss(log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"]) -> Float[Tensor, "*M"]:
+def log_prob_loss(
+    log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"]
+) -> Float[Tensor, "*M"]:
     """`−A log π(a)`, whose gradient is the policy gradient: REINFORCE and actor-critic (Spinning Up vpg.py:216).
 
     Right for one pass over a rollout only: nothing holds the policy near the one that drew the
@@ -32,13 +38,19 @@ def log_prob_loss(log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"])
     return -advantage * log_prob
 
 
-def sampled_kl_penalty(log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]) -> Float[Tensor, "*M"]:
+def sampled_kl_penalty(
+    log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
+) -> Float[Tensor, "*M"]:
     """Half the squared log-ratio of the actions taken: the estimate of the divergence that OPPG penalizes (ppo.py:104)."""
     return 0.5 * (log_prob - old_log_prob).square()
 
 
 def value_loss(
-    value: Float[Tensor, "*M"], target: Float[Tensor, "*M"], old_value: Float[Tensor, "*M"] | None = None, *, clip: float | None = None
+    value: Float[Tensor, "*M"],
+    target: Float[Tensor, "*M"],
+    old_value: Float[Tensor, "*M"] | None = None,
+    *,
+    clip: float | None = None,
 ) -> Float[Tensor, "*M"]:
     """Half the squared error; with `clip`, the larger of it and that of the value clipped around the rollout's `old_value` (Baselines ppo2/model.py:72-80)."""
     loss = 0.5 * (value - target).square()
@@ -48,13 +60,17 @@ def value_loss(
     return torch.maximum(loss, 0.5 * (clipped - target).square())
 
 
-def approximate_kl(log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]) -> tuple[Float[Tensor, "*M"], Float[Tensor, "*M"]]:
+def approximate_kl(
+    log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
+) -> tuple[Float[Tensor, "*M"], Float[Tensor, "*M"]]:
     """Two per-sample estimates of KL(old ‖ new) from actions of the old policy: `−log r` (k1) and `(r − 1) − log r` (k3, never negative)."""
     log_ratio = log_prob - old_log_prob
     return -log_ratio, log_ratio.expm1() - log_ratio
 
 
-def clipped_fraction(log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], *, clip: float | None) -> Float[Tensor, "*M"]:
+def clipped_fraction(
+    log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"], *, clip: float | None
+) -> Float[Tensor, "*M"]:
     """1 where the ratio left `[1 − ε, 1 + ε]`, else 0."""
     if clip is None:
         return torch.zeros_like(log_prob)
@@ -62,7 +78,12 @@ def clipped_fraction(log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, 
 
 
 def joint_auxiliary_loss(
-    kl: Float[Tensor, "*M"], aux_loss: Float[Tensor, "*M"], real_loss: Float[Tensor, "*M"], *, beta_clone: float, value_coef: float
+    kl: Float[Tensor, "*M"],
+    aux_loss: Float[Tensor, "*M"],
+    real_loss: Float[Tensor, "*M"],
+    *,
+    beta_clone: float,
+    value_coef: float,
 ) -> Float[Tensor, "*M"]:
     """`β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²` (PPG paper, equations 3 and 2; OPPG ppg.py:178-201).
 

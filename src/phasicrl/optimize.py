@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.optim import Adam
 
 
-def clip(networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, at_once: bool) -> tuple[list[list[Tensor]], Tensor]:
+def clip(
+    networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, at_once: bool
+) -> tuple[list[list[Tensor]], Tensor]:
     """Scale the gradients of each network so that their norm is at most `max_norm`.
 
     Each network has its own norm, so that a large value loss does not shrink the policy's step.
@@ -34,7 +36,11 @@ def clip(networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, at_onc
             clipped.append(list(gradients))
             continue
         factor = (max_norm / (norms[-1] + 1e-6)).clamp(max=1.0)
-        scaled = torch._foreach_mul(list(gradients), factor) if at_once else [x * factor for x in gradients]
+        scaled = (
+            torch._foreach_mul(list(gradients), factor)
+            if at_once
+            else [x * factor for x in gradients]
+        )
         clipped.append(list(scaled))
     return clipped, norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
@@ -46,7 +52,9 @@ def _norm(tensors: Sequence[Tensor], *, at_once: bool) -> Tensor:
     return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
 
 
-def step_(optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, only_if: Tensor) -> None:
+def step_(
+    optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, only_if: Tensor
+) -> None:
     """One step of Adam with these gradients, eagerly; other parameters stay as they are, and so do their moments.
 
     Args:
@@ -57,12 +65,16 @@ def step_(optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Ten
         only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil
             everything for good.
     """
-    of = {id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)}
+    of = {
+        id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)
+    }
     for group in optimizer.param_groups:
         members = [parameter for parameter in group["params"] if id(parameter) in of]
         if members:
             states = [moments(optimizer, parameter) for parameter in members]
-            first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            first, second, steps = (
+                [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
+            )
             adam_(
                 members, [of[id(parameter)] for parameter in members], first, second, steps, rate=group["lr"],
                 betas=group["betas"], eps=group["eps"], eps_hat=group.get("eps_hat", False), only_if=only_if, at_once=True,
@@ -72,7 +84,10 @@ def step_(optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Ten
 def moments(optimizer: Adam, parameter: Tensor) -> dict[str, Tensor]:
     """What Adam remembers of a parameter, begun as PyTorch begins it (torch/optim/adam.py:166-181)."""
     if parameter not in optimizer.state:
-        zeros = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}
+        zeros = {
+            name: torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            for name in ("exp_avg", "exp_avg_sq")
+        }
         optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | zeros
     return optimizer.state[parameter]
 
@@ -105,7 +120,9 @@ def adam_(
     only_if: Tensor,
     at_once: bool,
 ) -> None:
-    """One step of Adam in place, as PyTorch's fused one does it (Kingma & Ba 2015, algorithm 1; torch/optim/adam.py).
+    """One step of Adam in place, as PyTorch's fused kernel does it.
+
+    Source: Kingma & Ba 2015, algorithm 1; torch/optim/adam.py.
 
     Args:
         parameters: are moved.
@@ -116,27 +133,26 @@ def adam_(
         rate: step size, 0-d.
         betas: decays of the two means.
         eps: is added to the root of the second mean.
-        eps_hat: add it before the second mean's bias is corrected (Kingma & Ba's ε̂, TensorFlow),
-            not after it (PyTorch).
+        eps_hat: add it before the second mean's bias is corrected (TensorFlow), not after (PyTorch).
         only_if: nothing changes unless this is true, 0-d.
-        at_once: by PyTorch's kernel for many tensors, else in plain operations, which a compiler
-            fuses with what is around them.
+        at_once: by PyTorch's kernel, else in plain operations, which a compiler fuses.
     """
     beta1, beta2 = betas
     if at_once:
         if eps_hat:  # the kernel adds ε after the correction: this ε is then the same
             eps = eps / math.sqrt(1 - beta2 ** (1 + max(float(step) for step in steps)))
-        # The kernel walks all of them side by side, whatever their strides: weights would get the
-        # steps of others.
-        gradients = [_laid_out_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
-        torch._foreach_add_(steps, [only_if.to(steps[0].dtype)] * len(steps))  # one tensor would be looked at
+        # The kernel ignores strides: in another layout, weights would get the steps of others.
+        gradients = list(map(_laid_out_as, parameters, gradients))
+        # A list of them: one tensor would be read by the host.
+        torch._foreach_add_(steps, [only_if.to(steps[0].dtype)] * len(steps))
         torch._fused_adam_(
             parameters, gradients, first, second, [], steps,
             lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False,
             found_inf=(~only_if).to(torch.float),
         )  # fmt: skip
         return
-    for parameter, gradient, mean, mean_square, step in zip(parameters, gradients, first, second, steps, strict=True):
+    columns = zip(parameters, gradients, first, second, steps, strict=True)
+    for parameter, gradient, mean, mean_square, step in columns:
         new_mean = mean.lerp(gradient, 1 - beta1)
         new_square = (mean_square * beta2).addcmul(gradient, gradient, value=1 - beta2)
         count = step.double() + 1  # 1 − 0.999 in single precision has three digits
@@ -144,13 +160,18 @@ def adam_(
         root = (1 - beta2**count).sqrt().to(parameter.dtype)
         spread = (new_square.sqrt() + eps) / root if eps_hat else new_square.sqrt() / root + eps
         moved = parameter - size * new_mean / spread
-        for old, new in ((parameter, moved), (mean, new_mean), (mean_square, new_square), (step, step + 1)):
+        stays = (parameter, mean, mean_square, step)
+        for old, new in zip(stays, (moved, new_mean, new_square, step + 1), strict=True):
             old.copy_(torch.where(only_if, new, old))
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The gradient, in memory as the parameter is; a convolution may give it in another order than channels_last."""
-    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+    return (
+        gradient
+        if gradient.stride() == parameter.stride()
+        else torch.empty_like(parameter).copy_(gradient)
+    )
 
 
 class DivergedError(ValueError):

@@ -26,10 +26,24 @@ from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.optimize import diverged
-from phasicrl.rollout import AuxiliaryProgress, AuxiliarySamples, MeanAccumulator, PhaseBuffer, PolicySamples, Rollout, Samples
+from phasicrl.rollout import (
+    AuxiliaryProgress,
+    AuxiliarySamples,
+    MeanAccumulator,
+    PhaseBuffer,
+    PolicySamples,
+    Rollout,
+    Samples,
+)
 
 Noted = dict[str, Tensor]
 """Parts of a loss by name, 0-d, for the metrics."""
+Stage = Callable[[str], None]
+"""Told the name of what begins, for displays."""
+
+
+def _untold(name: str) -> None:
+    """No display."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +68,34 @@ class PolicyPhaseLoss:
         """Normalize the minibatch's advantages, if that is how they are normalized."""
         if self.ppo.advantage_norm != "minibatch":
             return samples
-        return dataclasses.replace(samples, advantage=returns.normalize(samples.advantage, unbiased=self.ppo.advantage_std == "unbiased"))
+        unbiased = self.ppo.advantage_std == "unbiased"
+        advantage = returns.normalize(samples.advantage, unbiased=unbiased)
+        return dataclasses.replace(samples, advantage=advantage)
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts; the one coefficient is that of the divergence."""
-        agent, conditions, (kl_coef,) = self.module, (samples.obs, samples.first, samples.state), coefficients
+        agent, conditions, (kl_coef,) = (
+            self.module,
+            (samples.obs, samples.first, samples.state),
+            coefficients,
+        )
         precision = self.precision
         if not self.with_policy:
             return self._value_loss(agent.value(*conditions, precision=precision), samples)
         if not self.with_value:
-            return self._policy_loss(agent.policy(*conditions, samples.action_mask, precision=precision)[0], samples, kl_coef)
+            return self._policy_loss(
+                agent.policy(*conditions, samples.action_mask, precision=precision)[0],
+                samples,
+                kl_coef,
+            )
         output = agent(*conditions, samples.action_mask, precision=precision)
         policy_loss, noted = self._policy_loss(output.policy, samples, kl_coef)
         value_loss, noted_of_value = self._value_loss(output.value, samples)
         return policy_loss + value_loss, noted | noted_of_value
 
-    def _policy_loss(self, policy: Policy, samples: PolicySamples, kl_coef: Tensor) -> tuple[Tensor, Noted]:
+    def _policy_loss(
+        self, policy: Policy, samples: PolicySamples, kl_coef: Tensor
+    ) -> tuple[Tensor, Noted]:
         """`E[surrogate] − c H(π) + k E[divergence]`."""
         ppo, log_prob, old = self.ppo, policy.log_prob(samples.action), samples.old_log_prob
         if ppo.objective == "surrogate":
@@ -80,7 +106,9 @@ class PolicyPhaseLoss:
         if samples.old_dist_params is None:
             penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
         else:
-            penalty = policy.kl_from(self.module.policy_head.distribution(samples.old_dist_params)).mean()
+            penalty = policy.kl_from(
+                self.module.policy_head.distribution(samples.old_dist_params)
+            ).mean()
         with torch.no_grad():
             k1, k3 = objectives.approximate_kl(log_prob, old)
             clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
@@ -97,7 +125,9 @@ class PolicyPhaseLoss:
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, Noted]:
         """The weighted value loss; it is noted before the weight."""
-        value, target, old = (self.module.in_value_units(x) for x in (value, samples.value_target, samples.old_value))
+        value, target, old = (
+            self.module.in_value_units(x) for x in (value, samples.value_target, samples.old_value)
+        )
         loss = objectives.value_loss(value, target, old, clip=self.ppo.value_clip).mean()
         return self.ppo.value_coef * loss, {"losses/value_loss": loss}
 
@@ -123,17 +153,31 @@ class AuxiliaryLoss:
     def __call__(self, samples: AuxiliarySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts."""
         agent, aux = self.module, self.aux
-        output = agent(samples.obs, samples.first, samples.state, samples.action_mask, precision=self.precision)
-        assert output.aux_value is not None, "the auxiliary phase needs an agent with an auxiliary head"
+        output = agent(
+            samples.obs, samples.first, samples.state, samples.action_mask, precision=self.precision
+        )
+        assert output.aux_value is not None, (
+            "the auxiliary phase needs an agent with an auxiliary head"
+        )
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
-        aux_value, value, target = (agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target))
+        aux_value, value, target = (
+            agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target)
+        )
         aux_loss = objectives.value_loss(aux_value, target).mean()
         real_loss = objectives.value_loss(value, target).mean()
-        noted = {"losses/aux/kl_loss": kl, "losses/aux/aux_value_loss": aux_loss, "losses/aux/real_value_loss": real_loss}
-        return objectives.joint_auxiliary_loss(kl, aux_loss, real_loss, beta_clone=aux.beta_clone, value_coef=aux.value_coef), noted
+        noted = {
+            "losses/aux/kl_loss": kl,
+            "losses/aux/aux_value_loss": aux_loss,
+            "losses/aux/real_value_loss": real_loss,
+        }
+        return objectives.joint_auxiliary_loss(
+            kl, aux_loss, real_loss, beta_clone=aux.beta_clone, value_coef=aux.value_coef
+        ), noted
 
 
-def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
+def compute_targets(
+    rollout: Rollout, reward: Tensor, ppo: PPOConfig
+) -> tuple[PolicySamples, Record]:
     """Advantages and value targets V̂, which are written into the rollout.
 
     By GAE `V̂ = V + A`, with the advantage before it is normalized, unless `value_target` says
@@ -145,13 +189,23 @@ def compute_targets(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[P
         ppo: the estimator, γ, λ, what a time limit is, and the kind of normalization.
     """
     advantage = _advantages(rollout, reward, ppo)
-    record = {"losses/explained_variance": returns.explained_variance(rollout.value, rollout.value_target)} if ppo.baseline else {}
+    record = (
+        {
+            "losses/explained_variance": returns.explained_variance(
+                rollout.value, rollout.value_target
+            )
+        }
+        if ppo.baseline
+        else {}
+    )
     if ppo.advantage_norm == "batch":
         advantage = returns.normalize(advantage, unbiased=ppo.advantage_std == "unbiased")
     return rollout.policy_samples(advantage), record
 
 
-def _targets_and_units(agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> tuple[PolicySamples, Record]:
+def _targets_and_units(
+    agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOConfig
+) -> tuple[PolicySamples, Record]:
     """The targets, which are taken into the statistics that values are normalized by, if they are.
 
     The first targets give the value heads their units. What the heads have said of this rollout is
@@ -176,12 +230,22 @@ def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
     # those returns are cut short.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
     if ppo.estimator == "n_step":
-        rollout.value_target.copy_(returns.n_step_return(reward, rollout.value, next_value, *ends, gamma=ppo.gamma, n=ppo.n_step))
+        rollout.value_target.copy_(
+            returns.n_step_return(
+                reward, rollout.value, next_value, *ends, gamma=ppo.gamma, n=ppo.n_step
+            )
+        )
     elif ppo.estimator == "monte_carlo" or ppo.value_target == "monte_carlo":
-        rollout.value_target.copy_(returns.monte_carlo_return(reward, next_value, *ends, gamma=ppo.gamma))
+        rollout.value_target.copy_(
+            returns.monte_carlo_return(reward, next_value, *ends, gamma=ppo.gamma)
+        )
     if ppo.estimator != "gae":
-        return rollout.value_target - rollout.value if ppo.baseline else rollout.value_target.clone()
-    advantage = returns.gae(reward, rollout.value, next_value, *ends, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda)
+        return (
+            rollout.value_target - rollout.value if ppo.baseline else rollout.value_target.clone()
+        )
+    advantage = returns.gae(
+        reward, rollout.value, next_value, *ends, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda
+    )
     if ppo.value_target == "gae":
         rollout.value_target.copy_(rollout.value + advantage)
     return advantage
@@ -195,16 +259,19 @@ def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
     truncated episodes, and what came last.
     """
     precision = compute.precision("value")
-    value = compute.per_segment(rollout.segments(), lambda piece: agent.value(piece.obs, piece.first, piece.state, precision=precision))
+    value = compute.per_segment(
+        rollout.segments(),
+        lambda piece: agent.value(piece.obs, piece.first, piece.state, precision=precision),
+    )
     inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
 
 
 def policy_phase(
-    learner: Learner, rollout: Rollout, reward: Tensor | None = None, *, stage: Callable[[str], None] = lambda name: None
+    learner: Learner, rollout: Rollout, reward: Tensor | None = None, *, stage: Stage = _untold
 ) -> Record:
-    """One iteration of the policy phase: E_π epochs on equation 1 and E_V epochs on equation 2 of the PPG paper.
+    """One policy phase iteration: E_π epochs on equation 1, E_V on equation 2 of the PPG paper.
 
     Args:
         learner: is trained in place.
@@ -213,8 +280,7 @@ def policy_phase(
         stage: told what begins, for displays.
 
     Returns:
-        Means over all samples and epochs, and the seconds spent; `losses/epoch_kl` is measured
-        after the last policy epoch.
+        Means over all samples and epochs, and seconds; `losses/epoch_kl` is of the last epoch.
 
     Raises:
         ValueError: training has diverged.
@@ -230,7 +296,8 @@ def policy_phase(
     exact = learner.kl_coef and ppo.kl_estimate == "exact"
     old_dist_params = dist_params(agent, samples, compute=compute) if exact else None
     # Recomputed values go into the rollout: the old ones are kept apart.
-    samples = dataclasses.replace(samples, old_dist_params=old_dist_params, old_value=samples.old_value.clone())
+    kept = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
+    samples = dataclasses.replace(samples, **kept)
     kl_coef, too_far = torch.tensor(learner.kl_coef, device=compute.device), False
     for epoch, (with_policy, with_value) in enumerate(ppo.passes):
         with_policy = with_policy and not too_far
@@ -241,16 +308,16 @@ def policy_phase(
         stage(phase)
         if epoch and ppo.recompute_advantages:
             revalue(agent, rollout, compute=compute)
-            renewed = compute_targets(rollout, reward, ppo)[0]
-            samples = dataclasses.replace(renewed, old_dist_params=old_dist_params, old_value=samples.old_value)
+            samples = dataclasses.replace(compute_targets(rollout, reward, ppo)[0], **kept)
         loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
         step = compute.gradient_step(loss, learner.settings(phase))
         order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
         for minibatch in samples.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
             means.add(*step(minibatch, kl_coef))
         if with_policy and ppo.follows_kl:
-            record["losses/epoch_kl"] = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
-            too_far = ppo.target_kl is not None and record["losses/epoch_kl"] > ppo.target_kl
+            kl = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
+            record["losses/epoch_kl"] = kl
+            too_far = ppo.target_kl is not None and kl > ppo.target_kl
         compute.wait()
         seconds["time/policy" if with_policy else "time/value"] += perf_counter() - start
     if "losses/epoch_kl" in record:
@@ -260,7 +327,7 @@ def policy_phase(
     return _finite(means.result()) | record | seconds
 
 
-def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Callable[[str], None] = lambda name: None) -> Record:
+def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _untold) -> Record:
     """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper, over all data of the phase.
 
     How far it is stands in the buffer. If it is left by an exception, the next call goes on with
@@ -286,7 +353,9 @@ def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Callable[[s
         buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
     progress = buffer.progress
     samples = buffer.auxiliary_samples(progress.old_dist_params)
-    step = compute.gradient_step(AuxiliaryLoss(agent, aux, compute.precision("aux")), learner.settings("aux"))
+    step = compute.gradient_step(
+        AuxiliaryLoss(agent, aux, compute.precision("aux")), learner.settings("aux")
+    )
     num_minibatches = aux.num_minibatches * aux.every
     num_used = aux.num_minibatches * (aux.iterations_per_epoch or aux.every)
     while progress.epoch < aux.epochs:
@@ -312,14 +381,20 @@ def _finite(record: Record) -> Record:
         ValueError: they were not. No step was made by such a gradient, and nothing may be saved as
             if all were well.
     """
-    bad = [name for name, value in record.items() if name.endswith(("_loss", "_norm")) and not math.isfinite(value)]
+    bad = [
+        name
+        for name, value in record.items()
+        if name.endswith(("_loss", "_norm")) and not math.isfinite(value)
+    ]
     if bad:
         raise diverged(bad)
     return record
 
 
 @torch.no_grad()
-def dist_params(agent: Agent, segments: Samples, *, compute: Compute, phase: Phase = "policy") -> Tensor:
+def dist_params(
+    agent: Agent, segments: Samples, *, compute: Compute, phase: Phase = "policy"
+) -> Tensor:
     """Parameters `[S, L, P]` of the policy's distribution for every stored observation, by the policy's network alone.
 
     They are to be compared with later ones in a phase, and so are asked for in its precision: else
@@ -329,19 +404,25 @@ def dist_params(agent: Agent, segments: Samples, *, compute: Compute, phase: Pha
     precision = compute.precision(phase)
 
     def of_piece(piece: Samples) -> Tensor:
-        return agent.policy(piece.obs, piece.first, piece.state, piece.action_mask, precision=precision)[0].dist_params
+        return agent.policy(
+            piece.obs, piece.first, piece.state, piece.action_mask, precision=precision
+        )[0].dist_params
 
     return compute.per_segment(segments, of_piece, phase=phase)
 
 
 @torch.no_grad()
-def divergence(agent: Agent, samples: PolicySamples, *, compute: Compute, estimate: Literal["k1", "k3"]) -> float:
+def divergence(
+    agent: Agent, samples: PolicySamples, *, compute: Compute, estimate: Literal["k1", "k3"]
+) -> float:
     """Mean KL divergence, by one of its estimates, of the policy as it is now from the one that drew the actions."""
     precision = compute.precision("policy")
 
     def log_prob(piece: Samples) -> Tensor:
         assert isinstance(piece, PolicySamples)
-        policy, _ = agent.policy(piece.obs, piece.first, piece.state, piece.action_mask, precision=precision)
+        policy, _ = agent.policy(
+            piece.obs, piece.first, piece.state, piece.action_mask, precision=precision
+        )
         return policy.log_prob(piece.action)
 
     k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)

@@ -45,7 +45,13 @@ class Preset:
 _PPG = Config(
     name="procgen-ppg",
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
-    model=ModelConfig(value_path="separate", encoder="impala", init="normalized", policy_head_scale=0.1, value_head_scale=0.1),
+    model=ModelConfig(
+        value_path="separate",
+        encoder="impala",
+        init="normalized",
+        policy_head_scale=0.1,
+        value_head_scale=0.1,
+    ),
     ppo=PPOConfig(bootstrap_truncation=False),
     aux=AuxConfig(),
     reward_norm=RewardNormConfig(),
@@ -58,7 +64,9 @@ _PPG_PAPER = replace(
     reward_norm=RewardNormConfig(gamma=0.99),
     total_env_steps=100_000_000,
 )
-_PPG_SINGLE = replace(_PPG, name="procgen-ppg-single", model=replace(_PPG.model, value_path="detached"))
+_PPG_SINGLE = replace(
+    _PPG, name="procgen-ppg-single", model=replace(_PPG.model, value_path="detached")
+)
 _PPG_KL = replace(_PPG, name="procgen-ppg-kl", ppo=replace(_PPG.ppo, clip=None, kl_penalty=1.0))
 _PPO = replace(
     _PPG,
@@ -86,15 +94,30 @@ _CLEANRL_PPG = replace(
     _PPG_SINGLE,
     name="compat-cleanrl-ppg",
     budget_rounding="down",
-    ppo=replace(_PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5, advantage_std="unbiased"),
+    ppo=replace(
+        _PPG.ppo,
+        minibatch_by="transitions",
+        value_clip=0.2,
+        value_coef=0.5,
+        max_grad_norm=0.5,
+        advantage_std="unbiased",
+    ),
     aux=AuxConfig(optimizer="shared", max_grad_norm=0.5),
     reward_norm=RewardNormConfig(per="step"),
 )
 _CLEANRL_PPO = replace(
     _CLEANRL_PPG,
     name="compat-cleanrl-ppo-procgen",
-    model=ModelConfig(value_path="shared", encoder="impala", init="torch", policy_head_scale=0.01, value_head_scale=1.0),
-    ppo=replace(_CLEANRL_PPG.ppo, policy_epochs=3, value_epochs=3, advantage_norm="minibatch", adam_eps=1e-5),
+    model=ModelConfig(
+        value_path="shared",
+        encoder="impala",
+        init="torch",
+        policy_head_scale=0.01,
+        value_head_scale=1.0,
+    ),
+    ppo=replace(
+        _CLEANRL_PPG.ppo, policy_epochs=3, value_epochs=3, advantage_norm="minibatch", adam_eps=1e-5
+    ),
     aux=None,
 )
 _BASELINES_PPO = replace(
@@ -123,7 +146,14 @@ _CLASSIC_PPO = Config(
     reward_norm=RewardNormConfig(),
     total_env_steps=100_000,
 )  # fmt: skip
-_CLASSIC_AUX = AuxConfig(every=8, epochs=3, num_minibatches=8, minibatch_by="transitions", learning_rate=5e-4, max_grad_norm=0.5)
+_CLASSIC_AUX = AuxConfig(
+    every=8,
+    epochs=3,
+    num_minibatches=8,
+    minibatch_by="transitions",
+    learning_rate=5e-4,
+    max_grad_norm=0.5,
+)
 _CLASSIC_PPG = replace(_CLASSIC_PPO, name="classic-ppg", aux=_CLASSIC_AUX)
 
 # Continuous control. Advantages are made anew before each epoch and rates fall to zero, which is
@@ -192,7 +222,14 @@ _CLEANRL_ATARI = replace(
     env=replace(_ATARI_PPO.env, options={"episodic_life": True}),
     ppo=replace(_ATARI_PPO.ppo, advantage_std="unbiased"),
 )
-_ATARI_AUX = AuxConfig(every=32, epochs=6, num_minibatches=8, minibatch_by="segments", learning_rate=2.5e-4, max_grad_norm=0.5)
+_ATARI_AUX = AuxConfig(
+    every=32,
+    epochs=6,
+    num_minibatches=8,
+    minibatch_by="segments",
+    learning_rate=2.5e-4,
+    max_grad_norm=0.5,
+)
 
 # What other code bases run on classic and continuous control (semantics 2R; what is left is said in
 # docs/fidelity.md).
@@ -215,7 +252,13 @@ _CLEANRL_CONTINUOUS = replace(
     env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
     action=ActionConfig(squash="clip"),
     ppo=replace(
-        _CLEANRL_CLASSIC.ppo, num_steps=2048, policy_epochs=10, value_epochs=10, num_minibatches=32, learning_rate=3e-4, entropy_coef=0.0
+        _CLEANRL_CLASSIC.ppo,
+        num_steps=2048,
+        policy_epochs=10,
+        value_epochs=10,
+        num_minibatches=32,
+        learning_rate=3e-4,
+        entropy_coef=0.0,
     ),
     reward_norm=RewardNormConfig(per="step", reset_at="termination"),
     obs_norm=ObsNormConfig(from_first_rollout=False),
@@ -325,7 +368,14 @@ def _task_presets() -> list[Preset]:
         env = ppo.env.id.partition(":")[2] + " without velocities" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps:,} steps"
         presets.append(Preset(replace(ppo, name=f"{task}-ppo"), f"PPO on {env}, {steps}", "ours"))
-        presets.append(Preset(replace(ppo, name=f"{task}-ppg", aux=aux), f"PPG on {env}, {steps}", "ours", f"{task}-ppo"))
+        presets.append(
+            Preset(
+                replace(ppo, name=f"{task}-ppg", aux=aux),
+                f"PPG on {env}, {steps}",
+                "ours",
+                f"{task}-ppo",
+            )
+        )
     return presets
 
 
@@ -367,7 +417,10 @@ PRESETS: dict[str, Preset] = {
 
 RENAMED = {
     f"{old}-{algorithm}": f"{new}-{algorithm}"
-    for old, new in {"cartpolenovel": "cartpole-masked-velocity", "pendulumnovel": "pendulum-masked-velocity"}.items()
+    for old, new in {
+        "cartpolenovel": "cartpole-masked-velocity",
+        "pendulumnovel": "pendulum-masked-velocity",
+    }.items()
     for algorithm in ("ppo", "ppg")
 }
 """Old names of presets, which work for one more release."""
@@ -380,10 +433,16 @@ def get_preset(name: str) -> Config:
         ValueError: there is none; the nearest name is given.
     """
     if name in RENAMED:
-        warnings.warn(f"the preset {name} is called {RENAMED[name]} now; the old name will go", FutureWarning, stacklevel=2)
+        warnings.warn(
+            f"the preset {name} is called {RENAMED[name]} now; the old name will go",
+            FutureWarning,
+            stacklevel=2,
+        )
         name = RENAMED[name]
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}{nearest_name(name, PRESETS)}; `phasicrl presets` lists all")
+        raise ValueError(
+            f"unknown preset {name!r}{nearest_name(name, PRESETS)}; `phasicrl presets` lists all"
+        )
     return PRESETS[name].config
 
 

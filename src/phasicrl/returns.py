@@ -43,7 +43,9 @@ def gae(
     return _sums_from_behind(delta, keep)
 
 
-def _sums_from_behind(term: Float[Tensor, "B T"], keep: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def _sums_from_behind(
+    term: Float[Tensor, "B T"], keep: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
     """`x_t = term_t + keep_t x_{t+1}`, with nothing after the last: log₂ T passes over everything instead of T over one step.
 
     By doubling (Hillis & Steele 1986): after k passes each sum reaches 2ᵏ steps ahead, and so does
@@ -90,7 +92,9 @@ def n_step_return(
     at_cut = reward + gamma * torch.where(terminated, 0.0, next_value)
     result = value
     for _ in range(min(n, reward.shape[1])):
-        result = torch.where(cut, at_cut, reward + gamma * result.roll(-1, dims=1))  # what rolls over the edge lands on a cut
+        result = torch.where(
+            cut, at_cut, reward + gamma * result.roll(-1, dims=1)
+        )  # what rolls over the edge lands on a cut
     return result
 
 
@@ -120,11 +124,17 @@ def monte_carlo_return(
     cut = truncated.clone()
     cut[:, -1] = True
     after_cut = torch.where(cut & ~terminated, next_value, 0.0)
-    return _sums_from_behind(reward + gamma * after_cut, gamma * (~(terminated | cut)).to(reward.dtype))
+    return _sums_from_behind(
+        reward + gamma * after_cut, gamma * (~(terminated | cut)).to(reward.dtype)
+    )
 
 
 def discounted_forward_return(
-    reward: Float[Tensor, "B T"], starts_anew: Bool[Tensor, "B T"], start: Float[Tensor, " B"], *, gamma: float
+    reward: Float[Tensor, "B T"],
+    starts_anew: Bool[Tensor, "B T"],
+    start: Float[Tensor, " B"],
+    *,
+    gamma: float,
 ) -> Float[Tensor, "B T"]:
     """Running discounted sum `R_t = r_t + γ R_{t-1}`, with 0 in place of `R_{t-1}` where it starts anew.
 
@@ -143,12 +153,16 @@ def discounted_forward_return(
 
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:
     """`1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant; NaN for a constant target."""
-    if target.max() == target.min():  # not by the variance: rounding leaves some even of equal numbers
+    if (
+        target.max() == target.min()
+    ):  # not by the variance: rounding leaves some even of equal numbers
         return float("nan")
     return float(1 - (target - value).var(correction=0) / target.var(correction=0))
 
 
-def normalize(advantage: Float[Tensor, "*shape"], *, unbiased: bool = False, eps: float = 1e-8) -> Float[Tensor, "*shape"]:
+def normalize(
+    advantage: Float[Tensor, "*shape"], *, unbiased: bool = False, eps: float = 1e-8
+) -> Float[Tensor, "*shape"]:
     """Shift and scale to mean 0 and variance 1.
 
     Args:

@@ -46,9 +46,13 @@ class Samples:
 
     def as_transitions(self) -> Self:
         """Every step as a sequence of its own, `[S·L, 1, …]`: without memory the steps are independent. Copies nothing."""
-        assert not self.has_memory, f"steps depend on a memory state of width {self.state.shape[-1]}"
+        assert not self.has_memory, (
+            f"steps depend on a memory state of width {self.state.shape[-1]}"
+        )
         num_steps = self.first.numel()
-        flat = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1) if tensor is not self.state else tensor)
+        flat = self._map(
+            lambda tensor: tensor.flatten(0, 1).unsqueeze(1) if tensor is not self.state else tensor
+        )
         return dataclasses.replace(flat, state=self.state.new_zeros(num_steps, 0))
 
     def random_order(self, *, by: MinibatchBy, generator: Generator) -> Int[Tensor, " M"]:
@@ -56,7 +60,9 @@ class Samples:
         size = len(self) if by == "segments" else self.first.numel()
         return torch.randperm(size, generator=generator).to(self.first.device)
 
-    def minibatches(self, num_minibatches: int, order: Int[Tensor, " M"], *, by: MinibatchBy) -> Iterator[Minibatch[Self]]:
+    def minibatches(
+        self, num_minibatches: int, order: Int[Tensor, " M"], *, by: MinibatchBy
+    ) -> Iterator[Minibatch[Self]]:
         """Deal everything out once, to minibatches of one size, which are not gathered yet.
 
         Args:
@@ -77,7 +83,9 @@ class Samples:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor."""
-        return dataclasses.replace(self, **{name: function(value) for name, value in self.tensors().items()})
+        return dataclasses.replace(
+            self, **{name: function(value) for name, value in self.tensors().items()}
+        )
 
 
 S = TypeVar("S", bound=Samples)
@@ -182,7 +190,11 @@ class Rollout:
 
 def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
     """The fields that are there, by name."""
-    return {field.name: value for field in dataclasses.fields(holder) if (value := getattr(holder, field.name)) is not None}
+    return {
+        field.name: value
+        for field in dataclasses.fields(holder)
+        if (value := getattr(holder, field.name)) is not None
+    }
 
 
 class MeanAccumulator:
@@ -194,7 +206,9 @@ class MeanAccumulator:
 
     def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
         """Add means over `weight` samples, one for each name; copied at once, as they may be overwritten afterwards (CUDA graphs)."""
-        assert values.shape == (len(names),), f"{len(names)} names, {names}, but values of shape {tuple(values.shape)}"
+        assert values.shape == (len(names),), (
+            f"{len(names)} names, {names}, but values of shape {tuple(values.shape)}"
+        )
         with torch.inference_mode():  # one kernel, however many names
             if names not in self._sums:
                 self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
@@ -210,7 +224,10 @@ class MeanAccumulator:
             for name, total in zip(names, totals, strict=True):
                 before, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = (before + total, weights + self._weights[names])
-        return {name: total / weights if weights else math.nan for name, (total, weights) in sorted(sums.items())}
+        return {
+            name: total / weights if weights else math.nan
+            for name, (total, weights) in sorted(sums.items())
+        }
 
 
 @dataclass(slots=True)
@@ -266,7 +283,9 @@ class PhaseBuffer:
         self.num_filled = 0
         self.progress: AuxiliaryProgress | None = None
 
-        def room(*shape: int, dtype: torch.dtype = torch.float32, time: tuple[int, ...] = (num_steps,)) -> Tensor:
+        def room(
+            *shape: int, dtype: torch.dtype = torch.float32, time: tuple[int, ...] = (num_steps,)
+        ) -> Tensor:
             return torch.zeros(num_rollouts, num_envs, *time, *shape, dtype=dtype, device=device)
 
         self.rollouts = Rollout(
@@ -296,13 +315,18 @@ class PhaseBuffer:
 
     def next_rollout(self) -> Rollout:
         """The slot to write the next rollout into; it counts as filled."""
-        assert not self.is_full, f"all {self.num_rollouts} rollouts of the phase are filled; clear the buffer first"
+        assert not self.is_full, (
+            f"all {self.num_rollouts} rollouts of the phase are filled; clear the buffer first"
+        )
         self.num_filled += 1
         return self.rollout(self.num_filled - 1)
 
     def rollout(self, slot: int) -> Rollout:
         """Views of one slot."""
-        return dataclasses.replace(self.rollouts, **{name: tensor[slot] for name, tensor in self.rollouts.tensors().items()})
+        return dataclasses.replace(
+            self.rollouts,
+            **{name: tensor[slot] for name, tensor in self.rollouts.tensors().items()},
+        )
 
     def clear(self) -> None:
         """Forget the phase; the memory is kept and written over."""
@@ -312,7 +336,14 @@ class PhaseBuffer:
     def auxiliary_samples(self, old_dist_params: Float[Tensor, "KB T P"]) -> AuxiliarySamples:
         """All segments of the phase, `[K·B, T, …]`, with the parameters of the policy before the auxiliary phase. Copies nothing."""
         segments = self.segments()
-        return AuxiliarySamples(segments.obs, segments.first, segments.state, segments.action_mask, segments.value_target, old_dist_params)
+        return AuxiliarySamples(
+            segments.obs,
+            segments.first,
+            segments.state,
+            segments.action_mask,
+            segments.value_target,
+            old_dist_params,
+        )
 
     def segments(self) -> Samples:
         """All segments of the phase, `[K·B, T, …]`. Copies nothing."""

@@ -22,7 +22,9 @@ SUPPORTED_OBSERVATIONS = (
     "Box (images: uint8, height × width × channels or channels first; anything else is numbers), "
     "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 )
-SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
+SUPPORTED_ACTIONS = (
+    "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
+)
 
 Path = tuple[str | int, ...]
 """Where a part lies in a tree of `Dict` (keys) and `Tuple` (numbers) spaces."""
@@ -30,7 +32,11 @@ Path = tuple[str | int, ...]
 
 def leaves(space: gym.Space[Any], path: Path = ()) -> list[tuple[Path, gym.Space[Any]]]:
     """The parts of a space that are neither `Dict` nor `Tuple`, in order, with the path to each."""
-    return [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))] if _is_tree(space) else [(path, space)]
+    return (
+        [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))]
+        if _is_tree(space)
+        else [(path, space)]
+    )
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
@@ -54,29 +60,49 @@ def is_image(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
-def check_spaces(name: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+def check_spaces(
+    name: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> None:
     """Refuse spaces that no network here can read or act in.
 
     Raises:
         ValueError: which space it is, and what is supported.
     """
     for what, space, is_supported, supported in (
-        ("observations", observation_space, lambda leaf: _stored_dtype(leaf) is not None, SUPPORTED_OBSERVATIONS),
+        (
+            "observations",
+            observation_space,
+            lambda leaf: _stored_dtype(leaf) is not None,
+            SUPPORTED_OBSERVATIONS,
+        ),
         ("actions", action_space, _can_act_in, SUPPORTED_ACTIONS),
     ):
         parts = leaves(space)
         for path, leaf in parts:
             if not is_supported(leaf):
-                hint = "; write a Box of integers as a MultiDiscrete" if what == "actions" and isinstance(leaf, gym.spaces.Box) else ""
-                raise ValueError(f"{name}: {what} of the kind {leaf}{where(path)} are not supported; supported: {supported}{hint}")
+                hint = (
+                    "; write a Box of integers as a MultiDiscrete"
+                    if what == "actions" and isinstance(leaf, gym.spaces.Box)
+                    else ""
+                )
+                raise ValueError(
+                    f"{name}: {what} of the kind {leaf}{where(path)} are not supported; supported: {supported}{hint}"
+                )
         for path, leaf in parts:
-            if what == "observations" and isinstance(leaf, gym.spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
+            if (
+                what == "observations"
+                and isinstance(leaf, gym.spaces.Box)
+                and leaf.dtype == np.uint8
+                and len(leaf.shape) > 3
+            ):
                 raise ValueError(
                     f"{name}: observations of the kind Box{leaf.shape} uint8{where(path)} look like a stack of color images; fold the stack into "
                     "the channels (gymnasium.wrappers.ReshapeObservation), height × width × channels"
                 )
         if not sum(math.prod(leaf.shape or ()) for _, leaf in parts):
-            raise ValueError(f"{name}: the space of {what} {space} is empty; give it at least one number")
+            raise ValueError(
+                f"{name}: the space of {what} {space} is empty; give it at least one number"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +155,14 @@ class ObservationLayout:
         for path, leaf in leaves(space):
             dtype, shape = _stored_dtype(leaf), leaf.shape
             if dtype is None or shape is None:
-                raise ValueError(f"observations of the kind {leaf} are not supported; supported: {SUPPORTED_OBSERVATIONS}")
-            placed.append(ObservationLeaf(path, leaf, tuple(shape), dtype, end, math.prod(shape) * dtype.itemsize))
+                raise ValueError(
+                    f"observations of the kind {leaf} are not supported; supported: {SUPPORTED_OBSERVATIONS}"
+                )
+            placed.append(
+                ObservationLeaf(
+                    path, leaf, tuple(shape), dtype, end, math.prod(shape) * dtype.itemsize
+                )
+            )
             end += placed[-1].num_bytes
         self.leaves = tuple(placed)
         self.shape: tuple[int, ...] = (end,) if self.is_tree else placed[0].shape
@@ -149,7 +181,9 @@ class ObservationLayout:
         rows = np.empty((num, *self.shape), dtype=np.uint8)
         for leaf in self.leaves:
             values = np.ascontiguousarray(_stored(leaf, _at(obs, leaf.path), num))
-            rows[:, leaf.offset : leaf.offset + leaf.num_bytes] = values.reshape(num, math.prod(leaf.shape)).view(np.uint8)
+            rows[:, leaf.offset : leaf.offset + leaf.num_bytes] = values.reshape(
+                num, math.prod(leaf.shape)
+            ).view(np.uint8)
         return rows
 
     def unpack(self, stored: Tensor) -> Any:
@@ -168,7 +202,11 @@ class ObservationLayout:
                 # Not `contiguous()`: it returns a single row as it is, at an address that wider
                 # numbers must not have. Flat, since rows of
                 # no bytes have strides that cannot be viewed.
-                rows = rows.clone(memory_format=torch.contiguous_format).flatten().view(getattr(torch, leaf.dtype.name))
+                rows = (
+                    rows.clone(memory_format=torch.contiguous_format)
+                    .flatten()
+                    .view(getattr(torch, leaf.dtype.name))
+                )
             values[leaf.path] = rows.reshape(stored.shape[0], *leaf.shape)
         return _assembled(self.space, values)
 
@@ -183,13 +221,24 @@ class ObservationLayout:
                 continue
             values = stored
             if self.is_tree:
-                values = stored[:, leaf.offset : leaf.offset + leaf.num_bytes].view(leaf.dtype).reshape(len(stored), *leaf.shape)
+                values = (
+                    stored[:, leaf.offset : leaf.offset + leaf.num_bytes]
+                    .view(leaf.dtype)
+                    .reshape(len(stored), *leaf.shape)
+                )
             is_float = leaf.dtype == np.float32
-            good = np.isfinite(values) if is_float else (values >= 0) & (values < _num_options(leaf.space))
+            good = (
+                np.isfinite(values)
+                if is_float
+                else (values >= 0) & (values < _num_options(leaf.space))
+            )
             if not good.all():
                 index = int(np.argwhere(~good)[0, 0])
                 what = "is not finite" if is_float else f"is outside of {leaf.space}"
-                return index, f"an observation that {what}{where(leaf.path)}: {values[index] + _first(leaf.space)}"
+                return (
+                    index,
+                    f"an observation that {what}{where(leaf.path)}: {values[index] + _first(leaf.space)}",
+                )
         return None
 
 
@@ -233,11 +282,15 @@ class ActionLayout:
             )
             names += [path if size == 1 else (*path, index) for index in range(size)]
         has_box = any(isinstance(leaf.space, gym.spaces.Box) for leaf in self._leaves)
-        self.shape: tuple[int, ...] = () if isinstance(space, gym.spaces.Discrete) else (len(names),)
+        self.shape: tuple[int, ...] = (
+            () if isinstance(space, gym.spaces.Discrete) else (len(names),)
+        )
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if has_box else np.int64)
         self._num_options = np.concatenate(options)  # [K], zero for numbers of a Box
         self._discrete = np.flatnonzero(self._num_options)
-        self._mask_offsets = np.cumsum([0, *choices(space)])[:-1]  # [C], where each discrete component begins in a mask
+        self._mask_offsets = np.cumsum([0, *choices(space)])[
+            :-1
+        ]  # [C], where each discrete component begins in a mask
         self._names = names
 
     def unflatten(self, action: np.ndarray) -> Any:
@@ -254,7 +307,9 @@ class ActionLayout:
             values[leaf.path] = part.astype(leaf.space.dtype)
         return _assembled(self.space, values)
 
-    def check(self, name: str, action: Any, num_envs: int, *, action_mask: np.ndarray | None = None) -> None:
+    def check(
+        self, name: str, action: Any, num_envs: int, *, action_mask: np.ndarray | None = None
+    ) -> None:
         """Refuse a batch of the trainer's actions that the environments would misread.
 
         Numbers of a `Box` may be beyond its bounds: the policy decides whether to clip them.
@@ -267,31 +322,56 @@ class ActionLayout:
         if self._is_plainly_good(action, num_envs) and action_mask is None:
             return
         shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
-        if not isinstance(action, np.ndarray) or action.dtype.kind not in wanted or action.shape != shape:
-            given = f"{action.dtype}, shape {action.shape}" if isinstance(action, np.ndarray) else f"a {type(action).__name__}"
+        if (
+            not isinstance(action, np.ndarray)
+            or action.dtype.kind not in wanted
+            or action.shape != shape
+        ):
+            given = (
+                f"{action.dtype}, shape {action.shape}"
+                if isinstance(action, np.ndarray)
+                else f"a {type(action).__name__}"
+            )
             kind = "integers" if self.dtype == np.int64 else "numbers"
-            raise ValueError(f"{name}: the actions are {given}; a tensor of {kind}, shape {shape}, was expected")
+            raise ValueError(
+                f"{name}: the actions are {given}; a tensor of {kind}, shape {shape}, was expected"
+            )
         rows = action.reshape(num_envs, len(self._names))
         if not np.isfinite(rows).all():
             index, component = map(int, np.argwhere(~np.isfinite(rows))[0])
-            raise ValueError(f"{name}: {self._describe(rows, index, component)} is not finite; a network has diverged")
+            raise ValueError(
+                f"{name}: {self._describe(rows, index, component)} is not finite; a network has diverged"
+            )
         chosen = rows[:, self._discrete]
-        outside = (chosen < 0) | (chosen >= self._num_options[self._discrete]) | (chosen != np.floor(chosen))
+        outside = (
+            (chosen < 0)
+            | (chosen >= self._num_options[self._discrete])
+            | (chosen != np.floor(chosen))
+        )
         if outside.any():
             index, column = map(int, np.argwhere(outside)[0])
             component = int(self._discrete[column])
             taken, last = self._describe(rows, index, component), self._num_options[component] - 1
             raise ValueError(f"{name}: {taken} is outside of 0 … {last} (integers, from zero)")
         if action_mask is not None:
-            allowed = np.take_along_axis(action_mask, chosen.astype(np.int64) + self._mask_offsets, axis=1)
+            allowed = np.take_along_axis(
+                action_mask, chosen.astype(np.int64) + self._mask_offsets, axis=1
+            )
             if not allowed.all():
                 index, column = map(int, np.argwhere(~allowed)[0])
                 taken = self._describe(rows, index, int(self._discrete[column]))
-                raise ValueError(f"{name}: {taken} is not allowed now; choose among those that `action_mask` allows")
+                raise ValueError(
+                    f"{name}: {taken} is not allowed now; choose among those that `action_mask` allows"
+                )
 
     def _is_plainly_good(self, action: Any, num_envs: int) -> bool:
         """Whether these are options of a plain `Discrete` space: asked at every step, so that the usual case is quick."""
-        if self.shape or not isinstance(action, np.ndarray) or action.dtype.kind != "i" or action.shape != (num_envs,):
+        if (
+            self.shape
+            or not isinstance(action, np.ndarray)
+            or action.dtype.kind != "i"
+            or action.shape != (num_envs,)
+        ):
             return False
         return bool(action.min() >= 0 and action.max() < self._num_options[0])
 
@@ -307,10 +387,17 @@ def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
         return gym.spaces.Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
     if isinstance(space, gym.spaces.Tuple):
         return gym.spaces.Tuple([as_float32(part) for part in space.spaces])
-    if not isinstance(space, gym.spaces.Box) or space.dtype == np.float32 or np.dtype(space.dtype).kind != "f":
+    if (
+        not isinstance(space, gym.spaces.Box)
+        or space.dtype == np.float32
+        or np.dtype(space.dtype).kind != "f"
+    ):
         return space
     limit = np.finfo(np.float32).max
-    low, high = (np.where(np.isinf(bound), bound, np.clip(bound, -limit, limit)).astype(np.float32) for bound in (space.low, space.high))
+    low, high = (
+        np.where(np.isinf(bound), bound, np.clip(bound, -limit, limit)).astype(np.float32)
+        for bound in (space.low, space.high)
+    )
     return gym.spaces.Box(low, high, dtype=np.float32)
 
 
@@ -361,7 +448,9 @@ def _at(tree: Any, path: Path) -> Any:
         try:
             tree = tree[key]
         except (KeyError, IndexError, TypeError):
-            raise ValueError(f"an observation without {place(path[: depth + 1])!r}, which its observation_space has") from None
+            raise ValueError(
+                f"an observation without {place(path[: depth + 1])!r}, which its observation_space has"
+            ) from None
     return tree
 
 
@@ -380,14 +469,22 @@ def _stored(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     if not leaf.shape and array.size == num:
         array = array.reshape(num)  # a single number may come in brackets
     if array.shape != (num, *leaf.shape):
-        raise ValueError(f"an observation of shape {array.shape[1:]}{where(leaf.path)}; its observation_space says {leaf.shape}")
-    if array.dtype != leaf.space.dtype and not np.can_cast(array.dtype, np.dtype(leaf.space.dtype), "same_kind"):
-        raise ValueError(f"an observation of dtype {array.dtype}{where(leaf.path)}; its observation_space says {leaf.space.dtype}")
+        raise ValueError(
+            f"an observation of shape {array.shape[1:]}{where(leaf.path)}; its observation_space says {leaf.shape}"
+        )
+    if array.dtype != leaf.space.dtype and not np.can_cast(
+        array.dtype, np.dtype(leaf.space.dtype), "same_kind"
+    ):
+        raise ValueError(
+            f"an observation of dtype {array.dtype}{where(leaf.path)}; its observation_space says {leaf.space.dtype}"
+        )
     if leaf.dtype == np.int64:
         return array.astype(np.int64, copy=False) - _first(leaf.space)
     if array.dtype == leaf.dtype:
         return array
-    with np.errstate(over="ignore"):  # infinity is told by `find_fault`, with the environment's number
+    with np.errstate(
+        over="ignore"
+    ):  # infinity is told by `find_fault`, with the environment's number
         return array.astype(leaf.dtype, copy=False)
 
 
@@ -398,7 +495,13 @@ def _first(space: gym.Space[Any]) -> np.ndarray:
 
 def _num_options(space: gym.Space[Any]) -> np.ndarray:
     """How many options each component of a discrete space has, in its shape; one number where all have the same."""
-    options = space.nvec if isinstance(space, gym.spaces.MultiDiscrete) else space.n if isinstance(space, gym.spaces.Discrete) else 2
+    options = (
+        space.nvec
+        if isinstance(space, gym.spaces.MultiDiscrete)
+        else space.n
+        if isinstance(space, gym.spaces.Discrete)
+        else 2
+    )
     return np.asarray(options, dtype=np.int64)
 
 

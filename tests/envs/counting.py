@@ -28,7 +28,9 @@ class Counting(gym.Env[np.ndarray, Any]):
         self._buffer = np.zeros(3, self.observation_space.dtype)
         self._episode, self._time = -1, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self._id = int(self.np_random.integers(1000))
@@ -40,7 +42,13 @@ class Counting(gym.Env[np.ndarray, Any]):
         ended = self._is_last()
         both = self._episode % 6 == 0
         even = self._episode % 2 == 0
-        return self._observe(), float(self._time), ended and (even or both), ended and (not even or both), {"ignored": lambda: None}
+        return (
+            self._observe(),
+            float(self._time),
+            ended and (even or both),
+            ended and (not even or both),
+            {"ignored": lambda: None},
+        )
 
     def _is_last(self) -> bool:
         return self._time == 2 + (self._id + self._episode) % 3
@@ -53,7 +61,9 @@ class Counting(gym.Env[np.ndarray, Any]):
 class PlainCounting(Counting):
     """The same in arrays of its own and with nothing in `info`: Gymnasium's vector environments keep the one and send the other."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         return super().reset(seed=seed, options=options)[0].copy(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -90,7 +100,11 @@ class Structured(Counting):
         more=gym.spaces.Tuple([gym.spaces.Discrete(9, start=2), gym.spaces.MultiBinary(3)]),
     )
     action_space = gym.spaces.Tuple(
-        [gym.spaces.Discrete(3, start=1), gym.spaces.MultiDiscrete([2, 4], start=[0, 5]), gym.spaces.Box(-1, 1, (2,), np.float64)]
+        [
+            gym.spaces.Discrete(3, start=1),
+            gym.spaces.MultiDiscrete([2, 4], start=[0, 5]),
+            gym.spaces.Box(-1, 1, (2,), np.float64),
+        ]
     )
 
     def __init__(self) -> None:
@@ -109,7 +123,11 @@ class Structured(Counting):
     def _observe(self) -> Any:
         self._image[:] = self._time
         digits = np.array([self._time >> place & 1 for place in range(3)], np.int8)
-        return {"image": self._image, "counts": super()._observe(), "more": (2 + self._time, digits)}
+        return {
+            "image": self._image,
+            "counts": super()._observe(),
+            "more": (2 + self._time, digits),
+        }
 
 
 class Masked(Counting):
@@ -123,12 +141,16 @@ class Masked(Counting):
 
     def _mask(self) -> tuple[np.ndarray, ...]:
         forbidden = self._id + 2 * self._episode + self._time
-        return tuple((np.zeros(n) if self._is_last() else np.arange(n) != forbidden % n).astype(np.int8) for n in (4, 3))
+        return tuple(
+            (np.zeros(n) if self._is_last() else np.arange(n) != forbidden % n).astype(np.int8)
+            for n in (4, 3)
+        )
 
 
 class MaskedInObservation(Masked):
     observation_space = gym.spaces.Dict(
-        counts=Counting.observation_space, action_mask=gym.spaces.Tuple([gym.spaces.MultiBinary(4), gym.spaces.MultiBinary(3)])
+        counts=Counting.observation_space,
+        action_mask=gym.spaces.Tuple([gym.spaces.MultiBinary(4), gym.spaces.MultiBinary(3)]),
     )
 
     def __init__(self) -> None:
@@ -152,13 +174,21 @@ class MaskedByMethod(Masked):
 
 
 class MaskedInInfo(Masked):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         obs, info = super().reset(seed=seed, options=options)
         return obs, {**info, "action_mask": self._mask()}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(0)
-        return obs, reward, terminated, truncated, info if self._is_last() else {**info, "action_mask": self._mask()}
+        return (
+            obs,
+            reward,
+            terminated,
+            truncated,
+            info if self._is_last() else {**info, "action_mask": self._mask()},
+        )
 
 
 class MaskedInFlatInfo(MaskedInInfo):
@@ -229,7 +259,9 @@ class FaultyStructure(Structured):
         if self._time < 3:
             return obs
         return {
-            key: self._value if key == self._part else value for key, value in obs.items() if key != self._part or self._value is not None
+            key: self._value if key == self._part else value
+            for key, value in obs.items()
+            if key != self._part or self._value is not None
         }
 
     def _is_last(self) -> bool:
@@ -245,13 +277,21 @@ class FaultyMask(gym.Env[np.ndarray, Any]):
     def __init__(self, mask: Any) -> None:
         self._mask, self._time = mask, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         return np.zeros(2, np.float32), {"action_mask": np.ones(5, bool)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._time += 1
         mask = np.ones(5, bool) if self._time < 3 else self._mask
-        return np.zeros(2, np.float32), 0.0, False, False, {} if mask is None else {"action_mask": mask}
+        return (
+            np.zeros(2, np.float32),
+            0.0,
+            False,
+            False,
+            {} if mask is None else {"action_mask": mask},
+        )
 
 
 class Spaces(gym.Env[Any, Any]):

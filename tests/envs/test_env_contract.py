@@ -45,13 +45,19 @@ CASES: dict[str, tuple[EnvConfig, Callable[[], gym.Env[Any, Any]] | None]] = {
     "envpool minigrid": (EnvConfig(id="envpool:MiniGrid-Empty-Random-5x5-v0", num_envs=B), None),
     "envpool jumanji": (EnvConfig(id="envpool:Cleaner-v0", num_envs=B), None),
     "gymnasium": (EnvConfig(id="gymnasium:CartPole-v1", num_envs=B), None),
-    "gymnasium processes": (EnvConfig(id="gymnasium:CartPole-v1", num_envs=B, parallel="processes"), None),
+    "gymnasium processes": (
+        EnvConfig(id="gymnasium:CartPole-v1", num_envs=B, parallel="processes"),
+        None,
+    ),
     "own class": (EnvConfig(id="counting", num_envs=B), Counting),
     "structured": (EnvConfig(id="structured", num_envs=B), Structured),
     "masked in observation": (EnvConfig(id="masked", num_envs=B), MaskedInObservation),
     "masked by method": (EnvConfig(id="masked", num_envs=B), MaskedByMethod),
     "masked in info": (EnvConfig(id="masked", num_envs=B), MaskedInInfo),
-    "masked in observation processes": (EnvConfig(id="masked", num_envs=B, parallel="processes"), MaskedInObservation),
+    "masked in observation processes": (
+        EnvConfig(id="masked", num_envs=B, parallel="processes"),
+        MaskedInObservation,
+    ),
     "heuristic mask": (EnvConfig(id="masked", num_envs=B), MaskedInInfo),
 }
 STEPS = {"envpool dm_control": 1010}
@@ -62,8 +68,14 @@ ALIKE_AT_FIRST = ("envpool atari",)
 
 
 OWN_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], dict[str, Any]]] = {
-    "vector, same step": (PlainCounting, {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False}),
-    "vector, next step": (CountingInFloat32, {"autoreset_mode": AutoresetMode.NEXT_STEP, "copy": False}),
+    "vector, same step": (
+        PlainCounting,
+        {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False},
+    ),
+    "vector, next step": (
+        CountingInFloat32,
+        {"autoreset_mode": AutoresetMode.NEXT_STEP, "copy": False},
+    ),
     "vector, disabled, structured": (Structured, {"autoreset_mode": AutoresetMode.DISABLED}),
     "vector, same step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.SAME_STEP}),
     "vector, next step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.NEXT_STEP}),
@@ -75,13 +87,23 @@ def make(case: str, seed: int = 1) -> VectorEnv:
     if case in OWN_VECTOR:
         kind, how = OWN_VECTOR[case]
         config = EnvConfig(id="mine", num_envs=B)
-        return make_envs(config, seed=seed, make_vector_env=lambda num_envs: SyncVectorEnv([kind] * num_envs, **how))
+        return make_envs(
+            config,
+            seed=seed,
+            make_vector_env=lambda num_envs: SyncVectorEnv([kind] * num_envs, **how),
+        )
     config, make_env = CASES[case]
-    if (config.id.startswith(("procgen", "envpool"))) and importlib.util.find_spec("envpool") is None:
+    if (config.id.startswith(("procgen", "envpool"))) and importlib.util.find_spec(
+        "envpool"
+    ) is None:
         pytest.skip("EnvPool is not installed")
     envs = make_envs(config, seed=seed, make_env=make_env)
     if case == "heuristic mask":
-        return HeuristicMask(envs, lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4, num_steps=100)
+        return HeuristicMask(
+            envs,
+            lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4,
+            num_steps=100,
+        )
     return envs
 
 
@@ -103,11 +125,19 @@ class Played:
                 step.terminated,
                 step.truncated,
                 *step.info.values(),
-                *([] if step.final_obs is None else [step.final_obs[step.terminated | step.truncated]]),
+                *(
+                    []
+                    if step.final_obs is None
+                    else [step.final_obs[step.terminated | step.truncated]]
+                ),
             ]
             for step in self.steps
         ]
-        return [self.first_obs, *(mask for mask in self.masks if mask is not None), *(tensor for tensors in of_steps for tensor in tensors)]
+        return [
+            self.first_obs,
+            *(mask for mask in self.masks if mask is not None),
+            *(tensor for tensors in of_steps for tensor in tensors),
+        ]
 
 
 def play(env: VectorEnv, num_steps: int) -> Played:
@@ -158,9 +188,13 @@ def test_observations_are_those_of_the_space(played: Played) -> None:
                 values = values[key]
             assert values.shape == (B, *leaf.shape)
             own = values.numpy() + getattr(leaf.space, "start", 0)
-            if values.dtype == torch.float32:  # EnvPool's dm_control has bounds that its numbers do not keep
+            if (
+                values.dtype == torch.float32
+            ):  # EnvPool's dm_control has bounds that its numbers do not keep
                 continue
-            assert all(leaf.space.contains(np.asarray(value, leaf.space.dtype)) for value in own), f"{own} is not in {leaf.space}"
+            assert all(leaf.space.contains(np.asarray(value, leaf.space.dtype)) for value in own), (
+                f"{own} is not in {leaf.space}"
+            )
 
 
 def test_final_observations_come_with_ends_and_only_then(played: Played) -> None:
@@ -174,7 +208,9 @@ def test_final_observations_come_with_ends_and_only_then(played: Played) -> None
             continue
         assert step.final_obs is not None
         assert step.final_obs.shape == step.obs.shape and step.final_obs.dtype == step.obs.dtype
-        assert not torch.equal(step.final_obs[done], step.obs[done]), "the last observation of an episode is the first of the next"
+        assert not torch.equal(step.final_obs[done], step.obs[done]), (
+            "the last observation of an episode is the first of the next"
+        )
     assert ends >= 2, "no episode ended: the test shows nothing"
 
 
@@ -191,13 +227,17 @@ def test_masks_allow_something_in_every_component(case: str, played: Played) -> 
     assert "mask" not in case or not all(mask.all() for mask in played.masks if mask is not None)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(case: str, played: Played) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+    case: str, played: Played
+) -> None:
     expected = Played(played.env, played.first_obs, played.masks[:61], played.steps[:60]).tensors()
     for seed, same in ((1, True), (2, False)):
         env = make(case, seed)
         again = play(env, 60).tensors()
         env.close()
-        equal = len(expected) == len(again) and all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
+        equal = len(expected) == len(again) and all(
+            torch.equal(a, b) for a, b in zip(expected, again, strict=True)
+        )
         assert equal is same
 
 
@@ -260,19 +300,33 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
     if good.dtype == torch.int64:
         bad["float64"] = good.double()
     else:
-        bad["not finite"] = torch.where(torch.arange(good.numel()).reshape(good.shape) == 1, math.nan, good)
+        bad["not finite"] = torch.where(
+            torch.arange(good.numel()).reshape(good.shape) == 1, math.nan, good
+        )
     if choices(env.action_space):
         for outside in (99, -1):
             bad[f"action {outside}.* for environment 1.* is outside of 0"] = good.clone()
-            bad[f"action {outside}.* for environment 1.* is outside of 0"].reshape(B, -1)[1, 0] = outside
+            bad[f"action {outside}.* for environment 1.* is outside of 0"].reshape(B, -1)[1, 0] = (
+                outside
+            )
     for message, action in bad.items():
         with pytest.raises(ValueError, match=message) as caught:
             env.step(action)
         assert str(caught.value).startswith(f"{env.name}: ")
-    env.step(good.to(torch.int32 if good.dtype == torch.int64 else torch.float64))  # still usable, and any dtype of the kind will do
+    env.step(
+        good.to(torch.int32 if good.dtype == torch.int64 else torch.float64)
+    )  # still usable, and any dtype of the kind will do
 
 
-REPLAYED = ("procgen", "envpool cartpole", "envpool atari", "envpool pendulum", "envpool mujoco", "gymnasium", "gymnasium processes")
+REPLAYED = (
+    "procgen",
+    "envpool cartpole",
+    "envpool atari",
+    "envpool pendulum",
+    "envpool mujoco",
+    "gymnasium",
+    "gymnasium processes",
+)
 NOT_REPLAYED = ("envpool dm_control", "envpool minigrid", "envpool jumanji", *OWN_VECTOR)
 """All others count their episodes, which no generator tells: that is noticed."""
 
@@ -284,7 +338,9 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
     for _ in range(120):
         obs = envs.step(draw_action(envs, rng)).obs
     state = copy.deepcopy(envs.state_dict())
-    assert envs.exact_state == ("none" if case in NOT_REPLAYED else "replay") and (state is None) == (case in NOT_REPLAYED)
+    assert envs.exact_state == ("none" if case in NOT_REPLAYED else "replay") and (
+        state is None
+    ) == (case in NOT_REPLAYED)
     if state is not None:
         twin = make(case)
         if case in REPLAYED:

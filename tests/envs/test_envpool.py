@@ -57,17 +57,23 @@ def inside(envs: Bridge) -> Any:
 
 def raw_pool(task_id: str, options: dict[str, Any], num_envs: int, seed: int = 3) -> Any:
     envpool = import_envpool(procgen=True)
-    return envpool.make_gymnasium(task_id, num_envs=num_envs, num_threads=2, seed=env_seeds(seed, num_envs), **options)
+    return envpool.make_gymnasium(
+        task_id, num_envs=num_envs, num_threads=2, seed=env_seeds(seed, num_envs), **options
+    )
 
 
-def random_actions(space: gym.Space[Any], num_envs: int, steps: int, seed: int = 5) -> Iterator[np.ndarray]:
+def random_actions(
+    space: gym.Space[Any], num_envs: int, steps: int, seed: int = 5
+) -> Iterator[np.ndarray]:
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         if isinstance(space, gym.spaces.Discrete):
             yield rng.integers(0, space.n, num_envs).astype(np.int32)
         elif np.dtype(space.dtype).kind == "i":
             assert isinstance(space, gym.spaces.Box)
-            yield rng.integers(space.low, space.high, (num_envs, *space.shape), endpoint=True).astype(space.dtype)
+            yield rng.integers(
+                space.low, space.high, (num_envs, *space.shape), endpoint=True
+            ).astype(space.dtype)
         else:
             assert isinstance(space, gym.spaces.Box)
             yield rng.uniform(space.low, space.high, (num_envs, *space.shape)).astype(space.dtype)
@@ -109,14 +115,23 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
     ends = np.zeros(num_envs, int)
     for index, env_seed in enumerate(env_seeds(3, num_envs)):
         pool = import_envpool().make_gymnasium(
-            f"{game.capitalize()}Easy-v0", num_envs=1, num_threads=1, seed=[env_seed], num_levels=50, channel_first=False
+            f"{game.capitalize()}Easy-v0",
+            num_envs=1,
+            num_threads=1,
+            seed=[env_seed],
+            num_levels=50,
+            channel_first=False,
         )
         obs, info = pool.reset()
         np.testing.assert_array_equal(obs[0], first_obs[index])
         level = info["level_seed"][0]
         for step, action in zip(taken, actions, strict=True):
             obs, reward, terminated, truncated, info = pool.step(action[index : index + 1])
-            assert (step.reward[index], step.terminated[index], step.truncated[index]) == (reward[0], terminated[0], truncated[0])
+            assert (step.reward[index], step.terminated[index], step.truncated[index]) == (
+                reward[0],
+                terminated[0],
+                truncated[0],
+            )
             assert step.info["level_seed"][index] == level
             if not (terminated[0] or truncated[0]):
                 np.testing.assert_array_equal(step.obs[index], obs[0])
@@ -126,21 +141,31 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
             assert step.final_obs is not None
             np.testing.assert_array_equal(step.final_obs[index], obs[0])
             assert step.info["level_complete"][index] == bool(info["prev_level_complete"][0])
-            obs, reward, _, _, info = pool.step(np.zeros(1, np.int32))  # the reset row: it ignores the action
+            obs, reward, _, _, info = pool.step(
+                np.zeros(1, np.int32)
+            )  # the reset row: it ignores the action
             level = info["level_seed"][0]
             assert reward[0] == 0
             np.testing.assert_array_equal(step.obs[index], obs[0])
     assert ends.sum() >= 3 or game != "leaper"
 
 
-@pytest.mark.parametrize("task_id", ["CartPole-v1", "Pendulum-v1", "Hopper-v4", "StarpilotEasy-v0", "FrozenLake-v1"])
+@pytest.mark.parametrize(
+    "task_id", ["CartPole-v1", "Pendulum-v1", "Hopper-v4", "StarpilotEasy-v0", "FrozenLake-v1"]
+)
 def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are made here; that neither is skipped is held by what they are."""
     direct = make(task_id, num_envs=3, seed=4, num_threads=1)
     monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
     public = make(task_id, num_envs=3, seed=4, num_threads=1)
-    assert inside(direct)._step.__module__ == envpool_adapter.__name__ and inside(public)._step == inside(public)._pool.step
-    assert "_direct_calls" in inside(direct)._reset.__qualname__ and "_public_calls" in inside(public)._reset.__qualname__
+    assert (
+        inside(direct)._step.__module__ == envpool_adapter.__name__
+        and inside(public)._step == inside(public)._pool.step
+    )
+    assert (
+        "_direct_calls" in inside(direct)._reset.__qualname__
+        and "_public_calls" in inside(public)._reset.__qualname__
+    )
     np.testing.assert_array_equal(direct.reset(), public.reset())
     ended = 0
     rng = np.random.default_rng(0)
@@ -152,7 +177,11 @@ def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.Monke
         assert (a.final_obs is None) == (b.final_obs is None)
         if a.final_obs is not None and b.final_obs is not None:
             np.testing.assert_array_equal(a.final_obs, b.final_obs)
-        assert a.info.keys() == b.info.keys() == ({"level_seed", "level_complete"} if "Starpilot" in task_id else set())
+        assert (
+            a.info.keys()
+            == b.info.keys()
+            == ({"level_seed", "level_complete"} if "Starpilot" in task_id else set())
+        )
         for name in a.info:
             np.testing.assert_array_equal(a.info[name], b.info[name])
         ended += 0 if a.final_obs is None else len(a.final_obs)
@@ -166,11 +195,18 @@ class Arrays:
     last by both at once.
     """
 
-    DONE, TRUNC, TERMINATED = (np.array(row, bool) for row in ((0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1)))
+    DONE, TRUNC, TERMINATED = (
+        np.array(row, bool) for row in ((0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1))
+    )
 
-    def __init__(self, keys: tuple[str, ...], *, reader: str = "envpool.python.gymnasium_envpool") -> None:
+    def __init__(
+        self, keys: tuple[str, ...], *, reader: str = "envpool.python.gymnasium_envpool"
+    ) -> None:
         self._state_keys, self.config = keys, {"num_envs": 4}
-        self.spec = SimpleNamespace(_action_keys=["env_id", "players.env_id", "action"], _action_spec=[(np.dtype("int32"),)] * 3)
+        self.spec = SimpleNamespace(
+            _action_keys=["env_id", "players.env_id", "action"],
+            _action_spec=[(np.dtype("int32"),)] * 3,
+        )
         self._to = SimpleNamespace(__module__=reader)
         self.chosen = np.arange(4)
 
@@ -181,7 +217,12 @@ class Arrays:
         self.chosen = env_ids
 
     def _recv(self) -> list[np.ndarray]:
-        values = {"done": self.DONE, "trunc": self.TRUNC, "terminated": self.TERMINATED, "reward": np.ones(4)}
+        values = {
+            "done": self.DONE,
+            "trunc": self.TRUNC,
+            "terminated": self.TERMINATED,
+            "reward": np.ones(4),
+        }
         return [values.get(key, np.zeros((4, 4)))[self.chosen].copy() for key in self._state_keys]
 
     def reset(self, *, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -189,21 +230,52 @@ class Arrays:
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
         state = dict(zip(self._state_keys, [values.copy() for values in self._recv()], strict=True))
-        return state["obs"], state["reward"], state.get("terminated", state["done"] & ~state["trunc"]), state["trunc"], {}
+        return (
+            state["obs"],
+            state["reward"],
+            state.get("terminated", state["done"] & ~state["trunc"]),
+            state["trunc"],
+            {},
+        )
 
 
 KEYS = {
-    "1.2.5": ("info:env_id", "elapsed_step", "done", "reward", "discount", "step_type", "trunc", "obs"),
-    "1.2.7": ("info:env_id", "elapsed_step", "done", "reward", "discount", "step_type", "trunc", "terminated", "obs"),
+    "1.2.5": (
+        "info:env_id",
+        "elapsed_step",
+        "done",
+        "reward",
+        "discount",
+        "step_type",
+        "trunc",
+        "obs",
+    ),
+    "1.2.7": (
+        "info:env_id",
+        "elapsed_step",
+        "done",
+        "reward",
+        "discount",
+        "step_type",
+        "trunc",
+        "terminated",
+        "obs",
+    ),
 }
 
 
 @pytest.mark.parametrize("way", ["public", "direct"])
 @pytest.mark.parametrize("version", KEYS)
-def test_an_end_by_the_rules_at_the_time_limit_is_what_the_version_tells(version: str, way: str) -> None:
+def test_an_end_by_the_rules_at_the_time_limit_is_what_the_version_tells(
+    version: str, way: str
+) -> None:
     """Worked out by hand: 1.2.5 cannot tell such an end from a cut; 1.2.7 can, and then nothing follows, so it is no truncation."""
     envs, pool = make("CartPole-v1", num_envs=4, seed=1, num_threads=1), Arrays(KEYS[version])
-    calls = envpool_adapter._public_calls(pool) if way == "public" else envpool_adapter._direct_calls(pool, ())
+    calls = (
+        envpool_adapter._public_calls(pool)
+        if way == "public"
+        else envpool_adapter._direct_calls(pool, ())
+    )
     assert calls is not None
     inside(envs)._pool, (inside(envs)._step, inside(envs)._reset) = pool, calls
     envs.reset()
@@ -225,7 +297,9 @@ def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call() -> None:
     assert direct(Arrays(KEYS["1.2.5"])) is not None and direct(Arrays(KEYS["1.2.7"])) is not None
     assert direct(Arrays((*KEYS["1.2.7"][:-1], "obs:first"))) is None
     assert direct(Arrays(("obs", "done", "reward"))) is None
-    assert direct(Arrays((*KEYS["1.2.7"], "failed"))) is None, "what nobody has read may change what the others mean"
+    assert direct(Arrays((*KEYS["1.2.7"], "failed"))) is None, (
+        "what nobody has read may change what the others mean"
+    )
     assert direct(Arrays(KEYS["1.2.7"], reader="envpool.mujoco.mjlab")) is None
     assert direct(with_actions("players.env_id", "env_id", "action")) is None
     assert direct(with_actions("env_id", "players.env_id", "arm", "leg")) is None
@@ -234,15 +308,22 @@ def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call() -> None:
 
 def tells_terminated(task_id: str) -> bool:
     """Whether this EnvPool has the task, and its arrays hold `terminated`."""
-    return task_id in task_families() and "terminated" in import_envpool().make_spec(task_id)._state_keys
+    return (
+        task_id in task_families()
+        and "terminated" in import_envpool().make_spec(task_id)._state_keys
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 @pytest.mark.parametrize("way", ["public", "direct"])
-def test_fact_from_127_on_some_tasks_end_by_their_rules_at_the_time_limit(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fact_from_127_on_some_tasks_end_by_their_rules_at_the_time_limit(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task_id = "Intersection-v2"
     if not tells_terminated(task_id):
-        pytest.skip(f"EnvPool {import_envpool().__version__} does not tell how {task_id} ended; 1.2.7 does")
+        pytest.skip(
+            f"EnvPool {import_envpool().__version__} does not tell how {task_id} ended; 1.2.7 does"
+        )
     if way == "public":
         monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
     pool, envs = raw_pool(task_id, {}, 32), make(task_id, num_envs=32, seed=3, num_threads=1)
@@ -267,7 +348,9 @@ def test_a_family_that_cuts_its_observations_itself_is_stepped_by_the_public_cal
     if task_id not in task_families():
         pytest.skip(f"EnvPool {import_envpool().__version__} has no MJLab; 1.2.7 does")
     envs = make(task_id, num_envs=2, seed=1, num_threads=1)
-    assert inside(envs)._step == inside(envs)._pool.step and isinstance(envs.observation_space, gym.spaces.Dict)
+    assert inside(envs)._step == inside(envs)._pool.step and isinstance(
+        envs.observation_space, gym.spaces.Dict
+    )
     envs.reset()
     assert envs.step(torch.zeros(2, 1)).obs.any()
 
@@ -283,25 +366,31 @@ def test_the_only_worker_of_a_pool_follows_and_several_do_not() -> None:
     for envs in (alone, several):
         envs.reset()
         envs.step(torch.zeros(4, dtype=torch.int64))
-    moved = {thread for thread, allowed in before.items() if os.sched_getaffinity(thread) != allowed}
+    moved = {
+        thread for thread, allowed in before.items() if os.sched_getaffinity(thread) != allowed
+    }
     assert os.sched_getaffinity(0) == cores
     assert moved == inside(alone)._worker._threads or len(cores) == 1
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1, reason="there is one core, or it cannot be chosen"
+    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1,
+    reason="there is one core, or it cannot be chosen",
 )
 def test_as_many_workers_as_cores_have_a_core_each() -> None:
     """Left to Linux, two of them share one core while the other is idle."""
     cores, before = os.sched_getaffinity(0), thread_ids()
     envs = make("CartPole-v1", num_envs=2 * len(cores), seed=0, num_threads=len(cores))
     places = [os.sched_getaffinity(thread) for thread in thread_ids() - before]
-    assert all(len(place) == 1 for place in places) and set().union(*places) == cores == os.sched_getaffinity(0)
+    assert all(len(place) == 1 for place in places) and set().union(
+        *places
+    ) == cores == os.sched_getaffinity(0)
     envs.close()
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1, reason="there is one core, or it cannot be chosen"
+    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) == 1,
+    reason="there is one core, or it cannot be chosen",
 )
 def test_workers_that_are_not_kept_on_cores_may_use_all() -> None:
     """Also where OpenMP has bound the thread that makes them, whose single core they inherit."""
@@ -318,7 +407,13 @@ def test_workers_that_are_not_kept_on_cores_may_use_all() -> None:
         print(len(os.sched_getaffinity(0)), len(places) > len(usable_cores()), all(place == usable_cores() for place in places))
     """
     words = [sys.executable, "-c", code]
-    run = subprocess.run(words, env=os.environ | {"OMP_PROC_BIND": "true"}, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        words,
+        env=os.environ | {"OMP_PROC_BIND": "true"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert run.stdout.split() == ["1", "True", "True"]
 
 
@@ -407,7 +502,10 @@ def test_structured_observations_are_those_of_the_native_pool(family: str) -> No
     pool, envs = raw_pool(task_id, {}, 3), make(task_id, num_envs=3, seed=3, num_threads=2)
     layout = ObservationLayout(envs.observation_space)
     assert isinstance(envs.observation_space, gym.spaces.Dict)
-    assert sum(leaf.shape == () and leaf.dtype == np.float32 for leaf in layout.leaves) == one_number_parts
+    assert (
+        sum(leaf.shape == () and leaf.dtype == np.float32 for leaf in layout.leaves)
+        == one_number_parts
+    )
     native, obs, rng = pool.reset()[0], envs.reset(), np.random.default_rng(1)
     for _ in range(5):
         read = layout.unpack(obs)
@@ -417,7 +515,10 @@ def test_structured_observations_are_those_of_the_native_pool(family: str) -> No
                 expected, values = expected[key], values[key]
             np.testing.assert_array_equal(values, expected.astype(leaf.dtype))
         action = draw_action(envs, rng)
-        (native, _, terminated, truncated, _), obs = pool.step(action.numpy()), envs.step(action).obs
+        (native, _, terminated, truncated, _), obs = (
+            pool.step(action.numpy()),
+            envs.step(action).obs,
+        )
         if (done := terminated | truncated).any():
             native = with_rows(native, done, pool.reset(options={"reset_mask": done})[0])
     envs.close()
@@ -442,7 +543,9 @@ def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -
     assert isinstance(raw, gym.spaces.Box) and raw.dtype == np.int32
     np.testing.assert_array_equal(raw.high, [24, 3, 8, 8])
     assert task_spaces("FlatPack-v0")[1] == gym.spaces.MultiDiscrete([25, 4, 9, 9])
-    envs = make("Cleaner-v0", num_envs=2, seed=1, num_threads=1)  # three cleaners; four moves each, as its own mask says
+    envs = make(
+        "Cleaner-v0", num_envs=2, seed=1, num_threads=1
+    )  # three cleaners; four moves each, as its own mask says
     assert envs.action_space == gym.spaces.MultiDiscrete([4, 4, 4])
     layout = ObservationLayout(envs.observation_space)
 
@@ -452,7 +555,9 @@ def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -
     first = read(envs.reset())
     assert first["action_mask"].shape == (2, 3, 4)
     after = read(envs.step(first["action_mask"].int().argmax(dim=2)).obs)
-    assert (first["agents_locations"] != after["agents_locations"]).any(dim=2).all(), "everybody made the first move that is allowed"
+    assert (first["agents_locations"] != after["agents_locations"]).any(dim=2).all(), (
+        "everybody made the first move that is allowed"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
@@ -480,7 +585,8 @@ def test_a_part_that_is_not_finite_is_refused() -> None:
     break_down(envs, Broken(bad, np.zeros(2), first_obs=good))
     envs.reset()
     with pytest.raises(
-        EnvError, match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  1.\], from step"
+        EnvError,
+        match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  1.\], from step",
     ):
         envs.step(torch.zeros(2, 1))
 
@@ -492,15 +598,24 @@ def test_time_limits_are_truncations() -> None:
     envs.close()
     for number, step in enumerate(steps, 1):
         assert step.truncated.all() == (number % 200 == 0) and not step.terminated.any()
-    assert steps[199].final_obs is not None and (steps[199].final_obs != steps[199].obs).any(dim=1).all()
+    assert (
+        steps[199].final_obs is not None
+        and (steps[199].final_obs != steps[199].obs).any(dim=1).all()
+    )
 
 
 def test_fact_an_end_in_the_last_allowed_step_counts_as_truncated() -> None:
     """CartPole falls in step n; with a limit of n steps EnvPool calls that a truncation, which nobody can tell apart afterwards."""
     envs = make("CartPole-v1", num_envs=1, seed=1, num_threads=1)
     envs.reset()
-    length = next(number for number in range(1, 100) if envs.step(torch.ones(1, dtype=torch.int64)).terminated[0])
-    limited = make("CartPole-v1", num_envs=1, seed=1, num_threads=1, options={"max_episode_steps": length})
+    length = next(
+        number
+        for number in range(1, 100)
+        if envs.step(torch.ones(1, dtype=torch.int64)).terminated[0]
+    )
+    limited = make(
+        "CartPole-v1", num_envs=1, seed=1, num_threads=1, options={"max_episode_steps": length}
+    )
     limited.reset()
     last = [limited.step(torch.ones(1, dtype=torch.int64)) for _ in range(length)][-1]
     assert last.truncated[0] and not last.terminated[0]
@@ -543,7 +658,9 @@ def test_fact_seed_resets_and_actions_restore_an_environment(family: str) -> Non
     for index in range(num_envs):
         for action in actions[began[index] : steps]:
             twin.step(action[index : index + 1], env_id=np.array([index], np.int32))
-    for expected, answer in zip(play(pool, actions[steps:])[0], play(twin, actions[steps:])[0], strict=True):
+    for expected, answer in zip(
+        play(pool, actions[steps:])[0], play(twin, actions[steps:])[0], strict=True
+    ):
         np.testing.assert_array_equal(answer, expected)
 
 
@@ -553,7 +670,9 @@ def test_fact_a_short_batch_aborts_the_process() -> None:
         "from phasicrl.envs.envpool import import_envpool; import numpy as np; pool = import_envpool().make_gymnasium('CartPole-v1', num_envs=3); pool.reset();"
         "pool.step(np.full(3, 99, np.int32)); print('99 accepted', flush=True); pool.step(np.zeros(2, np.int32))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "99 accepted" in result.stdout
     assert result.returncode < 0
 
@@ -561,8 +680,18 @@ def test_fact_a_short_batch_aborts_the_process() -> None:
 class Broken:
     """A pool that returns what it is told to."""
 
-    def __init__(self, obs: Any, reward: np.ndarray, *, first_obs: Any, terminated: tuple[bool, bool] = (False, False)) -> None:
-        self._first_obs, self._answer = first_obs, (obs, reward, np.array(terminated), np.zeros(2, bool), {})
+    def __init__(
+        self,
+        obs: Any,
+        reward: np.ndarray,
+        *,
+        first_obs: Any,
+        terminated: tuple[bool, bool] = (False, False),
+    ) -> None:
+        self._first_obs, self._answer = (
+            first_obs,
+            (obs, reward, np.array(terminated), np.zeros(2, bool), {}),
+        )
 
     def reset(self, **_: Any) -> Any:
         return self._first_obs, {}
@@ -574,11 +703,21 @@ class Broken:
 @pytest.mark.parametrize(
     ("obs", "reward", "message"),
     [
-        (np.array([[0.0] * 4, [0, np.nan, 0, 0]]), np.zeros(2), "environment 1 returned an observation that is not finite"),
-        (np.zeros((2, 4)), np.array([np.inf, 0]), "environment 0 returned a reward that is not finite"),
+        (
+            np.array([[0.0] * 4, [0, np.nan, 0, 0]]),
+            np.zeros(2),
+            "environment 1 returned an observation that is not finite",
+        ),
+        (
+            np.zeros((2, 4)),
+            np.array([np.inf, 0]),
+            "environment 0 returned a reward that is not finite",
+        ),
     ],
 )
-def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.ndarray, message: str) -> None:
+def test_numbers_that_are_not_finite_are_refused(
+    obs: np.ndarray, reward: np.ndarray, message: str
+) -> None:
     envs = make("CartPole-v1", num_envs=2, seed=1, num_threads=1)
     break_down(envs, Broken(obs, reward, first_obs=np.zeros((2, 4))))
     assert envs.reset().dtype == torch.float32
@@ -590,14 +729,29 @@ def test_numbers_that_are_not_finite_are_refused(obs: np.ndarray, reward: np.nda
 def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
     envs = make("CartPole-v1", num_envs=2, seed=1, num_threads=1)
     envs.reset()
-    break_down(envs, Broken(np.zeros((2, 4)), np.zeros(2), first_obs=np.full((1, 4), np.inf), terminated=(False, True)))
-    with pytest.raises(EnvError, match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), at step 1"):
+    break_down(
+        envs,
+        Broken(
+            np.zeros((2, 4)),
+            np.zeros(2),
+            first_obs=np.full((1, 4), np.inf),
+            terminated=(False, True),
+        ),
+    )
+    with pytest.raises(
+        EnvError,
+        match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), at step 1",
+    ):
         envs.step(torch.zeros(2, dtype=torch.int64))
 
 
 def test_neighboring_seeds_share_no_environment() -> None:
     first, second = (
-        {obs.tobytes() for obs in make("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset().numpy()} for seed in (1, 2)
+        {
+            obs.tobytes()
+            for obs in make("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset().numpy()
+        }
+        for seed in (1, 2)
     )
     assert len(first) == len(second) == 16 and not first & second
 
@@ -605,9 +759,22 @@ def test_neighboring_seeds_share_no_environment() -> None:
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     runs = []
     for threads in (1, 3):
-        envs = make("LeaperEasy-v0", num_envs=6, seed=1, num_threads=threads, options={"channel_first": False})
+        envs = make(
+            "LeaperEasy-v0",
+            num_envs=6,
+            seed=1,
+            num_threads=threads,
+            options={"channel_first": False},
+        )
         envs.reset()
-        runs.append(torch.stack([envs.step(torch.from_numpy(action)).obs for action in random_actions(envs.action_space, 6, 60)]))
+        runs.append(
+            torch.stack(
+                [
+                    envs.step(torch.from_numpy(action)).obs
+                    for action in random_actions(envs.action_space, 6, 60)
+                ]
+            )
+        )
     np.testing.assert_array_equal(*runs)
 
 

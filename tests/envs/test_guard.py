@@ -27,18 +27,24 @@ MASKED: tuple[type[Masked], ...] = (MaskedInObservation, MaskedByMethod, MaskedI
 
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_masks_are_those_of_the_observations_returned(parallel: Parallel, kind: type[Masked]) -> None:
+def test_masks_are_those_of_the_observations_returned(
+    parallel: Parallel, kind: type[Masked]
+) -> None:
     """At the ends of episodes too, where the mask is that of the first observation of the next."""
     envs = make(kind, parallel)
     assert envs.mask_size == 7 and envs.action_mask is None
     expected_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
-    assert envs.observation_space == (gym.spaces.Dict(counts=expected_space) if kind is MaskedInObservation else expected_space)
+    assert envs.observation_space == (
+        gym.spaces.Dict(counts=expected_space) if kind is MaskedInObservation else expected_space
+    )
     obs = envs.reset()
     rng, ends = np.random.default_rng(1), 0
     for _ in range(30):
         counts = obs.view(torch.float32) if kind is MaskedInObservation else obs
         forbidden = (counts @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
-        expected = np.concatenate([np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1)
+        expected = np.concatenate(
+            [np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1
+        )
         np.testing.assert_array_equal(envs.action_mask, expected)
         step = envs.step(draw_action(envs, rng))
         obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
@@ -52,7 +58,10 @@ def test_actions_that_are_not_allowed_are_refused() -> None:
     assert envs.action_mask is not None
     action = draw_action(envs, np.random.default_rng(1))
     action[2, 1] = envs.action_mask[2, 4:].int().argmin()
-    with pytest.raises(ValueError, match=rf"mine: action {action[2, 1]} for environment 2, component 1 \(1\) is not allowed now"):
+    with pytest.raises(
+        ValueError,
+        match=rf"mine: action {action[2, 1]} for environment 2, component 1 \(1\) is not allowed now",
+    ):
         envs.step(action)
     envs.close()
 
@@ -93,10 +102,19 @@ def test_numbers_are_not_masked() -> None:
 
 FAULTY_MASKS = {
     "missing": (None, "returned no 'action_mask' in its info, where it had one at first"),
-    "too short": ([1, 1], r"gave an action mask of shape \(2,\); accepted for MultiDiscrete.*: shape \(5,\), or one mask for each part"),
+    "too short": (
+        [1, 1],
+        r"gave an action mask of shape \(2,\); accepted for MultiDiscrete.*: shape \(5,\), or one mask for each part",
+    ),
     "no numbers": ("all", "gave an action mask of a str"),
-    "values": ([0, 1, 2, 0, 1], r"gave an action mask with the values \[0 1 2\]; accepted: True and False"),
-    "nothing left": ([[1, 1], [0, 0, 0]], r"gave an action mask that allows nothing in component 1: \[ True  True False False False\]"),
+    "values": (
+        [0, 1, 2, 0, 1],
+        r"gave an action mask with the values \[0 1 2\]; accepted: True and False",
+    ),
+    "nothing left": (
+        [[1, 1], [0, 0, 0]],
+        r"gave an action mask that allows nothing in component 1: \[ True  True False False False\]",
+    ),
 }
 
 
@@ -108,19 +126,46 @@ def test_faults_of_masks(fault: str) -> None:
     envs.reset()
     for _ in range(2):
         envs.step(torch.zeros(2, 2, dtype=torch.int64))
-    with pytest.raises(EnvError, match=rf"mine: environment 1, step\(\) at step 3: {message}.*; give a mask of 5 values"):
+    with pytest.raises(
+        EnvError,
+        match=rf"mine: environment 1, step\(\) at step 3: {message}.*; give a mask of 5 values",
+    ):
         envs.step(torch.zeros(2, 2, dtype=torch.int64))
 
 
 FAULTY_PARTS = {
     "missing": ("more", None, "without 'more', which its observation_space has"),
     "too few": ("more", (3,), "without 'more/1', which"),
-    "shape": ("counts", np.zeros(4), r"shape \(4,\) \(at 'counts'\); its observation_space says \(3,\)"),
-    "dtype": ("image", np.zeros((4, 5, 3)), r"dtype float64 \(at 'image'\); its observation_space says uint8"),
-    "not finite": ("counts", [0, np.inf, 1], r"that is not finite \(at 'counts'\): \[ 0. inf  1.\]"),
-    "above": ("more", (11, np.zeros(3, int)), r"is outside of Discrete\(9, start=2\) \(at 'more/0'\): 11"),
-    "below": ("more", (1, np.zeros(3, int)), r"is outside of Discrete\(9, start=2\) \(at 'more/0'\): 1"),
-    "no digit": ("more", (2, np.array([0, 2, 0])), r"is outside of MultiBinary\(3\) \(at 'more/1'\): \[0 2 0\]"),
+    "shape": (
+        "counts",
+        np.zeros(4),
+        r"shape \(4,\) \(at 'counts'\); its observation_space says \(3,\)",
+    ),
+    "dtype": (
+        "image",
+        np.zeros((4, 5, 3)),
+        r"dtype float64 \(at 'image'\); its observation_space says uint8",
+    ),
+    "not finite": (
+        "counts",
+        [0, np.inf, 1],
+        r"that is not finite \(at 'counts'\): \[ 0. inf  1.\]",
+    ),
+    "above": (
+        "more",
+        (11, np.zeros(3, int)),
+        r"is outside of Discrete\(9, start=2\) \(at 'more/0'\): 11",
+    ),
+    "below": (
+        "more",
+        (1, np.zeros(3, int)),
+        r"is outside of Discrete\(9, start=2\) \(at 'more/0'\): 1",
+    ),
+    "no digit": (
+        "more",
+        (2, np.array([0, 2, 0])),
+        r"is outside of MultiBinary\(3\) \(at 'more/1'\): \[0 2 0\]",
+    ),
 }
 
 
@@ -132,7 +177,10 @@ def test_faults_of_parts(fault: str) -> None:
     action = torch.zeros(1, 5)
     for _ in range(2):
         envs.step(action)
-    with pytest.raises(EnvError, match=rf"mine: environment 0, step\(\) at step 3: returned an observation.*{message}"):
+    with pytest.raises(
+        EnvError,
+        match=rf"mine: environment 0, step\(\) at step 3: returned an observation.*{message}",
+    ):
         envs.step(action)
 
 
@@ -153,7 +201,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_names_environment_call_and_step(fault: str) -> None:
-    made = iter(["nothing", "nothing", fault])  # for the probe of the spaces, for environment 0, for environment 1
+    made = iter(
+        ["nothing", "nothing", fault]
+    )  # for the probe of the spaces, for environment 0, for environment 1
     envs = make(lambda: Faulty(next(made)), num_envs=2)
     envs.reset()
     envs.step(NEVER[:2])
@@ -179,10 +229,22 @@ def test_the_environments_own_traceback_is_attached(parallel: Parallel) -> None:
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_faults_of_a_reset_are_told_too(parallel: Parallel) -> None:
     home = os.getpid()
-    for fault, message in {"reset raises": "RuntimeError: no level today", "reset without info": r"\(obs, info\) was expected"}.items():
-        made = iter(["nothing", fault, fault])  # for the environment that is only looked at, then for those that are stepped
-        envs = make(lambda fault=fault, made=made: Faulty(next(made) if os.getpid() == home else fault), parallel, num_envs=2)
+    for fault, message in {
+        "reset raises": "RuntimeError: no level today",
+        "reset without info": r"\(obs, info\) was expected",
+    }.items():
+        made = iter(
+            ["nothing", fault, fault]
+        )  # for the environment that is only looked at, then for those that are stepped
+        envs = make(
+            lambda fault=fault, made=made: Faulty(next(made) if os.getpid() == home else fault),
+            parallel,
+            num_envs=2,
+        )
         with pytest.raises(EnvError, match=rf"environment 0, reset\(\) at step 0: .*{message}"):
             envs.reset()
-        with pytest.raises(EnvError, match=rf"mine: reset\(\) of the environment that was made to learn the spaces: .*{message}.*; repair"):
+        with pytest.raises(
+            EnvError,
+            match=rf"mine: reset\(\) of the environment that was made to learn the spaces: .*{message}.*; repair",
+        ):
             make(lambda fault=fault: Faulty(fault))

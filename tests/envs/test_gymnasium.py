@@ -40,7 +40,9 @@ def test_each_environment_has_a_seed_of_its_own(parallel: Parallel) -> None:
     for seed in (1, 1, 2):
         envs = make(Counting, parallel, seed=seed)
         ids.append(envs.reset()[:, 0].tolist())
-        assert envs.reset()[:, :2].tolist() == [[own, 1.0] for own in ids[-1]], "a second reset goes on, it does not seed again"
+        assert envs.reset()[:, :2].tolist() == [[own, 1.0] for own in ids[-1]], (
+            "a second reset goes on, it does not seed again"
+        )
         envs.close()
     assert ids[0] == ids[1] != ids[2]
     assert len(set(ids[0])) == 3 and not set(ids[0]) & set(ids[2])
@@ -63,13 +65,19 @@ def test_all_kinds_of_spaces_at_once(parallel: Parallel) -> None:
     def check(obs: Tensor, ids: np.ndarray, episode: np.ndarray, clock: np.ndarray) -> None:
         read = layout.unpack(obs)
         np.testing.assert_array_equal(read["counts"], np.stack([ids, episode, clock], axis=1))
-        np.testing.assert_array_equal(read["image"], np.broadcast_to(clock[:, None, None, None], (len(obs), 4, 5, 3)))
+        np.testing.assert_array_equal(
+            read["image"], np.broadcast_to(clock[:, None, None, None], (len(obs), 4, 5, 3))
+        )
         stage, flags = read["more"]
         np.testing.assert_array_equal(stage, clock)
         np.testing.assert_array_equal(flags @ torch.tensor([1, 2, 4], dtype=torch.uint8), clock)
 
     obs = envs.reset()
-    ids, episode, clock = layout.unpack(obs)["counts"][:, 0].numpy(), np.zeros(3, int), np.zeros(3, int)
+    ids, episode, clock = (
+        layout.unpack(obs)["counts"][:, 0].numpy(),
+        np.zeros(3, int),
+        np.zeros(3, int),
+    )
     rng = np.random.default_rng(1)
     for _ in range(20):
         check(obs, ids, episode, clock)
@@ -91,7 +99,12 @@ def test_all_kinds_of_spaces_at_once(parallel: Parallel) -> None:
 
 
 @pytest.mark.parametrize(
-    "space", [gym.spaces.Discrete(9, start=3), gym.spaces.Box(0, 9, (), np.int32), gym.spaces.Box(0, 9, (1,), np.float32)]
+    "space",
+    [
+        gym.spaces.Discrete(9, start=3),
+        gym.spaces.Box(0, 9, (), np.int32),
+        gym.spaces.Box(0, 9, (1,), np.float32),
+    ],
 )
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_observations_of_one_number(parallel: Parallel, space: gym.Space[Any]) -> None:
@@ -110,7 +123,9 @@ def test_observations_of_one_number(parallel: Parallel, space: gym.Space[Any]) -
         if step.final_obs is not None:
             done = step.terminated | step.truncated
             assert step.final_obs.dtype == step.obs.dtype and step.final_obs.shape == step.obs.shape
-            np.testing.assert_array_equal(step.final_obs[done].reshape(-1), first + step.reward[done])
+            np.testing.assert_array_equal(
+                step.final_obs[done].reshape(-1), first + step.reward[done]
+            )
     envs.close()
 
 
@@ -120,7 +135,9 @@ def test_the_environment_that_is_only_looked_at_is_reset_where_that_is_needed() 
 
     def counted(kind: type[Counting]) -> gym.Env[Any, Any]:
         class Counted(kind):
-            def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            def reset(
+                self, *, seed: int | None = None, options: dict[str, Any] | None = None
+            ) -> Any:
                 resets.append((made.index(self), seed))
                 return super().reset(seed=seed, options=options)
 
@@ -181,10 +198,26 @@ BOX = gym.spaces.Box(0, 1, (2,), np.float32)
             gym.spaces.Discrete(2),
             r"observations of the kind Text\(.*\) are not supported; supported: Box .*Tuple of these$",
         ),
-        (BOX, gym.spaces.Text(5), "actions of the kind Text.* are not supported; supported: Discrete"),
-        (BOX, gym.spaces.Box(0, 9, (2,), np.int64), "actions of the kind Box.*; write a Box of integers as a MultiDiscrete"),
-        (gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(2)}), gym.spaces.Discrete(2), "the space of observations .* is empty"),
-        (None, gym.spaces.Discrete(2), "observation_space is an object of type NoneType and action_space an object of type Discrete"),
+        (
+            BOX,
+            gym.spaces.Text(5),
+            "actions of the kind Text.* are not supported; supported: Discrete",
+        ),
+        (
+            BOX,
+            gym.spaces.Box(0, 9, (2,), np.int64),
+            "actions of the kind Box.*; write a Box of integers as a MultiDiscrete",
+        ),
+        (
+            gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(2)}),
+            gym.spaces.Discrete(2),
+            "the space of observations .* is empty",
+        ),
+        (
+            None,
+            gym.spaces.Discrete(2),
+            "observation_space is an object of type NoneType and action_space an object of type Discrete",
+        ),
     ],
 )
 def test_spaces_that_are_not_supported_are_refused_at_once(

@@ -18,7 +18,9 @@ from phasicrl.envs.procgen import GAMES
 from phasicrl.envs.protocol import VectorEnv
 from tests.envs.counting import Counting, Spaces
 
-needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+needs_envpool = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed"
+)
 
 
 def refused(message: str, make_env: Any = None, **settings: Any) -> None:
@@ -52,12 +54,24 @@ def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None
     ("env_id", "message"),
     [
         ("starpilto", "unknown environment 'starpilto' .did you mean 'starpilot'.*phasicrl envs"),
-        ("procgen:starpilto", "Procgen has no game 'starpilto' .did you mean 'starpilot'.*its games: bigfish"),
+        (
+            "procgen:starpilto",
+            "Procgen has no game 'starpilto' .did you mean 'starpilot'.*its games: bigfish",
+        ),
         ("Cartpole-v1", "did you mean 'CartPole-v1'"),
         ("envpool:Cartpole-v1", "EnvPool has no task 'Cartpole-v1' .did you mean 'CartPole-v1'"),
-        ("gymnasium:Cartpole-v1", "Gymnasium has no environment 'Cartpole-v1' .did you mean 'CartPole-v1'"),
-        ("sb3:CartPole-v1", "'sb3', which is not a back end; accepted: procgen:, envpool:, gymnasium:"),
-        ("StarpilotEasy-v0", "is a game of Procgen; write procgen:starpilot with env.distribution easy"),
+        (
+            "gymnasium:Cartpole-v1",
+            "Gymnasium has no environment 'Cartpole-v1' .did you mean 'CartPole-v1'",
+        ),
+        (
+            "sb3:CartPole-v1",
+            "'sb3', which is not a back end; accepted: procgen:, envpool:, gymnasium:",
+        ),
+        (
+            "StarpilotEasy-v0",
+            "is a game of Procgen; write procgen:starpilot with env.distribution easy",
+        ),
         ("envpool:MazeMemory-v0", "write procgen:maze with env.distribution memory"),
         ("qqqqqqqqqq", "unknown environment 'qqqqqqqqqq'; `phasicrl envs`"),
     ],
@@ -68,28 +82,48 @@ def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str
 
 @needs_envpool
 @pytest.mark.parametrize(
-    ("field", "value"), [("num_levels", 200), ("distribution", "hard"), ("use_backgrounds", False), ("start_level", 1)]
+    ("field", "value"),
+    [("num_levels", 200), ("distribution", "hard"), ("use_backgrounds", False), ("start_level", 1)],
 )
 @pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, value: Any) -> None:
-    refused(rf"{env_id}: env.{field} is {value}, which has no effect without a game of Procgen", id=env_id, **{field: value})
-    refused(rf"mine: env.{field} is {value}, which has no effect without a game of Procgen", id="mine", make_env=Counting, **{field: value})
+    refused(
+        rf"{env_id}: env.{field} is {value}, which has no effect without a game of Procgen",
+        id=env_id,
+        **{field: value},
+    )
+    refused(
+        rf"mine: env.{field} is {value}, which has no effect without a game of Procgen",
+        id="mine",
+        make_env=Counting,
+        **{field: value},
+    )
 
 
 @needs_envpool
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("envpool:TicTacToe-v1", "envpool:TicTacToe-v1 has 2 players; only tasks of one player are supported"),
+        (
+            "envpool:TicTacToe-v1",
+            "envpool:TicTacToe-v1 has 2 players; only tasks of one player are supported",
+        ),
         ("envpool:intersection-multi-agent-v1", "has 2 players"),
-        ("gymnasium:texts", "gymnasium:texts: observations of the kind Text.* are not supported; supported: Box"),
+        (
+            "gymnasium:texts",
+            "gymnasium:texts: observations of the kind Text.* are not supported; supported: Box",
+        ),
     ],
 )
-def test_spaces_that_are_not_supported_are_refused(env_id: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spaces_that_are_not_supported_are_refused(
+    env_id: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     envpool = import_envpool()
 
     spaces = gym.spaces.Text(5), gym.spaces.Discrete(2)
-    monkeypatch.setitem(gym.registry, "texts", EnvSpec("texts", entry_point=lambda **_: Spaces(*spaces)))
+    monkeypatch.setitem(
+        gym.registry, "texts", EnvSpec("texts", entry_point=lambda **_: Spaces(*spaces))
+    )
     monkeypatch.setattr(envpool, "make_gymnasium", lambda *_, **__: pytest.fail("a pool was made"))
     refused(message, id=env_id)
 
@@ -98,7 +132,9 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "envpool", None)
     monkeypatch.setattr(make_module, "_has_envpool", lambda: False)
     for env_id, extra in (("procgen:starpilot", "procgen"), ("envpool:CartPole-v1", "envpool")):
-        with pytest.raises(ImportError, match=rf"EnvPool is not installed.*pip install 'phasicrl\[{extra}\]'"):
+        with pytest.raises(
+            ImportError, match=rf"EnvPool is not installed.*pip install 'phasicrl\[{extra}\]'"
+        ):
             make_envs(EnvConfig(id=env_id, num_envs=2), seed=1)
     assert resolve("CartPole-v1") == ("gymnasium", "CartPole-v1")
     refused(r"unknown environment 'Pong-v5'.*EnvPool is not installed: pip install", id="Pong-v5")
@@ -123,10 +159,17 @@ def test_threads_are_never_more_than_environments_or_cores(monkeypatch: pytest.M
 
     taken: list[int] = []
     real = envpool.make_gymnasium
-    monkeypatch.setattr(envpool, "make_gymnasium", lambda *args, **options: taken.append(options["num_threads"]) or real(*args, **options))
+    monkeypatch.setattr(
+        envpool,
+        "make_gymnasium",
+        lambda *args, **options: taken.append(options["num_threads"]) or real(*args, **options),
+    )
     monkeypatch.setattr(make_module, "num_cores", lambda: 4)
     for num_envs, num_threads in ((2, None), (8, None), (8, 3), (2, 3)):
-        make_envs(EnvConfig(id="envpool:InvertedPendulum-v5", num_envs=num_envs, num_threads=num_threads), seed=1)
+        make_envs(
+            EnvConfig(id="envpool:InvertedPendulum-v5", num_envs=num_envs, num_threads=num_threads),
+            seed=1,
+        )
     assert taken == [2, 4, 3, 2]
     taken.clear()
     for num_threads in (None, 3):  # a second thread costs more than CartPole's step

@@ -16,10 +16,14 @@ import pytest
 from phasicrl.envs import native
 
 pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or os.uname().machine != "x86_64" or importlib.util.find_spec("envpool") is None,
+    not sys.platform.startswith("linux")
+    or os.uname().machine != "x86_64"
+    or importlib.util.find_spec("envpool") is None,
     reason="EnvPool on x86-64 Linux only",
 )
-needs_wheel = pytest.mark.skipif(native._wheel_folder() is None, reason="PyQt5-Qt5 is not installed")
+needs_wheel = pytest.mark.skipif(
+    native._wheel_folder() is None, reason="PyQt5-Qt5 is not installed"
+)
 
 FRAMES = """
 import hashlib, numpy as np
@@ -31,7 +35,13 @@ HEAD = "import json, os\nfrom phasicrl.envs import native\nfrom phasicrl.envs.en
 
 
 def run(code: str) -> list[object]:
-    result = subprocess.run([sys.executable, "-c", HEAD + code], capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", HEAD + code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     answers = [line for line in result.stdout.splitlines() if line.startswith("ANSWER")]
     assert result.returncode == 0 and answers, result.stderr
     return json.loads(answers[0].removeprefix("ANSWER"))
@@ -41,8 +51,14 @@ def run(code: str) -> list[object]:
 def test_all_ways_to_qt_draw_the_same_images() -> None:
     """The usual way; the wheel with all three stand-ins; and EnvPool imported by somebody else before Qt was there."""
     usual = run("source = native.ensure_qt()" + FRAMES)
-    stand_ins = run("native.load_with_stand_ins(native._wheel_folder(), force=True); source = os.environ['QT_NO_GLIB']" + FRAMES)
-    late = run("native.ensure_graphics(); import envpool, envpool.procgen as p; source = str(p._PROCGEN_IMPORT_ERROR is not None)" + FRAMES)
+    stand_ins = run(
+        "native.load_with_stand_ins(native._wheel_folder(), force=True); source = os.environ['QT_NO_GLIB']"
+        + FRAMES
+    )
+    late = run(
+        "native.ensure_graphics(); import envpool, envpool.procgen as p; source = str(p._PROCGEN_IMPORT_ERROR is not None)"
+        + FRAMES
+    )
     assert usual[0] in ("system", "wheel", "wheel with stand-ins", "not needed")
     assert stand_ins[0] == "1"
     assert usual[1:] == stand_ins[1:] == late[1:]
@@ -66,7 +82,9 @@ def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native, "_loads", lambda *_: False)
     monkeypatch.setattr(native, "_wheel_folder", lambda: None)
     native.ensure_qt.cache_clear()
-    with pytest.raises(ImportError, match=r"pip install PyQt5-Qt5.*apt install libqt5gui5.*conda-forge qt-main"):
+    with pytest.raises(
+        ImportError, match=r"pip install PyQt5-Qt5.*apt install libqt5gui5.*conda-forge qt-main"
+    ):
         native.ensure_qt()
 
 
@@ -74,24 +92,44 @@ def test_the_order_is_loaded_system_wheel_stand_ins(monkeypatch: pytest.MonkeyPa
     tried: list[tuple[str, int]] = []
     monkeypatch.setattr(native, "envpool_has_own_qt", lambda: False)
     monkeypatch.setattr(native, "_wheel_folder", lambda: Path("/wheel"))
-    monkeypatch.setattr(native, "_loads", lambda name, mode=0: tried.append((name, mode)) is not None)
-    monkeypatch.setattr(native, "load_with_stand_ins", lambda folder: tried.append((f"stand-ins for {folder}", 0)))
+    monkeypatch.setattr(
+        native, "_loads", lambda name, mode=0: tried.append((name, mode)) is not None
+    )
+    monkeypatch.setattr(
+        native, "load_with_stand_ins", lambda folder: tried.append((f"stand-ins for {folder}", 0))
+    )
     native.ensure_qt.cache_clear()
     assert native.ensure_qt() == "wheel with stand-ins"
     native.ensure_qt.cache_clear()
     core = "libQt5Core.so.5"
-    assert tried == [(core, os.RTLD_NOLOAD), (core, 0), (f"/wheel/{core}", 0), ("stand-ins for /wheel", 0)]
+    assert tried == [
+        (core, os.RTLD_NOLOAD),
+        (core, 0),
+        (f"/wheel/{core}", 0),
+        ("stand-ins for /wheel", 0),
+    ]
 
 
-@pytest.mark.parametrize("functions", [(), ("one",), ("one", "two"), native.GRAPHICS_LIBRARIES["libEGL.so.1"]], ids=len)
-def test_a_stand_in_can_be_loaded_under_its_name_and_its_functions_return_zero(tmp_path: Path, functions: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "functions", [(), ("one",), ("one", "two"), native.GRAPHICS_LIBRARIES["libEGL.so.1"]], ids=len
+)
+def test_a_stand_in_can_be_loaded_under_its_name_and_its_functions_return_zero(
+    tmp_path: Path, functions: tuple[str, ...]
+) -> None:
     name, path = f"libphasicrl-stand-in.so.{len(functions)}", tmp_path / "any file"
     content = native.stand_in_library(name, functions)
     path.write_bytes(content)
     assert len(content) < 500 if not functions else len(content) < 5000
-    segments = [struct.unpack_from("<IIQQ", content, 64 + 56 * index)[:3] for index in range(struct.unpack_from("<H", content, 56)[0])]
-    assert all(flags & 3 != 3 for _, flags, _ in segments), "nothing may be both written and executed: hardened systems refuse that"
-    assert sum(flags & 1 for _, flags, _ in segments) == bool(functions), "nothing but code may be executed"
+    segments = [
+        struct.unpack_from("<IIQQ", content, 64 + 56 * index)[:3]
+        for index in range(struct.unpack_from("<H", content, 56)[0])
+    ]
+    assert all(flags & 3 != 3 for _, flags, _ in segments), (
+        "nothing may be both written and executed: hardened systems refuse that"
+    )
+    assert sum(flags & 1 for _, flags, _ in segments) == bool(functions), (
+        "nothing but code may be executed"
+    )
     with pytest.raises(OSError, match="stand-in"):
         ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
     library = ctypes.CDLL(str(path))
@@ -124,7 +162,9 @@ def test_graphics_libraries_that_are_absent_are_stood_in_for() -> None:
     assert run(GRAPHICS) == ["stand-ins", 0]
 
 
-@pytest.mark.skipif(not native.envpool_has_own_qt(), reason="this EnvPool needs no graphics libraries")
+@pytest.mark.skipif(
+    not native.envpool_has_own_qt(), reason="this EnvPool needs no graphics libraries"
+)
 def test_envpool_works_with_the_stand_ins_and_does_not_end_the_process_when_it_draws() -> None:
     """Whether the machine has graphics libraries or not. Drawing is the one thing that calls them: it must fail as Python does."""
     steps = """
@@ -139,7 +179,12 @@ except Exception as error:
     answer.append("refused")
 print("ANSWER" + json.dumps(answer))
 """
-    assert run("import numpy as np\n" + GRAPHICS.replace('print("ANSWER', "#") + steps) == ["stand-ins", 0, 17, "refused"]
+    assert run("import numpy as np\n" + GRAPHICS.replace('print("ANSWER', "#") + steps) == [
+        "stand-ins",
+        0,
+        17,
+        "refused",
+    ]
 
 
 def test_graphics_libraries_that_are_there_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

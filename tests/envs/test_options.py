@@ -25,7 +25,9 @@ from phasicrl.presets import get_preset
 from tests.envs.counting import Counting
 from tests.helpers import tiny
 
-needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+needs_envpool = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed"
+)
 TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "range": (1, 2)}
 
 
@@ -41,26 +43,42 @@ TAKES = {"flag": True, "count": 3, "share": 0.5, "word": "a", "any": None, "rang
         ({"any": "7.5"}, {"any": 7.5}),
         ({"any": "false"}, {"any": False}),
         ({"any": "x"}, {"any": "x"}),
-        ({"flag": False, "count": 0, "word": "", "any": True}, {"flag": False, "count": 0, "word": "", "any": True}),
+        (
+            {"flag": False, "count": 0, "word": "", "any": True},
+            {"flag": False, "count": 0, "word": "", "any": True},
+        ),
     ],
 )
-def test_values_are_read_as_the_type_of_the_default(given: dict[str, Any], read: dict[str, Any]) -> None:
+def test_values_are_read_as_the_type_of_the_default(
+    given: dict[str, Any], read: dict[str, Any]
+) -> None:
     found = checked_options("x", given, TAKES)
-    assert found == read and [type(value) for value in found.values()] == [type(value) for value in read.values()]
+    assert found == read and [type(value) for value in found.values()] == [
+        type(value) for value in read.values()
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"flagg": "true"}, r"x has no option 'flagg' \(did you mean 'flag'\?\) \(env.options\); .* any=None, count=3, flag=True"),
-        ({"flag": "2"}, "x: env.options has flag = '2'; True or False was expected .its default is True"),
+        (
+            {"flagg": "true"},
+            r"x has no option 'flagg' \(did you mean 'flag'\?\) \(env.options\); .* any=None, count=3, flag=True",
+        ),
+        (
+            {"flag": "2"},
+            "x: env.options has flag = '2'; True or False was expected .its default is True",
+        ),
         ({"flag": 1}, "flag = 1; True or False was expected"),
         ({"count": "2.5"}, "count = '2.5'; a whole number was expected"),
         ({"count": True}, "count = True; a whole number was expected"),
         ({"share": "much"}, "share = 'much'; a number was expected"),
         ({"share": True}, "share = True; a number was expected"),
         ({"word": 3}, "word = 3; a text was expected"),
-        ({"range": "1,2"}, r"env.options cannot set range, which is \(1, 2\); make the environment yourself"),
+        (
+            {"range": "1,2"},
+            r"env.options cannot set range, which is \(1, 2\); make the environment yourself",
+        ),
     ],
 )
 def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: str) -> None:
@@ -74,19 +92,34 @@ def test_options_are_data_that_keeps_its_value() -> None:
     config = Config(env=EnvConfig(id="x", options=given))
     given["a"] = 2
     assert config.env.options == {"a": 1, "b": True, "c": "x", "d": 0.5}
-    assert Config.from_json(config.to_json()) == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
-    assert hash(config) == hash(Config.from_json(config.to_json())) != hash(Config(env=EnvConfig(id="x")))
+    assert (
+        Config.from_json(config.to_json())
+        == pickle.loads(pickle.dumps(config))
+        == copy.deepcopy(config)
+        == config
+    )
+    assert (
+        hash(config)
+        == hash(Config.from_json(config.to_json()))
+        != hash(Config(env=EnvConfig(id="x")))
+    )
     with pytest.raises(TypeError, match="cannot be changed"):
         config.env.options["a"] = 3  # type: ignore[index]
     with pytest.raises(TypeError, match="cannot be changed"):
         config.env.options.update(a=3)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"env.options has a = \[1\]; a text, a number, True or False was expected"):
+    with pytest.raises(
+        ValueError, match=r"env.options has a = \[1\]; a text, a number, True or False was expected"
+    ):
         EnvConfig(options={"a": [1]})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match=r"env.options is 3; an object of options by name was expected"):
+    with pytest.raises(
+        ValueError, match=r"env.options is 3; an object of options by name was expected"
+    ):
         Config.from_json('{"env": {"options": 3}}')
 
 
-def test_a_command_line_adds_to_the_options_of_its_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_adds_to_the_options_of_its_preset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def options(*words: str) -> Any:
         return parse_config(["compat-cleanrl-ppo-atari", *words]).env.options
 
@@ -109,10 +142,19 @@ def refused(message: str, make_env: Any = None, **settings: Any) -> None:
 
 @needs_envpool
 def test_options_reach_envpool() -> None:
-    envs = make_envs(EnvConfig(id="Breakout-v5", num_envs=2, options={"img_height": "64", "gray_scale": False, "stack_num": 2}), seed=1)
+    envs = make_envs(
+        EnvConfig(
+            id="Breakout-v5",
+            num_envs=2,
+            options={"img_height": "64", "gray_scale": False, "stack_num": 2},
+        ),
+        seed=1,
+    )
     assert envs.observation_space.shape == envs.reset().shape[1:] == (6, 64, 84)
     envs.close()
-    envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=2, options={"max_episode_steps": "5"}), seed=1)
+    envs = make_envs(
+        EnvConfig(id="envpool:CartPole-v1", num_envs=2, options={"max_episode_steps": "5"}), seed=1
+    )
     envs.reset()
     ends = [bool(envs.step(torch.tensor([k % 2, k % 2])).truncated.all()) for k in range(10)]
     assert ends == [False, False, False, False, True] * 2
@@ -123,17 +165,39 @@ def test_options_reach_envpool() -> None:
 @pytest.mark.parametrize(
     ("env_id", "options", "message"),
     [
-        ("Breakout-v5", {"episodic_live": True}, r"envpool:Breakout-v5 has no option 'episodic_live' \(did you mean 'episodic_life'\?\)"),
+        (
+            "Breakout-v5",
+            {"episodic_live": True},
+            r"envpool:Breakout-v5 has no option 'episodic_live' \(did you mean 'episodic_life'\?\)",
+        ),
         ("Breakout-v5", {"num_envs": 4}, "env.options cannot set num_envs; use --env.num-envs"),
         ("Breakout-v5", {"seed": 4}, "env.options cannot set seed"),
-        ("Breakout-v5", {"noop_max": 0}, "env.options has noop_max = 0; it must be above zero"),  # a segmentation fault in EnvPool
-        ("Breakout-v5", {"stack_num": "-1"}, "env.options has stack_num = -1; it must be above zero"),
-        ("Breakout-v5", {"mode": 99}, "envpool:Breakout-v5: EnvPool does not take env.options {'mode': 99}: Invalid game mode"),
+        (
+            "Breakout-v5",
+            {"noop_max": 0},
+            "env.options has noop_max = 0; it must be above zero",
+        ),  # a segmentation fault in EnvPool
+        (
+            "Breakout-v5",
+            {"stack_num": "-1"},
+            "env.options has stack_num = -1; it must be above zero",
+        ),
+        (
+            "Breakout-v5",
+            {"mode": 99},
+            "envpool:Breakout-v5: EnvPool does not take env.options {'mode': 99}: Invalid game mode",
+        ),
         ("Breakout-v5", {"stack_num": 10**14}, "EnvPool does not take env.options"),
-        ("procgen:starpilot", {"use_backgrounds": False}, r"procgen:starpilot: env.options is .*Procgen's options are knobs of their own"),
+        (
+            "procgen:starpilot",
+            {"use_backgrounds": False},
+            r"procgen:starpilot: env.options is .*Procgen's options are knobs of their own",
+        ),
     ],
 )
-def test_what_envpool_does_not_take_is_refused(env_id: str, options: dict[str, Any], message: str) -> None:
+def test_what_envpool_does_not_take_is_refused(
+    env_id: str, options: dict[str, Any], message: str
+) -> None:
     refused(message, id=env_id, options=options)
 
 
@@ -148,17 +212,32 @@ def test_options_reach_gymnasium() -> None:
     envs.close()
 
 
-def test_a_constructor_that_takes_anything_is_given_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constructor_that_takes_anything_is_given_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[dict[str, Any]] = []
 
     def make(size: int = 3, render_mode: str | None = None, **more: Any) -> Counting:
         seen.append({"size": size, **more})
         return Counting()
 
-    monkeypatch.setitem(gym.registry, "Anything-v0", EnvSpec("Anything-v0", entry_point=make, kwargs={"level": 1}))
-    make_envs(EnvConfig(id="gymnasium:Anything-v0", num_envs=1, options={"size": "4", "level": "2", "new": "0.5"}), seed=1).close()
+    monkeypatch.setitem(
+        gym.registry, "Anything-v0", EnvSpec("Anything-v0", entry_point=make, kwargs={"level": 1})
+    )
+    make_envs(
+        EnvConfig(
+            id="gymnasium:Anything-v0",
+            num_envs=1,
+            options={"size": "4", "level": "2", "new": "0.5"},
+        ),
+        seed=1,
+    ).close()
     assert seen[0] == {"size": 4, "level": 2, "new": 0.5}
-    refused("level = 'x'; a whole number was expected", id="gymnasium:Anything-v0", options={"level": "x"})
+    refused(
+        "level = 'x'; a whole number was expected",
+        id="gymnasium:Anything-v0",
+        options={"level": "x"},
+    )
 
 
 def test_what_gymnasium_does_not_take_is_refused() -> None:
@@ -167,15 +246,25 @@ def test_what_gymnasium_does_not_take_is_refused() -> None:
         id="gymnasium:FrozenLake-v1",
         options={"is_slipery": True},
     )
-    refused("gymnasium:CartPole-v1 has no option 'render_mode'", id="gymnasium:CartPole-v1", options={"render_mode": "human"})
-    refused("gymnasium:CartPole-v1 has no option 'g' .*max_episode_steps=500", id="gymnasium:CartPole-v1", options={"g": 3})
+    refused(
+        "gymnasium:CartPole-v1 has no option 'render_mode'",
+        id="gymnasium:CartPole-v1",
+        options={"render_mode": "human"},
+    )
+    refused(
+        "gymnasium:CartPole-v1 has no option 'g' .*max_episode_steps=500",
+        id="gymnasium:CartPole-v1",
+        options={"g": 3},
+    )
     with pytest.raises(IdleKnobError, match=r"mine: env.options is a=1, which has no effect"):
         make_envs(EnvConfig(id="mine", num_envs=1, options={"a": 1}), seed=1, make_env=Counting)
 
 
 def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> None:
     config = tiny(tmp_path)
-    config = config.changed({"env.id": "gymnasium:CartPole-v1", "env.options": {"max_episode_steps": "4"}})
+    config = config.changed(
+        {"env.id": "gymnasium:CartPole-v1", "env.options": {"max_episode_steps": "4"}}
+    )
     run = train(config)
     assert set(evaluate(run.directory, episodes=3, policies=("greedy",))[0].lengths) == {4}
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
@@ -193,7 +282,13 @@ def test_what_envpool_films_are_drawn_from_has_the_options_too(tmp_path: Path) -
     from phasicrl.experiments.video import film
 
     config = tiny(tmp_path)
-    config = config.changed({"env.id": "envpool:CartPole-v1", "env.num_threads": 1, "env.options": {"max_episode_steps": 4}})
+    config = config.changed(
+        {
+            "env.id": "envpool:CartPole-v1",
+            "env.num_threads": 1,
+            "env.options": {"max_episode_steps": 4},
+        }
+    )
     run = train(config)
     assert film(run.directory, episodes=1, size=16)[1].lengths == (4,)
 
@@ -202,14 +297,19 @@ def test_what_envpool_films_are_drawn_from_has_the_options_too(tmp_path: Path) -
 def test_lives_end_episodes_in_training_only() -> None:
     config = get_preset("compat-cleanrl-ppo-atari")
     assert for_evaluation(config.env) == get_preset("atari-ppo").env
-    kept = EnvConfig(id="Breakout-v5", options={"episodic_life": True, "reward_clip": "true", "noop_max": 5})
+    kept = EnvConfig(
+        id="Breakout-v5", options={"episodic_life": True, "reward_clip": "true", "noop_max": 5}
+    )
     assert for_evaluation(kept).options == {"noop_max": 5}
     assert for_evaluation(get_preset("atari-ppo").env) is get_preset("atari-ppo").env
 
     def num_ends(envs: Any) -> int:
         rng = np.random.default_rng(0)
         envs.reset()
-        ends = sum(int(envs.step(torch.from_numpy(rng.integers(0, 4, 4))).terminated.sum()) for _ in range(250))
+        ends = sum(
+            int(envs.step(torch.from_numpy(rng.integers(0, 4, 4))).terminated.sum())
+            for _ in range(250)
+        )
         envs.close()
         return ends
 
@@ -237,8 +337,13 @@ def test_gymnasiums_module_form_imports_the_module(module: str, tmp_path: Path) 
     envs = make_envs(EnvConfig(id=module, num_envs=2), seed=1)
     assert envs.name == module and envs.reset().shape == (2, 3)
     envs.close()
-    refused("Gymnasium has no environment 'Unherd-v0' .did you mean 'Unheard-v0'", id="gymnasium:module_of_mine:Unherd-v0")
-    with pytest.raises(ImportError, match=r"the module 'no_such_module' cannot be imported .*PYTHONPATH"):
+    refused(
+        "Gymnasium has no environment 'Unherd-v0' .did you mean 'Unheard-v0'",
+        id="gymnasium:module_of_mine:Unherd-v0",
+    )
+    with pytest.raises(
+        ImportError, match=r"the module 'no_such_module' cannot be imported .*PYTHONPATH"
+    ):
         make_envs(EnvConfig(id="gymnasium:no_such_module:X-v0", num_envs=1), seed=1)
 
 
@@ -246,16 +351,36 @@ def test_a_module_works_in_processes_and_a_run_that_was_received_does_not_import
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(tmp_path / "runs")
-    run = train(config.changed({"env.id": module, "env.num_envs": 2, "env.parallel": "processes", "total_env_steps": 32}))
-    assert main(["evaluate", str(run.directory), "--episodes", "1"]) == 0  # this process has imported it
+    run = train(
+        config.changed(
+            {
+                "env.id": module,
+                "env.num_envs": 2,
+                "env.parallel": "processes",
+                "total_env_steps": 32,
+            }
+        )
+    )
+    assert (
+        main(["evaluate", str(run.directory), "--episodes", "1"]) == 0
+    )  # this process has imported it
     sys.modules.pop("module_of_mine")
     del gym.registry["Unheard-v0"]
     capsys.readouterr()
-    for words in (["evaluate", str(run.directory)], ["resume", str(run.directory)], ["train", "--from", str(run.directory)]):
+    for words in (
+        ["evaluate", str(run.directory)],
+        ["resume", str(run.directory)],
+        ["train", "--from", str(run.directory)],
+    ):
         assert main(words) == 2
-        assert "imports the module module_of_mine; if you trust it, add --import module_of_mine" in capsys.readouterr().err
+        assert (
+            "imports the module module_of_mine; if you trust it, add --import module_of_mine"
+            in capsys.readouterr().err
+        )
         assert "module_of_mine" not in sys.modules
-    assert main(["evaluate", str(run.directory), "--episodes", "1", "--import", "module_of_mine"]) == 0
+    assert (
+        main(["evaluate", str(run.directory), "--episodes", "1", "--import", "module_of_mine"]) == 0
+    )
     assert main(["evaluate", str(run.directory), "--import=no_such_module"]) == 2
     with pytest.raises(SystemExit) as stop:
         main(["evaluate", str(run.directory), "--import"])

@@ -34,7 +34,9 @@ def test_a_process_that_is_killed_is_named() -> None:
     envs = make(lambda: Faulty("dies"), "processes", num_envs=2)
     envs.reset()
     started = time.monotonic()
-    with pytest.raises(EnvError, match=r"the process of environment \d died in step\(\) \(signal SIGKILL\).*memory"):
+    with pytest.raises(
+        EnvError, match=r"the process of environment \d died in step\(\) \(signal SIGKILL\).*memory"
+    ):
         for _ in range(3):
             envs.step(NEVER[:2])
     assert time.monotonic() - started < 5
@@ -65,7 +67,9 @@ def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
         "    envs.reset()\n"
         "    for _ in range(3): envs.step(numpy.zeros(1, int))\n"
     )
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "counting.py" in result.stderr and "in _misbehave" in result.stderr
     assert "EnvError: mine: environment 0 has not finished" in result.stderr
 
@@ -79,15 +83,22 @@ def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
         return Counting()
 
     envs = make(make_env, "processes", num_envs=1)
-    with pytest.raises(EnvError, match=r"environment 0, reset\(\) at step 0: OSError: the port is taken"):
+    with pytest.raises(
+        EnvError, match=r"environment 0, reset\(\) at step 0: OSError: the port is taken"
+    ):
         envs.reset()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed")
-def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phasicrl.envs.processes.usable_cores", lambda: {max(os.sched_getaffinity(0))})
+def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "phasicrl.envs.processes.usable_cores", lambda: {max(os.sched_getaffinity(0))}
+    )
     envs = make(Counting, "processes", num_envs=1)
-    assert os.sched_getaffinity(envs.backend._vector.processes[0].pid) == {max(os.sched_getaffinity(0))}  # type: ignore[attr-defined]
+    worker = envs.backend._vector.processes[0].pid  # type: ignore[attr-defined]
+    assert os.sched_getaffinity(worker) == {max(os.sched_getaffinity(0))}
     envs.close()
 
 
@@ -103,7 +114,9 @@ def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     assert not process.is_alive()
 
 
-@pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "end", ["pass", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 9)"]
+)
 def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
     """Whether it ends by itself without `close`, or is killed."""
     script = tmp_path / "script.py"
@@ -117,7 +130,9 @@ def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
         f"    {end}\n"
     )
     started = time.monotonic()
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
     pids = [int(word) for word in result.stdout.split()]
     assert len(pids) == 2
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() - started < 20:
@@ -131,6 +146,8 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
         "from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id\n"
         "GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=1, seed=1, name='mine', parallel='processes')\n"
     )
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "EnvError: mine: the process of environment 0 died in its start" in result.stderr
     assert "if __name__ == '__main__':" in result.stderr

@@ -25,7 +25,9 @@ def test_actions_are_those_since_the_last_end(chance: float) -> None:
             for env, taken, again in zip(plain, kept.of_each(), copy.of_each(), strict=True):
                 np.testing.assert_array_equal(taken, np.reshape(env, (len(env), 2)))
                 np.testing.assert_array_equal(again, taken)
-    assert len(kept._rows) <= 2 * 64 or chance < 0.3, "memory follows the longest episode, not the run"
+    assert len(kept._rows) <= 2 * 64 or chance < 0.3, (
+        "memory follows the longest episode, not the run"
+    )
     kept.begin()
     assert [len(taken) for taken in kept.of_each()] == [0, 0, 0]
 
@@ -40,4 +42,8 @@ def test_what_was_taken_back_goes_on() -> None:
         for one in (kept, copy):
             one.add(np.array([number, -number]), np.array([False, number == 150]))
     assert copy.of_each()[0].tolist() == kept.of_each()[0].tolist() == list(range(97, 300))
-    assert copy.of_each()[1].tolist() == kept.of_each()[1].tolist() == [-number for number in range(151, 300)]
+    assert (
+        copy.of_each()[1].tolist()
+        == kept.of_each()[1].tolist()
+        == [-number for number in range(151, 300)]
+    )

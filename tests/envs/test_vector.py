@@ -25,10 +25,14 @@ MODES = list(AutoresetMode)
 
 
 def make(make_vector_env: Any, num_envs: int = 3, **settings: Any) -> VectorEnv:
-    return make_envs(EnvConfig(id="mine", num_envs=num_envs, **settings), seed=1, make_vector_env=make_vector_env)
+    return make_envs(
+        EnvConfig(id="mine", num_envs=num_envs, **settings), seed=1, make_vector_env=make_vector_env
+    )
 
 
-def sync(kind: type[gym.Env[Any, Any]] = PlainCounting, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> MakeVectorEnv:
+def sync(
+    kind: type[gym.Env[Any, Any]] = PlainCounting, mode: AutoresetMode = AutoresetMode.SAME_STEP
+) -> MakeVectorEnv:
     return lambda num_envs: SyncVectorEnv([kind] * num_envs, autoreset_mode=mode)
 
 
@@ -37,7 +41,9 @@ def sync(kind: type[gym.Env[Any, Any]] = PlainCounting, mode: AutoresetMode = Au
 def test_every_mode_gives_known_episodes_whole(mode: AutoresetMode, of_processes: bool) -> None:
     """Every step of every episode of `PlainCounting` is there once, with the right flags, ends and last observations, and no other row."""
     kind = AsyncVectorEnv if of_processes else SyncVectorEnv
-    check_known_episodes(make(lambda num_envs: kind([PlainCounting] * num_envs, autoreset_mode=mode)))
+    check_known_episodes(
+        make(lambda num_envs: kind([PlainCounting] * num_envs, autoreset_mode=mode))
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -46,10 +52,17 @@ def test_masks_are_those_of_the_observations_returned(mode: AutoresetMode) -> No
     obs, ends = envs.reset(), 0
     for _ in range(30):
         forbidden = (obs @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
-        expected = np.concatenate([np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1)
+        expected = np.concatenate(
+            [np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1
+        )
         np.testing.assert_array_equal(envs.action_mask, expected)
         assert envs.action_mask is not None
-        step = envs.step(torch.stack([envs.action_mask[:, :4].int().argmax(1), envs.action_mask[:, 4:].int().argmax(1)], 1))
+        step = envs.step(
+            torch.stack(
+                [envs.action_mask[:, :4].int().argmax(1), envs.action_mask[:, 4:].int().argmax(1)],
+                1,
+            )
+        )
         obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
     envs.close()
     assert ends > 10
@@ -60,7 +73,9 @@ def test_final_observations_may_come_as_one_batch() -> None:
         def step(self, actions: Any) -> Any:
             obs, reward, terminated, truncated, info = super().step(actions)
             if "final_obs" in info:
-                info["final_obs"] = np.stack([np.zeros(3) if row is None else row for row in info["final_obs"]])
+                info["final_obs"] = np.stack(
+                    [np.zeros(3) if row is None else row for row in info["final_obs"]]
+                )
             return obs, reward, terminated, truncated, info
 
     objects, batch = make(sync()), make(lambda num_envs: Batched(sync()(num_envs)))
@@ -75,9 +90,16 @@ def test_final_observations_may_come_as_one_batch() -> None:
 
 
 def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end() -> None:
-    envs = make(lambda num_envs: gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point"))
+    envs = make(
+        lambda num_envs: gym.make_vec(
+            "CartPole-v1", num_envs, vectorization_mode="vector_entry_point"
+        )
+    )
     envs.reset()
-    with pytest.raises(EnvError, match=r"mine: its autoreset mode is NEXT_STEP, and reset.* alone; make it with autoreset_mode=SAME_STEP"):
+    with pytest.raises(
+        EnvError,
+        match=r"mine: its autoreset mode is NEXT_STEP, and reset.* alone; make it with autoreset_mode=SAME_STEP",
+    ):
         for _ in range(50):
             envs.step(NEVER)
     with pytest.raises(EnvError, match="after close"):
@@ -113,19 +135,67 @@ def broken(num_envs: int) -> Any:
 
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "no function": (3, ValueError, "make_vector_env is an object of type int; a function of the number of environments was expected"),
-    "no environment": (lambda num_envs: object(), ValueError, "an object of type object without num_envs, .*; Gymnasium's VectorEnv"),
-    "a single one": (lambda num_envs: Counting(), ValueError, "without num_envs, single_observation_space"),
-    "too few": (lambda num_envs: sync()(num_envs - 1), ValueError, r"make_vector_env\(3\) made 2 environments; make as many as"),
-    "no mode": (changed(metadata={}), ValueError, r"metadata\['autoreset_mode'\] .* is None; accepted: AutoresetMode.NEXT_STEP, "),
-    "spaces": (changed(single_observation_space=gym.spaces.Text(5)), ValueError, "observations of the kind Text.* are not supported"),
+    "no function": (
+        3,
+        ValueError,
+        "make_vector_env is an object of type int; a function of the number of environments was expected",
+    ),
+    "no environment": (
+        lambda num_envs: object(),
+        ValueError,
+        "an object of type object without num_envs, .*; Gymnasium's VectorEnv",
+    ),
+    "a single one": (
+        lambda num_envs: Counting(),
+        ValueError,
+        "without num_envs, single_observation_space",
+    ),
+    "too few": (
+        lambda num_envs: sync()(num_envs - 1),
+        ValueError,
+        r"make_vector_env\(3\) made 2 environments; make as many as",
+    ),
+    "no mode": (
+        changed(metadata={}),
+        ValueError,
+        r"metadata\['autoreset_mode'\] .* is None; accepted: AutoresetMode.NEXT_STEP, ",
+    ),
+    "spaces": (
+        changed(single_observation_space=gym.spaces.Text(5)),
+        ValueError,
+        "observations of the kind Text.* are not supported",
+    ),
     "raises": (broken, EnvError, " cannot be made: RuntimeError: no licence"),
-    "masks": (sync(MaskedInInfo), EnvError, r"action masks \(3, 7\) of True and False, or 1 and 0, were expected, and given was shape"),
-    "not finite": (answering(0, np.full((3, 3), np.nan)), EnvError, r"environment 0 returned an observation that is not finite.*at step 1"),
-    "shape": (answering(0, np.zeros((3, 2))), EnvError, r"step\(\) returned an observation of shape \(2,\); its observation_space says"),
-    "reward": (answering(1, np.array([0, np.inf, 0])), EnvError, "environment 1 returned a reward that is not finite"),
-    "flags": (answering(2, np.zeros(2)), EnvError, r"step\(\) returned terminated of shape \(2,\); \(3,\) was expected"),
-    "no final_obs": (answering(4, {}), EnvError, r"ended an episode without info\['final_obs'\], which SAME_STEP promises"),
+    "masks": (
+        sync(MaskedInInfo),
+        EnvError,
+        r"action masks \(3, 7\) of True and False, or 1 and 0, were expected, and given was shape",
+    ),
+    "not finite": (
+        answering(0, np.full((3, 3), np.nan)),
+        EnvError,
+        r"environment 0 returned an observation that is not finite.*at step 1",
+    ),
+    "shape": (
+        answering(0, np.zeros((3, 2))),
+        EnvError,
+        r"step\(\) returned an observation of shape \(2,\); its observation_space says",
+    ),
+    "reward": (
+        answering(1, np.array([0, np.inf, 0])),
+        EnvError,
+        "environment 1 returned a reward that is not finite",
+    ),
+    "flags": (
+        answering(2, np.zeros(2)),
+        EnvError,
+        r"step\(\) returned terminated of shape \(2,\); \(3,\) was expected",
+    ),
+    "no final_obs": (
+        answering(4, {}),
+        EnvError,
+        r"ended an episode without info\['final_obs'\], which SAME_STEP promises",
+    ),
 }
 
 
@@ -159,8 +229,12 @@ def test_a_run_trains_resumes_and_is_evaluated(mode: AutoresetMode, tmp_path: Pa
     config = tiny(tmp_path, total_env_steps=64)
     run = train(config, make_vector_env=sync(Corridor, mode))
     assert run.env_steps == 64
-    with pytest.raises(ValueError, match="call this from Python with make_env=… or make_vector_env=…"):
+    with pytest.raises(
+        ValueError, match="call this from Python with make_env=… or make_vector_env=…"
+    ):
         resume(run.directory)
     assert resume(run.directory, make_vector_env=sync(Corridor, mode)).env_steps == 64
-    (result,) = evaluate(run.directory, episodes=5, policies=("sampled",), make_vector_env=sync(Corridor, mode))
+    (result,) = evaluate(
+        run.directory, episodes=5, policies=("sampled",), make_vector_env=sync(Corridor, mode)
+    )
     assert len(result.returns) == 5

@@ -46,7 +46,10 @@ def test_the_same_episodes_are_seen_through_fewer_components() -> None:
     part.close()
 
 
-@pytest.mark.parametrize(("observe", "message"), [((4,), r"components 0 … 3 were expected"), ((-1,), "0 … 3"), ((), "at least one")])
+@pytest.mark.parametrize(
+    ("observe", "message"),
+    [((4,), r"components 0 … 3 were expected"), ((-1,), "0 … 3"), ((), "at least one")],
+)
 def test_components_that_are_not_there_are_refused(observe: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cartpole(observe)
@@ -87,7 +90,9 @@ def test_a_run_goes_on_where_it_was() -> None:
     np.testing.assert_array_equal(envs.action_mask, even(obs.numpy(), None))
     envs.step(draw_action(envs, RNG))
     assert envs.action_mask is not None and envs.action_mask.all()
-    assert not even(envs.reset().numpy(), None).all() and envs.action_mask.all(), "a reset does not begin anew"
+    assert not even(envs.reset().numpy(), None).all() and envs.action_mask.all(), (
+        "a reset does not begin anew"
+    )
     envs.close()
 
 
@@ -103,7 +108,10 @@ def test_the_environments_own_mask_stays() -> None:
     envs.reset()
     for number in range(6):
         assert own.action_mask is not None
-        np.testing.assert_array_equal(envs.action_mask, own.action_mask & (torch.arange(7) != 3) if number < 3 else own.action_mask)
+        np.testing.assert_array_equal(
+            envs.action_mask,
+            own.action_mask & (torch.arange(7) != 3) if number < 3 else own.action_mask,
+        )
         assert number >= 3 or np.array_equal(seen[-1], own.action_mask)  # type: ignore[arg-type]
         envs.step(draw_action(envs, RNG))
     assert len(seen) == 3
@@ -120,7 +128,10 @@ def test_something_must_be_left() -> None:
 
     envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, num_steps=100)
     envs.reset()
-    with pytest.raises(EnvError, match=r"mine: the heuristic mask leaves nothing for environment 1 in component 1, at env_steps 3; allow"):
+    with pytest.raises(
+        EnvError,
+        match=r"mine: the heuristic mask leaves nothing for environment 1 in component 1, at env_steps 3; allow",
+    ):
         envs.step(draw_action(envs, RNG))
     envs.close()
 
@@ -128,7 +139,10 @@ def test_something_must_be_left() -> None:
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (np.ones(4, bool), r"is bool, shape \(4,\); a NumPy array of bool, shape \(3, 4\), was expected"),
+        (
+            np.ones(4, bool),
+            r"is bool, shape \(4,\); a NumPy array of bool, shape \(3, 4\), was expected",
+        ),
         (np.ones((B, 4)), "is float64, shape"),
         ([[True] * 4] * B, "is a list;"),
     ],
@@ -142,5 +156,8 @@ def test_what_the_function_must_return(mask: Any, message: str) -> None:
 
 def test_there_must_be_something_to_mask() -> None:
     numbers = gym.spaces.Box(-1, 1, (2,))
-    with pytest.raises(ValueError, match=r"mine: actions of the kind Box.* have nothing to mask; accepted: those with discrete components"):
+    with pytest.raises(
+        ValueError,
+        match=r"mine: actions of the kind Box.* have nothing to mask; accepted: those with discrete components",
+    ):
         HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, num_steps=1)

@@ -52,21 +52,32 @@ def both(
     def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
         records: list[dict[str, float]] = []
         config_now = replace(config, compute=replace(config.compute, compile=choice))
-        return train(config_now, make_env=make_env, on_iteration=lambda _, record: records.append(record)), records
+        return train(
+            config_now, make_env=make_env, on_iteration=lambda _, record: records.append(record)
+        ), records
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
     assert not eager_run.compute._compiled_steps
     for kept in (fused_run.compute._compiled_steps, fused_run.compute._compiled_calls):
         assert kept and all(one is not None for one in kept.values())
     (agent, optimizers), (fused_agent, fused_optimizers) = (
-        (s["agent"], s["optimizers"]) for s in (eager_run.learner.state_dict(), fused_run.learner.state_dict())
+        (s["agent"], s["optimizers"])
+        for s in (eager_run.learner.state_dict(), fused_run.learner.state_dict())
     )
     for name, tensor in agent.items():
-        torch.testing.assert_close(fused_agent[name], tensor, rtol=2e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            fused_agent[name],
+            tensor,
+            rtol=2e-3,
+            atol=2e-5,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
     for name, optimizer in optimizers.items():
         fused_state = fused_optimizers[name]["state"]
         assert optimizer["state"].keys() == fused_state.keys()
-        assert [int(value["step"]) for value in optimizer["state"].values()] == [int(value["step"]) for value in fused_state.values()]
+        assert [int(value["step"]) for value in optimizer["state"].values()] == [
+            int(value["step"]) for value in fused_state.values()
+        ]
     for eager, fused in zip(records, fused_records, strict=True):
         assert eager.keys() == fused.keys()
         for name in (name for name in eager if name.startswith(("losses/", "gradients/"))):
@@ -74,19 +85,34 @@ def both(
 
 
 def setting(tmp_path: Path, **changes: Any) -> Config:
-    return tiny(tmp_path, aux=tiny_aux()).changed({"total_env_steps": 160, "ppo.max_grad_norm": 0.5, **changes})
+    return tiny(tmp_path, aux=tiny_aux()).changed(
+        {"total_env_steps": 160, "ppo.max_grad_norm": 0.5, **changes}
+    )
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "separate": ({}, Corridor),
     "detached": ({"model.value_path": "detached"}, Corridor),
     "shared": ({"model.value_path": "shared"}, Corridor),
-    "epochs-apart": ({"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"}, Corridor),
-    "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch", "ppo.schedule": "linear"}, Corridor),
+    "epochs-apart": (
+        {"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"},
+        Corridor,
+    ),
+    "shuffled": (
+        {
+            "ppo.minibatch_by": "transitions",
+            "ppo.advantage_norm": "minibatch",
+            "ppo.schedule": "linear",
+        },
+        Corridor,
+    ),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
     "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
     "normalized": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
-    "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"}, Corridor),
+    "penalty": (
+        {"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"},
+        Corridor,
+    ),
     "eps-hat": ({"ppo.adam_eps_hat": True}, Corridor),
     "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
     "masks-discrete": ({}, lambda: Levers(masked=True)),
@@ -100,7 +126,9 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_steps_written_for_the_compiler_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_written_for_the_compiler_equal_eager_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "compile_", as_it_is)
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
@@ -114,7 +142,9 @@ def again_in_place(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]
 
     def replay() -> None:
         anew = function()
-        for old, new in zip(*((x,) if isinstance(x, Tensor) else x for x in (outputs, anew)), strict=True):
+        for old, new in zip(
+            *((x,) if isinstance(x, Tensor) else x for x in (outputs, anew)), strict=True
+        ):
             old.copy_(new)
 
     return outputs, replay
@@ -125,7 +155,9 @@ RECORDED = [name for name in CASES if name != "eps-hat"]
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_steps_that_are_recorded_equal_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_recorded_equal_eager_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All but the CUDA graph itself: what is copied in, what is read where it lies, what a recording leaves behind."""
     record_with(again_in_place, monkeypatch)
     changes, make_env = CASES[name]
@@ -147,7 +179,11 @@ def test_a_recording_that_fails_or_does_nothing_leaves_the_run_as_it_was(
 
     record_with(bad, monkeypatch)
     run = train(config.changed({"compute.compile": "on"}), make_env=Corridor)
-    assert set(run.compute._compiled_steps.values()) == set(run.compute._compiled_calls.values()) == {None}
+    assert (
+        set(run.compute._compiled_steps.values())
+        == set(run.compute._compiled_calls.values())
+        == {None}
+    )
     for name, tensor in reference.agent.state_dict().items():
         assert torch.equal(run.agent.state_dict()[name], tensor), name
 
@@ -164,7 +200,9 @@ def record_with(record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compute_module.Compute, "__init__", recording)
 
 
-def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "compile_", as_it_is)
 
     class Nothing(Corridor):
@@ -200,7 +238,9 @@ class Looks(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         by_mask = name.startswith("index") and any(
-            getattr(index, "dtype", None) is torch.bool for index in (args[1] or ()) if index is not None
+            getattr(index, "dtype", None) is torch.bool
+            for index in (args[1] or ())
+            if index is not None
         )
         if by_mask or name in (
             "item",
@@ -249,7 +289,11 @@ def test_neither_a_step_nor_a_minibatch_looks_at_values(value_path: str, tmp_pat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
     def waits(num_steps: int) -> int:
-        run = open_run(setting(tmp_path / str(num_steps), **{"compute.device": "cuda", "ppo.num_steps": num_steps}))
+        run = open_run(
+            setting(
+                tmp_path / str(num_steps), **{"compute.device": "cuda", "ppo.num_steps": num_steps}
+            )
+        )
         for _ in range(2):  # in the first one graphs are recorded
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
@@ -265,7 +309,9 @@ def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
 
 def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
     kept, given = torch.zeros(2), torch.ones(2)
-    call = capture(lambda total, x: (total.add_(x).clone(),), [kept, given], num_kept=1, record=again_in_place)
+    call = capture(
+        lambda total, x: (total.add_(x).clone(),), [kept, given], num_kept=1, record=again_in_place
+    )
     kept.zero_()
     (out,) = call(kept, torch.tensor([1.0, 2.0]))
     assert kept.tolist() == out.tolist() == [1.0, 2.0] and given.tolist() == [1.0, 1.0]
@@ -278,14 +324,20 @@ OFTEN = ("normalized", "shared", "shuffled", "masks-mixed")
 
 
 @pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in CASES]
+)
 def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
 
 
-def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = setting(tmp_path, **{"model.memory": "lstm", "compute.compile": "on", "log.console": "plain"})
+def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = setting(
+        tmp_path, **{"model.memory": "lstm", "compute.compile": "on", "log.console": "plain"}
+    )
     run = train(config, make_env=Corridor)
     assert set(run.compute._compiled_steps.values()) == {None}
     assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
@@ -300,7 +352,9 @@ def test_an_optimizer_that_does_more_is_left_alone(tmp_path: Path) -> None:
     assert None in run.compute._compiled_steps.values()
 
 
-def test_an_epsilon_that_follows_the_steps_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epsilon_that_follows_the_steps_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record_with(again_in_place, monkeypatch)
     config = setting(tmp_path, **{"ppo.adam_eps_hat": True, "compute.compile": "on"})
     assert set(train(config, make_env=Corridor).compute._compiled_steps.values()) == {None}
@@ -320,7 +374,9 @@ def test_compiled_code_that_computes_something_else_is_not_used(
         return call
 
     config = setting(tmp_path, **{"log.console": "plain"})
-    reference = train(replace(config, compute=replace(config.compute, compile="off")), make_env=Corridor)
+    reference = train(
+        replace(config, compute=replace(config.compute, compile="off")), make_env=Corridor
+    )
     monkeypatch.setattr(compiled, "compile_", wrong)
     run = train(replace(config, compute=replace(config.compute, compile="on")), make_env=Corridor)
     assert set(run.compute._compiled_steps.values()) == {None}
@@ -365,10 +421,16 @@ def test_smaller_micro_batches_are_advised_only_where_they_can_be_smaller(
     [
         (
             "policy",
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
             "ppo.num_minibatches",
         ),
-        ("aux", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "aux.num_minibatches"),
+        (
+            "aux",
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            "aux.num_minibatches",
+        ),
         ("policy", RuntimeError("something else"), None),
     ],
 )
@@ -392,14 +454,20 @@ def test_a_step_that_does_not_fit_names_the_knob(
     [
         ("separate", "policy", "collecting a rollout"),
         ("separate", "value", "asking the networks about a rollout"),
-        ("shared", "value", "collecting a rollout"),  # what came last is in no rollout and is valued by itself
+        (
+            "shared",
+            "value",
+            "collecting a rollout",
+        ),  # what came last is in no rollout and is valued by itself
     ],
 )
 def test_a_rollout_that_does_not_fit_names_the_knob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, method: str, called: str
 ) -> None:
     def full(self: Agent, *args: Any, **options: Any) -> Any:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        raise RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        )
 
     monkeypatch.setattr(Agent, method, full)
     with pytest.raises(MemoryError, match=rf"{called} does not fit .* try fewer env\.num_envs"):
@@ -417,7 +485,9 @@ class FakeStream:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
     told: list[str] = []
     default, recording, side = (FakeStream(name, told) for name in ("default", "main", "side"))
 
@@ -459,8 +529,12 @@ def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) 
         return torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
 
     def trained(deterministic: bool) -> dict[str, Tensor]:
-        config = setting(tmp_path, **{"model.memory": "lstm", "compute.deterministic": deterministic})
-        return train(config, make_env=lambda: Levers(discrete=False, masked=True)).agent.state_dict()
+        config = setting(
+            tmp_path, **{"model.memory": "lstm", "compute.deterministic": deterministic}
+        )
+        return train(
+            config, make_env=lambda: Levers(discrete=False, masked=True)
+        ).agent.state_dict()
 
     plain = trained(False)
     assert put().tolist() == [0, 2, 0]
@@ -472,7 +546,9 @@ def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) 
         assert torch.equal(weight, deterministic[name]), name
 
 
-def test_a_gpu_is_waited_for_before_a_clock_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_waited_for_before_a_clock_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else `time/policy` would be the time to ask for the steps."""
     run, told = open_run(setting(tmp_path, **{"ppo.value_epochs": 2})), []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append(str(device)))
@@ -496,7 +572,10 @@ def test_an_upload_on_a_cpu_is_the_same_tensor() -> None:
     assert compute.upload(values) is values
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists() or platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists() or platform.libc_ver()[0] != "glibc",
+    reason="only glibc is asked",
+)
 def test_freed_memory_is_kept_for_the_next_layer() -> None:
     """Else every activation would be mapped, faulted in and unmapped again. In a process of its own, whose allocator nobody has asked yet."""
     program = """
@@ -509,12 +588,22 @@ given_back = after_a_large_tensor()
 keep_memory()
 print(after_a_large_tensor() - given_back)
 """
-    kept = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    kept = int(
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert 180e6 < kept < 220e6
 
 
 @pytest.mark.parametrize(
-    "compile_", [as_it_is, pytest.param(None, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"))]
+    "compile_",
+    [
+        as_it_is,
+        pytest.param(
+            None, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+        ),
+    ],
 )
 def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_: Callable[..., Any] | None
@@ -529,19 +618,32 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
 
     found: dict[tuple[str, bool], tuple[list[Tensor], Tensor]] = {}
     for choice, others in itertools.product(("off", "on"), (False, True)):
-        run = open_run(setting(tmp_path, **{"compute.compile": choice, "ppo.max_grad_norm": None, "aux": None}))
+        run = open_run(
+            setting(tmp_path, **{"compute.compile": choice, "ppo.max_grad_norm": None, "aux": None})
+        )
         rollout = run.collect(run.buffer.next_rollout())
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
         settings = replace(run.learner.settings("policy"), mean=mean if others else None)
         run.learner.start_iteration()
-        step = run.compute.gradient_step(phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True), settings)
+        step = run.compute.gradient_step(
+            phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True), settings
+        )
         order = torch.arange(len(samples))
         for minibatch in samples.minibatches(2, order, by="segments"):
             names, values, _ = step(minibatch, torch.tensor(0.0))
         assert names[-1] == "gradients/policy_norm"
-        assert (None not in run.compute._compiled_steps.values()) and bool(run.compute._compiled_steps) == (choice == "on")
-        found[choice, others] = [parameter.detach().clone() for parameter in run.agent.parameters()], values
+        assert (None not in run.compute._compiled_steps.values()) and bool(
+            run.compute._compiled_steps
+        ) == (choice == "on")
+        found[choice, others] = (
+            [parameter.detach().clone() for parameter in run.agent.parameters()],
+            values,
+        )
     for others in (False, True):
-        torch.testing.assert_close(found["on", others][0], found["off", others][0], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(found["on", others][1], found["off", others][1], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            found["on", others][0], found["off", others][0], rtol=1e-4, atol=1e-6
+        )
+        torch.testing.assert_close(
+            found["on", others][1], found["off", others][1], rtol=1e-4, atol=1e-6
+        )
     assert not torch.allclose(found["off", True][1], found["off", False][1])

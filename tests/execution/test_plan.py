@@ -27,7 +27,9 @@ VECTORS, IMAGES = Workload(has_images=False), Workload(has_images=True, has_aux=
 ALL = ("policy", "value", "aux")
 
 
-def plan(machine: Machine, workload: Workload, findings: Findings | None = None, **wishes: Any) -> Plan:
+def plan(
+    machine: Machine, workload: Workload, findings: Findings | None = None, **wishes: Any
+) -> Plan:
     return make_plan(ComputeConfig(**wishes), machine, workload, findings)
 
 
@@ -37,7 +39,12 @@ def plan(machine: Machine, workload: Workload, findings: Findings | None = None,
         (CPU, VECTORS, {}, False),
         (CPU, replace(VECTORS, num_gradient_steps=WORTH_COMPILING), {}, True),
         (CPU, replace(VECTORS, num_gradient_steps=WORTH_COMPILING), {"compile": "off"}, False),
-        (replace(CPU, has_compiler=False), replace(VECTORS, num_gradient_steps=WORTH_COMPILING), {}, False),
+        (
+            replace(CPU, has_compiler=False),
+            replace(VECTORS, num_gradient_steps=WORTH_COMPILING),
+            {},
+            False,
+        ),
         (CPU, replace(IMAGES, num_gradient_steps=10**6), {}, False),
         (CPU, IMAGES, {"compile": "on"}, True),
         (GPU, VECTORS, {}, True),
@@ -46,7 +53,9 @@ def plan(machine: Machine, workload: Workload, findings: Findings | None = None,
         (GPU, replace(IMAGES, has_memory=True), {"compile": "on"}, False),
     ],
 )
-def test_steps_are_one_call_where_that_pays_and_works(machine: Machine, workload: Workload, wishes: dict[str, Any], expected: bool) -> None:
+def test_steps_are_one_call_where_that_pays_and_works(
+    machine: Machine, workload: Workload, wishes: dict[str, Any], expected: bool
+) -> None:
     chosen = plan(machine, workload, **wishes)
     assert chosen.acts_in_one_call == expected and chosen.one_call == (ALL if expected else ())
 
@@ -84,7 +93,10 @@ def test_threads_are_shared_where_there_is_much_to_do() -> None:
 
 def test_runs_take_turns_where_two_of_them_do_not_fit_side_by_side() -> None:
     assert plan(CPU, IMAGES).take_turns and plan(CPU, IMAGES, num_threads=3).take_turns
-    assert not plan(CPU, IMAGES, num_threads=2).take_turns and not plan(CPU, IMAGES, take_turns=False).take_turns
+    assert (
+        not plan(CPU, IMAGES, num_threads=2).take_turns
+        and not plan(CPU, IMAGES, take_turns=False).take_turns
+    )
     assert not plan(CPU, VECTORS).take_turns and not plan(GPU, IMAGES).take_turns
 
 
@@ -96,7 +108,9 @@ def test_a_probe_is_asked_where_something_is_left_open_and_the_run_is_long() -> 
     assert not needs_probe(ComputeConfig(micro_batch=64), CPU, long)
     assert not needs_probe(ComputeConfig(), GPU, long)  # minibatches go whole
     assert needs_probe(ComputeConfig(aux_precision="auto"), GPU, long)
-    assert not needs_probe(ComputeConfig(aux_precision="auto", micro_batch=64), CPU, replace(long, has_aux=False))
+    assert not needs_probe(
+        ComputeConfig(aux_precision="auto", micro_batch=64), CPU, replace(long, has_aux=False)
+    )
 
 
 def test_a_plan_survives_its_card_and_is_followed_on_the_same_kind_of_machine() -> None:

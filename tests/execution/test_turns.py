@@ -37,7 +37,9 @@ def test_one_at_a_time_and_none_twice_before_one_that_waits(tmp_path: Path) -> N
     assert 2 <= order[:8].count("a") <= 6, order
 
 
-def test_who_was_stopped_in_its_turn_is_waited_for_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_stopped_in_its_turn_is_waited_for_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(turns, "PATIENCE", 0.2)
     monkeypatch.setattr(turns, "IMPATIENCE", 1.0)
     stopped, mine, third = Turns(tmp_path), Turns(tmp_path), Turns(tmp_path)
@@ -67,7 +69,9 @@ def test_without_a_folder_all_compute_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("takes", [False, True])
-def test_a_run_takes_turns_if_its_plan_says_so(takes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_takes_turns_if_its_plan_says_so(
+    takes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made: list[Turns] = []
     monkeypatch.setattr(device, "Turns", lambda: made.append(Turns(tmp_path)) or made[-1])
     monkeypatch.setattr(device.torch, "set_num_threads", lambda number: None)

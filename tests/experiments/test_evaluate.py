@@ -37,7 +37,9 @@ class Countdown(gym.Env[np.ndarray, np.int64]):
         Countdown.made += 1
         self._length = 2 if Countdown.made % 2 else 9
 
-    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict[str, object]]:
+    def reset(
+        self, *, seed: int | None = None, options: object = None
+    ) -> tuple[np.ndarray, dict[str, object]]:
         self._steps = 0
         return np.zeros(2, np.float32), {}
 
@@ -46,9 +48,15 @@ class Countdown(gym.Env[np.ndarray, np.int64]):
         return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
 
 
-def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(tmp_path: Path) -> None:
-    with start_run(tiny(tmp_path, env=EnvConfig(id="countdown", num_envs=4)), make_env=Countdown) as run:
-        envs = make_evaluation_envs(run.config, num_envs=2, levels="unseen", seed=0, make_env=Countdown)
+def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(
+    tmp_path: Path,
+) -> None:
+    with start_run(
+        tiny(tmp_path, env=EnvConfig(id="countdown", num_envs=4)), make_env=Countdown
+    ) as run:
+        envs = make_evaluation_envs(
+            run.config, num_envs=2, levels="unseen", seed=0, make_env=Countdown
+        )
         result = play(run.agent, envs, episodes=7, policy="greedy", seed=0)
         envs.close()
     lengths = sorted(result.lengths)
@@ -58,7 +66,12 @@ def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favore
 
 def test_the_report_by_hand() -> None:
     report = Evaluation("greedy", (1.0, 2.0, 6.0), (3, 5, 7)).to_dict()
-    assert report["mean_return"] == 3 and report["median_return"] == 2 and report["mean_length"] == 5 and report["episodes"] == 3
+    assert (
+        report["mean_return"] == 3
+        and report["median_return"] == 2
+        and report["mean_length"] == 5
+        and report["episodes"] == 3
+    )
     assert report["std_return"] == pytest.approx((14 / 3) ** 0.5)
     interval = report["interval_95"]
     assert isinstance(interval, list)
@@ -69,7 +82,9 @@ def test_the_report_by_hand() -> None:
 def test_greedy_takes_the_most_likely_action_and_sampled_draws(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     torch.nn.init.zeros_(run.agent.policy_head.linear.weight)
-    run.agent.policy_head.linear.bias.data = torch.tensor([0.0, 0.3])  # right is a little likelier everywhere
+    run.agent.policy_head.linear.bias.data = torch.tensor(
+        [0.0, 0.3]
+    )  # right is a little likelier everywhere
     run.save()
     greedy, sampled = evaluate(run.directory, episodes=20, make_env=lambda: Corridor(limit=30))
     assert set(greedy.lengths) <= {3, 4} and set(greedy.returns) == {1.0}  # straight to the end
@@ -79,19 +94,31 @@ def test_greedy_takes_the_most_likely_action_and_sampled_draws(tmp_path: Path) -
 def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     path = tmp_path / "steps.csv"
-    results = evaluate(run.directory, episodes=20, make_env=lambda: Corridor(limit=30), steps_file=path)
+    results = evaluate(
+        run.directory, episodes=20, make_env=lambda: Corridor(limit=30), steps_file=path
+    )
     rows = list(csv.DictReader(path.read_text().splitlines()))
     for result in results:
         ends = {}
         for row in (row for row in rows if row["policy"] == result.policy):
-            key, step, so_far = (row["env"], int(row["episode"])), int(row["step"]), float(row["return"])
+            key, step, so_far = (
+                (row["env"], int(row["episode"])),
+                int(row["step"]),
+                float(row["return"]),
+            )
             before = ends.get(key, (0, 0.0))
-            assert step == before[0] + 1 and so_far == before[1] + float(row["reward"])  # none is missing, none is there twice
+            assert step == before[0] + 1 and so_far == before[1] + float(
+                row["reward"]
+            )  # none is missing, none is there twice
             ends[key] = (step, so_far)
             assert result.policy == "sampled" or row["action_0"] == row["mean_0"]
             assert 0 <= float(row["entropy"]) <= np.log(2) + 1e-6 and row["std"] == ""
-        counted = [(str(env), episode) for env in range(16) for episode in range(2 if env < 4 else 1)]
-        assert sorted(ends) == sorted(counted), "no step of an episode beyond an environment's share"
+        counted = [
+            (str(env), episode) for env in range(16) for episode in range(2 if env < 4 else 1)
+        ]
+        assert sorted(ends) == sorted(counted), (
+            "no step of an episode beyond an environment's share"
+        )
         assert sorted(ends.values()) == sorted(zip(result.lengths, result.returns, strict=True))
     assert {row["policy"] for row in rows} == {"greedy", "sampled"}
 
@@ -100,16 +127,31 @@ def test_the_file_of_steps_has_mean_and_deviation_of_continuous_actions(tmp_path
     config = tiny(tmp_path).changed({"action.std": "fixed", "action.std_value": 0.25})
     run = train(config, make_env=lambda: Levers(discrete=False))
     path = tmp_path / "steps.csv"
-    evaluate(run.directory, episodes=16, policies=("sampled",), make_env=lambda: Levers(discrete=False), steps_file=path)
+    evaluate(
+        run.directory,
+        episodes=16,
+        policies=("sampled",),
+        make_env=lambda: Levers(discrete=False),
+        steps_file=path,
+    )
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert {float(row["std"]) for row in rows} == {0.25}
-    noise = np.array([float(row["action_1"]) - float(row["mean_1"]) for row in rows])  # component 0 is the lever to pull
-    assert {row["mean_0"] for row in rows} <= {"0.0", "1.0", "2.0"} and 0.15 < noise.std() < 0.35 and abs(noise.mean()) < 0.2
+    noise = np.array(
+        [float(row["action_1"]) - float(row["mean_1"]) for row in rows]
+    )  # component 0 is the lever to pull
+    assert (
+        {row["mean_0"] for row in rows} <= {"0.0", "1.0", "2.0"}
+        and 0.15 < noise.std() < 0.35
+        and abs(noise.mean()) < 0.2
+    )
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_one_others(tmp_path: Path) -> None:
     directory = train(tiny(tmp_path), make_env=corridor).directory
-    first, second, other = (evaluate(directory, episodes=20, policies=("sampled",), seed=seed, make_env=corridor) for seed in (0, 0, 1))
+    first, second, other = (
+        evaluate(directory, episodes=20, policies=("sampled",), seed=seed, make_env=corridor)
+        for seed in (0, 0, 1)
+    )
     assert first == second != other
 
 
@@ -120,14 +162,19 @@ def test_evaluation_leaves_the_run_alone(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
 
 
-def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[EnvConfig] = []
     monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed: seen.append(config))
     preset = get_preset("procgen-ppg")
     config = replace(preset, env=replace(preset.env, num_levels=200, start_level=50))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
     make_evaluation_envs(config, num_envs=4, levels="train", seed=0)
-    assert [(env.num_levels, env.start_level, env.num_envs) for env in seen] == [(0, 0, 4), (200, 50, 4)]
+    assert [(env.num_levels, env.start_level, env.num_envs) for env in seen] == [
+        (0, 0, 4),
+        (200, 50, 4),
+    ]
 
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +194,17 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
         run.save()
         config = replace(run.config, model=replace(run.config.model, hidden_sizes=(9,)))
         (run.directory / "config.json").write_text(config.to_json())
-        with pytest.raises(ValueError, match=r"do not fit the network .*; a run with an encoder of your own"):
+        with pytest.raises(
+            ValueError, match=r"do not fit the network .*; a run with an encoder of your own"
+        ):
             evaluate(run.directory, make_env=corridor)
         with pytest.raises(ValueError, match="episodes is 0"):
             evaluate(run.directory, episodes=0, make_env=corridor)
 
 
-def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny(tmp_path).changed({"compute.policy_precision": "bf16"})
     run = train(config, make_env=corridor)
     assert evaluation_module.acting_precision(run.files) == "bf16"
@@ -167,5 +218,7 @@ def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(tmp_path: Path
     monkeypatch.setattr(Agent, "policy", spy)
     evaluate(run.directory, episodes=2, make_env=corridor)
     assert seen == {"bf16"}
-    (run.directory / "card.json").write_text('{"own": ["environment"]}')  # of a version without plans
+    (run.directory / "card.json").write_text(
+        '{"own": ["environment"]}'
+    )  # of a version without plans
     assert evaluation_module.acting_precision(run.files) == "fp32"

@@ -28,13 +28,21 @@ HEADER = "experiment,run,game,step,episodic_return\n"
 
 
 def make_run(
-    folder: Path, points: Sequence[tuple[int, float | None]], *, metric: str = RETURN, env: str = "procgen:starpilot", **settings: Any
+    folder: Path,
+    points: Sequence[tuple[int, float | None]],
+    *,
+    metric: str = RETURN,
+    env: str = "procgen:starpilot",
+    **settings: Any,
 ) -> Path:
     """A run directory with one number in each row."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(Config(**{"name": "demo", **settings}, env=EnvConfig(id=env)).to_json())
+    (folder / "config.json").write_text(
+        Config(**{"name": "demo", **settings}, env=EnvConfig(id=env)).to_json()
+    )
     rows = [
-        {"env_steps": steps, "iteration": i, "phase": 0, "wall_time": float(i), metric: value} for i, (steps, value) in enumerate(points)
+        {"env_steps": steps, "iteration": i, "phase": 0, "wall_time": float(i), metric: value}
+        for i, (steps, value) in enumerate(points)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -43,7 +51,12 @@ def make_run(
 def make_runs(tmp_path: Path, *curves: Sequence[float], **settings: Any) -> list[Path]:
     """A run for each curve, with seeds 1, 2, … and rows at 100, 200, … steps."""
     return [
-        make_run(tmp_path / f"run{seed}", [(100 * i, value) for i, value in enumerate(curve, start=1)], seed=seed, **settings)
+        make_run(
+            tmp_path / f"run{seed}",
+            [(100 * i, value) for i, value in enumerate(curve, start=1)],
+            seed=seed,
+            **settings,
+        )
         for seed, curve in enumerate(curves, start=1)
     ]
 
@@ -63,18 +76,28 @@ def test_the_csv_holds_means_and_intervals_over_seeds(tmp_path: Path) -> None:
     assert numbers(rows, "env_steps") == [100, 200]
     assert numbers(rows, "mean") == [3.0, 7.0]
     intervals = list(zip(numbers(rows, "low"), numbers(rows, "high"), strict=True))
-    assert intervals == [pytest.approx(bootstrap_interval(values)) for values in ([1, 2, 6], [4, 6, 11])]
-    assert {(row["metric"], row["env_id"], row["curve"], row["published"], row["num_runs"]) for row in rows} == {
-        (RETURN, "procgen:starpilot", "demo", "0", "3")
-    }
+    assert intervals == [
+        pytest.approx(bootstrap_interval(values)) for values in ([1, 2, 6], [4, 6, 11])
+    ]
+    assert {
+        (row["metric"], row["env_id"], row["curve"], row["published"], row["num_runs"])
+        for row in rows
+    } == {(RETURN, "procgen:starpilot", "demo", "0", "3")}
 
 
 def test_the_band_of_two_seeds_is_minimum_to_maximum_and_one_seed_has_none(tmp_path: Path) -> None:
     two = make_runs(tmp_path / "two", [1.0, 4.0], [3.0, 2.0])
     rows = read_csv(plot_runs(two, output=tmp_path / "two.png")[2])
-    assert (numbers(rows, "mean"), numbers(rows, "low"), numbers(rows, "high")) == ([2.0, 3.0], [1.0, 2.0], [3.0, 4.0])
+    assert (numbers(rows, "mean"), numbers(rows, "low"), numbers(rows, "high")) == (
+        [2.0, 3.0],
+        [1.0, 2.0],
+        [3.0, 4.0],
+    )
     rows = read_csv(plot_runs(two[:1], output=tmp_path / "one.png")[2])
-    assert [(row["mean"], row["low"], row["high"], row["band"]) for row in rows] == [("1.0", "", "", ""), ("4.0", "", "", "")]
+    assert [(row["mean"], row["low"], row["high"], row["band"]) for row in rows] == [
+        ("1.0", "", "", ""),
+        ("4.0", "", "", ""),
+    ]
 
 
 def test_runs_are_joined_on_one_grid_where_all_have_data(tmp_path: Path) -> None:
@@ -87,7 +110,9 @@ def test_runs_are_joined_on_one_grid_where_all_have_data(tmp_path: Path) -> None
 
 
 def test_rows_without_a_number_are_passed_over(tmp_path: Path) -> None:
-    (curve,) = run_curves([make_run(tmp_path / "a", [(100, None), (200, 1.0), (300, None), (400, 3.0)])], RETURN)
+    (curve,) = run_curves(
+        [make_run(tmp_path / "a", [(100, None), (200, 1.0), (300, None), (400, 3.0)])], RETURN
+    )
     assert curve.steps.tolist() == [200, 400] and curve.mean.tolist() == [1.0, 3.0]
 
 
@@ -127,20 +152,33 @@ def test_experiments_and_environments_are_curves_and_panels_of_their_own(tmp_pat
 
 def test_runs_with_other_settings_are_not_averaged(tmp_path: Path) -> None:
     runs = [
-        make_run(tmp_path / f"{rate}-{i}", [(1, 1.0)], seed=i, ppo=PPOConfig(learning_rate=rate)) for rate in (1e-3, 1e-4) for i in (1, 2)
+        make_run(tmp_path / f"{rate}-{i}", [(1, 1.0)], seed=i, ppo=PPOConfig(learning_rate=rate))
+        for rate in (1e-3, 1e-4)
+        for i in (1, 2)
     ]
     curves = run_curves(runs, RETURN)
-    assert [curve.label for curve in curves] == ["demo, ppo.learning_rate 0.001", "demo, ppo.learning_rate 0.0001"]
+    assert [curve.label for curve in curves] == [
+        "demo, ppo.learning_rate 0.001",
+        "demo, ppo.learning_rate 0.0001",
+    ]
 
 
 def test_a_group_that_is_off_is_named_once(tmp_path: Path) -> None:
-    ppg, ppo = make_run(tmp_path / "a", [(1, 1.0)], aux=AuxConfig()), make_run(tmp_path / "b", [(1, 1.0)])
-    assert [curve.label for curve in run_curves([ppg, ppo], RETURN)] == ["demo, aux on", "demo, aux off"]
+    ppg, ppo = (
+        make_run(tmp_path / "a", [(1, 1.0)], aux=AuxConfig()),
+        make_run(tmp_path / "b", [(1, 1.0)]),
+    )
+    assert [curve.label for curve in run_curves([ppg, ppo], RETURN)] == [
+        "demo, aux on",
+        "demo, aux off",
+    ]
 
 
 def test_where_and_how_a_run_was_made_makes_no_difference(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", [(1, 1.0)], seed=1, output_dir="here", total_env_steps=1000)
-    second = make_run(tmp_path / "b", [(1, 1.0)], seed=2, output_dir="there", checkpoint=CheckpointConfig(keep=5))
+    second = make_run(
+        tmp_path / "b", [(1, 1.0)], seed=2, output_dir="there", checkpoint=CheckpointConfig(keep=5)
+    )
     (curve,) = run_curves([first, second], RETURN)
     assert curve.label == "demo"
 
@@ -156,7 +194,13 @@ def test_where_and_how_a_run_was_made_makes_no_difference(tmp_path: Path) -> Non
     ],
 )
 def test_the_legend_says_what_line_and_band_are(count: int, published: bool, text: str) -> None:
-    curve = plot.Curve(label="ppg", env_id="procgen:heist", steps=np.arange(2.0), runs=np.ones((count, 2)), published=published)
+    curve = plot.Curve(
+        label="ppg",
+        env_id="procgen:heist",
+        steps=np.arange(2.0),
+        runs=np.ones((count, 2)),
+        published=published,
+    )
     assert plot.legend_texts([curve]) == {("ppg", published): f"ppg: {text}"}
     figure = plot._draw([curve], "return", None)
     assert [entry.get_text() for entry in figure.legends[0].get_texts()] == [f"ppg: {text}"]
@@ -186,7 +230,9 @@ def test_the_image_has_axes_with_names_and_units(tmp_path: Path) -> None:
     assert figure.get_supylabel() == "episodic return, last 100 episodes\n(mean over 500k steps)"
     assert figure.get_suptitle() == "Starpilot" and panel.get_title() == "procgen:starpilot"
     assert plot._axis_label("losses/explained_variance", 0) == "explained variance"
-    assert set(plot._AXIS_LABELS) <= set(plot.METRICS) and set(plot.REFERENCE_COLUMNS) <= set(plot.METRICS)
+    assert set(plot._AXIS_LABELS) <= set(plot.METRICS) and set(plot.REFERENCE_COLUMNS) <= set(
+        plot.METRICS
+    )
 
 
 def test_long_legends_are_broken_into_lines(tmp_path: Path) -> None:
@@ -196,7 +242,16 @@ def test_long_legends_are_broken_into_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "text"), [(0, "0"), (500, "500"), (1_000, "1k"), (2_500_000, "2.5M"), (25e6, "25M"), (12_345, "12.345k"), (1e9, "1G")]
+    ("steps", "text"),
+    [
+        (0, "0"),
+        (500, "500"),
+        (1_000, "1k"),
+        (2_500_000, "2.5M"),
+        (25e6, "25M"),
+        (12_345, "12.345k"),
+        (1e9, "1G"),
+    ],
 )
 def test_steps_on_the_axis(steps: float, text: str) -> None:
     assert plot.steps_text(steps) == text
@@ -204,7 +259,10 @@ def test_steps_on_the_axis(steps: float, text: str) -> None:
 
 @pytest.mark.parametrize("panels", [1, 2, 3, 5, 16])
 def test_any_number_of_environments_is_drawn(tmp_path: Path, panels: int) -> None:
-    runs = [make_run(tmp_path / str(i), [(1, 1.0), (2, 2.0)], env=f"gymnasium:Env{i}-v0") for i in range(panels)]
+    runs = [
+        make_run(tmp_path / str(i), [(1, 1.0), (2, 2.0)], env=f"gymnasium:Env{i}-v0")
+        for i in range(panels)
+    ]
     plot_runs(runs, output=tmp_path / "figure")
 
 
@@ -235,7 +293,9 @@ def reference_file(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["published.csv", "published.csv.gz"])
-def test_published_curves_are_laid_beside_ours_up_to_our_last_step(tmp_path: Path, name: str) -> None:
+def test_published_curves_are_laid_beside_ours_up_to_our_last_step(
+    tmp_path: Path, name: str
+) -> None:
     text = HEADER + "".join(
         f"{experiment},{run},{game},{step},{step / 100 + run}\n"
         for experiment in ("ppg", "ppo")
@@ -245,9 +305,15 @@ def test_published_curves_are_laid_beside_ours_up_to_our_last_step(tmp_path: Pat
     )
     path = reference_file(tmp_path / name, text)
     runs = make_runs(tmp_path, [1.0, 4.0])
-    rows = read_csv(plot_runs(runs, output=tmp_path / "figure", reference=path, reference_experiments=["ppo"])[2])
+    rows = read_csv(
+        plot_runs(runs, output=tmp_path / "figure", reference=path, reference_experiments=["ppo"])[
+            2
+        ]
+    )
     published = [row for row in rows if row["published"] == "1"]
-    assert {row["curve"] for row in published} == {"ppo"} and {row["num_runs"] for row in published} == {"3"}
+    assert {row["curve"] for row in published} == {"ppo"} and {
+        row["num_runs"] for row in published
+    } == {"3"}
     assert numbers(published, "env_steps") == [100, 200]
     assert numbers(published, "mean") == [2.0, 3.0]
     assert (numbers(published, "low"), numbers(published, "high")) == ([1.0, 2.0], [3.0, 4.0])
@@ -261,14 +327,18 @@ def test_other_metrics_find_their_column_and_their_split(tmp_path: Path) -> None
     text += "easy,0,heist,test,100,4,1.5\n"
     path = reference_file(tmp_path / "published.csv", text)
     for split, entropy in (("train", 2.5), ("test", 1.5)):
-        (curve,) = plot.reference_curves(path, "losses/entropy", ends={"procgen:heist": 1e9}, split=split)
+        (curve,) = plot.reference_curves(
+            path, "losses/entropy", ends={"procgen:heist": 1e9}, split=split
+        )
         assert (curve.steps.tolist(), curve.mean.tolist()) == ([100], [entropy])
 
 
 def test_the_game_may_be_given(tmp_path: Path) -> None:
     path = reference_file(tmp_path / "published.csv", HEADER + "ppo,0,starpilot,100,1\n")
     ends = {"envpool:StarpilotHard-v0": 100.0}
-    with pytest.raises(ValueError, match=r"no game 'starpilothard-v0' .* \(did you mean 'starpilot'\?\)"):
+    with pytest.raises(
+        ValueError, match=r"no game 'starpilothard-v0' .* \(did you mean 'starpilot'\?\)"
+    ):
         plot.reference_curves(path, RETURN, ends=ends)
     (curve,) = plot.reference_curves(path, RETURN, ends=ends, game="StarPilot")
     assert curve.env_id == "envpool:StarpilotHard-v0"
@@ -286,20 +356,50 @@ def test_ours_are_solid_published_ones_dashed_and_all_colors_differ() -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
-        ("run,game,step\n0,a,1\n", {}, "has no column experiment; a reference has experiment, run, game, step"),
+        (
+            "run,game,step\n0,a,1\n",
+            {},
+            "has no column experiment; a reference has experiment, run, game, step",
+        ),
         ("", {}, "has no column experiment, run, game, step"),
         (HEADER + "ppo,0,heist,100,1\n", {}, "no game 'starpilot'.*it has: heist"),
-        (HEADER + "ppo,0,starpilot,100,1\n", {"reference_experiments": ["pppo"]}, "no experiment 'pppo' for starpilot .did you mean 'ppo'"),
-        (HEADER + "ppo,0,starpilot,100,1\n", {"metric": "losses/entropy"}, "nothing to compare 'losses/entropy' with; it has: charts/ep"),
-        (HEADER + "ppo,0,starpilot,100,1\n", {"metric": "charts/SPS"}, "nothing to compare 'charts/SPS' with"),
-        (HEADER + "ppo,0,starpilot,9999,1\n", {}, "begins at 9,999 steps and the runs of procgen:starpilot end at 200"),
+        (
+            HEADER + "ppo,0,starpilot,100,1\n",
+            {"reference_experiments": ["pppo"]},
+            "no experiment 'pppo' for starpilot .did you mean 'ppo'",
+        ),
+        (
+            HEADER + "ppo,0,starpilot,100,1\n",
+            {"metric": "losses/entropy"},
+            "nothing to compare 'losses/entropy' with; it has: charts/ep",
+        ),
+        (
+            HEADER + "ppo,0,starpilot,100,1\n",
+            {"metric": "charts/SPS"},
+            "nothing to compare 'charts/SPS' with",
+        ),
+        (
+            HEADER + "ppo,0,starpilot,9999,1\n",
+            {},
+            "begins at 9,999 steps and the runs of procgen:starpilot end at 200",
+        ),
         (HEADER + "ppo,0,starpilot,100,\n", {}, "no numbers for .* of starpilot"),
-        (HEADER + "ppo,0,starpilot,100,1\nppo,0,starpilot,many,1\n", {}, "line 3 of .* is not a row of published curves"),
+        (
+            HEADER + "ppo,0,starpilot,100,1\nppo,0,starpilot,many,1\n",
+            {},
+            "line 3 of .* is not a row of published curves",
+        ),
         (HEADER + "ppo,0,starpilot\n", {}, "line 2 of .* is not a row of published curves"),
-        (HEADER + "".join(f"e{i},0,starpilot,100,1\n" for i in range(9)), {}, "9 experiments for starpilot, too many .* e0, e1"),
+        (
+            HEADER + "".join(f"e{i},0,starpilot,100,1\n" for i in range(9)),
+            {},
+            "9 experiments for starpilot, too many .* e0, e1",
+        ),
     ],
 )
-def test_a_reference_that_does_not_fit_says_why(tmp_path: Path, text: str, settings: dict[str, Any], message: str) -> None:
+def test_a_reference_that_does_not_fit_says_why(
+    tmp_path: Path, text: str, settings: dict[str, Any], message: str
+) -> None:
     path = reference_file(tmp_path / "published.csv", text)
     runs = make_runs(tmp_path, [1.0, 2.0], metric=settings.get("metric", RETURN))
     with pytest.raises(ValueError, match=message):
@@ -308,7 +408,10 @@ def test_a_reference_that_does_not_fit_says_why(tmp_path: Path, text: str, setti
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere is not a run directory, it has no config\.json; give folders that"):
+    with pytest.raises(
+        ValueError,
+        match=r"nowhere is not a run directory, it has no config\.json; give folders that",
+    ):
         run_curves([tmp_path / "nowhere"], RETURN)
     make_runs(tmp_path / "runs", [1.0])
     with pytest.raises(ValueError, match=r"it holds run directories: give .*runs/\*"):
@@ -317,7 +420,9 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_runs_without_data_are_named(tmp_path: Path) -> None:
     empty = make_run(tmp_path / "empty", [])
-    with pytest.raises(ValueError, match="empty has no data yet: its first iteration is not finished"):
+    with pytest.raises(
+        ValueError, match="empty has no data yet: its first iteration is not finished"
+    ):
         run_curves([empty], RETURN)
     (empty / "metrics.jsonl").unlink()
     with pytest.raises(ValueError, match="empty has no data yet"):
@@ -328,18 +433,28 @@ def test_runs_without_data_are_named(tmp_path: Path) -> None:
 
 def test_a_run_without_the_metric_says_what_it_has(tmp_path: Path) -> None:
     run = make_run(tmp_path / "ppo", [(1, 2.0), (2, math.nan)])
-    with pytest.raises(ValueError, match=f"has no 'losses/aux/kl_loss' in its 2 iterations; it has: {RETURN}"):
+    with pytest.raises(
+        ValueError, match=f"has no 'losses/aux/kl_loss' in its 2 iterations; it has: {RETURN}"
+    ):
         run_curves([run], "losses/aux/kl_loss")
 
 
 def test_an_unknown_metric_gets_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no metric 'losses/entropie' .did you mean 'losses/entropy'"):
+    with pytest.raises(
+        ValueError, match=r"no metric 'losses/entropie' .did you mean 'losses/entropy'"
+    ):
         plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure", metric="losses/entropie")
 
 
 def test_runs_that_share_no_steps_are_refused(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / "a", [(100, 1.0)], seed=1), make_run(tmp_path / "b", [(200, 1.0)], seed=2)]
-    with pytest.raises(ValueError, match=r"of demo have no steps in common: one ends at 100, before .* first number at 200"):
+    runs = [
+        make_run(tmp_path / "a", [(100, 1.0)], seed=1),
+        make_run(tmp_path / "b", [(200, 1.0)], seed=2),
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"of demo have no steps in common: one ends at 100, before .* first number at 200",
+    ):
         run_curves(runs, RETURN)
 
 
@@ -350,10 +465,16 @@ def test_smoothing_over_less_than_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_reference_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no reference file .*nothing\.csv"):
-        plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure", reference=tmp_path / "nothing.csv")
+        plot_runs(
+            make_runs(tmp_path, [1.0]),
+            output=tmp_path / "figure",
+            reference=tmp_path / "nothing.csv",
+        )
 
 
-def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[plot\]'"):
         plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure")

@@ -46,7 +46,9 @@ def test_a_band_is_the_interval_of_each_column() -> None:
     low, high = bootstrap_band(curves)
     assert low.shape == high.shape == (300,)
     for column in (0, 299):
-        assert (low[column], high[column]) == pytest.approx(bootstrap_interval(curves[:, column]), abs=1e-12)
+        assert (low[column], high[column]) == pytest.approx(
+            bootstrap_interval(curves[:, column]), abs=1e-12
+        )
 
 
 def test_a_band_over_no_points_is_empty() -> None:
@@ -54,7 +56,9 @@ def test_a_band_over_no_points_is_empty() -> None:
     assert low.shape == high.shape == (0,)
 
 
-def test_results_do_not_depend_on_how_resamples_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_how_resamples_are_cut_into_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     values = np.random.default_rng(0).normal(size=20)
     whole = bootstrap_interval(values)
     monkeypatch.setattr("phasicrl.experiments.statistics._DRAWS_AT_ONCE", 999)

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from phasicrl.config import Config, EnvConfig
-from phasicrl.experiments.trials import LEARNING_COLUMNS, ResultTable, Trial, fill_table, learning_row, over_seeds, run_trials
+from phasicrl.experiments.trials import (
+    LEARNING_COLUMNS,
+    ResultTable,
+    Trial,
+    fill_table,
+    learning_row,
+    over_seeds,
+    run_trials,
+)
 from phasicrl.presets import get_preset
 
 CONFIG = Config(env=EnvConfig(id="x"))
@@ -22,22 +30,30 @@ def table(path: Path) -> ResultTable:
 
 
 def rows_of(trial: Trial) -> list[dict[str, Any]]:
-    return [{"preset": trial.label[0], "seed": trial.config.seed, "reached": 10 * trial.config.seed}]
+    return [
+        {"preset": trial.label[0], "seed": trial.config.seed, "reached": 10 * trial.config.seed}
+    ]
 
 
 def read(path: Path) -> list[tuple[str, str, str]]:
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
-    return [(row["preset"], row["seed"], row["reached"]) for row in csv.DictReader(text.splitlines())]
+    return [
+        (row["preset"], row["seed"], row["reached"]) for row in csv.DictReader(text.splitlines())
+    ]
 
 
 @pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
-def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(tmp_path: Path, name: str) -> None:
+def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / name
     ppo, ppg = over_seeds(("ppo",), CONFIG, (102, 101)), over_seeds(("ppg",), CONFIG, (101,))
     made = [trial.key for trial in fill_table(table(path), [ppo[0], *ppg], rows_of)]
     assert made == [("ppo", "102"), ("ppg", "101")]
     before = path.read_bytes()
-    assert [trial.key for trial in fill_table(table(path), [*ppo, *ppg], rows_of)] == [("ppo", "101")]
+    assert [trial.key for trial in fill_table(table(path), [*ppo, *ppg], rows_of)] == [
+        ("ppo", "101")
+    ]
     assert read(path) == [("ppo", "101", "1010"), ("ppo", "102", "1020"), ("ppg", "101", "1010")]
     assert list(fill_table(table(path), [*ppo, *ppg], rows_of)) == []
     path.unlink()
@@ -46,16 +62,25 @@ def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(tmp
 
 
 def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -> None:
-    results = ResultTable(tmp_path / "x.csv", ("game", "setting", "seed", "steps"), label=("game", "setting"))
+    results = ResultTable(
+        tmp_path / "x.csv", ("game", "setting", "seed", "steps"), label=("game", "setting")
+    )
 
     def measure(trial: Trial) -> list[dict[str, Any]]:
         game, setting = trial.label
-        return [{"game": game, "setting": setting, "seed": trial.config.seed, "steps": steps} for steps in (5, 10)]
+        return [
+            {"game": game, "setting": setting, "seed": trial.config.seed, "steps": steps}
+            for steps in (5, 10)
+        ]
 
-    trials = [Trial((game, setting), CONFIG) for game in ("heist", "maze") for setting in ("fp32", "bf16")]
+    trials = [
+        Trial((game, setting), CONFIG) for game in ("heist", "maze") for setting in ("fp32", "bf16")
+    ]
     assert len(list(fill_table(results, trials, measure))) == 4
     assert [row["steps"] for row in results.rows()] == ["5", "10"] * 4
-    assert results.missing([*trials, Trial(("heist", "fp64"), CONFIG)]) == [Trial(("heist", "fp64"), CONFIG)]
+    assert results.missing([*trials, Trial(("heist", "fp64"), CONFIG)]) == [
+        Trial(("heist", "fp64"), CONFIG)
+    ]
 
 
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
@@ -75,7 +100,11 @@ def test_a_run_that_fails_leaves_the_rows_of_the_others(tmp_path: Path) -> None:
         return rows_of(trial)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        list(fill_table(table(tmp_path / "x.csv"), over_seeds(("ppo",), CONFIG, (101, 102, 103)), measure))
+        list(
+            fill_table(
+                table(tmp_path / "x.csv"), over_seeds(("ppo",), CONFIG, (101, 102, 103)), measure
+            )
+        )
     assert read(tmp_path / "x.csv") == [("ppo", "101", "1010")]
 
 
@@ -86,11 +115,30 @@ def test_trials_run_in_processes_too() -> None:
 
 
 def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:
-    quiet = {"log.console": "off", "log.tensorboard": False, "output_dir": str(tmp_path / "runs"), "total_env_steps": 2048}
+    quiet = {
+        "log.console": "off",
+        "log.tensorboard": False,
+        "output_dir": str(tmp_path / "runs"),
+        "total_env_steps": 2048,
+    }
     config = get_preset("classic-ppo").changed({"env.id": "gymnasium:CartPole-v1", **quiet})
     results = ResultTable(tmp_path / "cartpole.csv", LEARNING_COLUMNS)
-    list(fill_table(results, over_seeds(("classic-ppo --x",), config, (1,)), partial(learning_row, threshold=1.0)))
+    list(
+        fill_table(
+            results,
+            over_seeds(("classic-ppo --x",), config, (1,)),
+            partial(learning_row, threshold=1.0),
+        )
+    )
     (row,) = results.rows()
-    assert (row["preset"], row["seed"], row["env"], row["env_steps"]) == ("classic-ppo --x", "1", "gymnasium:CartPole-v1", "2048")
-    assert row["steps_to_threshold"] == "1024" and float(row["greedy_mean"]) >= float(row["greedy_min"]) > 0
+    assert (row["preset"], row["seed"], row["env"], row["env_steps"]) == (
+        "classic-ppo --x",
+        "1",
+        "gymnasium:CartPole-v1",
+        "2048",
+    )
+    assert (
+        row["steps_to_threshold"] == "1024"
+        and float(row["greedy_mean"]) >= float(row["greedy_min"]) > 0
+    )
     assert all(row[name] for name in ("seconds", "return_100", "sampled_mean"))

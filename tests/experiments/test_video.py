@@ -19,10 +19,17 @@ imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra `
 
 
 def test_images_are_laid_out_in_a_square() -> None:
-    images = np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones((3, 2, 4, 3), dtype=np.uint8)
+    images = np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones(
+        (3, 2, 4, 3), dtype=np.uint8
+    )
     sheet = tile(images + 1)
     assert sheet.shape == (4, 8, 3)
-    assert (sheet[:2, :4] == 1).all() and (sheet[:2, 4:] == 2).all() and (sheet[2:, :4] == 3).all() and (sheet[2:, 4:] == 0).all()
+    assert (
+        (sheet[:2, :4] == 1).all()
+        and (sheet[:2, 4:] == 2).all()
+        and (sheet[2:, :4] == 3).all()
+        and (sheet[2:, 4:] == 0).all()
+    )
     assert tile(images[:1]).shape == (2, 4, 3)
 
 
@@ -30,13 +37,28 @@ def test_pixels_are_repeated_and_sides_are_even() -> None:
     image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
     large = enlarge(image, 3)
     assert large.shape == (4, 6, 3)  # factor 3, then padded to even height
-    assert (large[:3, :3] == image[0, 0]).all() and (large[:3, 3:6] == image[0, 1]).all() and (large[3] == 0).all()
+    assert (
+        (large[:3, :3] == image[0, 0]).all()
+        and (large[:3, 3:6] == image[0, 1]).all()
+        and (large[3] == 0).all()
+    )
     assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
 
 
 def read(path: Path, height: int, width: int) -> np.ndarray:
     """All frames of a film, `[N, height, width, 3]`."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-loglevel",
+        "error",
+        "-i",
+        str(path),
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-",
+    ]
     done = subprocess.run(command, capture_output=True, check=True)
     return np.frombuffer(done.stdout, dtype=np.uint8).reshape(-1, height, width, 3)
 
@@ -48,7 +70,12 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
     path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
     assert path.parent == run.directory / "videos" and len(result.returns) == 2
     images = read(path, 64, 64)
-    assert images.shape == (13, 64, 64, 3)  # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end
+    assert images.shape == (
+        13,
+        64,
+        64,
+        3,
+    )  # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
@@ -61,14 +88,20 @@ def test_an_environment_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:
 def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
     config = tiny(tmp_path)
-    config = replace(config, env=replace(config.env, id="gymnasium:CartPole-v1"), total_env_steps=64)
+    config = replace(
+        config, env=replace(config.env, id="gymnasium:CartPole-v1"), total_env_steps=64
+    )
     run = train(config)
     path, _ = film(run.directory, episodes=1, size=100)
     images = read(path, 400, 600)
-    assert len(images) > 5 and images.mean() > 150 and images.std() > 1  # a white field with a cart on it
+    assert (
+        len(images) > 5 and images.mean() > 150 and images.std() > 1
+    )  # a white field with a cart on it
 
 
-def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
     for renderer in ("MjrContext", "mjr_render"):  # what needs OpenGL
         monkeypatch.setattr(mujoco, renderer, lambda *_: pytest.fail("OpenGL was asked for"))
@@ -77,5 +110,7 @@ def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(tmp_pat
     path, _ = film(train(config).directory, num_envs=2, episodes=2, size=240)
     images = read(path, 240, 480)
     left, right = images[:, :, :240].astype(int), images[:, :, 240:].astype(int)
-    assert len(images) > 5 and np.abs(left - right).max() > 50, "each environment is drawn by its own camera"
+    assert len(images) > 5 and np.abs(left - right).max() > 50, (
+        "each environment is drawn by its own camera"
+    )
     assert np.abs(left[0] - left[-1]).max() > 50, "it moves"

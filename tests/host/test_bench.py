@@ -17,23 +17,46 @@ from tests.helpers import Levers, corridor, tiny, tiny_aux
 def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
     model = ModelConfig(encoder="mlp", hidden_sizes=(16, 8), value_path="separate")
-    report = measure(config.changed({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}), seconds=0.01, make_env=corridor)
+    report = measure(
+        config.changed({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}),
+        seconds=0.01,
+        make_env=corridor,
+    )
     assert sum(report.split.values()) == pytest.approx(1)
-    assert ("auxiliary" in report.split) == phases and all(0 <= share < 1 for share in report.split.values())
-    assert report.passes == {"forward and backward": 2 + (3 if phases else 0), "forward": 1 + phases}
+    assert ("auxiliary" in report.split) == phases and all(
+        0 <= share < 1 for share in report.split.values()
+    )
+    assert report.passes == {
+        "forward and backward": 2 + (3 if phases else 0),
+        "forward": 1 + phases,
+    }
     # Multiply-adds of a step: the layers of both networks, whose heads have two actions and one
     # value, and an auxiliary head.
     num_inputs, trunk = 2, 16 * 8
-    forward = {"policy": num_inputs * 16 + trunk + 8 * (2 + phases), "value": num_inputs * 16 + trunk + 8}
+    forward = {
+        "policy": num_inputs * 16 + trunk + 8 * (2 + phases),
+        "value": num_inputs * 16 + trunk + 8,
+    }
     policy_alone = num_inputs * 16 + trunk + 8 * 2
     # Backward: each layer twice, for its weights and its input, of which the first needs only the
     # former.
     backward = {name: 2 * count - num_inputs * 16 for name, count in forward.items()}
     both = sum(forward.values())
-    expected = 2 * (report.passes["forward and backward"] * (both + sum(backward.values())) + both + phases * policy_alone)
+    expected = 2 * (
+        report.passes["forward and backward"] * (both + sum(backward.values()))
+        + both
+        + phases * policy_alone
+    )
     assert report.gflops_per_step * 1e9 == pytest.approx(expected)
     rates = {rate.name: rate for rate in report.rates}
-    assert set(rates) == {"whole loop", "rollout", "update", "environments alone", "acting alone", "networks alone"}
+    assert set(rates) == {
+        "whole loop",
+        "rollout",
+        "update",
+        "environments alone",
+        "acting alone",
+        "networks alone",
+    }
     assert all(0 < rate.low <= rate.per_second <= rate.high for rate in rates.values())
     assert report.rate("whole loop") < min(report.rate("rollout"), report.rate("update"))
     assert report.rate("rollout") < report.rate("environments alone")
@@ -51,32 +74,74 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
         ({"every": 4, "run_every": 2, "epochs": 4}, 2, 2.0),
     ],
 )
-def test_cut_phases_have_the_same_work_for_a_step(tmp_path: Path, aux: dict[str, int], every: int, passes: float) -> None:
+def test_cut_phases_have_the_same_work_for_a_step(
+    tmp_path: Path, aux: dict[str, int], every: int, passes: float
+) -> None:
     config = tiny(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
     report = measure(config, seconds=0.01, make_env=corridor)
     assert config.aux is not None and report.config.aux is not None
-    assert report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
-    assert report.passes == {"forward and backward": 1 + passes, "forward": 1 + 1 / config.aux.run_every}
+    assert (
+        report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
+    )
+    assert report.passes == {
+        "forward and backward": 1 + passes,
+        "forward": 1 + 1 / config.aux.run_every,
+    }
     assert report.split["auxiliary"] > 0
 
 
 @pytest.mark.parametrize("discrete", [False, True])
-def test_environments_alone_get_actions_of_every_kind_and_masks_are_kept_to(tmp_path: Path, discrete: bool) -> None:
+def test_environments_alone_get_actions_of_every_kind_and_masks_are_kept_to(
+    tmp_path: Path, discrete: bool
+) -> None:
     """`Levers` refuses a masked action."""
-    report = measure(tiny(tmp_path), seconds=0.01, make_env=lambda: Levers(discrete=discrete, masked=True))
+    report = measure(
+        tiny(tmp_path), seconds=0.01, make_env=lambda: Levers(discrete=discrete, masked=True)
+    )
     assert report.rate("environments alone") > 0
 
 
-def test_the_command_prints_a_table_and_saves_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_saves_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "bench.json"
-    words = ["bench", "cartpole-ppo", "--env.num-envs", "2", "--ppo.num-steps", "16", "--ppo.num-minibatches", "2"]
-    assert cli.main([*words, "--seconds", "0.01", "--output", str(output), "--trace", str(tmp_path / "trace.json")]) == 0
+    words = [
+        "bench",
+        "cartpole-ppo",
+        "--env.num-envs",
+        "2",
+        "--ppo.num-steps",
+        "16",
+        "--ppo.num-minibatches",
+        "2",
+    ]
+    assert (
+        cli.main(
+            [
+                *words,
+                "--seconds",
+                "0.01",
+                "--output",
+                str(output),
+                "--trace",
+                str(tmp_path / "trace.json"),
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
-    kernels = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    kernels = {
+        event.get("name")
+        for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    }
     assert {"aten::addmm", "aten::tanh"} <= kernels and "kernels of one phase" in printed
     assert "whole loop" in printed and "of the networks alone" in printed
     saved = json.loads(output.read_text())
-    assert saved["config"]["env"]["num_envs"] == 2 and saved["machine"]["torch"] and saved["share_of_limit"] > 0
+    assert (
+        saved["config"]["env"]["num_envs"] == 2
+        and saved["machine"]["torch"]
+        and saved["share_of_limit"] > 0
+    )
 
 
 def test_a_preset_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,11 @@ def test_this_machine_is_well() -> None:
         "disk",
     ):
         assert name in checks
-    assert all(check.status == "ok" for name, check in checks.items() if name.startswith(("EnvPool", "Qt", "Gymnasium"))), checks
+    assert all(
+        check.status == "ok"
+        for name, check in checks.items()
+        if name.startswith(("EnvPool", "Qt", "Gymnasium"))
+    ), checks
     assert all(check.remedy for check in checks.values() if check.status != "ok")
     assert "StarpilotEasy-v0: 3 × 64 × 64 uint8" in text_of(list(checks.values()))
 
@@ -50,12 +54,16 @@ def probe_that(monkeypatch: pytest.MonkeyPatch, code: str) -> list[Check]:
     monkeypatch.setattr(
         doctor,
         "_start_probe",
-        lambda _: subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
+        lambda _: subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ),
     )
     return [check for check in doctor._envpool() if check.name != "EnvPool"]
 
 
-BLANK = json.dumps({"shape": [3, 64, 64], "dtype": "uint8", "blank": True, "qt": "wheel", "graphics": "system"})
+BLANK = json.dumps(
+    {"shape": [3, 64, 64], "dtype": "uint8", "blank": True, "qt": "wheel", "graphics": "system"}
+)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
@@ -63,7 +71,11 @@ BLANK = json.dumps({"shape": [3, 64, 64], "dtype": "uint8", "blank": True, "qt":
     ("code", "found", "remedy"),
     [
         ("import os; os.abort()", "SIGABRT", "--force-reinstall envpool"),
-        ("raise ImportError('Procgen draws with Qt 5')", "ImportError: Procgen draws with Qt 5", "pip install PyQt5-Qt5"),
+        (
+            "raise ImportError('Procgen draws with Qt 5')",
+            "ImportError: Procgen draws with Qt 5",
+            "pip install PyQt5-Qt5",
+        ),
         (
             f"print('PROBE' + {BLANK!r})",
             "black",
@@ -72,7 +84,9 @@ BLANK = json.dumps({"shape": [3, 64, 64], "dtype": "uint8", "blank": True, "qt":
         ("import time; time.sleep(60)", "no answer within 1 s", "idle"),
     ],
 )
-def test_what_is_broken_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch, code: str, found: str, remedy: str) -> None:
+def test_what_is_broken_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, code: str, found: str, remedy: str
+) -> None:
     monkeypatch.setattr(doctor, "PROBE_SECONDS", 1.0)
     check = probe_that(monkeypatch, code)[0]
     assert check.status == "broken" and found in check.found and remedy in check.remedy
@@ -82,9 +96,15 @@ def test_what_is_broken_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch,
 def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "package_version", lambda _: None)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    checks: list[Any] = [*doctor._envpool(), doctor._package("plotting", "matplotlib", "plot"), doctor._video()]
+    checks: list[Any] = [
+        *doctor._envpool(),
+        doctor._package("plotting", "matplotlib", "plot"),
+        doctor._video(),
+    ]
     assert [check.status for check in checks] == ["missing"] * 3
-    assert [check.remedy for check in checks] == [f"pip install 'phasicrl[{extra}]'" for extra in ("procgen", "plot", "video")]
+    assert [check.remedy for check in checks] == [
+        f"pip install 'phasicrl[{extra}]'" for extra in ("procgen", "plot", "video")
+    ]
 
 
 def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +134,9 @@ ALLOWED = "the container allows the time"
         ),
     ],
 )
-def test_the_cores_that_are_used_and_why(cores: set[int], quota: float | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cores_that_are_used_and_why(
+    cores: set[int], quota: float | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr(machine, "usable_cores", lambda: cores)
     monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)

@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 
 from phasicrl.host import machine
-from phasicrl.host.machine import FollowingThreads, Team, cgroup_quota, num_cores, thread_ids, usable_cores
+from phasicrl.host.machine import (
+    FollowingThreads,
+    Team,
+    cgroup_quota,
+    num_cores,
+    thread_ids,
+    usable_cores,
+)
 
 needs_affinity = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity") or num_cores() < 2, reason="needs Linux and two cores to tell them apart"
+    not hasattr(os, "sched_setaffinity") or num_cores() < 2,
+    reason="needs Linux and two cores to tell them apart",
 )
 
 
@@ -40,7 +48,9 @@ def test_a_companion_goes_where_its_caller_is_and_nobody_else_is_moved() -> None
     cores = os.sched_getaffinity(0)
     with a_waiting_thread() as worker, a_waiting_thread() as other:
         companion = FollowingThreads({worker})
-        assert os.sched_getaffinity(worker) == cores, "it moves when it is told to follow, not before"
+        assert os.sched_getaffinity(worker) == cores, (
+            "it moves when it is told to follow, not before"
+        )
         try:
             for core in sorted(cores)[:2] * 2:
                 os.sched_setaffinity(0, {core})
@@ -94,9 +104,17 @@ def test_a_team_has_a_core_each_while_it_works_and_its_caller_is_free_afterwards
 
 @needs_affinity
 @pytest.mark.parametrize(
-    ("settings", "cores_of_team"), [({}, 1), ({"pin_threads": False}, 0), ({"num_threads": 1}, 0), ({"num_threads": num_cores() + 1}, 0)]
+    ("settings", "cores_of_team"),
+    [
+        ({}, 1),
+        ({"pin_threads": False}, 0),
+        ({"num_threads": 1}, 0),
+        ({"num_threads": num_cores() + 1}, 0),
+    ],
 )
-def test_threads_of_pytorch_have_a_core_each_if_there_are_as_many(settings: dict[str, int], cores_of_team: int) -> None:
+def test_threads_of_pytorch_have_a_core_each_if_there_are_as_many(
+    settings: dict[str, int], cores_of_team: int
+) -> None:
     settings = {"num_threads": num_cores(), **settings}
     code = f"""if True:
         import phasicrl, os
@@ -181,8 +199,12 @@ def test_where_there_are_no_control_groups_there_is_no_limit(tmp_path: Path) -> 
     assert cgroup_quota(tmp_path / "none", tmp_path) is None
 
 
-@pytest.mark.parametrize(("quota", "cores"), [(None, 4), (9.0, 4), (2.6, 3), (1.5, 2), (2.5, 3), (1.4, 1), (0.1, 1)])
-def test_half_a_core_more_is_one_and_there_is_always_one(quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("quota", "cores"), [(None, 4), (9.0, 4), (2.6, 3), (1.5, 2), (2.5, 3), (1.4, 1), (0.1, 1)]
+)
+def test_half_a_core_more_is_one_and_there_is_always_one(
+    quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: {0, 1, 2, 5})
     monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)
     assert num_cores() == cores
@@ -197,11 +219,15 @@ print(num_cores(), *sorted(usable_cores()), len(os.sched_getaffinity(0)))
 def answer(code: str, cores: set[int], **variables: str) -> str:
     """What a Python of its own says, which may use these cores."""
     words = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {cores})\n{code}"]
-    return subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        words, env=os.environ | variables, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @needs_affinity
-@pytest.mark.parametrize("variable", ["OMP_PROC_BIND=true", "OMP_PROC_BIND=close", "OMP_PLACES=cores"])
+@pytest.mark.parametrize(
+    "variable", ["OMP_PROC_BIND=true", "OMP_PROC_BIND=close", "OMP_PLACES=cores"]
+)
 def test_a_main_thread_bound_by_openmp_does_not_hide_the_other_cores(variable: str) -> None:
     """libgomp binds it to one core as soon as torch is loaded.
 
@@ -238,18 +264,35 @@ The sum that it is given takes hundredths of one.
 
 
 @needs_affinity
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not say how long a thread has run")
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(),
+    reason="the system does not say how long a thread has run",
+)
 @pytest.mark.parametrize(
     ("imports", "variables", "sleeps"),
     [
         ("import phasicrl, torch", {}, True),
         ("import phasicrl, torch", {"GOMP_SPINCOUNT": "200000"}, False),
         ("import phasicrl, torch", {"OMP_WAIT_POLICY": "active"}, False),
-        ("import torch, phasicrl", {}, False),  # it has been read by then, as the documentation says
+        (
+            "import torch, phasicrl",
+            {},
+            False,
+        ),  # it has been read by then, as the documentation says
     ],
 )
-def test_threads_without_work_soon_sleep_unless_the_user_says_otherwise(imports: str, variables: dict[str, str], sleeps: bool) -> None:
-    free = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+def test_threads_without_work_soon_sleep_unless_the_user_says_otherwise(
+    imports: str, variables: dict[str, str], sleeps: bool
+) -> None:
+    free = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     words = [sys.executable, "-c", WAITS.format(imports=imports, threads=num_cores())]
-    milliseconds = float(subprocess.run(words, env=free | variables, capture_output=True, text=True, check=True).stdout)
+    milliseconds = float(
+        subprocess.run(
+            words, env=free | variables, capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert milliseconds < 1.5 if sleeps else milliseconds > 2

@@ -16,15 +16,28 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def git(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    identity = (
+        "-c",
+        "user.name=somebody",
+        "-c",
+        "user.email=somebody@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    )
+    return subprocess.run(
+        ["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A repository that holds the package, committed."""
     root = tmp_path / "checkout"
-    shutil.copytree(ROOT / "src" / "phasicrl", root / "src" / "phasicrl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "src" / "phasicrl",
+        root / "src" / "phasicrl",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     shutil.copy(ROOT / ".gitattributes", root)
     (root / "src" / "phasicrl" / "collect.py").chmod(0o755)
     git(root, "init", "--quiet")
@@ -50,8 +63,13 @@ def test_a_checkout_names_its_commit_and_says_when_it_was_changed(checkout: Path
     assert provenance.commit(package) == f"{head}-dirty"
 
 
-def test_an_archive_names_the_commit_and_a_copy_only_the_tree(checkout: Path, tmp_path: Path) -> None:
-    name, head = git(checkout, "rev-parse", "HEAD:src/phasicrl"), git(checkout, "rev-parse", "--short", "HEAD")
+def test_an_archive_names_the_commit_and_a_copy_only_the_tree(
+    checkout: Path, tmp_path: Path
+) -> None:
+    name, head = (
+        git(checkout, "rev-parse", "HEAD:src/phasicrl"),
+        git(checkout, "rev-parse", "--short", "HEAD"),
+    )
     git(checkout, "archive", "--output", str(tmp_path / "archive.tar"), "HEAD")
     shutil.unpack_archive(tmp_path / "archive.tar", tmp_path / "archive")
     package = tmp_path / "archive" / "src" / "phasicrl"
@@ -60,7 +78,9 @@ def test_an_archive_names_the_commit_and_a_copy_only_the_tree(checkout: Path, tm
     assert (provenance.commit(copy), provenance.tree(copy)) == (None, name)
 
 
-def test_inside_another_project_its_commit_is_not_taken_for_ours(checkout: Path, tmp_path: Path) -> None:
+def test_inside_another_project_its_commit_is_not_taken_for_ours(
+    checkout: Path, tmp_path: Path
+) -> None:
     project = tmp_path / "project"
     package = shutil.copytree(checkout / "src" / "phasicrl", project / ".venv" / "lib" / "phasicrl")
     (project / "paper.tex").write_text("…")

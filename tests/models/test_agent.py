@@ -21,11 +21,19 @@ ACTIONS = gym.spaces.Discrete(A)
 SMALL = ModelConfig(encoder="mlp", hidden_sizes=(8,))
 
 
-def make_agent(value_path: ValuePath = "separate", *, images: bool = False, auxiliary: bool = True, seed: int = 0) -> Agent:
+def make_agent(
+    value_path: ValuePath = "separate",
+    *,
+    images: bool = False,
+    auxiliary: bool = True,
+    seed: int = 0,
+) -> Agent:
     encoder: Any = {"encoder": "impala", "channels": (4, 4)} if images else {"encoder": "mlp"}
     config = ModelConfig(value_path=value_path, hidden_sizes=(8,), **encoder)
     space = PICTURES if images else VECTORS
-    return Agent(space, ACTIONS, config, generator=Generator().manual_seed(seed), auxiliary=auxiliary)
+    return Agent(
+        space, ACTIONS, config, generator=Generator().manual_seed(seed), auxiliary=auxiliary
+    )
 
 
 def observations(*, images: bool = False) -> Tensor:
@@ -43,15 +51,27 @@ def ask(agent: Agent, obs: Tensor, action_mask: Tensor | None = None) -> AgentOu
 def reached(agent: Agent, loss: Tensor) -> set[str]:
     """Parts of the agent to which a loss sends a gradient: their names' first words."""
     names, parameters = zip(*agent.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(loss.square().sum(), parameters, allow_unused=True, retain_graph=True)
-    return {name.split(".")[0] for name, gradient in zip(names, gradients, strict=True) if gradient is not None and gradient.any()}
+    gradients = torch.autograd.grad(
+        loss.square().sum(), parameters, allow_unused=True, retain_graph=True
+    )
+    return {
+        name.split(".")[0]
+        for name, gradient in zip(names, gradients, strict=True)
+        if gradient is not None and gradient.any()
+    }
 
 
 @pytest.mark.parametrize(
     ("value_path", "by_value"),
-    [("separate", {"value_encoder", "value_head"}), ("detached", {"value_head"}), ("shared", {"encoder", "value_head"})],
+    [
+        ("separate", {"value_encoder", "value_head"}),
+        ("detached", {"value_head"}),
+        ("shared", {"encoder", "value_head"}),
+    ],
 )
-def test_each_loss_reaches_the_networks_of_its_value_path(value_path: ValuePath, by_value: set[str]) -> None:
+def test_each_loss_reaches_the_networks_of_its_value_path(
+    value_path: ValuePath, by_value: set[str]
+) -> None:
     agent = make_agent(value_path)
     output = ask(agent, observations())
     assert output.aux_value is not None
@@ -64,7 +84,9 @@ def test_separate_networks_share_no_parameter_and_start_differently() -> None:
     agent = make_agent("separate", images=True)
     assert agent.value_encoder is not None
     policy, value = (list(encoder.parameters()) for encoder in (agent.encoder, agent.value_encoder))
-    assert not {parameter.data_ptr() for parameter in policy} & {parameter.data_ptr() for parameter in value}
+    assert not {parameter.data_ptr() for parameter in policy} & {
+        parameter.data_ptr() for parameter in value
+    }
     assert all(not torch.equal(a, b) for a, b in zip(policy, value, strict=True) if a.ndim > 1)
 
 
@@ -72,7 +94,12 @@ def test_separate_networks_share_no_parameter_and_start_differently() -> None:
 def test_single_networks_have_one_encoder_and_start_alike(value_path: ValuePath) -> None:
     agent = make_agent(value_path)
     assert agent.value_encoder is None
-    assert {name.split(".")[0] for name, _ in agent.named_parameters()} == {"encoder", "policy_head", "value_head", "aux_value_head"}
+    assert {name.split(".")[0] for name, _ in agent.named_parameters()} == {
+        "encoder",
+        "policy_head",
+        "value_head",
+        "aux_value_head",
+    }
     # They differ in what their gradients reach, not in what they compute.
     shared = ask(make_agent("shared"), observations())
     assert torch.equal(ask(agent, observations()).value, shared.value)
@@ -80,7 +107,9 @@ def test_single_networks_have_one_encoder_and_start_alike(value_path: ValuePath)
 
 @pytest.mark.parametrize("value_path", VALUE_PATHS)
 def test_the_auxiliary_head_changes_no_other_initial_weight(value_path: ValuePath) -> None:
-    without, with_head = (make_agent(value_path, auxiliary=auxiliary).state_dict() for auxiliary in (False, True))
+    without, with_head = (
+        make_agent(value_path, auxiliary=auxiliary).state_dict() for auxiliary in (False, True)
+    )
     assert with_head.keys() - without.keys() == {"aux_value_head.weight", "aux_value_head.bias"}
     assert all(torch.equal(with_head[name], value) for name, value in without.items())
     assert not torch.equal(with_head["aux_value_head.weight"], with_head["value_head.weight"])
@@ -112,10 +141,15 @@ def test_sequences_are_their_steps_one_by_one(value_path: ValuePath, images: boo
     steps = [ask(agent, obs[:, t : t + 1]) for t in range(L)]
     assert whole.aux_value is not None
     aux_values = [step.aux_value for step in steps if step.aux_value is not None]
-    torch.testing.assert_close(torch.cat([step.value for step in steps], dim=1), whole.value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.cat([step.value for step in steps], dim=1), whole.value, rtol=1e-5, atol=1e-6
+    )
     torch.testing.assert_close(torch.cat(aux_values, dim=1), whole.aux_value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
-        torch.cat([step.policy.dist_params for step in steps], dim=1), whole.policy.dist_params, rtol=1e-5, atol=1e-6
+        torch.cat([step.policy.dist_params for step in steps], dim=1),
+        whole.policy.dist_params,
+        rtol=1e-5,
+        atol=1e-6,
     )
     assert whole.value.unique().numel() > S * L // 2
 
@@ -163,7 +197,14 @@ def test_an_own_encoder_takes_the_place_of_the_configured_one(value_path: ValueP
         return made[-1]
 
     config = ModelConfig(value_path=value_path)  # its encoder is for images
-    agent = Agent(VECTORS, ACTIONS, config, generator=Generator().manual_seed(0), auxiliary=True, make_encoder=make_encoder)
+    agent = Agent(
+        VECTORS,
+        ACTIONS,
+        config,
+        generator=Generator().manual_seed(0),
+        auxiliary=True,
+        make_encoder=make_encoder,
+    )
     assert made == [agent.encoder] + [agent.value_encoder] * (value_path == "separate")
     assert agent.policy_head.linear.in_features == 7
     assert ask(agent, observations()).value.shape == (S, L)
@@ -183,26 +224,47 @@ def test_actions_of_other_kinds_are_refused_with_what_is_supported(space: gym.Sp
         Agent(VECTORS, space, SMALL, generator=Generator(), auxiliary=False)
 
 
-TREE = gym.spaces.Dict({"eye": PICTURES, "legs": gym.spaces.Tuple((VECTORS, gym.spaces.Discrete(3))), "mode": gym.spaces.MultiBinary(2)})
+TREE = gym.spaces.Dict(
+    {
+        "eye": PICTURES,
+        "legs": gym.spaces.Tuple((VECTORS, gym.spaces.Discrete(3))),
+        "mode": gym.spaces.MultiBinary(2),
+    }
+)
 MIXED = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)))
 
 
-def recurrent(value_path: ValuePath = "separate", *, memory: Any = "lstm", **settings: Any) -> Agent:
-    config = ModelConfig(value_path=value_path, encoder="impala", channels=(4,), hidden_sizes=(8,), memory=memory, memory_size=6)
-    return Agent(TREE, MIXED, config, generator=Generator().manual_seed(0), auxiliary=True, **settings)
+def recurrent(
+    value_path: ValuePath = "separate", *, memory: Any = "lstm", **settings: Any
+) -> Agent:
+    config = ModelConfig(
+        value_path=value_path,
+        encoder="impala",
+        channels=(4,),
+        hidden_sizes=(8,),
+        memory=memory,
+        memory_size=6,
+    )
+    return Agent(
+        TREE, MIXED, config, generator=Generator().manual_seed(0), auxiliary=True, **settings
+    )
 
 
 def stored(agent: Agent) -> Tensor:
     """Random observations of `TREE` as they lie in a rollout."""
     TREE.seed(0)
     samples = [TREE.sample() for _ in range(S * L)]
-    batch = gym.vector.utils.concatenate(TREE, samples, gym.vector.utils.create_empty_array(TREE, S * L))
+    batch = gym.vector.utils.concatenate(
+        TREE, samples, gym.vector.utils.create_empty_array(TREE, S * L)
+    )
     return torch.from_numpy(agent.reader.layout.pack(batch, S * L)).unflatten(0, (S, L))
 
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 @pytest.mark.parametrize("value_path", VALUE_PATHS)
-def test_with_memory_sequences_are_their_steps_one_by_one_for_policy_and_values(value_path: ValuePath, memory: str) -> None:
+def test_with_memory_sequences_are_their_steps_one_by_one_for_policy_and_values(
+    value_path: ValuePath, memory: str
+) -> None:
     agent = recurrent(value_path, memory=memory)
     obs = stored(agent)
     first = torch.rand(S, L, generator=Generator().manual_seed(3)) < 0.3
@@ -220,10 +282,14 @@ def test_with_memory_sequences_are_their_steps_one_by_one_for_policy_and_values(
             (alone.dist_params[:, 0], whole.policy.dist_params[:, t]),
         ):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(after[:, : agent.memory.state_size], one.state[:, : agent.memory.state_size])
+        torch.testing.assert_close(
+            after[:, : agent.memory.state_size], one.state[:, : agent.memory.state_size]
+        )
         now = one.state
     torch.testing.assert_close(now, whole.state, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(agent(obs, first, torch.zeros_like(state)).value[0], whole.value[0], atol=1e-4)  # the state matters
+    assert not torch.allclose(
+        agent(obs, first, torch.zeros_like(state)).value[0], whole.value[0], atol=1e-4
+    )  # the state matters
 
 
 def test_two_networks_have_memories_of_their_own() -> None:
@@ -242,17 +308,27 @@ def test_every_parameter_belongs_to_one_network(value_path: ValuePath, count: in
     agent = recurrent(value_path)
     networks = agent.networks()
     assert len(networks) == count
-    assert sorted(id(p) for network in networks for p in network) == sorted(id(p) for p in agent.parameters())
+    assert sorted(id(p) for network in networks for p in network) == sorted(
+        id(p) for p in agent.parameters()
+    )
     if count == 2:
         obs, first = stored(agent), torch.zeros(S, L, dtype=torch.bool)
         agent(obs, first, agent.initial_state(S)).value.sum().backward()
-        assert all(p.grad is None for p in networks[0]) and all(p.grad is not None for p in networks[1])
+        assert all(p.grad is None for p in networks[0]) and all(
+            p.grad is not None for p in networks[1]
+        )
 
 
 def test_the_value_network_may_have_another_non_linearity() -> None:
-    config = ModelConfig(encoder="mlp", hidden_sizes=(8,), activation="relu", value_activation="tanh")
+    config = ModelConfig(
+        encoder="mlp", hidden_sizes=(8,), activation="relu", value_activation="tanh"
+    )
     agent = Agent(VECTORS, ACTIONS, config, generator=Generator(), auxiliary=False)
-    kinds = [[type(m) for m in e.modules() if isinstance(m, nn.ReLU | nn.Tanh)] for e in (agent.encoder, agent.value_encoder) if e]
+    kinds = [
+        [type(m) for m in e.modules() if isinstance(m, nn.ReLU | nn.Tanh)]
+        for e in (agent.encoder, agent.value_encoder)
+        if e
+    ]
     assert kinds == [[nn.ReLU], [nn.Tanh]]
 
 
@@ -277,18 +353,34 @@ def test_observed_numbers_are_normalized_and_nothing_else_is(tree: bool) -> None
         now, before = agent.reader(flat), agent.reader.layout.unpack(flat)
         assert torch.equal(now["eye"], before["eye"]) and torch.equal(now["mode"], before["mode"])
         assert torch.equal(now["legs"][1], before["legs"][1])
-    assert any(name.startswith("reader.normalizer") for name in agent.state_dict())  # part of the weights
+    assert any(
+        name.startswith("reader.normalizer") for name in agent.state_dict()
+    )  # part of the weights
 
 
 def test_normalizing_numbers_that_are_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="--obs-norm none"):
-        Agent(PICTURES, ACTIONS, ModelConfig(channels=(4,)), generator=Generator(), auxiliary=False, obs_norm=ObsNormConfig())
+        Agent(
+            PICTURES,
+            ACTIONS,
+            ModelConfig(channels=(4,)),
+            generator=Generator(),
+            auxiliary=False,
+            obs_norm=ObsNormConfig(),
+        )
 
 
 def test_normalized_values_are_said_in_the_units_of_the_rewards() -> None:
     config = ModelConfig(encoder="mlp", hidden_sizes=(8,))
     agents = [
-        Agent(VECTORS, ACTIONS, config, generator=Generator().manual_seed(0), auxiliary=True, value_norm=norm)
+        Agent(
+            VECTORS,
+            ACTIONS,
+            config,
+            generator=Generator().manual_seed(0),
+            auxiliary=True,
+            value_norm=norm,
+        )
         for norm in (None, ValueNormConfig())
     ]
     plain, normalized = agents
@@ -304,13 +396,24 @@ def test_normalized_values_are_said_in_the_units_of_the_rewards() -> None:
 
 @pytest.mark.parametrize("statistics", ["moments", "ema"])
 @pytest.mark.parametrize("value_path", VALUE_PATHS)
-def test_values_stay_what_they_are_when_their_statistics_move(statistics: Statistics, value_path: ValuePath) -> None:
+def test_values_stay_what_they_are_when_their_statistics_move(
+    statistics: Statistics, value_path: ValuePath
+) -> None:
     config = ModelConfig(encoder="mlp", hidden_sizes=(8,), value_path=value_path)
     norm = ValueNormConfig(statistics=statistics, decay=0.5)
-    agent = Agent(VECTORS, ACTIONS, config, generator=Generator().manual_seed(0), auxiliary=True, value_norm=norm)
+    agent = Agent(
+        VECTORS,
+        ACTIONS,
+        config,
+        generator=Generator().manual_seed(0),
+        auxiliary=True,
+        value_norm=norm,
+    )
     assert agent.value_normalizer is not None
     places = [parameter.data_ptr() for parameter in agent.parameters()]
-    assert agent.update_value_statistics(torch.tensor([[10.0, 30.0]]))  # the first units: mean 20, deviation 10
+    assert agent.update_value_statistics(
+        torch.tensor([[10.0, 30.0]])
+    )  # the first units: mean 20, deviation 10
     first, raw = ask(agent, observations()), agent.value_normalizer
     # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32,
     # so in parts of the largest unit.
@@ -324,12 +427,21 @@ def test_values_stay_what_they_are_when_their_statistics_move(statistics: Statis
         torch.testing.assert_close(now.value, first.value, rtol=0, atol=4e-6 * unit)
         torch.testing.assert_close(now.aux_value, first.aux_value, rtol=0, atol=4e-6 * unit)
         assert torch.equal(now.policy.dist_params, first.policy.dist_params)
-    assert [parameter.data_ptr() for parameter in agent.parameters()] == places  # in place: compiled steps hold them
+    assert [
+        parameter.data_ptr() for parameter in agent.parameters()
+    ] == places  # in place: compiled steps hold them
     assert all(parameter.requires_grad for parameter in agent.parameters())
 
 
 def test_rescaled_heads_by_hand() -> None:
-    agent = Agent(VECTORS, ACTIONS, SMALL, generator=Generator(), auxiliary=False, value_norm=ValueNormConfig(statistics="ema", decay=0.0))
+    agent = Agent(
+        VECTORS,
+        ACTIONS,
+        SMALL,
+        generator=Generator(),
+        auxiliary=False,
+        value_norm=ValueNormConfig(statistics="ema", decay=0.0),
+    )
     agent.update_value_statistics(torch.tensor([10.0, 30.0]))  # μ 20, σ 10
     with torch.no_grad():
         agent.value_head.weight.fill_(2.0)
@@ -341,7 +453,14 @@ def test_rescaled_heads_by_hand() -> None:
 
 
 def test_the_first_targets_give_the_heads_their_units() -> None:
-    agent = Agent(VECTORS, ACTIONS, SMALL, generator=Generator().manual_seed(0), auxiliary=True, value_norm=ValueNormConfig())
+    agent = Agent(
+        VECTORS,
+        ACTIONS,
+        SMALL,
+        generator=Generator().manual_seed(0),
+        auxiliary=True,
+        value_norm=ValueNormConfig(),
+    )
     before = ask(agent, observations())
     assert agent.update_value_statistics(torch.tensor([[-90.0, -70.0]]))
     now = ask(agent, observations())
@@ -354,4 +473,6 @@ def test_the_first_targets_give_the_heads_their_units() -> None:
 
 def test_an_encoder_that_does_not_fit_the_observations_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--model\.encoder mlp"):
-        Agent(VECTORS, ACTIONS, ModelConfig(encoder="impala"), generator=Generator(), auxiliary=False)
+        Agent(
+            VECTORS, ACTIONS, ModelConfig(encoder="impala"), generator=Generator(), auxiliary=False
+        )

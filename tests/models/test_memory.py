@@ -34,16 +34,24 @@ def inputs(memory: RecurrentMemory, starts: float = 0.3) -> tuple[Tensor, Tensor
     features = torch.randn(S, L, D, generator=generator, dtype=torch.float64)
     first = torch.rand(S, L, generator=generator) < starts
     first[0], first[1, 0], first[2, 0] = False, True, False
-    return features, first, torch.randn(S, memory.state_size, generator=generator, dtype=torch.float64)
+    return (
+        features,
+        first,
+        torch.randn(S, memory.state_size, generator=generator, dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("starts", [0.0, 0.3, 1.0])
-def test_a_sequence_is_its_steps_one_after_the_other_with_resets_before_episodes(kind: str, starts: float) -> None:
+def test_a_sequence_is_its_steps_one_after_the_other_with_resets_before_episodes(
+    kind: str, starts: float
+) -> None:
     memory = memory_of(kind)
     features, first, state = inputs(memory, starts)
     cell = (nn.LSTMCell if kind == "lstm" else nn.GRUCell)(D, SIZE).double()
-    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in memory.layer.state_dict().items()})
+    cell.load_state_dict(
+        {name.removesuffix("_l0"): value for name, value in memory.layer.state_dict().items()}
+    )
     expected = torch.zeros(S, L, SIZE, dtype=torch.float64)
     ends = torch.zeros_like(state)
     for s in range(S):
@@ -96,13 +104,17 @@ def test_weights_come_from_the_generator_and_are_orthogonal_without_biases(kind:
     weights = made("orthogonal", 0)
     for name, value in weights.items():
         if "weight" in name:
-            torch.testing.assert_close(value.T @ value, torch.eye(value.shape[1]), rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                value.T @ value, torch.eye(value.shape[1]), rtol=0, atol=1e-5
+            )
         else:
             assert (value == 0).all()
     for init in ("orthogonal", "torch"):
         torch.manual_seed(0)
         assert all(torch.equal(value, made(init, 0)[name]) for name, value in made(init, 0).items())
-        assert any(not torch.equal(value, made(init, 1)[name]) for name, value in made(init, 0).items())
+        assert any(
+            not torch.equal(value, made(init, 1)[name]) for name, value in made(init, 0).items()
+        )
     assert all(0 < value.abs().max() <= SIZE**-0.5 for value in made("torch", 0).values())
 
 

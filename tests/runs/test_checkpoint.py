@@ -17,8 +17,15 @@ from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import CheckpointError, checkpoints, load_checkpoint, save_checkpoint
 
 TREE: dict[str, Any] = {
-    "weights": {"w": torch.arange(6.0).reshape(2, 3), "empty": torch.zeros(0, 4), "byte": torch.tensor(3, dtype=torch.uint8)},
-    "optimizer": {"state": {0: {"step": torch.tensor(5.0)}, 1: {}}, "groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "amsgrad": False}]},
+    "weights": {
+        "w": torch.arange(6.0).reshape(2, 3),
+        "empty": torch.zeros(0, 4),
+        "byte": torch.tensor(3, dtype=torch.uint8),
+    },
+    "optimizer": {
+        "state": {0: {"step": torch.tensor(5.0)}, 1: {}},
+        "groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "amsgrad": False}],
+    },
     "none": None,
     "counter": 2**60,
     "text": "γ",
@@ -45,7 +52,9 @@ def sign(path: Path, **changes: Any) -> None:
     manifest = json.loads((path / "manifest.json").read_text()) | changes
     manifest.pop("sha256")
     manifest["files"] = {name: checkpoint._described(path / name) for name in manifest["files"]}
-    (path / "manifest.json").write_text(json.dumps(manifest | {"sha256": checkpoint._digest_of(manifest)}))
+    (path / "manifest.json").write_text(
+        json.dumps(manifest | {"sha256": checkpoint._digest_of(manifest)})
+    )
 
 
 def save(folder: Path, steps: int, tree: dict[str, Any] = TREE, **more: Any) -> Path:
@@ -63,13 +72,20 @@ def test_views_and_shared_memory_are_saved_as_their_own_numbers(tmp_path: Path) 
     base = torch.arange(12.0).reshape(3, 4)
     save(tmp_path, 1, {"row": base[1], "column": base[:, 1], "all": base, "again": base})
     tree, _, _ = load_checkpoint(tmp_path)
-    assert torch.equal(tree["row"], base[1]) and torch.equal(tree["column"], base[:, 1]) and torch.equal(tree["again"], base)
+    assert (
+        torch.equal(tree["row"], base[1])
+        and torch.equal(tree["column"], base[:, 1])
+        and torch.equal(tree["again"], base)
+    )
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for steps in (5, 100, 20):
         save(tmp_path, steps, keep=2)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-000000000020", "step-000000000100"]
+    assert [path.name for path in checkpoints(tmp_path)] == [
+        "step-000000000020",
+        "step-000000000100",
+    ]
 
 
 def flip(path: Path, at: int) -> None:
@@ -78,7 +94,9 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "state", "future", "renamed", "link"])
+@pytest.mark.parametrize(
+    "damage", ["truncate", "flip", "delete", "state", "future", "renamed", "link"]
+)
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1, {"which": "old", "x": torch.ones(3)})
     newest = save(tmp_path, 2, {"which": "new", "x": torch.ones(3)})
@@ -100,13 +118,21 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: s
         sign(newest, format=99)
     tree, _, rejected = load_checkpoint(tmp_path)
     assert tree["which"] == "old"
-    assert len(rejected) == 1 and ("step-000000000003" if damage == "renamed" else newest.name) in rejected[0]
+    assert (
+        len(rejected) == 1
+        and ("step-000000000003" if damage == "renamed" else newest.name) in rejected[0]
+    )
 
 
 def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
     """In any file of a checkpoint, the manifest and the file of the state included."""
     for steps in (1, 2):
-        save(tmp_path, steps, {"which": steps, "x": torch.ones(3)}, chunks={"a": lambda: {"x": torch.ones(2)}})
+        save(
+            tmp_path,
+            steps,
+            {"which": steps, "x": torch.ones(3)},
+            chunks={"a": lambda: {"x": torch.ones(2)}},
+        )
     newest, numbers = tmp_path / "step-000000000002", random.Random(0)
     for path in sorted(newest.iterdir()):
         whole = path.read_bytes()
@@ -154,7 +180,9 @@ def test_no_usable_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> N
         load_checkpoint(tmp_path)
 
 
-def test_a_save_that_is_cut_off_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_is_cut_off_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, 1, {"which": "old"})
 
     def crash(*_: object) -> None:
@@ -185,11 +213,15 @@ def test_chunks_are_written_once_and_linked_afterwards(tmp_path: Path) -> None:
     save(tmp_path, 1, chunks={"a": chunk("a", 1.0)}, keep=1)
     save(tmp_path, 2, chunks={"a": chunk("a", 1.0), "b": chunk("b", 2.0)}, keep=1)
     assert calls == ["a", "b"]
-    _, chunks, _ = load_checkpoint(tmp_path)  # the checkpoint that wrote `a` is gone, the chunk is not
+    _, chunks, _ = load_checkpoint(
+        tmp_path
+    )  # the checkpoint that wrote `a` is gone, the chunk is not
     assert chunks["a"]["x"].tolist() == [1.0] * 3 and chunks["b"]["x"].tolist() == [2.0] * 3
 
 
-def test_chunks_are_copied_where_files_cannot_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_copied_where_files_cannot_be_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoint, "_link", lambda source, target: False)
     for steps in (1, 2):
         save(tmp_path, steps, chunks={"a": lambda: {"x": torch.ones(2)}})

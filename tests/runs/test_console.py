@@ -20,7 +20,13 @@ from tests.helpers import Clock
 BATCH = 8 * 16  # environment steps of an iteration of `config()`
 
 
-def config(choice: Any = "plain", *, aux: AuxConfig | None = None, iterations: int = 10, ppo: PPOConfig | None = None) -> Config:
+def config(
+    choice: Any = "plain",
+    *,
+    aux: AuxConfig | None = None,
+    iterations: int = 10,
+    ppo: PPOConfig | None = None,
+) -> Config:
     return Config(
         name="demo",
         env=EnvConfig(id="procgen:coinrun", num_envs=8),
@@ -83,7 +89,9 @@ def test_time_left_and_speed_of_ppo_by_hand() -> None:
 
 
 @pytest.mark.parametrize("choice", ["plain", "live"])
-def test_what_is_prepared_before_the_first_rollout_does_not_count(clock: Clock, terminal: FakeTerminal, choice: str) -> None:
+def test_what_is_prepared_before_the_first_rollout_does_not_count(
+    clock: Clock, terminal: FakeTerminal, choice: str
+) -> None:
     with shown(config(choice, iterations=10), terminal) as display:
         clock.now += 60  # environments, networks, compilers
         display.progress("rollout", 0)
@@ -92,11 +100,15 @@ def test_what_is_prepared_before_the_first_rollout_does_not_count(clock: Clock, 
         display.record({}, BATCH)
         clock.now += 1
         display.progress("rollout", BATCH)
-    assert "128 steps/s" in text_of(terminal) and ("9 s left" in text_of(terminal) or "8 s left" in text_of(terminal))
+    assert "128 steps/s" in text_of(terminal) and (
+        "9 s left" in text_of(terminal) or "8 s left" in text_of(terminal)
+    )
 
 
 def test_time_left_of_ppg_counts_the_auxiliary_phases_to_come() -> None:
-    pace = console._Pace(config(iterations=12, aux=AuxConfig(every=4, epochs=6, num_minibatches=2)), 0, 0.0)
+    pace = console._Pace(
+        config(iterations=12, aux=AuxConfig(every=4, epochs=6, num_minibatches=2)), 0, 0.0
+    )
     seconds = {"time/rollout": 1.0, "time/policy": 0.5, "time/auxiliary": 0.0}
     for iteration in range(1, 4):
         pace.iteration(seconds, iteration * BATCH, iteration * 2.0)
@@ -138,13 +150,23 @@ def test_plain_lines_by_hand(clock: Clock, terminal: FakeTerminal) -> None:
     assert terminal.getvalue() == line
 
 
-def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(clock: Clock, terminal: FakeTerminal) -> None:
+def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(
+    clock: Clock, terminal: FakeTerminal
+) -> None:
     with shown(config(iterations=100), terminal) as display:
         for iteration in range(1, 24):  # 0.5 s each
             clock.now += 0.5
             display.progress("rollout", iteration * BATCH)
             display.record({}, iteration * BATCH)
-    assert [float(line.split("%")[0]) for line in terminal.getvalue().splitlines()] == [1, 5, 9, 13, 17, 21, 23]
+    assert [float(line.split("%")[0]) for line in terminal.getvalue().splitlines()] == [
+        1,
+        5,
+        9,
+        13,
+        17,
+        21,
+        23,
+    ]
 
 
 def test_plain_lines_are_ascii_and_messages_come_at_once(terminal: FakeTerminal) -> None:
@@ -165,7 +187,13 @@ def test_off_is_silent(terminal: FakeTerminal, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     ("environment", "kind"),
-    [({}, "_Live"), ({"NO_COLOR": "1"}, "_Live"), ({"TERM": "dumb"}, "_Lines"), ({"CI": "true"}, "_Lines"), ({"CI": ""}, "_Live")],
+    [
+        ({}, "_Live"),
+        ({"NO_COLOR": "1"}, "_Live"),
+        ({"TERM": "dumb"}, "_Lines"),
+        ({"CI": "true"}, "_Lines"),
+        ({"CI": ""}, "_Live"),
+    ],
 )
 def test_auto_is_live_only_where_somebody_can_watch(
     terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], kind: str
@@ -175,7 +203,9 @@ def test_auto_is_live_only_where_somebody_can_watch(
     assert type(open_display(config("auto"), 0, terminal)).__name__ == kind
 
 
-@pytest.mark.parametrize("stream", [io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")])
+@pytest.mark.parametrize(
+    "stream", [io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")]
+)
 def test_auto_is_plain_in_files_and_pipes(stream: TextIO) -> None:
     assert isinstance(open_display(config("auto"), 0, stream), console._Lines)
 
@@ -186,7 +216,9 @@ def test_a_terminal_that_cannot_show_the_signs_gets_lines(terminal: FakeTerminal
 
 
 def test_the_metrics_that_are_shown_exist() -> None:
-    assert {name for display in (console._Lines, console._Live) for _, name in display._SHOWN} <= METRICS.keys()
+    assert {
+        name for display in (console._Lines, console._Live) for _, name in display._SHOWN
+    } <= METRICS.keys()
 
 
 def test_the_choice_of_a_display_is_obeyed(terminal: FakeTerminal) -> None:
@@ -200,7 +232,10 @@ def run_live(clock: Clock, terminal: FakeTerminal, settings: Config) -> None:
         display.progress("rollout", 0)
         clock.now += 5
         display.progress("policy", BATCH)
-        display.record({"charts/episodic_return_100": 21.5, "losses/entropy": 2.0, "time/auxiliary": 0.0}, BATCH)
+        display.record(
+            {"charts/episodic_return_100": 21.5, "losses/entropy": 2.0, "time/auxiliary": 0.0},
+            BATCH,
+        )
         display.message("checkpoint [saved]")
         clock.now += 5
         display.progress("auxiliary 2/6", 2 * BATCH)
@@ -209,8 +244,12 @@ def run_live(clock: Clock, terminal: FakeTerminal, settings: Config) -> None:
         display.progress("rollout", 2 * BATCH + 64)
 
 
-def test_the_live_display_shows_the_place_and_the_numbers(clock: Clock, terminal: FakeTerminal) -> None:
-    run_live(clock, terminal, config("live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
+def test_the_live_display_shows_the_place_and_the_numbers(
+    clock: Clock, terminal: FakeTerminal
+) -> None:
+    run_live(
+        clock, terminal, config("live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2))
+    )
     text = text_of(terminal)
     frames = text.split("╭─")
     assert "demo · procgen:coinrun · seed 1" in frames[1]
@@ -225,10 +264,14 @@ def test_the_live_display_shows_the_place_and_the_numbers(clock: Clock, terminal
     assert re.search(r"21\.5 +– +2\.00 +– +– +– +0\.00400", frames[-1])
     assert "checkpoint [saved]" in text
     assert "stopped  ·  iteration 3/5" in frames[-1] and "in 11 s" in frames[-1]
-    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l"), "the cursor is shown again"
+    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l"), (
+        "the cursor is shown again"
+    )
 
 
-def test_the_live_display_of_ppo_has_no_auxiliary_phase_and_ends_finished(clock: Clock, terminal: FakeTerminal) -> None:
+def test_the_live_display_of_ppo_has_no_auxiliary_phase_and_ends_finished(
+    clock: Clock, terminal: FakeTerminal
+) -> None:
     with shown(config("auto", iterations=1), terminal) as display:
         display.progress("rollout", BATCH)
         display.record({}, BATCH)
@@ -237,15 +280,21 @@ def test_the_live_display_of_ppo_has_no_auxiliary_phase_and_ends_finished(clock:
     assert "finished  ·  iteration 1/1" in text
 
 
-def test_a_narrow_terminal_shows_everything_on_more_lines(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_shows_everything_on_more_lines(
+    clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    run_live(clock, terminal, config("live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2)))
+    run_live(
+        clock, terminal, config("live", iterations=5, aux=AuxConfig(every=2, num_minibatches=2))
+    )
     text = text_of(terminal)
     assert "50.0 %  320/640 steps  26 steps/s" in text and "aux KL" in text and "expl. var." in text
     assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 60
 
 
-def test_the_live_display_is_drawn_at_most_four_times_a_second(clock: Clock, terminal: FakeTerminal) -> None:
+def test_the_live_display_is_drawn_at_most_four_times_a_second(
+    clock: Clock, terminal: FakeTerminal
+) -> None:
     with shown(config("live"), terminal) as display:
         for step in range(1000):
             clock.now += 0.001
@@ -253,15 +302,21 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(clock: Clock, ter
         assert text_of(terminal).count("╭─") <= 5
 
 
-def test_no_color_only_takes_the_color_away(clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_only_takes_the_color_away(
+    clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     run_live(clock, terminal, config("auto", iterations=4))
     assert "╭─" in text_of(terminal)
     assert not re.search(r"\x1b\[(3[0-7]|9[0-7]|38)", terminal.getvalue())
 
 
-def test_after_the_last_auxiliary_phase_none_is_announced(clock: Clock, terminal: FakeTerminal) -> None:
-    run_live(clock, terminal, config("live", iterations=4, aux=AuxConfig(every=2, num_minibatches=2)))
+def test_after_the_last_auxiliary_phase_none_is_announced(
+    clock: Clock, terminal: FakeTerminal
+) -> None:
+    run_live(
+        clock, terminal, config("live", iterations=4, aux=AuxConfig(every=2, num_minibatches=2))
+    )
     text = text_of(terminal)
     assert "iteration 1/4  ·  1/2 until the auxiliary phase" in text
     assert "iteration 3/4  " in text and "iteration 3/4  ·" not in text
@@ -269,7 +324,17 @@ def test_after_the_last_auxiliary_phase_none_is_announced(clock: Clock, terminal
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (100, "100"), (999, "999"), (1000, "1k"), (16_384, "16.4k"), (100_000, "100k"), (999_999, "1M"), (25e6, "25M"), (2e9, "2G")],
+    [
+        (0, "0"),
+        (100, "100"),
+        (999, "999"),
+        (1000, "1k"),
+        (16_384, "16.4k"),
+        (100_000, "100k"),
+        (999_999, "1M"),
+        (25e6, "25M"),
+        (2e9, "2G"),
+    ],
 )
 def test_compact_numbers(number: float, text: str) -> None:
     assert console._compact(number) == text
@@ -277,7 +342,15 @@ def test_compact_numbers(number: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0.0, "0"), (23.456, "23.5"), (-0.0123456, "-0.0123"), (1234.6, "1,235"), (9.87e-6, "9.9e-06"), (math.inf, "inf"), (math.nan, "-")],
+    [
+        (0.0, "0"),
+        (23.456, "23.5"),
+        (-0.0123456, "-0.0123"),
+        (1234.6, "1,235"),
+        (9.87e-6, "9.9e-06"),
+        (math.inf, "inf"),
+        (math.nan, "-"),
+    ],
 )
 def test_numbers_have_three_digits(number: float, text: str) -> None:
     assert console._number(number) == text

@@ -25,7 +25,9 @@ def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     assert [path.name for path in files.checkpoints] == ["step-000000000128"]
     weights = files.weights()
     assert all(torch.equal(weights[name], now) for name, now in run.agent.state_dict().items())
-    assert [path.name for path in run.directory.glob(".*")] == [".lock"], "nothing half written is left"
+    assert [path.name for path in run.directory.glob(".*")] == [".lock"], (
+        "nothing half written is left"
+    )
 
 
 def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: Path) -> None:
@@ -50,7 +52,9 @@ def test_null_is_not_a_number_and_a_torn_line_is_left_out(tmp_path: Path) -> Non
 def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:
     files = RunDirectory(tmp_path)
     for ask in (lambda: files.config, files.config_for, files.metrics, files.weights):
-        with pytest.raises(ValueError, match=r"is not a run directory, it has no config\.json; give folders that"):
+        with pytest.raises(
+            ValueError, match=r"is not a run directory, it has no config\.json; give folders that"
+        ):
             ask()
     RunDirectory.make(tiny(tmp_path))
     with pytest.raises(ValueError, match=r"it holds run directories: give .*/\*"):
@@ -62,7 +66,9 @@ def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
     files = RunDirectory.make(tiny(tmp_path))
     with pytest.raises(ValueError, match="has no data yet: its first iteration is not finished"):
         files.metrics()
-    with pytest.raises(ValueError, match=r"has no agent\.safetensors yet: it is written with the first checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"has no agent\.safetensors yet: it is written with the first checkpoint"
+    ):
         files.weights()
     (files.path / "agent.safetensors").write_bytes(b"torn")
     with pytest.raises(ValueError, match=r"agent\.safetensors is damaged"):
@@ -77,10 +83,15 @@ def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
         ("mask", "mask_actions", "a mask"),
     ],
 )
-def test_objects_of_ones_own_are_asked_for(tmp_path: Path, what: str, argument: str, words: str) -> None:
+def test_objects_of_ones_own_are_asked_for(
+    tmp_path: Path, what: str, argument: str, words: str
+) -> None:
     files = RunDirectory.make(tiny(tmp_path))
     files.write_card({"own": [what]})
-    with pytest.raises(ValueError, match=f"was trained with {words} of its user's own; call this from Python with {argument}=…"):
+    with pytest.raises(
+        ValueError,
+        match=f"was trained with {words} of its user's own; call this from Python with {argument}=…",
+    ):
         files.config_for(**{argument: None})
     assert files.config_for(**{argument: len}) == files.config_for() == tiny(tmp_path)
 

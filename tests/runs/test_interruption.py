@@ -29,7 +29,11 @@ AT_THE_END = CheckpointConfig(every_minutes=None)
 
 def state_after(config: Config, iterations: int) -> dict[str, torch.Tensor]:
     """Weights of the same run, stopped in order."""
-    run = train(config, make_env=corridor, on_iteration=lambda run, _: "stop" if run.iteration == iterations else None)
+    run = train(
+        config,
+        make_env=corridor,
+        on_iteration=lambda run, _: "stop" if run.iteration == iterations else None,
+    )
     return RunDirectory(run.directory).weights()
 
 
@@ -56,12 +60,16 @@ def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, a
     expected = state_after(replace(config, output_dir=str(tmp_path / "other")), 2)
     assert all(torch.equal(weights, expected[name]) for name, weights in files.weights().items())
     again = resume(run.directory, make_env=corridor)
-    assert again.env_steps == 224 and [row["env_steps"] for row in files.metrics()] == [32 * n for n in range(1, 8)]
+    assert again.env_steps == 224 and [row["env_steps"] for row in files.metrics()] == [
+        32 * n for n in range(1, 8)
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
 @pytest.mark.parametrize("where", ["policy", "rollout"])
-def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(tmp_path: Path, number: signal.Signals, where: str) -> None:
+def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
+    tmp_path: Path, number: signal.Signals, where: str
+) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), checkpoint=AT_THE_END, total_env_steps=224)
     expected: type[BaseException] = KeyboardInterrupt if number == signal.SIGINT else Preempted
     before = signal.getsignal(number)
@@ -75,13 +83,19 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(tmp_path: 
 
         run.stage = strike  # type: ignore[method-assign]
         learn(run)
-    assert number == signal.SIGINT or (isinstance(caught.value, Preempted) and caught.value.code == 75 and str(caught.value) == number.name)
+    assert number == signal.SIGINT or (
+        isinstance(caught.value, Preempted)
+        and caught.value.code == 75
+        and str(caught.value) == number.name
+    )
     assert signal.getsignal(number) is before, "what the program had is there again"
     files = RunDirectory(run.directory)
     saved = 64 if where == "rollout" else 32
     assert [path.name for path in files.checkpoints] == [f"step-{saved:012d}"]
     expected_weights = state_after(replace(config, output_dir=str(tmp_path / "other")), saved // 32)
-    assert all(torch.equal(weights, expected_weights[name]) for name, weights in files.weights().items())
+    assert all(
+        torch.equal(weights, expected_weights[name]) for name, weights in files.weights().items()
+    )
 
 
 def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None:
@@ -96,13 +110,36 @@ def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None
     assert seen == [signal.SIGUSR1] and run.env_steps == 128
 
 
-def test_a_process_that_is_told_to_end_says_so_by_its_exit_code_and_can_go_on(tmp_path: Path) -> None:
+def test_a_process_that_is_told_to_end_says_so_by_its_exit_code_and_can_go_on(
+    tmp_path: Path,
+) -> None:
     """As a scheduler sees it: SIGTERM, 75, and the same run goes on."""
-    words = [sys.executable, "-m", "phasicrl", "train", "classic-ppo", "--output-dir", str(tmp_path), "--log.console", "off"]
-    words += ["--log.no-tensorboard", "--total-env-steps", "10_000_000", "--checkpoint.every-minutes", "none", "--compute.compile", "off"]
+    words = [
+        sys.executable,
+        "-m",
+        "phasicrl",
+        "train",
+        "classic-ppo",
+        "--output-dir",
+        str(tmp_path),
+        "--log.console",
+        "off",
+    ]
+    words += [
+        "--log.no-tensorboard",
+        "--total-env-steps",
+        "10_000_000",
+        "--checkpoint.every-minutes",
+        "none",
+        "--compute.compile",
+        "off",
+    ]
     with subprocess.Popen(words, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and sum(path.read_text().count("\n") for path in tmp_path.glob("*/metrics.jsonl")) < 3:
+        while (
+            time.monotonic() < deadline
+            and sum(path.read_text().count("\n") for path in tmp_path.glob("*/metrics.jsonl")) < 3
+        ):
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 75
@@ -129,23 +166,39 @@ class Full:
         monkeypatch.setattr(os, "replace", replace_)
 
 
-def test_a_full_disk_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=0.0, keep=100), total_env_steps=192)
+def test_a_full_disk_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(
+        tmp_path, checkpoint=CheckpointConfig(every_minutes=0.0, keep=100), total_env_steps=192
+    )
     config = replace(config, log=replace(config.log, console="plain"))
     Full(monkeypatch, range(3, 5))  # the first checkpoint is the one before the first iteration
     run = train(config, make_env=corridor)
-    assert [int(path.name[5:]) for path in RunDirectory(run.directory).checkpoints] == [0, 32, 128, 160, 192]
+    assert [int(path.name[5:]) for path in RunDirectory(run.directory).checkpoints] == [
+        0,
+        32,
+        128,
+        160,
+        192,
+    ]
     assert not list((run.directory / "checkpoints").glob(".*"))
     out = capsys.readouterr().out
     assert "warning: no checkpoint at 64 steps" in out and "No space left on device" in out
 
 
-@pytest.mark.parametrize("change", [{"ppo.clip": 0.1}, {"seed": 4}, {"reward_norm": None}, {"total_env_steps": 256}])
-def test_a_configuration_that_changed_is_shown_and_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"ppo.clip": 0.1}, {"seed": 4}, {"reward_norm": None}, {"total_env_steps": 256}]
+)
+def test_a_configuration_that_changed_is_shown_and_refused(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     (run.directory / "config.json").write_text(run.config.changed(change).to_json())
     ((path, value),) = change.items()
-    with pytest.raises(ValueError, match=rf"config\.json has changed .*{path} was .*accept-config-changes"):
+    with pytest.raises(
+        ValueError, match=rf"config\.json has changed .*{path} was .*accept-config-changes"
+    ):
         resume(run.directory, make_env=corridor)
     if path != "reward_norm":  # its statistics have no place then
         again = resume(run.directory, make_env=corridor, accept_config_changes=True)
@@ -154,7 +207,9 @@ def test_a_configuration_that_changed_is_shown_and_refused(tmp_path: Path, chang
 
 def test_what_does_not_touch_the_result_may_change(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
-    (run.directory / "config.json").write_text(run.config.changed({"checkpoint.keep": 9, "log.console": "plain"}).to_json())
+    (run.directory / "config.json").write_text(
+        run.config.changed({"checkpoint.keep": 9, "log.console": "plain"}).to_json()
+    )
     assert resume(run.directory, make_env=corridor).config.checkpoint.keep == 9
 
 
@@ -173,12 +228,16 @@ def test_flipped_bits_in_the_weights_file_are_seen(tmp_path: Path) -> None:
     assert files.weights()
 
 
-def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["phasicrl", "train", "first"])
     run = train(tiny(tmp_path), make_env=corridor)
     before = RunDirectory(run.directory).card
     monkeypatch.setattr(sys, "argv", ["phasicrl", "resume", "second"])
     resume(run.directory, make_env=corridor)
     card = json.loads((run.directory / "card.json").read_text())
-    assert card["command"] == ["phasicrl", "train", "first"] and card["resumed"] == [["phasicrl", "resume", "second"]]
+    assert card["command"] == ["phasicrl", "train", "first"] and card["resumed"] == [
+        ["phasicrl", "resume", "second"]
+    ]
     assert card["run"] == before["run"]

@@ -18,9 +18,16 @@ HOLD = "import sys, pathlib; from phasicrl.runs.lock import RunLock; lock = RunL
 
 
 def test_a_directory_that_another_process_holds_is_refused_with_its_name(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match=rf"{tmp_path} is in use by process {holder.pid} on .* since 20"):
+        with pytest.raises(
+            ValueError, match=rf"{tmp_path} is in use by process {holder.pid} on .* since 20"
+        ):
             RunLock(tmp_path)
         holder.kill()  # which lets nobody clean up
         holder.wait()

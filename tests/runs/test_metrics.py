@@ -43,7 +43,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def write_rows(log: MetricsLog, first: int, last: int, **record: float) -> None:
     for iteration in range(first, last + 1):
-        values = {"charts/SPS": float(iteration), **{name.replace("__", "/"): value for name, value in record.items()}}
+        values = {
+            "charts/SPS": float(iteration),
+            **{name.replace("__", "/"): value for name, value in record.items()},
+        }
         log.write(values, env_steps=iteration * BATCH, iteration=iteration, phase=0)
 
 
@@ -104,20 +107,39 @@ def test_a_metric_is_one_number() -> None:
 def test_every_metric_has_a_group_and_a_sentence() -> None:
     for name, meaning in METRICS.items():
         assert re.fullmatch(r"[a-z]+(/[A-Za-z0-9_]+)+", name), name
-        assert meaning.endswith(").") and "(" in meaning, f"{name}: a sentence that ends with its unit"
+        assert meaning.endswith(").") and "(" in meaning, (
+            f"{name}: a sentence that ends with its unit"
+        )
 
 
 def test_a_row_holds_the_place_in_the_run_and_every_metric(tmp_path: Path, clock: Clock) -> None:
     with MetricsLog(tmp_path / "run", config()) as log:
         clock.now += 2.5
-        log.write({"losses/entropy": 0.25, "charts/num_episodes": 3}, env_steps=128, iteration=1, phase=0)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows == [{"env_steps": 128, "iteration": 1, "phase": 0, "wall_time": 2.5, "charts/num_episodes": 3.0, "losses/entropy": 0.25}]
+        log.write(
+            {"losses/entropy": 0.25, "charts/num_episodes": 3}, env_steps=128, iteration=1, phase=0
+        )
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert rows == [
+        {
+            "env_steps": 128,
+            "iteration": 1,
+            "phase": 0,
+            "wall_time": 2.5,
+            "charts/num_episodes": 3.0,
+            "losses/entropy": 0.25,
+        }
+    ]
 
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, config()) as log:
-        record = {"losses/entropy": math.nan, "losses/value_loss": math.inf, "losses/policy_loss": torch.tensor(-math.inf)}
+        record = {
+            "losses/entropy": math.nan,
+            "losses/value_loss": math.inf,
+            "losses/policy_loss": torch.tensor(-math.inf),
+        }
         log.write(record, env_steps=128, iteration=1, phase=0)  # pyright: ignore[reportArgumentType]
     text = (tmp_path / "metrics.jsonl").read_text()
     row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -134,7 +156,10 @@ def test_a_row_is_on_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
 def test_a_metric_without_description_is_refused_by_name(tmp_path: Path) -> None:
     with (
         MetricsLog(tmp_path, config()) as log,
-        pytest.raises(ValueError, match=r"metric 'losses/entropi' has no description \(did you mean 'losses/entropy'\?\)"),
+        pytest.raises(
+            ValueError,
+            match=r"metric 'losses/entropi' has no description \(did you mean 'losses/entropy'\?\)",
+        ),
     ):
         log.write({"losses/entropi": 1.0}, env_steps=1, iteration=1, phase=0)
 
@@ -154,7 +179,9 @@ def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize("tail", ['{"env_steps": 384, "iter', '{"env_steps": 384, "iteration": 3}'[:-1], "\0" * 40, "12"])
+@pytest.mark.parametrize(
+    "tail", ['{"env_steps": 384, "iter', '{"env_steps": 384, "iteration": 3}'[:-1], "\0" * 40, "12"]
+)
 def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
     with MetricsLog(tmp_path, config()) as log:
         write_rows(log, 1, 2)
@@ -191,11 +218,15 @@ def test_resuming_before_the_first_row_and_without_a_file(tmp_path: Path) -> Non
 def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, config()) as log:
         write_rows(log, 1, 1)
-    with pytest.raises(FileExistsError, match="holds the metrics of an earlier run; resume that run"):
+    with pytest.raises(
+        FileExistsError, match="holds the metrics of an earlier run; resume that run"
+    ):
         MetricsLog(tmp_path, config())
 
 
-def test_the_display_is_told_everything_and_closed(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_display_is_told_everything_and_closed(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with MetricsLog(tmp_path, config(console="plain"), resumed_at=BATCH) as log:
         clock.now += 60  # environments, networks, compilers
         log.progress("rollout", env_steps=BATCH)
@@ -219,10 +250,15 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
 
 
 def tensorboard_scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     events = event_accumulator.EventAccumulator(str(run_dir))
     events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_has_the_same_names_over_environment_steps(tmp_path: Path) -> None:
@@ -239,7 +275,11 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> No
         write_rows(log, 1, 4)
     with MetricsLog(tmp_path, config(tensorboard=True), resumed_at=2 * BATCH) as log:
         log.write({"charts/SPS": 30.0}, env_steps=3 * BATCH, iteration=3, phase=0)
-    assert tensorboard_scalars(tmp_path)["charts/SPS"] == [(BATCH, 1.0), (2 * BATCH, 2.0), (3 * BATCH, 30.0)]
+    assert tensorboard_scalars(tmp_path)["charts/SPS"] == [
+        (BATCH, 1.0),
+        (2 * BATCH, 2.0),
+        (3 * BATCH, 30.0),
+    ]
 
 
 def test_without_tensorboard_a_run_says_so_once_and_goes_on(
@@ -277,7 +317,9 @@ class FakeWandB(types.ModuleType):
         self.finished += 1
 
 
-def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb = FakeWandB()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     settings = config(wandb=True, wandb_project="games")
@@ -285,7 +327,10 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(tmp_pa
         write_rows(log, 1, 1, losses__entropy=math.inf)
     with MetricsLog(tmp_path / "run", settings, resumed_at=BATCH) as log:
         write_rows(log, 2, 2)
-    assert wandb.rows == [{"env_steps": BATCH, "charts/SPS": 1.0}, {"env_steps": 2 * BATCH, "charts/SPS": 2.0}]
+    assert wandb.rows == [
+        {"env_steps": BATCH, "charts/SPS": 1.0},
+        {"env_steps": 2 * BATCH, "charts/SPS": 2.0},
+    ]
     assert wandb.finished == 2 and wandb.axes[0] == ("*", "env_steps")
     first, second = wandb.begun
     assert first["id"] == second["id"] and first["resume"] == "allow"
@@ -293,7 +338,9 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(tmp_pa
     assert first["config"]["env"]["id"] == "procgen:coinrun"
 
 
-def test_without_wandb_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_wandb_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[track\]'"):
         MetricsLog(tmp_path, config(wandb=True))

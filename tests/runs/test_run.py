@@ -21,7 +21,15 @@ from torch.optim import Optimizer
 
 from phasicrl import phases
 from phasicrl.algorithm import OnIteration, learn, resume, train
-from phasicrl.config import AuxConfig, CheckpointConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig, ValuePath
+from phasicrl.config import (
+    AuxConfig,
+    CheckpointConfig,
+    Config,
+    ObsNormConfig,
+    RewardNormConfig,
+    ValueNormConfig,
+    ValuePath,
+)
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.normalize import RewardNormalizer
@@ -44,9 +52,13 @@ EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
     """Every leaf of a state by its path."""
     if isinstance(tree, dict):
-        return {k: v for key, value in tree.items() for k, v in flat(value, f"{path}/{key}").items()}
+        return {
+            k: v for key, value in tree.items() for k, v in flat(value, f"{path}/{key}").items()
+        }
     if isinstance(tree, list | tuple):
-        return {k: v for key, value in enumerate(tree) for k, v in flat(value, f"{path}/{key}").items()}
+        return {
+            k: v for key, value in enumerate(tree) for k, v in flat(value, f"{path}/{key}").items()
+        }
     return {path: tree}
 
 
@@ -66,10 +78,16 @@ def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:
     assert run.directory.parent == tmp_path
     assert Config.from_json((run.directory / "config.json").read_text()) == config
     card = json.loads((run.directory / "card.json").read_text())
-    assert card["seed"] == 3 and card["env_steps"] == 128 and card["versions"]["torch"] == torch.__version__
+    assert (
+        card["seed"] == 3
+        and card["env_steps"] == 128
+        and card["versions"]["torch"] == torch.__version__
+    )
     assert [row["env_steps"] for row in RunDirectory(run.directory).metrics()] == [32, 64, 96, 128]
     assert (run.directory / "agent.safetensors").is_file()
-    assert [path.name for path in (run.directory / "checkpoints").iterdir()] == ["step-000000000128"]
+    assert [path.name for path in (run.directory / "checkpoints").iterdir()] == [
+        "step-000000000128"
+    ]
 
 
 def test_two_runs_started_in_one_second_have_their_own_directories(tmp_path: Path) -> None:
@@ -78,14 +96,22 @@ def test_two_runs_started_in_one_second_have_their_own_directories(tmp_path: Pat
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
-    first, second, other = (train(c, make_env=corridor) for c in (config, config, replace(config, seed=4)))
+    first, second, other = (
+        train(c, make_env=corridor) for c in (config, config, replace(config, seed=4))
+    )
     assert_same_state(first, second)
-    assert not torch.equal(first.agent.policy_head.linear.weight, other.agent.policy_head.linear.weight)
+    assert not torch.equal(
+        first.agent.policy_head.linear.weight, other.agent.policy_head.linear.weight
+    )
 
 
 def test_saving_more_often_or_logging_elsewhere_changes_nothing(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
-    busy = replace(config, checkpoint=EVERY_ITERATION, log=replace(config.log, tensorboard=True, console="plain"))
+    busy = replace(
+        config,
+        checkpoint=EVERY_ITERATION,
+        log=replace(config.log, tensorboard=True, console="plain"),
+    )
     assert_same_state(train(config, make_env=corridor), train(busy, make_env=corridor))
 
 
@@ -111,7 +137,9 @@ def stopped_after(iterations: int, config: Config) -> Path:
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5])
-def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_path: Path, iterations: int) -> None:
+def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(
+    tmp_path: Path, iterations: int
+) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     directory = stopped_after(iterations, config)
     with start_run(config, make_env=corridor) as old, pytest.raises(Stopped):
@@ -125,7 +153,9 @@ def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(tmp_
 
 
 @pytest.mark.parametrize("aux", [None, tiny_aux(every=3)])
-def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(tmp_path: Path, aux: AuxConfig | None) -> None:
+def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(
+    tmp_path: Path, aux: AuxConfig | None
+) -> None:
     config = tiny(tmp_path, aux=aux, total_env_steps=224)  # a checkpoint at the end only
 
     def until(iteration: int) -> OnIteration:
@@ -142,7 +172,9 @@ def test_a_run_that_is_told_to_stop_is_saved_finished_and_can_be_resumed(tmp_pat
     assert [row["env_steps"] for row in files.metrics()] == [32 * (1 + n) for n in range(7)]
 
 
-def test_actions_of_a_run_from_another_kind_of_device_are_drawn_from_a_seed_of_their_own(tmp_path: Path) -> None:
+def test_actions_of_a_run_from_another_kind_of_device_are_drawn_from_a_seed_of_their_own(
+    tmp_path: Path,
+) -> None:
     """A GPU's generator has a state of another size, which this one cannot take."""
     with start_run(tiny(tmp_path), make_env=corridor) as run:
         before = run.collector.generator.get_state()
@@ -174,26 +206,58 @@ PICTURES = {
 UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "plain": ({}, KEYS_AND_NUMBERS),
     "lstm": ({"model.memory": "lstm", "model.memory_size": 6}, KEYS_AND_NUMBERS),
-    "gru": ({"model.memory": "gru", "model.memory_size": 6, "model.value_path": "shared"}, KEYS_AND_NUMBERS),
+    "gru": (
+        {"model.memory": "gru", "model.memory_size": 6, "model.value_path": "shared"},
+        KEYS_AND_NUMBERS,
+    ),
     "obs-norm": ({"obs_norm": ObsNormConfig()}, KEYS_AND_NUMBERS),
     "obs-norm-ema": ({"obs_norm": ObsNormConfig(statistics="ema", decay=0.6)}, KEYS_AND_NUMBERS),
     "reward-norm-steps": ({"reward_norm": RewardNormConfig(per="step")}, KEYS_AND_NUMBERS),
     "value-norm": ({"value_norm": ValueNormConfig()}, KEYS_AND_NUMBERS),
-    "value-norm-ema": ({"value_norm": ValueNormConfig(statistics="ema", decay=0.6)}, KEYS_AND_NUMBERS),
+    "value-norm-ema": (
+        {"value_norm": ValueNormConfig(statistics="ema", decay=0.6)},
+        KEYS_AND_NUMBERS,
+    ),
     "linear": ({"ppo.schedule": "linear", "ppo.adam_eps_hat": True}, KEYS_AND_NUMBERS),
-    "adaptive": ({"ppo.schedule": "adaptive_kl", "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 1e-3}, KEYS_AND_NUMBERS),
+    "adaptive": (
+        {"ppo.schedule": "adaptive_kl", "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 1e-3},
+        KEYS_AND_NUMBERS,
+    ),
     "epochs-apart": ({"ppo.policy_epochs": 2, "ppo.value_epochs": 1}, KEYS_AND_NUMBERS),
-    "images-bf16": ({**PICTURES, "compute.policy_precision": "bf16", "compute.aux_precision": "bf16", "compute.num_threads": 1}, Image),
+    "images-bf16": (
+        {
+            **PICTURES,
+            "compute.policy_precision": "bf16",
+            "compute.aux_precision": "bf16",
+            "compute.num_threads": 1,
+        },
+        Image,
+    ),
 }
 
 
-AUXES = {"ppo": None, "ppg": tiny_aux(every=3), "ppg-one-adam": tiny_aux(every=3, optimizer="shared")}
-BOTH_ALGORITHMS = [(name, aux, 4) for name in UNBROKEN for aux in ("ppo", "ppg") if (name, aux) != ("images-bf16", "ppo")]
-OTHER_PLACES = [(name, aux, stop) for name in ("plain", "lstm") for aux, stop in (("ppg-one-adam", 4), ("ppg", 2), ("ppg", 6))]
+AUXES = {
+    "ppo": None,
+    "ppg": tiny_aux(every=3),
+    "ppg-one-adam": tiny_aux(every=3, optimizer="shared"),
+}
+BOTH_ALGORITHMS = [
+    (name, aux, 4)
+    for name in UNBROKEN
+    for aux in ("ppo", "ppg")
+    if (name, aux) != ("images-bf16", "ppo")
+]
+OTHER_PLACES = [
+    (name, aux, stop)
+    for name in ("plain", "lstm")
+    for aux, stop in (("ppg-one-adam", 4), ("ppg", 2), ("ppg", 6))
+]
 
 
 @pytest.mark.parametrize(("name", "aux_name", "stop"), BOTH_ALGORITHMS + OTHER_PLACES)
-def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, name: str, aux_name: str, stop: int) -> None:
+def test_a_resumed_run_is_the_unbroken_one(
+    tmp_path: Path, name: str, aux_name: str, stop: int
+) -> None:
     """To the bit, in weights, moments, statistics, generators, rollouts and metrics.
 
     With a phase of three iterations: stopped one and two iterations into a phase, and between two
@@ -201,24 +265,37 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, name: str, aux_name: 
     """
     aux = AUXES[aux_name]
     changes, make_env = UNBROKEN[name]
-    config = tiny(tmp_path, aux=aux, total_env_steps=256, checkpoint=EVERY_ITERATION).changed(changes)
+    config = tiny(tmp_path, aux=aux, total_env_steps=256, checkpoint=EVERY_ITERATION).changed(
+        changes
+    )
     with start_run(config, make_env=make_env) as unbroken:
         with pytest.raises(Stopped):
             learn(unbroken, on_iteration=stop_after(stop))
         directory = Path(shutil.copytree(unbroken.directory, tmp_path / "copy"))
         with build.resume_run(directory, make_env=make_env) as resumed:
-            assert resumed.iteration == stop and resumed.buffer.num_filled == (0 if aux is None else stop % 3)
+            assert resumed.iteration == stop and resumed.buffer.num_filled == (
+                0 if aux is None else stop % 3
+            )
             for run in (unbroken, resumed):
                 learn(run)
             assert_same_state(unbroken, resumed)
             for slot in range(resumed.buffer.num_filled):
-                assert_same_state_tensors(unbroken.buffer.rollout(slot).tensors(), resumed.buffer.rollout(slot).tensors())
-    ours, theirs = ([untimed(row) for row in RunDirectory(run.directory).metrics()] for run in (unbroken, resumed))
+                assert_same_state_tensors(
+                    unbroken.buffer.rollout(slot).tensors(), resumed.buffer.rollout(slot).tensors()
+                )
+    ours, theirs = (
+        [untimed(row) for row in RunDirectory(run.directory).metrics()]
+        for run in (unbroken, resumed)
+    )
     assert len(ours) == 8 and ours == theirs
 
 
 def untimed(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.startswith("time/") and name not in ("charts/SPS", "wall_time")}
+    return {
+        name: value
+        for name, value in row.items()
+        if not name.startswith("time/") and name not in ("charts/SPS", "wall_time")
+    }
 
 
 def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
@@ -232,7 +309,11 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
     covered = {"learner", "env_steps"}
-    through_others = {"collector", "buffer", "_seconds_before"}  # action_generator, episodes; chunks and num_filled; seconds
+    through_others = {
+        "collector",
+        "buffer",
+        "_seconds_before",
+    }  # action_generator, episodes; chunks and num_filled; seconds
     not_state = {
         "config", "files", "own", "_origin", "envs_since",  # fixed for the run
         "log",  # its rows are on the disk already
@@ -241,19 +322,43 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
-    of_learner = {"agent", "optimizers", "reward_normalizer", "generator", "iteration", "kl_coef", "rate_factor"}
-    assert set(vars(run.learner)) == of_learner | {"config", "compute"} and set(run.learner.state_dict()) == of_learner
+    of_learner = {
+        "agent",
+        "optimizers",
+        "reward_normalizer",
+        "generator",
+        "iteration",
+        "kl_coef",
+        "rate_factor",
+    }
+    assert (
+        set(vars(run.learner)) == of_learner | {"config", "compute"}
+        and set(run.learner.state_dict()) == of_learner
+    )
     collector_state = {"episodes"}
-    collector_fixed = {"envs", "agent", "compute", "generator", "bootstrap_truncation", "_blank_policy", "_values_afterwards", "_precision"}
+    collector_fixed = {
+        "envs",
+        "agent",
+        "compute",
+        "generator",
+        "bootstrap_truncation",
+        "_blank_policy",
+        "_values_afterwards",
+        "_precision",
+    }
     collector_new_episodes = {"_obs", "_first", "_state"}
     assert set(vars(run.collector)) == collector_state | collector_fixed | collector_new_episodes
     for owner in (run, run.collector, run.buffer, run.log):
         for name, value in vars(owner).items():
             if isinstance(value, nn.Module | Optimizer | Generator):
-                assert any(value is known for known in (run.agent, run.collector.generator)), f"{owner}.{name} is not saved"
+                assert any(value is known for known in (run.agent, run.collector.generator)), (
+                    f"{owner}.{name} is not saved"
+                )
 
 
-def test_a_corrupt_newest_checkpoint_is_passed_over_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corrupt_newest_checkpoint_is_passed_over_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tiny(tmp_path, total_env_steps=128, checkpoint=EVERY_ITERATION)
     config = replace(config, log=replace(config.log, console="plain"))
     directory = stopped_after(3, config)
@@ -273,8 +378,14 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(time, "perf_counter", clock)
     saved: list[int] = []
-    monkeypatch.setattr(Run, "_save_kept", lambda self: (saved.append(self.iteration), setattr(self, "_last_save", now[0])))
-    run = open_run(tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=2.0), total_env_steps=192))
+    monkeypatch.setattr(
+        Run,
+        "_save_kept",
+        lambda self: (saved.append(self.iteration), setattr(self, "_last_save", now[0])),
+    )
+    run = open_run(
+        tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=2.0), total_env_steps=192)
+    )
 
     def pass_a_minute(run: Run, record: dict[str, float]) -> None:
         now[0] += 60
@@ -283,9 +394,14 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
     assert saved == [0, 3, 5]
 
 
-def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "free_memory", lambda: 4096)
-    with pytest.raises(ValueError, match=r"the phase buffer needs .* GiB \(32 rollouts of 4 environments × 8 steps\).*--aux.every \d+"):
+    with pytest.raises(
+        ValueError,
+        match=r"the phase buffer needs .* GiB \(32 rollouts of 4 environments × 8 steps\).*--aux.every \d+",
+    ):
         start_run(tiny(tmp_path, aux=tiny_aux(every=32)), make_env=corridor)
     assert not list(tmp_path.iterdir())
 
@@ -299,9 +415,14 @@ def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_director
         ({"output_dir": "/proc/none"}, "cannot make the run directory"),
     ],
 )
-def test_what_cannot_work_here_is_refused_before_a_directory_is_made(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_work_here_is_refused_before_a_directory_is_made(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     config = tiny(tmp_path)
-    changes = {name: replace(getattr(config, name), **value) if isinstance(value, dict) else value for name, value in changes.items()}
+    changes = {
+        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in changes.items()
+    }
     with pytest.raises(ValueError, match=message):
         start_run(replace(config, **changes), make_env=corridor)
     assert not list(tmp_path.iterdir())
@@ -317,7 +438,9 @@ def test_a_first_reset_that_fails_leaves_no_directory(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_environments_are_closed_when_the_start_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_are_closed_when_the_start_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed: list[bool] = []
     original = build.make_envs
 
@@ -329,11 +452,15 @@ def test_environments_are_closed_when_the_start_fails(tmp_path: Path, monkeypatc
     monkeypatch.setattr(build, "make_envs", spy)
     config = tiny(tmp_path)
     with pytest.raises(ValueError):
-        start_run(replace(config, compute=replace(config.compute, device="toaster")), make_env=corridor)
+        start_run(
+            replace(config, compute=replace(config.compute, device="toaster")), make_env=corridor
+        )
     assert closed == [True]
 
 
-def test_a_users_encoder_is_initialized_from_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
+def test_a_users_encoder_is_initialized_from_the_seed_and_leaves_the_global_generator_alone(
+    tmp_path: Path,
+) -> None:
     class Own(nn.Module):
         num_features = 5
 
@@ -345,7 +472,9 @@ def test_a_users_encoder_is_initialized_from_the_seed_and_leaves_the_global_gene
             return self.linear(obs).relu()
 
     state = torch.random.get_rng_state()
-    first, second = (train(tiny(tmp_path), make_env=corridor, make_encoder=lambda space: Own()) for _ in range(2))
+    first, second = (
+        train(tiny(tmp_path), make_env=corridor, make_encoder=lambda space: Own()) for _ in range(2)
+    )
     assert torch.equal(torch.random.get_rng_state(), state)
     assert_same_state(first, second)
 
@@ -359,9 +488,15 @@ def test_training_leaves_the_global_generators_alone(tmp_path: Path) -> None:
 
 def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux())
-    apart = replace(config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2, value_learning_rate=1e-3))
+    apart = replace(
+        config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2, value_learning_rate=1e-3)
+    )
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
-    rows = [row for c in (config, apart, steered) for row in RunDirectory(train(c, make_env=corridor).directory).metrics()]
+    rows = [
+        row
+        for c in (config, apart, steered)
+        for row in RunDirectory(train(c, make_env=corridor).directory).metrics()
+    ]
     rows += RunDirectory(train(config, make_env=lambda: Levers(discrete=False)).directory).metrics()
     reported = {name for row in rows for name in row}
     procgen = {name for name in METRICS if name.startswith("procgen/")}  # tests/test_procgen.py
@@ -371,7 +506,10 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
 def test_a_resumed_optimizer_steps_as_the_unbroken_one_on_convolutions_too(tmp_path: Path) -> None:
     """Convolution weights are channels_last, files are not, and the fused Adam looks at no strides: equal numbers are not enough."""
     config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64)
-    config = replace(config, model=replace(config.model, encoder="impala", activation="relu", channels=(4, 8), blocks=1))
+    config = replace(
+        config,
+        model=replace(config.model, encoder="impala", activation="relu", channels=(4, 8), blocks=1),
+    )
     with start_run(config, make_env=Image) as old:
         learn(old)
         directory = Path(shutil.copytree(old.directory, tmp_path / "copy"))
@@ -390,7 +528,9 @@ def assert_same_state_tensors(left: dict[str, Tensor], right: dict[str, Tensor])
 
 
 @pytest.mark.parametrize("damaged", ["tensors.safetensors", "state.json"])
-def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(tmp_path: Path, damaged: str) -> None:
+def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(
+    tmp_path: Path, damaged: str
+) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=512, checkpoint=EVERY_ITERATION)
     directory = stopped_after(3, config)
     newest = sorted((directory / "checkpoints").iterdir())[-1]
@@ -398,7 +538,9 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(tmp_p
     with build.resume_run(directory, make_env=corridor) as run:
         with pytest.raises(Stopped):
             learn(run, on_iteration=lambda run, record: (_ for _ in ()).throw(Stopped))
-        expected = {name: tensor.clone() for name, tensor in run.buffer.rollout(2).tensors().items()}
+        expected = {
+            name: tensor.clone() for name, tensor in run.buffer.rollout(2).tensors().items()
+        }
     with build.resume_run(directory, make_env=corridor) as again:
         assert again.iteration == 3
         assert_same_state_tensors(expected, again.buffer.rollout(2).tensors())
@@ -406,16 +548,23 @@ def test_a_run_that_fell_back_saves_its_own_rollouts_not_the_rejected_ones(tmp_p
 
 def test_a_run_with_parts_of_the_users_own_is_not_continued_without_them(tmp_path: Path) -> None:
     directory = train(tiny(tmp_path), make_env=corridor).directory
-    with pytest.raises(ValueError, match=r"trained with an environment of its user's own; call this from Python with make_env"):
+    with pytest.raises(
+        ValueError,
+        match=r"trained with an environment of its user's own; call this from Python with make_env",
+    ):
         resume(directory)
 
 
 @pytest.mark.parametrize("eps_hat", [False, True])
-def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path, eps_hat: bool) -> None:
+def test_epsilon_is_added_after_the_bias_correction_or_before_it(
+    tmp_path: Path, eps_hat: bool
+) -> None:
     # ε as large as the gradients, so that its place shows; the formulas are section 2 and its last
     # paragraph of Kingma & Ba (2015).
     config = tiny(tmp_path)
-    config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, adam_eps=1.0, adam_eps_hat=eps_hat))
+    config = replace(
+        config, ppo=replace(config.ppo, learning_rate=0.01, adam_eps=1.0, adam_eps_hat=eps_hat)
+    )
     with open_run(config) as run:
         weights = [parameter.detach().double().clone() for parameter in run.agent.parameters()]
         first = [torch.zeros_like(weight) for weight in weights]
@@ -432,21 +581,35 @@ def test_epsilon_is_added_after_the_bias_correction_or_before_it(tmp_path: Path,
                     weights[i] -= 0.01 * m_hat / ((second[i] / corrected).sqrt() + 1)
             parameters = list(run.agent.parameters())
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            step_(run.learner.optimizers["policy"], parameters, gradients, only_if=torch.tensor(True))
+            step_(
+                run.learner.optimizers["policy"], parameters, gradients, only_if=torch.tensor(True)
+            )
         for parameter, weight in zip(run.agent.parameters(), weights, strict=True):
             torch.testing.assert_close(parameter.detach().double(), weight, rtol=0, atol=1e-6)
 
 
 def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=128)
-    config = replace(config, ppo=replace(config.ppo, learning_rate=0.01, value_learning_rate=0.1, schedule="linear"), aux=tiny_aux())
+    config = replace(
+        config,
+        ppo=replace(config.ppo, learning_rate=0.01, value_learning_rate=0.1, schedule="linear"),
+        aux=tiny_aux(),
+    )
     with open_run(config) as run:
         run.learner.iteration = 2
         record = run.learner.start_iteration()
-        rates = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in run.learner.optimizers.items()}
-        assert rates == {"policy": pytest.approx([0.005, 0.05]), "aux": pytest.approx([5e-4 / 2] * 2)}
+        rates = {
+            name: [group["lr"] for group in optimizer.param_groups]
+            for name, optimizer in run.learner.optimizers.items()
+        }
+        assert rates == {
+            "policy": pytest.approx([0.005, 0.05]),
+            "aux": pytest.approx([5e-4 / 2] * 2),
+        }
         of_value = {id(p) for p in run.learner.optimizers["policy"].param_groups[1]["params"]}
-        assert of_value == {id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")}
+        assert of_value == {
+            id(p) for name, p in run.agent.named_parameters() if name.startswith("value_")
+        }
         run.finish_iteration(record)
     (row,) = RunDirectory(run.directory).metrics()
     assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (
@@ -456,9 +619,14 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "factor"), [(1e-9, 1 / 1.5), (1e9, 1.5)])
-def test_the_rate_follows_the_divergence_and_goes_on_after_a_resume(tmp_path: Path, target: float, factor: float) -> None:
+def test_the_rate_follows_the_divergence_and_goes_on_after_a_resume(
+    tmp_path: Path, target: float, factor: float
+) -> None:
     config = tiny(tmp_path, total_env_steps=96, checkpoint=EVERY_ITERATION)
-    config = replace(config, ppo=replace(config.ppo, learning_rate=1e-3, schedule="adaptive_kl", schedule_kl=target))
+    config = replace(
+        config,
+        ppo=replace(config.ppo, learning_rate=1e-3, schedule="adaptive_kl", schedule_kl=target),
+    )
     run = train(config, make_env=corridor)
     rates = [row["charts/learning_rate"] for row in RunDirectory(run.directory).metrics()]
     assert rates == pytest.approx([1e-3, 1e-3 * factor, 1e-3 * factor**2])
@@ -466,14 +634,22 @@ def test_the_rate_follows_the_divergence_and_goes_on_after_a_resume(tmp_path: Pa
     for path in sorted((run.directory / "checkpoints").iterdir())[2:]:
         shutil.rmtree(path)
     again = resume(run.directory, make_env=corridor)
-    assert [row["charts/learning_rate"] for row in RunDirectory(again.directory).metrics()] == pytest.approx(rates)
+    assert [
+        row["charts/learning_rate"] for row in RunDirectory(again.directory).metrics()
+    ] == pytest.approx(rates)
 
 
 def test_the_weight_of_the_divergences_penalty_follows_the_divergence(tmp_path: Path) -> None:
     config = tiny(tmp_path, total_env_steps=96)
-    config = replace(config, ppo=replace(config.ppo, kl_penalty=0.5, kl_penalty_target=1e-9, clip=None))
+    config = replace(
+        config, ppo=replace(config.ppo, kl_penalty=0.5, kl_penalty_target=1e-9, clip=None)
+    )
     run = train(config, make_env=corridor)
-    assert [row["losses/kl_penalty"] for row in RunDirectory(run.directory).metrics()] == [0.5, 1.0, 2.0]
+    assert [row["losses/kl_penalty"] for row in RunDirectory(run.directory).metrics()] == [
+        0.5,
+        1.0,
+        2.0,
+    ]
     assert run.learner.kl_coef == 4.0
 
 
@@ -483,7 +659,9 @@ class Steady(gym.Env[np.ndarray, np.int64]):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.at = 0
         return self.look(), {}
@@ -497,9 +675,17 @@ class Steady(gym.Env[np.ndarray, np.int64]):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_observations_enter_their_statistics_once_each_the_first_ones_before_they_are_learned_from(tmp_path: Path, first: bool) -> None:
+def test_observations_enter_their_statistics_once_each_the_first_ones_before_they_are_learned_from(
+    tmp_path: Path, first: bool
+) -> None:
     norm = ObsNormConfig(from_first_rollout=first)
-    config = tiny(tmp_path, total_env_steps=64, obs_norm=norm, value_norm=ValueNormConfig(), checkpoint=EVERY_ITERATION)
+    config = tiny(
+        tmp_path,
+        total_env_steps=64,
+        obs_norm=norm,
+        value_norm=ValueNormConfig(),
+        checkpoint=EVERY_ITERATION,
+    )
     with open_run(config) as run:
         normalizer = run.agent.reader.normalizer
         assert normalizer is not None
@@ -532,25 +718,46 @@ class Parts(Steady):
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory: str) -> None:
-    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.memory": memory, "ppo.num_steps": 40})
+    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed(
+        {"model.memory": memory, "ppo.num_steps": 40}
+    )
     with start_run(config, make_env=Parts) as run:
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
         normalizer = run.agent.reader.normalizer
         assert normalizer is not None and normalizer.moments.count == 160
-        assert normalizer.moments.mean.tolist() == [pytest.approx(100, abs=2), pytest.approx(100, abs=2), pytest.approx(-200, abs=2)]
+        assert normalizer.moments.mean.tolist() == [
+            pytest.approx(100, abs=2),
+            pytest.approx(100, abs=2),
+            pytest.approx(-200, abs=2),
+        ]
         with torch.no_grad():
             values = run.agent.value(rollout.obs, rollout.first, rollout.state)
         torch.testing.assert_close(rollout.value, values)
-        assert rollout.truncated.any() and (rollout.next_value[:, :-1] == rollout.value[:, 1:])[~rollout.truncated[:, :-1]].all()
+        assert (
+            rollout.truncated.any()
+            and (rollout.next_value[:, :-1] == rollout.value[:, 1:])[
+                ~rollout.truncated[:, :-1]
+            ].all()
+        )
 
 
-def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_them_again(tmp_path: Path) -> None:
-    config = tiny(tmp_path, total_env_steps=96, obs_norm=ObsNormConfig(), value_norm=ValueNormConfig(), checkpoint=EVERY_ITERATION)
+def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_them_again(
+    tmp_path: Path,
+) -> None:
+    config = tiny(
+        tmp_path,
+        total_env_steps=96,
+        obs_norm=ObsNormConfig(),
+        value_norm=ValueNormConfig(),
+        checkpoint=EVERY_ITERATION,
+    )
     done = train(config, make_env=corridor)
     again = resume(done.directory, make_env=corridor)
     assert_same_state(done, again)
-    for path in sorted((done.directory / "checkpoints").iterdir())[2:]:  # before the first iteration, and after it
+    for path in sorted((done.directory / "checkpoints").iterdir())[
+        2:
+    ]:  # before the first iteration, and after it
         shutil.rmtree(path)
     counts: list[float] = []
     collect = Run.collect
@@ -576,7 +783,9 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
     ],
     ids=["plain", "ema-clip-shared", "recomputed-ppg"],
 )
-def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     """V = −8 / (1 − 0.99) = −800. Where the statistics move without the heads, values reach −1,200 here, and go on."""
     config = tiny(tmp_path, total_env_steps=36 * 128, reward_norm=None, value_norm=ValueNormConfig()).changed(
         {"ppo.num_steps": 32, "ppo.gamma": 0.99, "ppo.policy_epochs": 4, "ppo.value_epochs": 4, "ppo.num_minibatches": 4,
@@ -585,23 +794,33 @@ def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(tmp_path: Pa
     means: list[float] = []
 
     def note(run: Run, record: dict[str, float]) -> None:
-        means.append(run.buffer.rollout((run.iteration - 1) % run.buffer.num_rollouts).value.mean().item())
+        means.append(
+            run.buffer.rollout((run.iteration - 1) % run.buffer.num_rollouts).value.mean().item()
+        )
 
     train(config, make_env=Steady, on_iteration=note)
     assert means[0] > -100
-    assert max(after - before for before, after in itertools.pairwise(means)) < 4, means  # downwards in every iteration, up to 0.5 %
+    assert max(after - before for before, after in itertools.pairwise(means)) < 4, (
+        means
+    )  # downwards in every iteration, up to 0.5 %
     assert -804 < means[-1] < -750, means
 
 
 def test_constant_targets_are_met_at_once(tmp_path: Path) -> None:
     """γ = 0: all targets are −8 and have no deviation, so that nothing could be learned in units of it."""
-    config = tiny(tmp_path, total_env_steps=64, reward_norm=None, value_norm=ValueNormConfig()).changed({"ppo.gamma": 0.0})
+    config = tiny(
+        tmp_path, total_env_steps=64, reward_norm=None, value_norm=ValueNormConfig()
+    ).changed({"ppo.gamma": 0.0})
     run = train(config, make_env=Steady)
-    torch.testing.assert_close(run.buffer.rollouts.value, torch.full((1, 4, 8), -8.0), rtol=0, atol=0.01)
+    torch.testing.assert_close(
+        run.buffer.rollouts.value, torch.full((1, 4, 8), -8.0), rtol=0, atol=0.01
+    )
 
 
 @pytest.mark.parametrize("second", [False, True])
-def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_first(tmp_path: Path, second: bool) -> None:
+def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_first(
+    tmp_path: Path, second: bool
+) -> None:
     config = tiny(tmp_path, reward_norm=None, value_norm=ValueNormConfig())
     with open_run(config) as run:
         normalizer = run.agent.value_normalizer
@@ -616,16 +835,25 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
             run.learner.iteration += 1
         assert normalizer.moments.count == 32 * (1 + second)
         if second:  # the heads were rescaled: nothing that was said of the rollout has changed
-            assert torch.equal(rollout.value, values[0]) and torch.equal(rollout.value_target, target)
+            assert torch.equal(rollout.value, values[0]) and torch.equal(
+                rollout.value_target, target
+            )
             assert torch.equal(samples.advantage, expected.advantage)
         else:  # all that was said is read in the first targets' mean and deviation, and the targets follow from that
             mean, std = target.mean(), target.std(correction=0)
             torch.testing.assert_close(rollout.value, mean + std * values[0])
             torch.testing.assert_close(rollout.next_value, mean + std * values[1])
             compute_targets(rollout, rollout.reward, config.ppo)
-            assert torch.equal(samples.value_target, rollout.value_target) and not torch.equal(target, rollout.value_target)
+            assert torch.equal(samples.value_target, rollout.value_target) and not torch.equal(
+                target, rollout.value_target
+            )
         with torch.no_grad():
-            torch.testing.assert_close(run.agent.value(rollout.obs, rollout.first, rollout.state), rollout.value, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                run.agent.value(rollout.obs, rollout.first, rollout.state),
+                rollout.value,
+                rtol=1e-5,
+                atol=1e-6,
+            )
 
 
 def poison(network: nn.Module) -> None:
@@ -643,7 +871,9 @@ class Anything(gym.Env[np.ndarray, Any]):
     def __init__(self, space: gym.Space[Any], *, masked: bool = False) -> None:
         self.action_space, self.masked = space, masked
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         return np.zeros(2, np.float32), self.info()
 
     def info(self) -> dict[str, Any]:
@@ -664,24 +894,49 @@ SPACES: dict[str, gym.Space[Any]] = {
 
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
 @pytest.mark.parametrize("space", [*SPACES, "masked"])
-def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(tmp_path: Path, space: str, value_path: ValuePath) -> None:
+def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
+    tmp_path: Path, space: str, value_path: ValuePath
+) -> None:
     config = tiny(tmp_path, checkpoint=EVERY_ITERATION).changed({"model.value_path": value_path})
 
     def diverge(run: Run, record: dict[str, float]) -> None:
         assert run.iteration == 1, "an iteration with weights that are no numbers passed unseen"
         poison(run.agent.encoder)
 
-    wanted = "policy is finite" if value_path == "separate" else "policy( and the value function)? is finite"
-    with pytest.raises(ValueError, match=rf"training has diverged: not every number of the {wanted}.*ppo\.learning_rate.*max_grad_norm"):
-        train(config, make_env=lambda: Anything(SPACES.get(space, SPACES["discrete"]), masked=space == "masked"), on_iteration=diverge)
+    wanted = (
+        "policy is finite"
+        if value_path == "separate"
+        else "policy( and the value function)? is finite"
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"training has diverged: not every number of the {wanted}.*ppo\.learning_rate.*max_grad_norm",
+    ):
+        train(
+            config,
+            make_env=lambda: Anything(
+                SPACES.get(space, SPACES["discrete"]), masked=space == "masked"
+            ),
+            on_iteration=diverge,
+        )
 
 
 @pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"))]
+    "compiled",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+        ),
+    ],
 )
-def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoilt(tmp_path: Path, compiled: bool) -> None:
+def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoilt(
+    tmp_path: Path, compiled: bool
+) -> None:
     """In the last iteration too, after which nobody would look at the policy again."""
-    config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64).changed({"compute.compile": "on" if compiled else "off"})
+    config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64).changed(
+        {"compute.compile": "on" if compiled else "off"}
+    )
     weights: list[Tensor] = []
     with start_run(config, make_env=Corridor) as run:
 
@@ -693,10 +948,15 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
             return reward, record
 
         plain, run.learner.learning_reward = run.learner.learning_reward, rewards  # type: ignore[method-assign]
-        with pytest.raises(ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"):
+        with pytest.raises(
+            ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"
+        ):
             learn(run)
         assert run.iteration == 2 and all(map(torch.equal, run.agent.parameters(), weights))
-    assert [path.name for path in checkpoints(run.directory / "checkpoints")] == ["step-000000000000", "step-000000000032"]
+    assert [path.name for path in checkpoints(run.directory / "checkpoints")] == [
+        "step-000000000000",
+        "step-000000000032",
+    ]
 
 
 def test_weights_that_are_not_finite_do_not_take_the_place_of_good_ones(tmp_path: Path) -> None:
@@ -704,7 +964,9 @@ def test_weights_that_are_not_finite_do_not_take_the_place_of_good_ones(tmp_path
         run.save()
         good = (run.directory / "agent.safetensors").read_bytes()
         poison(run.agent.policy_head)
-        with pytest.raises(ValueError, match="diverged: not every number of the agent's weights is finite"):
+        with pytest.raises(
+            ValueError, match="diverged: not every number of the agent's weights is finite"
+        ):
             run.save()
     assert (run.directory / "agent.safetensors").read_bytes() == good
 
@@ -717,7 +979,9 @@ def test_so_does_a_value_function_of_its_own(tmp_path: Path) -> None:
             learn(run)
 
 
-def test_an_action_that_is_refused_for_another_reason_is_not_called_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_that_is_refused_for_another_reason_is_not_called_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_run(tiny(tmp_path)) as run:
         monkeypatch.setattr(run.agent.policy_head, "env_action", lambda action: action + 7)
         with pytest.raises(ValueError, match=r"is outside of 0 … 1"):
@@ -739,9 +1003,13 @@ def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path
         actions.append(run.buffer.rollouts.action[0].clone())
 
     run = train(config, make_env=corridor, mask_actions=forward_only, on_iteration=note)
-    assert all((batch == 1).all() for batch in actions[:2]) and any((batch == 0).any() for batch in actions[2:])
+    assert all((batch == 1).all() for batch in actions[:2]) and any(
+        (batch == 0).any() for batch in actions[2:]
+    )
     assert seen == [None] * 16
-    for path in sorted((run.directory / "checkpoints").iterdir())[2:]:  # before the first iteration, and after it
+    for path in sorted((run.directory / "checkpoints").iterdir())[
+        2:
+    ]:  # before the first iteration, and after it
         shutil.rmtree(path)
     with pytest.raises(ValueError, match="mask_actions="):
         resume(run.directory, make_env=corridor)

@@ -69,7 +69,9 @@ class ReplayableEnv(NumpyEnv, Protocol):
         """How the episode under way of each environment began, as JSON; None where that is not known."""
         ...
 
-    def replay(self, starts: list[Any], actions: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    def replay(
+        self, starts: list[Any], actions: list[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """In place of the first reset, begin these episodes and step through them.
 
         Args:
@@ -157,13 +159,19 @@ class Bridge:
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         """Play the episodes again, up to where they were; what they then show must be what they showed."""
         self._refuse_closed("load_state_dict")
-        assert self._episodes is not None and not self._is_reset, f"{self.name} cannot be brought back"
+        assert self._episodes is not None and not self._is_reset, (
+            f"{self.name} cannot be brought back"
+        )
         self._episodes.load(state["actions"].numpy(), state["lengths"].numpy())
-        obs, mask = cast(ReplayableEnv, self.backend).replay(state["starts"], self._episodes.of_each())
+        obs, mask = cast(ReplayableEnv, self.backend).replay(
+            state["starts"], self._episodes.of_each()
+        )
         self._is_reset = True
         same_mask = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not same_mask or not np.array_equal(obs, state["obs"].numpy()):
-            raise EnvError(f"{self.name}: the episodes under way, played again, do not lead to where they were")
+            raise EnvError(
+                f"{self.name}: the episodes under way, played again, do not lead to where they were"
+            )
         self._take_mask(mask)
         self._obs = obs
         return torch.from_numpy(obs)
@@ -179,7 +187,9 @@ class Bridge:
 
     def _refuse_closed(self, call: str) -> None:
         if self._is_closed:
-            raise EnvError(f"{self.name}: {call}() after close(); make new environments with make_envs")
+            raise EnvError(
+                f"{self.name}: {call}() after close(); make new environments with make_envs"
+            )
 
 
 class BatchReader:
@@ -192,7 +202,9 @@ class BatchReader:
             them.
     """
 
-    def __init__(self, name: str, observation_space: gym.Space[Any], num_envs: int, *, remedy: str) -> None:
+    def __init__(
+        self, name: str, observation_space: gym.Space[Any], num_envs: int, *, remedy: str
+    ) -> None:
         self.name, self.num_envs, self.remedy = name, num_envs, remedy
         self.num_steps = 0
         self.layout = ObservationLayout(observation_space)
@@ -216,4 +228,6 @@ class BatchReader:
         return reward
 
     def _refuse(self, what: str, call: str, index: int) -> NoReturn:
-        raise EnvError(f"{self.name}: environment {index} returned {what}, from {call}(), at step {self.num_steps}; {self.remedy}")
+        raise EnvError(
+            f"{self.name}: environment {index} returned {what}, from {call}(), at step {self.num_steps}; {self.remedy}"
+        )

@@ -86,7 +86,9 @@ class EnvPoolEnv:
         """Make the pool; `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name` is for messages."""
         family = task_families()[task_id]
         self._is_procgen = family == PROCGEN
-        self.exact_state: ExactState = "replay" if _can_be_replayed(family, options or {}) else "none"
+        self.exact_state: ExactState = (
+            "replay" if _can_be_replayed(family, options or {}) else "none"
+        )
         self._num_resets = np.zeros(num_envs, np.int64)
         envpool = import_envpool(procgen=self._is_procgen)
         self.name = name or f"envpool:{task_id}"
@@ -97,7 +99,11 @@ class EnvPoolEnv:
         self._actions = ActionLayout(self.action_space)
         before = thread_ids()
         self._pool: Any = envpool.make_gymnasium(
-            task_id, num_envs=num_envs, num_threads=num_threads, seed=env_seeds(seed, num_envs), **(options or {})
+            task_id,
+            num_envs=num_envs,
+            num_threads=num_threads,
+            seed=env_seeds(seed, num_envs),
+            **(options or {}),
         )
         made = thread_ids() - before
         self._worker = FollowingThreads(made) if num_threads == 1 and pin_threads else None
@@ -134,7 +140,10 @@ class EnvPoolEnv:
             # Since the pool's games do not reset themselves, `level_seed` is still that of the level
             # that was played, and `prev_level_complete` tells about it, at the step where it ended
             # only; after the reset both are gone.
-            extras = {"level_seed": info["level_seed"], "level_complete": (info["prev_level_complete"] != 0) & done}
+            extras = {
+                "level_seed": info["level_seed"],
+                "level_complete": (info["prev_level_complete"] != 0) & done,
+            }
         if done.any():
             final_obs, obs = obs, obs.copy()
             obs[done] = self._reader.obs(self._reset(done), "reset", np.flatnonzero(done))
@@ -151,7 +160,10 @@ class EnvPoolEnv:
         while (behind := self._num_resets < np.array(starts)).any():
             obs[behind] = self._reader.obs(self._reset(behind), "reset", np.flatnonzero(behind))
             self._num_resets[behind] += 1
-        dtype, lengths = self._pool.spec._action_spec[-1][0], np.array([len(taken) for taken in actions])
+        dtype, lengths = (
+            self._pool.spec._action_spec[-1][0],
+            np.array([len(taken) for taken in actions]),
+        )
         for t in range(lengths.max()):
             env_ids = np.flatnonzero(lengths > t).astype(np.int32)
             action = self._actions.unflatten(np.stack([actions[env][t] for env in env_ids]))
@@ -161,7 +173,9 @@ class EnvPoolEnv:
 
     def close(self) -> None:
         """Stop the pool's threads."""
-        self._pool = self._step = self._reset = None  # EnvPool's own close() leaves the threads running; they end with the pool
+        self._pool = self._step = self._reset = (
+            None  # EnvPool's own close() leaves the threads running; they end with the pool
+        )
 
 
 def _can_be_replayed(family: str, options: Mapping[str, Any]) -> bool:
@@ -175,7 +189,9 @@ _Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]
 """Steps all environments with actions; resets those of a mask `[B]` and returns their first observations."""
 
 
-_STATE_KEYS = frozenset({"obs", "reward", "done", "trunc", "terminated", "elapsed_step", "discount", "step_type"})
+_STATE_KEYS = frozenset(
+    {"obs", "reward", "done", "trunc", "terminated", "elapsed_step", "discount", "step_type"}
+)
 """What a step tells besides `info`, in the versions that were read; another key may change what one of these means."""
 
 _COMMON_READER = "envpool.python.gymnasium_envpool"
@@ -190,7 +206,9 @@ def _public_calls(pool: Any) -> _Calls:
 def _direct_calls(pool: Any, info: tuple[str, ...]) -> _Calls | None:
     """The same without EnvPool's Python layer; of what a step tells besides, only `info`. None where its arrays are not as known."""
     action_keys: Sequence[str] = getattr(pool.spec, "_action_keys", ())
-    place: dict[str, int] = {key: index for index, key in enumerate(getattr(pool, "_state_keys", ()))}
+    place: dict[str, int] = {
+        key: index for index, key in enumerate(getattr(pool, "_state_keys", ()))
+    }
     wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info))
     told = {key for key in place if not key.startswith("info:")}
     known_actions = tuple(action_keys[:2]) == ("env_id", "players.env_id") and len(action_keys) == 3
@@ -198,7 +216,11 @@ def _direct_calls(pool: Any, info: tuple[str, ...]) -> _Calls | None:
     known_answers = set(wanted) <= set(place) and told <= _STATE_KEYS and reader == _COMMON_READER
     if not known_actions or not known_answers:
         return None
-    dtype, places, terminated_at = pool.spec._action_spec[-1][0], [place[key] for key in wanted], place.get("terminated")
+    dtype, places, terminated_at = (
+        pool.spec._action_spec[-1][0],
+        [place[key] for key in wanted],
+        place.get("terminated"),
+    )
     env_ids = np.arange(pool.config["num_envs"], dtype=np.int32)
 
     def step(action: np.ndarray) -> tuple[Any, ...]:
@@ -229,7 +251,9 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
                 ensure_qt()
         import envpool
     except ModuleNotFoundError as error:
-        raise ImportError(f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'") from error
+        raise ImportError(
+            f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'"
+        ) from error
     if procgen:
         family = importlib.import_module(PROCGEN)
         # EnvPool keeps the failure if somebody imported it before Qt was there; importing the
@@ -246,7 +270,9 @@ def task_families() -> dict[str, str]:
     return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
 
 
-def task_spaces(task_id: str, options: dict[str, Any] | None = None) -> tuple[gym.Space[Any], gym.Space[Any]]:
+def task_spaces(
+    task_id: str, options: dict[str, Any] | None = None
+) -> tuple[gym.Space[Any], gym.Space[Any]]:
     """Observation and action space of a task as the adapter hands them out, without making environments.
 
     Raises:
@@ -256,7 +282,9 @@ def task_spaces(task_id: str, options: dict[str, Any] | None = None) -> tuple[gy
     with _quiet():
         spec = envpool.make_spec(task_id, **(options or {}))
         if spec.config.max_num_players != 1:
-            raise ValueError(f"envpool:{task_id} has {spec.config.max_num_players} players; only tasks of one player are supported")
+            raise ValueError(
+                f"envpool:{task_id} has {spec.config.max_num_players} players; only tasks of one player are supported"
+            )
         return as_float32(spec.gymnasium_observation_space), _counted(spec.gymnasium_action_space)
 
 
@@ -274,9 +302,13 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
         raise ValueError(
             f"{name}: env.options cannot set {key}; use --env.num-envs, --env.num-threads, --seed or --env.id for what they set"
         )
-    options = checked_options(name, given, {key: value for key, value in fields.items() if key not in NOT_OPTIONS})
+    options = checked_options(
+        name, given, {key: value for key, value in fields.items() if key not in NOT_OPTIONS}
+    )
     for key, value in options.items():
-        if type(value) is int and value <= 0 < fields[key]:  # no image or no-op at all is a segmentation fault
+        if (
+            type(value) is int and value <= 0 < fields[key]
+        ):  # no image or no-op at all is a segmentation fault
             raise ValueError(f"{name}: env.options has {key} = {value}; it must be above zero")
     return options
 

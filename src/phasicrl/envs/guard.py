@@ -19,7 +19,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.envs.interface import MASK, MASK_METHOD, Fault, Interface, MakeEnv, answer, interface_of
+from phasicrl.envs.interface import (
+    MASK,
+    MASK_METHOD,
+    Fault,
+    Interface,
+    MakeEnv,
+    answer,
+    interface_of,
+)
 from phasicrl.masks import find_blocked, flatten_mask
 from phasicrl.spaces import ActionLayout, ObservationLayout, choices, map_leaves
 
@@ -38,7 +46,10 @@ class GuardedEnv(gym.Env[Any, Any]):
     def __init__(self, make_env: MakeEnv, name: str, index: int, interface: Interface) -> None:
         """Guard environment `index`, which must have the given interface."""
         self._make_env, self._name, self._index, self._interface = make_env, name, index, interface
-        self._layout, self._actions = ObservationLayout(interface.observation_space), ActionLayout(interface.action_space)
+        self._layout, self._actions = (
+            ObservationLayout(interface.observation_space),
+            ActionLayout(interface.action_space),
+        )
         self._widths = choices(interface.action_space)
         self.observation_space = _any_array(self._layout.shape, self._layout.dtype)
         self.action_space = _any_array(self._actions.shape, self._actions.dtype)
@@ -48,7 +59,9 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._generator: Any = None  # its state when the episode began; None if a seed began it
         self._place: tuple[np.ndarray, dict[str, Any]] | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Reset, making the environment if that was not done."""
         try:
             if self._env is None:
@@ -66,13 +79,21 @@ class GuardedEnv(gym.Env[Any, Any]):
         try:
             if self._env is None:
                 raise Fault("was called before reset()")
-            own_action = map_leaves(self._interface.action_space, lambda batch: batch[0], self._actions.unflatten(np.asarray(action)[None]))
-            result = answer(self._env.step(own_action), "(obs, reward, terminated, truncated, info)")
+            own_action = map_leaves(
+                self._interface.action_space,
+                lambda batch: batch[0],
+                self._actions.unflatten(np.asarray(action)[None]),
+            )
+            result = answer(
+                self._env.step(own_action), "(obs, reward, terminated, truncated, info)"
+            )
             obs, reward, terminated, truncated, info = result
             if not math.isfinite(reward):
                 raise Fault(f"returned the reward {reward}")
             if terminated not in (False, True) or truncated not in (False, True):
-                raise Fault(f"returned terminated = {terminated!r} and truncated = {truncated!r}; True or False was expected")
+                raise Fault(
+                    f"returned terminated = {terminated!r} and truncated = {truncated!r}; True or False was expected"
+                )
             # Nobody acts on the last observation of an episode, and often nothing is allowed there.
             mask = {} if terminated or truncated else self._mask(obs, info)
             return self._stored(obs), float(reward), bool(terminated), bool(truncated), mask
@@ -105,7 +126,9 @@ class GuardedEnv(gym.Env[Any, Any]):
         obs, info = self.reset(seed=start["seed"])
         try:
             if "state" in start and self._env is not None:
-                its_obs, its_info = answer(self._env.get_wrapper_attr("set_state")(start["state"]), "(obs, info)")
+                its_obs, its_info = answer(
+                    self._env.get_wrapper_attr("set_state")(start["state"]), "(obs, info)"
+                )
                 self._place = self._stored(its_obs), self._mask(its_obs, its_info)
                 return
             if start["generator"] is not None and self._env is not None:
@@ -137,13 +160,17 @@ class GuardedEnv(gym.Env[Any, Any]):
             expected = replace(expected, mask_source=None)
         made = interface_of(self._name, env)
         if made != expected:
-            raise Fault(f"made an environment with other spaces, {made}, than the first one's, {expected}")
+            raise Fault(
+                f"made an environment with other spaces, {made}, than the first one's, {expected}"
+            )
         return env
 
     def _stored(self, obs: Any) -> np.ndarray:
         """A copy of an observation as it is stored."""
         try:
-            stored = self._layout.pack(map_leaves(self._interface.observation_space, _batch_of_one, obs), 1)
+            stored = self._layout.pack(
+                map_leaves(self._interface.observation_space, _batch_of_one, obs), 1
+            )
         except ValueError as error:
             raise Fault(f"returned {error}") from None
         fault = self._layout.find_fault(stored)
@@ -162,7 +189,9 @@ class GuardedEnv(gym.Env[Any, Any]):
         else:
             holder = obs if source == "observation" else info
             if not isinstance(holder, Mapping) or MASK not in holder:
-                raise Fault(f"returned no {MASK!r} in its {source}, where it had one at first", remedy)
+                raise Fault(
+                    f"returned no {MASK!r} in its {source}, where it had one at first", remedy
+                )
             given = holder[MASK]
         try:
             mask = flatten_mask(self._interface.action_space, given)
@@ -170,7 +199,9 @@ class GuardedEnv(gym.Env[Any, Any]):
             raise Fault(f"gave {error}", remedy) from None
         blocked = find_blocked(self._widths, mask[None])
         if blocked is not None:
-            raise Fault(f"gave an action mask that allows nothing in component {blocked[1]}: {mask}", remedy)
+            raise Fault(
+                f"gave an action mask that allows nothing in component {blocked[1]}: {mask}", remedy
+            )
         return {MASK: mask}
 
     def _blank_obs(self) -> np.ndarray:
@@ -190,7 +221,9 @@ class GuardedEnv(gym.Env[Any, Any]):
 def _generator_state(env: gym.Env[Any, Any]) -> Any:
     """The state of Gymnasium's generator; one of another kind is returned itself."""
     generator: Any = env.unwrapped.np_random
-    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator
+    return (
+        generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator
+    )
 
 
 def _batch_of_one(value: Any) -> np.ndarray:
@@ -203,5 +236,7 @@ def _batch_of_one(value: Any) -> np.ndarray:
 
 def _any_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> gym.spaces.Box:
     """A space of all arrays of a shape and dtype."""
-    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    low, high = (
+        (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    )
     return gym.spaces.Box(low, high, shape, dtype.type)

@@ -67,16 +67,24 @@ class GymnasiumEnv:
             ImportError: it, or Gymnasium's vector environment, needs a package that is missing.
         """
         if not hasattr(gym.vector, "AutoresetMode"):
-            raise ImportError(f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'")
+            raise ImportError(
+                f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'"
+            )
         self.name, self.num_envs = name, num_envs
         self.exact_state: ExactState = "replay"
         interface = replace(probe(name, make_env), reads_masks=action_masks)
-        self.observation_space, self.action_space = interface.observation_space, interface.action_space
+        self.observation_space, self.action_space = (
+            interface.observation_space,
+            interface.action_space,
+        )
         self.has_masks = interface.mask_source is not None
         self.mask_size = sum(choices(self.action_space)) if self.has_masks and action_masks else 0
         if parallel == "processes":
             refuse_unsendable(name, make_env)
-        makers = [functools.partial(GuardedEnv, make_env, name, index, interface) for index in range(num_envs)]
+        makers = [
+            functools.partial(GuardedEnv, make_env, name, index, interface)
+            for index in range(num_envs)
+        ]
         mode = gym.vector.AutoresetMode.SAME_STEP
         self._vector: SyncVectorEnv | ProcessVectorEnv = (
             ProcessVectorEnv(makers, name, step_seconds, reset_seconds)
@@ -84,16 +92,25 @@ class GymnasiumEnv:
             else SyncVectorEnv(makers, autoreset_mode=mode)  # type: ignore[arg-type]
         )
         if self._vector.metadata.get("autoreset_mode") != mode:
-            raise EnvError(f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; install a tested version")
-        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))  # None once they were given
+            raise EnvError(
+                f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; install a tested version"
+            )
+        self._seeds: list[int | None] | None = list(
+            env_seeds(seed, num_envs)
+        )  # None once they were given
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Start every environment anew; seeds are given the first time only."""
         obs, info = self._vector.reset(seed=self._seeds)
         self._seeds = None
         _raise_fault(info)
-        if isinstance(self._vector, SyncVectorEnv) and len({id(guard.unwrapped) for guard in self._vector.envs}) < self.num_envs:
-            raise ValueError(f"{self.name}: make_env returned the same environment twice; make a new one in it at each call")
+        if (
+            isinstance(self._vector, SyncVectorEnv)
+            and len({id(guard.unwrapped) for guard in self._vector.envs}) < self.num_envs
+        ):
+            raise ValueError(
+                f"{self.name}: make_env returned the same environment twice; make a new one in it at each call"
+            )
         return obs, self._mask(info)
 
     def step(self, action: np.ndarray) -> NumpyStep:
@@ -103,14 +120,18 @@ class GymnasiumEnv:
         done, final_obs = terminated | truncated, None
         if done.any():
             final_obs = obs.copy()
-            final_obs[done] = np.stack(info["final_obs"][done]).reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
+            final_obs[done] = np.stack(info["final_obs"][done]).reshape(
+                -1, *obs.shape[1:]
+            )  # Gymnasium unwraps `[1]`
         return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), {})
 
     def starts(self) -> list[str | None]:
         """The seed, or the state of the generator, with which each environment began its episode."""
         return list(self._vector.get_attr("start"))
 
-    def replay(self, starts: list[Any], actions: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    def replay(
+        self, starts: list[Any], actions: list[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Begin these episodes, and take the actions."""
         self._seeds = None
         self._vector.set_attr("place", list(zip(starts, actions, strict=True)))
@@ -128,7 +149,9 @@ class GymnasiumEnv:
         """The masks `[B, mask_size]` of the observations that are returned."""
         if not self.mask_size:
             return None
-        assert info[f"_{MASK}"].all(), f"{self.name}: guards {np.flatnonzero(~info[f'_{MASK}'])} gave no mask"
+        assert info[f"_{MASK}"].all(), (
+            f"{self.name}: guards {np.flatnonzero(~info[f'_{MASK}'])} gave no mask"
+        )
         return info[MASK]
 
 
@@ -159,7 +182,9 @@ def made_by_id(name: str, options: Mapping[str, OptionValue] | None = None) -> M
         raise ValueError(f"Gymnasium does not find {name!r}: {error}") from error
     # By its spec, since a process of its own does not know what was registered here. Our guard
     # checks more than Gymnasium's checker.
-    return functools.partial(gym.make, spec, disable_env_checker=True, **options_for(spec, options or {}))
+    return functools.partial(
+        gym.make, spec, disable_env_checker=True, **options_for(spec, options or {})
+    )
 
 
 def import_module_of(name: str) -> None:
@@ -189,11 +214,25 @@ def options_for(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, An
         return {}
     name = f"gymnasium:{spec.id}"
     try:
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point or "")
+        creator = (
+            spec.entry_point
+            if callable(spec.entry_point)
+            else load_env_creator(spec.entry_point or "")
+        )
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ImportError(f"{name} needs a package that is not installed: {error}") from error
     parameters = inspect.signature(creator).parameters.values()
-    named = [part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY) and part.name != "render_mode"]
+    named = [
+        part
+        for part in parameters
+        if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)
+        and part.name != "render_mode"
+    ]
     takes = {part.name: None if part.default is part.empty else part.default for part in named}
     limit = {"max_episode_steps": spec.max_episode_steps or -1}
-    return checked_options(name, given, takes | spec.kwargs | limit, takes_more=any(part.kind is part.VAR_KEYWORD for part in parameters))
+    return checked_options(
+        name,
+        given,
+        takes | spec.kwargs | limit,
+        takes_more=any(part.kind is part.VAR_KEYWORD for part in parameters),
+    )

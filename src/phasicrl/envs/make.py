@@ -13,7 +13,14 @@ import gymnasium as gym
 from phasicrl.config import EnvConfig, Options, Task, refuse_idle_env
 from phasicrl.config_io import nearest_name
 from phasicrl.envs.bridge import Bridge
-from phasicrl.envs.envpool import OF_TRAINING, PROCGEN, EnvPoolEnv, task_families, task_options, task_spaces
+from phasicrl.envs.envpool import (
+    OF_TRAINING,
+    PROCGEN,
+    EnvPoolEnv,
+    task_families,
+    task_options,
+    task_spaces,
+)
 from phasicrl.envs.gymnasium import GymnasiumEnv, import_module_of, made_by_id
 from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
@@ -81,14 +88,24 @@ def make_envs(
         raise
 
 
-def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: MakeEnv | None) -> VectorEnv:
+def _make_whole(
+    config: EnvConfig, *, seed: int, num_envs: int, make_env: MakeEnv | None
+) -> VectorEnv:
     """The environments with everything there is to see."""
     if make_env is not None:
-        return _gymnasium(make_env, config, Task(name=config.id, backend="own"), num_envs=num_envs, seed=seed)
+        return _gymnasium(
+            make_env, config, Task(name=config.id, backend="own"), num_envs=num_envs, seed=seed
+        )
     backend, name = resolve(config.id)
     env_id = f"{backend}:{name}"
     if backend == "gymnasium":
-        return _gymnasium(made_by_id(name, config.options), config, Task(name=env_id, backend=backend), num_envs=num_envs, seed=seed)
+        return _gymnasium(
+            made_by_id(name, config.options),
+            config,
+            Task(name=env_id, backend=backend),
+            num_envs=num_envs,
+            seed=seed,
+        )
     refuse_idle_env(config, Task(name=env_id, backend=backend, has_masks=False))
     if backend == "procgen":
         task_id, options = procgen_task(name, config), procgen_options(name, config)
@@ -100,24 +117,42 @@ def _make_whole(config: EnvConfig, *, seed: int, num_envs: int, make_env: MakeEn
     num_threads = min(config.num_threads or (1 if quick else num_cores()), num_envs)
     try:
         pool = EnvPoolEnv(
-            task_id, num_envs=num_envs, seed=seed, num_threads=num_threads, pin_threads=config.pin_threads, options=options, name=env_id
+            task_id,
+            num_envs=num_envs,
+            seed=seed,
+            num_threads=num_threads,
+            pin_threads=config.pin_threads,
+            options=options,
+            name=env_id,
         )
     except (RuntimeError, TypeError) as error:  # EnvPool's word for a value that it cannot use
         if not config.options:
             raise
-        raise ValueError(f"{env_id}: EnvPool does not take env.options {dict(config.options)}: {str(error).splitlines()[0]}") from error
+        raise ValueError(
+            f"{env_id}: EnvPool does not take env.options {dict(config.options)}: {str(error).splitlines()[0]}"
+        ) from error
     return Bridge(pool)
 
 
-def _own_vector(make_vector_env: MakeVectorEnv, config: EnvConfig, *, num_envs: int, seed: int) -> VectorEnv:
+def _own_vector(
+    make_vector_env: MakeVectorEnv, config: EnvConfig, *, num_envs: int, seed: int
+) -> VectorEnv:
     """A vector environment of a user's own."""
     task = Task(name=config.id, backend="vector")
     refuse_idle_env(config, task)
-    envs = OwnVectorEnv(make_vector_env, num_envs=num_envs, seed=seed, name=task.name, action_masks=config.action_masks)
+    envs = OwnVectorEnv(
+        make_vector_env,
+        num_envs=num_envs,
+        seed=seed,
+        name=task.name,
+        action_masks=config.action_masks,
+    )
     return _checked(envs, config, task)
 
 
-def _gymnasium(make_env: MakeEnv, config: EnvConfig, task: Task, *, num_envs: int, seed: int) -> VectorEnv:
+def _gymnasium(
+    make_env: MakeEnv, config: EnvConfig, task: Task, *, num_envs: int, seed: int
+) -> VectorEnv:
     """Environments of Gymnasium's, as `config` wants them."""
     refuse_idle_env(config, task)
     envs = GymnasiumEnv(
@@ -140,7 +175,12 @@ def for_evaluation(config: EnvConfig) -> EnvConfig:
     """The same environments as they are evaluated: whole games, in their own reward."""
     if not any(key in OF_TRAINING for key in config.options) or resolve(config.id)[0] != "envpool":
         return config
-    return replace(config, options=Options({key: value for key, value in config.options.items() if key not in OF_TRAINING}))
+    return replace(
+        config,
+        options=Options(
+            {key: value for key, value in config.options.items() if key not in OF_TRAINING}
+        ),
+    )
 
 
 def resolve(env_id: str) -> tuple[Backend, str]:
@@ -161,7 +201,9 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     if prefix == "procgen":
         game = name.lower()
         if game not in GAMES:
-            raise ValueError(f"Procgen has no game {name!r}{nearest_name(name, GAMES)}; its games: {', '.join(GAMES)}")
+            raise ValueError(
+                f"Procgen has no game {name!r}{nearest_name(name, GAMES)}; its games: {', '.join(GAMES)}"
+            )
         return "procgen", game
     if prefix == "envpool":
         return _resolve_envpool(name)
@@ -186,7 +228,9 @@ def list_envs(pattern: str = "*") -> list[EnvListing]:
         pattern: Part of a name, or a pattern with * and ?; upper and lower case are the same.
     """
     wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
-    found = [listing for listing in _all_listings() if fnmatch.fnmatchcase(listing.id.lower(), wanted)]
+    found = [
+        listing for listing in _all_listings() if fnmatch.fnmatchcase(listing.id.lower(), wanted)
+    ]
     return [_with_spaces(listing) for listing in found] if len(found) <= SPACES_LISTED else found
 
 
@@ -200,18 +244,26 @@ def _resolve_bare(name: str) -> tuple[Backend, str]:
     if name in gym.registry:
         return "gymnasium", name
     known = [*GAMES, *in_envpool, *gym.registry]
-    missing = "" if _has_envpool() else " (EnvPool is not installed: pip install 'phasicrl[procgen]')"
-    raise ValueError(f"unknown environment {name!r}{nearest_name(name, known)}; `phasicrl envs` lists what can be trained{missing}")
+    missing = (
+        "" if _has_envpool() else " (EnvPool is not installed: pip install 'phasicrl[procgen]')"
+    )
+    raise ValueError(
+        f"unknown environment {name!r}{nearest_name(name, known)}; `phasicrl envs` lists what can be trained{missing}"
+    )
 
 
 def _resolve_envpool(name: str) -> tuple[Backend, str]:
     """Look an id up in EnvPool, whose Procgen tasks have one way of being named here."""
     tasks = task_families()
     if name not in tasks:
-        raise ValueError(f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; `phasicrl envs envpool:` lists them")
+        raise ValueError(
+            f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; `phasicrl envs envpool:` lists them"
+        )
     if tasks[name] == PROCGEN:
         game, distribution = split_task_id(name)
-        raise ValueError(f"{name!r} is a game of Procgen; write procgen:{game} with env.distribution {distribution}")
+        raise ValueError(
+            f"{name!r} is a game of Procgen; write procgen:{game} with env.distribution {distribution}"
+        )
     return "envpool", name
 
 
@@ -230,7 +282,11 @@ def _all_listings() -> Iterator[EnvListing]:
     for game in GAMES:
         modes = distributions(game, tasks or None)
         needs = "" if tasks else "; needs pip install 'phasicrl[procgen]'"
-        yield EnvListing(f"procgen:{game}", "procgen", f"Procgen, 64 × 64 images, 15 actions; levels: {', '.join(modes)}{needs}")
+        yield EnvListing(
+            f"procgen:{game}",
+            "procgen",
+            f"Procgen, 64 × 64 images, 15 actions; levels: {', '.join(modes)}{needs}",
+        )
     for task_id, family in sorted(tasks.items()):
         if family != PROCGEN:
             kind = family.removeprefix("envpool.").replace("_", " ").replace(".", ", ")
@@ -247,9 +303,17 @@ def _with_spaces(listing: EnvListing) -> EnvListing:
     try:
         observation_space, action_space = task_spaces(listing.id.removeprefix("envpool:"))
         check_spaces(listing.id, observation_space, action_space)
-    except Exception as error:  # not supported, or whatever a family's C++ says when its files are missing
-        return replace(listing, description=f"{listing.description}; cannot be trained here: {str(error).splitlines()[0]}")
-    return replace(listing, description=f"{listing.description}; {_short(observation_space)} → {_short(action_space)}")
+    except (
+        Exception
+    ) as error:  # not supported, or whatever a family's C++ says when its files are missing
+        return replace(
+            listing,
+            description=f"{listing.description}; cannot be trained here: {str(error).splitlines()[0]}",
+        )
+    return replace(
+        listing,
+        description=f"{listing.description}; {_short(observation_space)} → {_short(action_space)}",
+    )
 
 
 def _short(space: gym.Space[Any]) -> str:
@@ -260,4 +324,8 @@ def _short(space: gym.Space[Any]) -> str:
         return f"Tuple({', '.join(map(_short, space.spaces))})"
     if isinstance(space, gym.spaces.Box):
         return f"Box {' × '.join(map(str, space.shape)) or 'scalar'} {space.dtype}"
-    return f"MultiDiscrete({space.nvec.tolist()})" if isinstance(space, gym.spaces.MultiDiscrete) else str(space)
+    return (
+        f"MultiDiscrete({space.nvec.tolist()})"
+        if isinstance(space, gym.spaces.MultiDiscrete)
+        else str(space)
+    )

@@ -43,8 +43,12 @@ GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 """What EnvPool 1.2.7 is linked with, and the functions that it looks up at once when it is loaded (`nm -D --undefined-only`)."""
 
-QT_REMEDIES = "pip install PyQt5-Qt5   (or: apt install libqt5gui5, or: conda install -c conda-forge qt-main)"
-GRAPHICS_REMEDIES = "apt install libegl1 libopengl0   (or: conda install -c conda-forge libegl libopengl)"
+QT_REMEDIES = (
+    "pip install PyQt5-Qt5   (or: apt install libqt5gui5, or: conda install -c conda-forge qt-main)"
+)
+GRAPHICS_REMEDIES = (
+    "apt install libegl1 libopengl0   (or: conda install -c conda-forge libegl libopengl)"
+)
 
 
 @functools.cache
@@ -62,7 +66,9 @@ def ensure_qt() -> QtSource:
         return "system"
     folder = _wheel_folder()
     if folder is None:
-        raise ImportError(f"Procgen draws with Qt 5, and neither the system nor the package PyQt5-Qt5 provides it here; {QT_REMEDIES}")
+        raise ImportError(
+            f"Procgen draws with Qt 5, and neither the system nor the package PyQt5-Qt5 provides it here; {QT_REMEDIES}"
+        )
     if all(_loads(str(folder / name)) for name in QT_LIBRARIES):
         return "wheel"
     load_with_stand_ins(folder)
@@ -117,8 +123,8 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     size = strings_at + len(strings)
     code_at, code = -(-size // page) * page, b"\x31\xc0\xc3"  # xor eax, eax; ret
     # DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME, DT_NULL
-    entries = ((4, hash_at), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, 24), (14, name_at[0]), (0, 0))
-    dynamic = b"".join(struct.pack("<QQ", tag, value) for tag, value in entries)
+    entries = (4, hash_at, 5, strings_at, 6, symbols_at, 10, len(strings), 11, 24, 14, name_at[0])
+    dynamic = struct.pack("<14Q", *entries, 0, 0)
     # One bucket with all symbols in a chain, so that names are compared and never hashed: 1 → 2 → …
     # → 0, the end.
     count = len(functions)
@@ -126,24 +132,30 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     table = struct.pack(f"<{4 + count}I", 1, 1 + count, 1 if functions else 0, *chain)
     # Each a global function of the first section (any number but 0, which is "undefined") at the
     # one piece of code.
-    symbols = bytes(24) + b"".join(struct.pack("<IBBHQQ", at, 0x12, 0, 1, code_at, len(code)) for at in name_at[1:])
+    symbols = bytes(24)
+    for at in name_at[1:]:
+        symbols += struct.pack("<IBBHQQ", at, 0x12, 0, 1, code_at, len(code))
+    # PT_LOAD to read and write (older glibc relocates the dynamic section in place), PT_DYNAMIC,
+    # and PT_GNU_STACK without "execute": its absence would ask for an executable stack.
     segments = [
-        (1, 6, 0, size, page),  # PT_LOAD, read and write: older glibc relocates the dynamic section in place
-        (2, 6, dynamic_at, len(dynamic), 8),  # PT_DYNAMIC
-        (0x6474E551, 6, 0, 0, 16),  # PT_GNU_STACK without "execute": its absence would ask for an executable stack
+        (1, 6, 0, size, page),
+        (2, 6, dynamic_at, len(dynamic), 8),
+        (0x6474E551, 6, 0, 0, 16),
     ]
-    if functions:
-        segments.insert(1, (1, 5, code_at, len(code), page))  # PT_LOAD, read and execute, never written
+    if functions:  # PT_LOAD to read and execute, never written
+        segments.insert(1, (1, 5, code_at, len(code), page))
     headers = b"".join(
-        struct.pack("<IIQQQQQQ", kind, flags, at, at, at, length, length, align) for kind, flags, at, length, align in segments
+        struct.pack("<IIQQQQQQ", kind, flags, at, at, at, length, length, align)
+        for kind, flags, at, length, align in segments
     )
     identity = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
-    header = identity + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, num_segments, 64, 0, 0)
-    parts = {0: header + headers, dynamic_at: dynamic, hash_at: table, symbols_at: symbols, strings_at: strings}
-    if functions:
-        parts[code_at] = code
+    header = identity + struct.pack(
+        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, num_segments, 64, 0, 0
+    )
+    parts = [(0, header + headers), (dynamic_at, dynamic), (hash_at, table)]
+    parts += [(symbols_at, symbols), (strings_at, strings)]
     library = bytearray()
-    for at, part in parts.items():
+    for at, part in [*parts, (code_at, code)] if functions else parts:
         library = library.ljust(at, b"\0") + part
     return bytes(library)
 

@@ -9,7 +9,13 @@ from phasicrl.config import OptionValue
 from phasicrl.config_io import nearest_name
 
 
-def checked_options(name: str, given: Mapping[str, OptionValue], takes: Mapping[str, Any], *, takes_more: bool = False) -> dict[str, Any]:
+def checked_options(
+    name: str,
+    given: Mapping[str, OptionValue],
+    takes: Mapping[str, Any],
+    *,
+    takes_more: bool = False,
+) -> dict[str, Any]:
     """The options that were given, each in the type of its default.
 
     Args:
@@ -23,22 +29,33 @@ def checked_options(name: str, given: Mapping[str, OptionValue], takes: Mapping[
     """
     for key in given:
         if key not in takes and not takes_more:
-            known = ", ".join(f"{option}={default}" for option, default in sorted(takes.items())) or "none at all"
-            raise ValueError(f"{name} has no option {key!r}{nearest_name(key, takes)} (env.options); with their defaults it has: {known}")
+            known = (
+                ", ".join(f"{option}={default}" for option, default in sorted(takes.items()))
+                or "none at all"
+            )
+            raise ValueError(
+                f"{name} has no option {key!r}{nearest_name(key, takes)} (env.options); with their defaults it has: {known}"
+            )
     return {key: _as_default(name, key, value, takes.get(key)) for key, value in given.items()}
 
 
 def _as_default(name: str, key: str, value: OptionValue, default: Any) -> Any:
     """One value in the type of its default."""
     if not isinstance(default, bool | int | float | str | None):
-        raise ValueError(f"{name}: env.options cannot set {key}, which is {default!r}; make the environment yourself, with make_env")
+        raise ValueError(
+            f"{name}: env.options cannot set {key}, which is {default!r}; make the environment yourself, with make_env"
+        )
     kind = type(default)
     read = value if not isinstance(value, str) or kind is str else _read(value, kind)
     if kind is float and isinstance(read, int) and not isinstance(read, bool):
         read = float(read)
     if default is not None and type(read) is not kind:
-        wanted = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}[kind]
-        raise ValueError(f"{name}: env.options has {key} = {value!r}; {wanted} was expected (its default is {default!r})")
+        wanted = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}[
+            kind
+        ]
+        raise ValueError(
+            f"{name}: env.options has {key} = {value!r}; {wanted} was expected (its default is {default!r})"
+        )
     return read
 
 

@@ -35,22 +35,36 @@ STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
 class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
     """Gymnasium's environments in processes, with deadlines and with words for the death of one."""
 
-    def __init__(self, makers: Sequence[MakeEnv], name: str, step_seconds: float, reset_seconds: float) -> None:
+    def __init__(
+        self, makers: Sequence[MakeEnv], name: str, step_seconds: float, reset_seconds: float
+    ) -> None:
         """Start one process for each maker, on the cores that this process may use."""
         self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
         # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at
         # that moment.
-        context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        context = (
+            "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        )
         try:
             super().__init__(
-                [functools.partial(_made_in_its_process, maker, os.getpid(), usable_cores()) for maker in makers],
+                [
+                    functools.partial(_made_in_its_process, maker, os.getpid(), usable_cores())
+                    for maker in makers
+                ],
                 context=context,
                 autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
             )
-        except (EOFError, ConnectionError) as error:  # from Python 3.14 on the server that forks them tells it first, and dies with them
-            raise EnvError(f"{name}: the process of environment 0 died in its start ({type(error).__name__}); {START_REMEDY}") from None
+        except (
+            EOFError,
+            ConnectionError,
+        ) as error:  # from Python 3.14 on the server that forks them tells it first, and dies with them
+            raise EnvError(
+                f"{name}: the process of environment 0 died in its start ({type(error).__name__}); {START_REMEDY}"
+            ) from None
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset all, within the deadline."""
         with self._watched("reset()", self._reset_seconds):
             self.reset_async(seed=seed, options=options)
@@ -88,7 +102,16 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         atexit.register(self._at_exit)
         with self._watched("its start", self._reset_seconds):
             for pipe in self.parent_pipes:
-                pipe.send(("_check_spaces", (self.observation_mode, self.single_observation_space, self.single_action_space)))
+                pipe.send(
+                    (
+                        "_check_spaces",
+                        (
+                            self.observation_mode,
+                            self.single_observation_space,
+                            self.single_action_space,
+                        ),
+                    )
+                )
             deadline = time.monotonic() + self._reset_seconds
             for pipe in self.parent_pipes:
                 if not pipe.poll(max(0.0, deadline - time.monotonic())):
@@ -115,17 +138,26 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             index, how = self._who_died()
             self._end()
             remedy = (
-                START_REMEDY if call == "its start" else "if it printed nothing above, memory may have run out: take fewer environments"
+                START_REMEDY
+                if call == "its start"
+                else "if it printed nothing above, memory may have run out: take fewer environments"
             )
-            raise EnvError(f"{self._name}: the process of environment {index} died in {call} ({how}); {remedy}") from None
+            raise EnvError(
+                f"{self._name}: the process of environment {index} died in {call} ({how}); {remedy}"
+            ) from None
 
     def _who_died(self) -> tuple[int, str]:
         """Index of a dead process, and how it ended."""
-        multiprocessing.connection.wait([process.sentinel for process in self.processes], timeout=CLOSE_SECONDS)
+        multiprocessing.connection.wait(
+            [process.sentinel for process in self.processes], timeout=CLOSE_SECONDS
+        )
         for index, process in enumerate(self.processes):
             code = process.exitcode
             if code is not None:
-                return index, f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                return (
+                    index,
+                    f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}",
+                )
         return 0, "it closed its pipe"
 
     def _end(self) -> None:
@@ -152,13 +184,17 @@ def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.En
     Gymnasium calls this in the trainer's process `parent` too, which is left as it is.
     """
     if os.getpid() != parent:
-        place({0}, cores)  # inherited is the place of the thread that started it, which OpenMP may have bound to a single core
+        place(
+            {0}, cores
+        )  # inherited is the place of the thread that started it, which OpenMP may have bound to a single core
         # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to
         # save and then ends us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if hasattr(faulthandler, "register"):
-            faulthandler.register(signal.SIGUSR1)  # asked for by `ProcessVectorEnv` when an environment hangs
+            faulthandler.register(
+                signal.SIGUSR1
+            )  # asked for by `ProcessVectorEnv` when an environment hangs
     return maker()
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import gymnasium as gym
 
-if TYPE_CHECKING:  # the processes of environments import this file, and would each wait for torch and hold it
+if (
+    TYPE_CHECKING
+):  # the processes of environments import this file, and would each wait for torch and hold it
     import torch
     from torch import Tensor
 

@@ -46,7 +46,10 @@ class EpisodeActions:
 
     def of_each(self) -> list[np.ndarray]:
         """The actions of each environment's episode `[L, …]`, oldest first."""
-        return [self._rows[self._end - length : self._end, env] for env, length in enumerate(self._lengths.tolist())]
+        return [
+            self._rows[self._end - length : self._end, env]
+            for env, length in enumerate(self._lengths.tolist())
+        ]
 
     def _make_room(self) -> None:
         """Drop what is older than every episode; twice the room, if that is less than half."""

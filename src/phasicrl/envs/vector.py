@@ -33,7 +33,15 @@ MakeVectorEnv = Callable[[int], "gym.vector.VectorEnv[Any, Any, Any]"]
 """Makes a vector environment of so many environments."""
 
 REMEDY = "repair the vector environment"
-WANTED = ("num_envs", "single_observation_space", "single_action_space", "metadata", "reset", "step", "close")
+WANTED = (
+    "num_envs",
+    "single_observation_space",
+    "single_action_space",
+    "metadata",
+    "reset",
+    "step",
+    "close",
+)
 """What is used of Gymnasium's interface."""
 
 
@@ -43,7 +51,15 @@ class OwnVectorEnv:
     It is reset when it is made, to see whether `info` holds masks; the first `reset` returns that.
     """
 
-    def __init__(self, make_vector_env: MakeVectorEnv, *, num_envs: int, seed: int, name: str, action_masks: bool = True) -> None:
+    def __init__(
+        self,
+        make_vector_env: MakeVectorEnv,
+        *,
+        num_envs: int,
+        seed: int,
+        name: str,
+        action_masks: bool = True,
+    ) -> None:
         """Make it; without `action_masks` its masks are left unread.
 
         Raises:
@@ -57,7 +73,10 @@ class OwnVectorEnv:
         self._mode = _autoreset_mode(name, self._vector)
         self._space = self._vector.single_observation_space
         interface = interface_of_spaces(name, self._space, self._vector.single_action_space)
-        self.observation_space, self.action_space = interface.observation_space, interface.action_space
+        self.observation_space, self.action_space = (
+            interface.observation_space,
+            interface.action_space,
+        )
         check_spaces(name, self.observation_space, self.action_space)
         self._actions, self._widths = ActionLayout(self.action_space), choices(self.action_space)
         self._reader = BatchReader(name, self.observation_space, num_envs, remedy=REMEDY)
@@ -77,21 +96,30 @@ class OwnVectorEnv:
 
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; reset what ended."""
-        obs, reward, terminated, truncated, info = self._call("step", self._actions.unflatten(action))
+        obs, reward, terminated, truncated, info = self._call(
+            "step", self._actions.unflatten(action)
+        )
         self._reader.num_steps += 1
         stored = self._reader.obs(obs, "step").copy()
         reward = self._reader.reward(self._row("rewards", reward, np.float32))
-        terminated, truncated = self._row("terminated", terminated, np.bool_), self._row("truncated", truncated, np.bool_)
+        terminated, truncated = (
+            self._row("terminated", terminated, np.bool_),
+            self._row("truncated", truncated, np.bool_),
+        )
         ended, final_obs = terminated | truncated, None
         if not ended.any():
             mask = self._mask(obs, info)
         elif self._mode is AutoresetMode.SAME_STEP:
             final_obs, mask = stored.copy(), self._mask(obs, info)
-            final_obs[ended] = self._reader.obs(self._final(info, ended), "step", np.flatnonzero(ended))
+            final_obs[ended] = self._reader.obs(
+                self._final(info, ended), "step", np.flatnonzero(ended)
+            )
         else:
             final_obs, mask = stored, self._mask(obs, info, of=~ended)
             obs, info = self._reset_alone(ended, stored)
-            stored = np.where(ended.reshape(-1, *[1] * (stored.ndim - 1)), self._reader.obs(obs, "reset"), stored)
+            stored = np.where(
+                ended.reshape(-1, *[1] * (stored.ndim - 1)), self._reader.obs(obs, "reset"), stored
+            )
             first_mask = self._mask(obs, info, of=ended)
             if mask is not None and first_mask is not None:
                 mask[ended] = first_mask[ended]
@@ -108,26 +136,42 @@ class OwnVectorEnv:
         try:
             result = getattr(self._vector, call)(*args, **kwargs)
         except Exception as error:
-            raise EnvError(f"{self.name}: {call}() raised {type(error).__name__}: {error}; {REMEDY}") from error
+            raise EnvError(
+                f"{self.name}: {call}() raised {type(error).__name__}: {error}; {REMEDY}"
+            ) from error
         if not isinstance(result, tuple) or len(result) != expected:
-            raise EnvError(f"{self.name}: {call}() returned {describe(result)}; a tuple of {expected} was expected; {REMEDY}")
+            raise EnvError(
+                f"{self.name}: {call}() returned {describe(result)}; a tuple of {expected} was expected; {REMEDY}"
+            )
         return result
 
     def _row(self, what: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
         """A copy of one number for each environment."""
         row = np.array(values, dtype=dtype)
         if row.shape != (self.num_envs,):
-            raise EnvError(f"{self.name}: step() returned {what} of shape {row.shape}; ({self.num_envs},) was expected; {REMEDY}")
+            raise EnvError(
+                f"{self.name}: step() returned {what} of shape {row.shape}; ({self.num_envs},) was expected; {REMEDY}"
+            )
         return row
 
     def _final(self, info: Mapping[str, Any], ended: np.ndarray) -> Any:
         """The last observations of the ended episodes, as a batch of the space."""
         finals = info.get("final_obs")
         if finals is None:
-            raise EnvError(f"{self.name}: step() ended an episode without info['final_obs'], which SAME_STEP promises; {REMEDY}")
-        if not isinstance(finals, np.ndarray) or finals.dtype != object:  # a batch of all environments
+            raise EnvError(
+                f"{self.name}: step() ended an episode without info['final_obs'], which SAME_STEP promises; {REMEDY}"
+            )
+        if (
+            not isinstance(finals, np.ndarray) or finals.dtype != object
+        ):  # a batch of all environments
             finals = [
-                part for part, end in zip(gym.vector.utils.iterate(self._vector.observation_space, finals), ended, strict=True) if end
+                part
+                for part, end in zip(
+                    gym.vector.utils.iterate(self._vector.observation_space, finals),
+                    ended,
+                    strict=True,
+                )
+                if end
             ]
         else:
             finals = list(finals[ended])
@@ -143,11 +187,16 @@ class OwnVectorEnv:
             )
         return obs, info
 
-    def _mask(self, obs: Any, info: Mapping[str, Any], of: np.ndarray | None = None) -> np.ndarray | None:
+    def _mask(
+        self, obs: Any, info: Mapping[str, Any], of: np.ndarray | None = None
+    ) -> np.ndarray | None:
         """The masks `[B, mask_size]` that came with observations; only those in `of` must be there."""
         if not self.mask_size:
             return None
-        mask, shape = (obs if self._source == "observation" else info).get(MASK), (self.num_envs, self.mask_size)
+        mask, shape = (
+            (obs if self._source == "observation" else info).get(MASK),
+            (self.num_envs, self.mask_size),
+        )
         if of is not None and not of.any():
             return np.zeros(shape, dtype=bool)
         if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
@@ -171,7 +220,9 @@ class OwnVectorEnv:
 def _made(name: str, make_vector_env: MakeVectorEnv, num_envs: int) -> Any:
     """Make the vector environment, and look whether it is one of that size."""
     if not callable(make_vector_env):
-        raise ValueError(f"{name}: make_vector_env is {describe(make_vector_env)}; a function of the number of environments was expected")
+        raise ValueError(
+            f"{name}: make_vector_env is {describe(make_vector_env)}; a function of the number of environments was expected"
+        )
     try:
         vector = make_vector_env(num_envs)
     except Exception as error:
@@ -183,7 +234,9 @@ def _made(name: str, make_vector_env: MakeVectorEnv, num_envs: int) -> Any:
         )
     if vector.num_envs != num_envs:
         vector.close()
-        raise ValueError(f"{name}: make_vector_env({num_envs}) made {vector.num_envs} environments; make as many as it is asked for")
+        raise ValueError(
+            f"{name}: make_vector_env({num_envs}) made {vector.num_envs} environments; make as many as it is asked for"
+        )
     return vector
 
 
@@ -195,4 +248,6 @@ def _autoreset_mode(name: str, vector: Any) -> AutoresetMode:
     except ValueError:
         vector.close()
         accepted = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
-        raise ValueError(f"{name}: metadata['autoreset_mode'] of the vector environment is {given!r}; accepted: {accepted}") from None
+        raise ValueError(
+            f"{name}: metadata['autoreset_mode'] of the vector environment is {given!r}; accepted: {accepted}"
+        ) from None

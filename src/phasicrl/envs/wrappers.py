@@ -59,10 +59,14 @@ class PartialObservation(_Wrapper):
         super().__init__(envs)
         space = envs.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            raise ValueError(f"{envs.name}: env.observe picks components of vectors, but observations are {space}; leave it off")
+            raise ValueError(
+                f"{envs.name}: env.observe picks components of vectors, but observations are {space}; leave it off"
+            )
         wrong = [c for c in components if not 0 <= c < space.shape[0]]
         if wrong or not components:
-            raise ValueError(f"{envs.name}: env.observe is {components}; components 0 … {space.shape[0] - 1} were expected, at least one")
+            raise ValueError(
+                f"{envs.name}: env.observe is {components}; components 0 … {space.shape[0] - 1} were expected, at least one"
+            )
         self._components = torch.tensor(components, device=self.device)
         low, high = (bound[list(components)] for bound in (space.low, space.high))
         self.observation_space: gym.Space[Any] = gym.spaces.Box(low, high, dtype=space.dtype.type)
@@ -100,7 +104,9 @@ class HeuristicMask(_Wrapper):
 
     action_mask: Tensor | None = None
 
-    def __init__(self, envs: VectorEnv, function: MaskFunction, *, num_steps: int, env_steps: int = 0) -> None:
+    def __init__(
+        self, envs: VectorEnv, function: MaskFunction, *, num_steps: int, env_steps: int = 0
+    ) -> None:
         """Mask the actions of `envs` by `function` for `num_steps` steps, summed over them.
 
         `function` is anded with the environments' own mask. Afterwards that alone counts, or
@@ -163,6 +169,12 @@ class HeuristicMask(_Wrapper):
         mask: Any = self._function(obs, own)
         shape = (self.num_envs, self.mask_size)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != shape:
-            given = f"{mask.dtype}, shape {mask.shape}" if isinstance(mask, np.ndarray) else f"a {type(mask).__name__}"
-            raise ValueError(f"{self.name}: the heuristic mask is {given}; a NumPy array of bool, shape {shape}, was expected")
+            given = (
+                f"{mask.dtype}, shape {mask.shape}"
+                if isinstance(mask, np.ndarray)
+                else f"a {type(mask).__name__}"
+            )
+            raise ValueError(
+                f"{self.name}: the heuristic mask is {given}; a NumPy array of bool, shape {shape}, was expected"
+            )
         return mask.copy() if own is None else mask & own

@@ -36,7 +36,9 @@ def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's about PyTorch
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        inductor = importlib.import_module("torch._inductor")  # takes a second, which most programs can do without
+        inductor = importlib.import_module(
+            "torch._inductor"
+        )  # takes a second, which most programs can do without
         return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
 
 
@@ -44,7 +46,13 @@ Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
 """Runs a function of no arguments for its outputs, and returns them with what computes them anew, in place."""
 
 
-def capture(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int, record: Recorder | None = None) -> Callable[..., Any]:
+def capture(
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    *,
+    num_kept: int,
+    record: Recorder | None = None,
+) -> Callable[..., Any]:
     """Record a function of tensors on a GPU, so that all its kernels are launched as one (a CUDA graph).
 
     As with `compile_` nothing is checked. What is returned is overwritten by the next call.
@@ -112,12 +120,20 @@ class Functional(nn.Module):
 
     def call(self, tensors: dict[str, Tensor], function: Callable[[], Any]) -> Any:
         """`function()`, with the module's tensors of these names replaced."""
-        return functional_call(self, {f"module.{name}": tensor for name, tensor in tensors.items()}, (function,))
+        return functional_call(
+            self, {f"module.{name}": tensor for name, tensor in tensors.items()}, (function,)
+        )
 
 
-def as_one_call(function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int) -> Callable[..., Any]:
+def as_one_call(
+    function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int
+) -> Callable[..., Any]:
     """Compile for a CPU, record on a GPU; the first `num_kept` inputs are the same tensors in every call."""
-    return compile_(function, inputs) if inputs[0].device.type == "cpu" else capture(function, inputs, num_kept=num_kept)
+    return (
+        compile_(function, inputs)
+        if inputs[0].device.type == "cpu"
+        else capture(function, inputs, num_kept=num_kept)
+    )
 
 
 class CompiledCall:
@@ -132,7 +148,12 @@ class CompiledCall:
         Exception: of many kinds, where that cannot be traced or compiled.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        module: nn.Module,
+        inputs: Sequence[Tensor],
+    ) -> None:
         tensors = dict(chain(module.named_parameters(), module.named_buffers()))
         names, functional = list(tensors), Functional(module)
 
@@ -142,7 +163,9 @@ class CompiledCall:
 
         self._own = [tensor.detach() for tensor in tensors.values()]
         with torch.inference_mode(False):
-            self._call = as_one_call(call, [*self._own, *(tensor.clone() for tensor in inputs)], num_kept=len(self._own))
+            self._call = as_one_call(
+                call, [*self._own, *(tensor.clone() for tensor in inputs)], num_kept=len(self._own)
+            )
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Evaluate."""

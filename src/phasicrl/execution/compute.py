@@ -45,7 +45,9 @@ class Compute:
         self._compiled_steps: dict[Hashable, CompiledStep | None] = {}
         self._compiled_calls: dict[Hashable, CompiledCall | None] = {}
         if plan.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses to be deterministic without
+            os.environ.setdefault(
+                "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+            )  # cuBLAS refuses to be deterministic without
             torch.use_deterministic_algorithms(True)
 
     def precision(self, phase: Phase) -> Precision:
@@ -76,12 +78,19 @@ class Compute:
             piece = samples.take(slice(start, start + size))
             yield piece, len(piece) / len(samples)
 
-    def per_segment(self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: Phase = "policy") -> Tensor:
+    def per_segment(
+        self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: Phase = "policy"
+    ) -> Tensor:
         """`[S, L, …]`: a function of the networks that needs no gradient, in pieces that fit the caches."""
         results = []
         num_steps = segments.first.shape[1]
         at_once = max(1, self.plan.steps_at_once // num_steps)
-        with self.explaining_memory("asking the networks about a rollout", "fewer env.num_envs", phase=phase, whole=segments.has_memory):
+        with self.explaining_memory(
+            "asking the networks about a rollout",
+            "fewer env.num_envs",
+            phase=phase,
+            whole=segments.has_memory,
+        ):
             for start in range(0, len(segments), at_once):
                 some = segments.take(slice(start, start + at_once))
                 some = some if some.has_memory else some.as_transitions()
@@ -93,7 +102,12 @@ class Compute:
                 results.append(found.reshape(-1, num_steps, *found.shape[2:]))
         return torch.cat(results)
 
-    def evaluate(self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def evaluate(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        module: nn.Module,
+        inputs: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
         """`function(*inputs)`, which uses a module and needs no gradient; one compiled call, if acting is.
 
         Args:
@@ -118,10 +132,16 @@ class Compute:
             not fit.
         """
         eager = EagerStep(self, loss, settings)
-        return OneCallStep(self, eager, self._compiled_steps) if settings.phase in self.plan.one_call else eager
+        return (
+            OneCallStep(self, eager, self._compiled_steps)
+            if settings.phase in self.plan.one_call
+            else eager
+        )
 
     @contextmanager
-    def explaining_memory(self, what: str, knob: str, *, phase: Phase = "policy", whole: bool = False) -> Iterator[None]:
+    def explaining_memory(
+        self, what: str, knob: str, *, phase: Phase = "policy", whole: bool = False
+    ) -> Iterator[None]:
         """If what is done meanwhile does not fit into memory, say which knob makes it smaller.
 
         Args:
@@ -138,12 +158,24 @@ class Compute:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            size, name = self.plan.micro_batch[phase], "aux_micro_batch" if phase == "aux" else "micro_batch"
-            piece = f", or smaller micro-batches (compute.{name} is {size})" if size and not whole else ""
-            raise MemoryError(f"{what} does not fit into the memory of {self.device}; try {knob}{piece}: {reason(error)}") from error
+            size, name = (
+                self.plan.micro_batch[phase],
+                "aux_micro_batch" if phase == "aux" else "micro_batch",
+            )
+            piece = (
+                f", or smaller micro-batches (compute.{name} is {size})"
+                if size and not whole
+                else ""
+            )
+            raise MemoryError(
+                f"{what} does not fit into the memory of {self.device}; try {knob}{piece}: {reason(error)}"
+            ) from error
 
     def _compiled_call(
-        self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        module: nn.Module,
+        inputs: Sequence[Tensor],
     ) -> CompiledCall | None:
         """The compiled evaluation for such inputs, made when it is first needed; None where there cannot be one."""
         key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
@@ -152,13 +184,18 @@ class Compute:
         return self._compiled_calls[key]
 
     def _compile_call(
-        self, function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        module: nn.Module,
+        inputs: Sequence[Tensor],
     ) -> CompiledCall | None:
         """Compile an evaluation and compare it with the eager one; what fails, or is wrong, is said and runs eagerly."""
         start = perf_counter()
         try:
             call = CompiledCall(function, module, inputs)
-        except Exception as error:  # tracing and compiling fail in many ways, and none of them may end a run
+        except (
+            Exception
+        ) as error:  # tracing and compiling fail in many ways, and none of them may end a run
             self.say(f"acting runs eagerly: it cannot be {one_call(self)} ({reason(error)})")
             return None
         for found, expected in zip(call(inputs), function(*inputs), strict=True):
@@ -185,7 +222,9 @@ class EagerStep:
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> Noted:
         """Make the step."""
         loss, settings, phase = self.loss, self.settings, self.settings.phase
-        with self.compute.explaining_memory("a gradient step", self.knob, phase=phase, whole=minibatch.source.has_memory):
+        with self.compute.explaining_memory(
+            "a gradient step", self.knob, phase=phase, whole=minibatch.source.has_memory
+        ):
             settings.optimizer.zero_grad(set_to_none=True)
             rows, names = [], ()
             for piece, share in self.compute.pieces(loss.prepare(minibatch.gather()), phase=phase):
@@ -195,7 +234,11 @@ class EagerStep:
                 names = tuple(noted)
                 rows.append(torch.stack([part.detach() for part in noted.values()]) * share)
             norm = update_(settings)
-            return (*names, settings.norm_name), torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)]), len(minibatch.index)
+            return (
+                (*names, settings.norm_name),
+                torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)]),
+                len(minibatch.index),
+            )
 
 
 class OneCallStep:
@@ -207,41 +250,58 @@ class OneCallStep:
         compiled: what was compiled before, by all that it depends on.
     """
 
-    def __init__(self, compute: Compute, eager: EagerStep, compiled: dict[Hashable, CompiledStep | None]) -> None:
+    def __init__(
+        self, compute: Compute, eager: EagerStep, compiled: dict[Hashable, CompiledStep | None]
+    ) -> None:
         self.compute, self.eager, self._all = compute, eager, compiled
         self._last: tuple[Samples, CompiledStep | None] | None = None
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> Noted:
         """Make the step."""
         phase, whole = self.eager.settings.phase, minibatch.source.has_memory
-        with self.compute.explaining_memory("a gradient step", self.eager.knob, phase=phase, whole=whole):
-            if self.compute.records:  # what is recorded reads from where it read before: from a copy of the minibatch
+        with self.compute.explaining_memory(
+            "a gradient step", self.eager.knob, phase=phase, whole=whole
+        ):
+            if (
+                self.compute.records
+            ):  # what is recorded reads from where it read before: from a copy of the minibatch
                 minibatch = minibatch.gathered()
             if (compiled := self._step_for(minibatch, coefficients)) is None:
                 return self.eager(minibatch, *coefficients)
             with self.compute.turn():
                 return compiled.names, compiled(minibatch, coefficients), len(minibatch.index)
 
-    def _step_for(self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]) -> CompiledStep | None:
+    def _step_for(
+        self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]
+    ) -> CompiledStep | None:
         """The compiled step for such minibatches, made when it is first needed; None where there cannot be one."""
         if self._last is not None and self._last[0] is minibatch.source:
             return self._last[1]  # an epoch's minibatches are cut from one source
         settings, source = self.eager.settings, minibatch.source
         layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in source.tensors().values())
-        optimizer, size = id(settings.optimizer), (len(minibatch.index), minibatch.split, len(source))
+        optimizer, size = (
+            id(settings.optimizer),
+            (len(minibatch.index), minibatch.split, len(source)),
+        )
         key = (self.eager.loss, optimizer, settings.max_grad_norm, *size, layout)
         if key not in self._all:
             self._all[key] = self._compile(minibatch, coefficients)
         self._last = (source, self._all[key])
         return self._all[key]
 
-    def _compile(self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]) -> CompiledStep | None:
+    def _compile(
+        self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]
+    ) -> CompiledStep | None:
         """Compile the step and compare it with the eager one; what fails, or is wrong, is said and runs eagerly."""
         compute, phase, start = self.compute, self.eager.settings.phase, perf_counter()
         words, at_once = one_call(compute), compute.records
         try:
-            step = CompiledStep(self.eager.loss, minibatch, coefficients, self.eager.settings, at_once=at_once)
-        except Exception as error:  # tracing and compiling fail in many ways, and none of them may end a run
+            step = CompiledStep(
+                self.eager.loss, minibatch, coefficients, self.eager.settings, at_once=at_once
+            )
+        except (
+            Exception
+        ) as error:  # tracing and compiling fail in many ways, and none of them may end a run
             compute.say(f"{phase} steps run eagerly: they cannot be {words} ({reason(error)})")
             return None
         before = step.snapshot()
@@ -252,7 +312,9 @@ class OneCallStep:
         off = step.distances(before, after, step.snapshot())
         step.restore(before)
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
-            compute.say(f"{phase} steps run eagerly: {words}, they give other numbers here (off by {off:.1%} of a step)")
+            compute.say(
+                f"{phase} steps run eagerly: {words}, they give other numbers here (off by {off:.1%} of a step)"
+            )
             return None
         compute.say(f"{phase} steps are {words} ({perf_counter() - start:.0f} s)")
         return step

@@ -35,7 +35,9 @@ def this_machine(device: str) -> Machine:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"compute.device is {device!r}, which does not work here ({reason}); `auto` takes what is there") from None
+        raise ValueError(
+            f"compute.device is {device!r}, which does not work here ({reason}); `auto` takes what is there"
+        ) from None
     return Machine(device=str(found), num_cores=num_cores(), has_compiler=has_compiler())
 
 
@@ -59,7 +61,9 @@ class Threads:
         torch.set_num_threads(plan.num_threads)
         keep_memory()
         # Fewer are left to the system, and those that OpenMP has bound to it.
-        if plan.pin_threads and 1 < plan.num_threads == len(usable_cores()) == len(os.sched_getaffinity(0)):
+        if plan.pin_threads and 1 < plan.num_threads == len(usable_cores()) == len(
+            os.sched_getaffinity(0)
+        ):
             self._team = Team(set(_openmp_threads(plan.num_threads)))
         if self._turns is not None or self._team.is_many:
             self.turn = self._turn

@@ -115,7 +115,10 @@ class Findings:
 
     def __str__(self) -> str:
         """One line, for people."""
-        rates = (f"{name} {rate:,.0f} images/s in micro-batches of {self.micro_batch[name]}" for name, rate in self.rate.items())
+        rates = (
+            f"{name} {rate:,.0f} images/s in micro-batches of {self.micro_batch[name]}"
+            for name, rate in self.rate.items()
+        )
         return f"networks on this machine: {', '.join(rates)}; bf16 is {self.verdict}"
 
 
@@ -147,7 +150,9 @@ class Plan:
     num_threads: int = 1
     pin_threads: bool = True
     take_turns: bool = False
-    precision: Mapping[Phase, Precision] = field(default_factory=lambda: dict.fromkeys(PHASES, "fp32"))
+    precision: Mapping[Phase, Precision] = field(
+        default_factory=lambda: dict.fromkeys(PHASES, "fp32")
+    )
     micro_batch: Mapping[Phase, int | None] = field(default_factory=lambda: dict.fromkeys(PHASES))
     one_call: tuple[Phase, ...] = ()
     acts_in_one_call: bool = False
@@ -173,12 +178,16 @@ class Plan:
         """
         fields = {part.name for part in dataclasses.fields(cls)}
         if set(values) != fields:
-            raise ValueError(f"this is no plan of this version: its fields are {sorted(values)}; expected: {sorted(fields)}")
+            raise ValueError(
+                f"this is no plan of this version: its fields are {sorted(values)}; expected: {sorted(fields)}"
+            )
         lists: dict[str, Any] = {name: tuple(values[name]) for name in ("one_call", "remarks")}
         return cls(**{**values, **lists})
 
 
-def make_plan(config: ComputeConfig, machine: Machine, workload: Workload, findings: Findings | None = None) -> Plan:
+def make_plan(
+    config: ComputeConfig, machine: Machine, workload: Workload, findings: Findings | None = None
+) -> Plan:
     """Choose how to execute a run.
 
     Args:
@@ -207,7 +216,10 @@ def make_plan(config: ComputeConfig, machine: Machine, workload: Workload, findi
         num_threads=num_threads,
         pin_threads=config.pin_threads and not machine.on_gpu,
         # Two runs with half of the cores each can go on side by side.
-        take_turns=not machine.on_gpu and config.take_turns and num_threads > 1 and 2 * num_threads > machine.num_cores,
+        take_turns=not machine.on_gpu
+        and config.take_turns
+        and num_threads > 1
+        and 2 * num_threads > machine.num_cores,
         precision=precision,
         micro_batch=micro_batch,
         # What the user wants to go in pieces is no single call.
@@ -215,7 +227,9 @@ def make_plan(config: ComputeConfig, machine: Machine, workload: Workload, findi
         acts_in_one_call=one_call,
         steps_at_once=2048 if workload.has_images else 65_536,
         deterministic=config.deterministic,
-        remarks=() if findings is None else (f"{findings}: {_words(micro_batch, precision, workload)}",),
+        remarks=()
+        if findings is None
+        else (f"{findings}: {_words(micro_batch, precision, workload)}",),
     )
 
 
@@ -255,9 +269,15 @@ def _asked_sizes(config: ComputeConfig) -> dict[Phase, int | Literal["auto"] | N
 
 def _is_one_call(config: ComputeConfig, machine: Machine, workload: Workload) -> bool:
     """Whether gradient steps are one call."""
-    if machine.on_gpu:  # recording takes no time; the lengths of a memory's sequences cannot be recorded
+    if (
+        machine.on_gpu
+    ):  # recording takes no time; the lengths of a memory's sequences cannot be recorded
         return config.compile != "off" and not workload.has_memory
-    pays = workload.num_gradient_steps >= WORTH_COMPILING and machine.has_compiler and not workload.has_images
+    pays = (
+        workload.num_gradient_steps >= WORTH_COMPILING
+        and machine.has_compiler
+        and not workload.has_images
+    )
     return config.compile == "on" or (config.compile == "auto" and pays)
 
 
@@ -268,10 +288,18 @@ def _precision(config: ComputeConfig, findings: Findings | None) -> dict[Phase, 
     return {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
 
 
-def _words(micro_batch: Mapping[Phase, int | None], precision: Mapping[Phase, Precision], workload: Workload) -> str:
+def _words(
+    micro_batch: Mapping[Phase, int | None],
+    precision: Mapping[Phase, Precision],
+    workload: Workload,
+) -> str:
     """What was chosen, for people."""
     words = [f"micro-batches of {micro_batch['policy']}"] if micro_batch["policy"] else []
     if workload.has_aux:
-        size = f" in micro-batches of {micro_batch['aux']}" if micro_batch["aux"] != micro_batch["policy"] else ""
+        size = (
+            f" in micro-batches of {micro_batch['aux']}"
+            if micro_batch["aux"] != micro_batch["policy"]
+            else ""
+        )
         words.append(f"auxiliary phase in {precision['aux']}{size}")
     return ", ".join(words) or "nothing to choose"

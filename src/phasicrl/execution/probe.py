@@ -18,7 +18,16 @@ from torch.overrides import TorchFunctionMode
 
 from phasicrl.config import ComputeConfig, Precision
 from phasicrl.execution.compute import Compute, is_out_of_memory
-from phasicrl.execution.plan import Findings, Machine, Plan, Workload, make_plan, needs_probe, off_by, probe_size
+from phasicrl.execution.plan import (
+    Findings,
+    Machine,
+    Plan,
+    Workload,
+    make_plan,
+    needs_probe,
+    off_by,
+    probe_size,
+)
 from phasicrl.host.machine import package_version, processor
 from phasicrl.models.encoders import in_precision
 
@@ -58,7 +67,9 @@ def probed_plan(
     compute = Compute(plan)
 
     def images(number: int) -> Tensor:
-        noise = torch.randint(256, (number, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0))
+        noise = torch.randint(
+            256, (number, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0)
+        )
         return noise.to(compute.device)
 
     most = probe_size(wishes, machine, workload, largest=max(MICRO_BATCHES))
@@ -78,7 +89,13 @@ def probed_plan(
     return plan
 
 
-def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, *, seconds: float = 0.25) -> Findings:
+def probe(
+    network: Callable[[Tensor], Tensor],
+    parameters: Sequence[nn.Parameter],
+    obs: Tensor,
+    *,
+    seconds: float = 0.25,
+) -> Findings:
     """Time forward and backward passes in each precision and size of micro-batch; check bf16 for rightness.
 
     Args:
@@ -90,16 +107,27 @@ def probe(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter
     """
     most = min(len(obs), LARGEST_PIECE // obs[0].numel())
     whole = obs.device.type == "cuda"  # a GPU takes minibatches as they are
-    sizes = [len(obs)] if whole else [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
+    sizes = (
+        [len(obs)]
+        if whole
+        else [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
+    )
     best: dict[Precision, tuple[float, int]] = {}
     error = float("nan")
     for precision in ("fp32", "bf16"):
         rates = _rates(network, parameters, obs, precision, sizes=sizes, seconds=seconds)
-        size = max((size for size, rate in rates.items() if rate >= NOISE * max(rates.values())), default=sizes[0])
+        size = max(
+            (size for size, rate in rates.items() if rate >= NOISE * max(rates.values())),
+            default=sizes[0],
+        )
         best[precision] = rates.get(size, 0.0), size
         if precision == "bf16" and rates:
             error = bf16_error(network, parameters, obs[:size])
-    return Findings({name: size for name, (_, size) in best.items()}, {name: rate for name, (rate, _) in best.items()}, error)
+    return Findings(
+        {name: size for name, (_, size) in best.items()},
+        {name: rate for name, (rate, _) in best.items()},
+        error,
+    )
 
 
 def probe_once(
@@ -119,13 +147,20 @@ def probe_once(
         num_threads: of PyTorch.
         cache: the file that keeps findings; `~/.cache/phasicrl/probe.json` unless given.
     """
-    device = torch.cuda.get_device_name(obs.device) if obs.device.type == "cuda" else f"{processor()}, {num_threads} threads"
-    versions = f"torch {package_version('torch')}; phasicrl {package_version('phasicrl')}"
-    key = (
-        f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}"
+    device = (
+        torch.cuda.get_device_name(obs.device)
+        if obs.device.type == "cuda"
+        else f"{processor()}, {num_threads} threads"
     )
+    versions = f"torch {package_version('torch')}; phasicrl {package_version('phasicrl')}"
+    key = f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}"
     try:
-        path = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phasicrl" / "probe.json"
+        path = (
+            cache
+            or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "phasicrl"
+            / "probe.json"
+        )
     except RuntimeError:  # there is no home
         return probe(network, parameters, obs)
     kept = _read(path)
@@ -135,7 +170,9 @@ def probe_once(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(_read(path) | {key: dataclasses.asdict(findings)}, indent=1))
+        temporary.write_text(
+            json.dumps(_read(path) | {key: dataclasses.asdict(findings)}, indent=1)
+        )
         os.replace(temporary, path)
     except OSError:
         pass  # measured anew next time
@@ -149,21 +186,39 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     fields = {field.name for field in dataclasses.fields(Findings)}
-    return {key: value for key, value in kept.items() if isinstance(value, dict) and set(value) == fields} if isinstance(kept, dict) else {}
+    return (
+        {
+            key: value
+            for key, value in kept.items()
+            if isinstance(value, dict) and set(value) == fields
+        }
+        if isinstance(kept, dict)
+        else {}
+    )
 
 
 def forward_backward(
-    network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision
+    network: Callable[[Tensor], Tensor],
+    parameters: Sequence[nn.Parameter],
+    obs: Tensor,
+    precision: Precision,
 ) -> list[Tensor]:
     """Features `[N, D]`, then the gradient of their weighted mean by each parameter that they depend on, all in fp32."""
     with in_precision(precision, obs.device):
         features = network(obs).float()
     weights = torch.linspace(-1, 1, features.shape[-1], device=obs.device)
-    gradients = torch.autograd.grad((features @ weights).mean(), list(parameters), allow_unused=True)
-    return [features.detach(), *(gradient.float() for gradient in gradients if gradient is not None)]
+    gradients = torch.autograd.grad(
+        (features @ weights).mean(), list(parameters), allow_unused=True
+    )
+    return [
+        features.detach(),
+        *(gradient.float() for gradient in gradients if gradient is not None),
+    ]
 
 
-def bf16_error(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor) -> float:
+def bf16_error(
+    network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor
+) -> float:
     """How far bf16 is from fp32, in multiples of what rounding makes of this network; NaN where bf16 does not run.
 
     Counted are the features, all gradients together, and each parameter's gradient, whichever is
@@ -181,32 +236,55 @@ def bf16_error(network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Para
         rounded = forward_backward(network, parameters, obs, "fp32")
     least = np.full(len(exact) + 1, LEAST_ROUNDING_OF_ONE)
     least[:2] = LEAST_ROUNDING
-    return float(np.max(_distances(found, exact) / np.maximum(_distances(rounded, exact), least)))  # not Python's max, which may lose a NaN
+    return float(
+        np.max(_distances(found, exact) / np.maximum(_distances(rounded, exact), least))
+    )  # not Python's max, which may lose a NaN
 
 
 def _distances(found: Sequence[Tensor], exact: Sequence[Tensor]) -> np.ndarray:
     """Relative errors of what `forward_backward` returns: of the features, of all gradients together, and of each gradient."""
     (features, *gradients), (right_features, *right) = found, exact
-    whole, right_whole = (torch.cat([gradient.flatten() for gradient in some]) for some in (gradients, right))
+    whole, right_whole = (
+        torch.cat([gradient.flatten() for gradient in some]) for some in (gradients, right)
+    )
     # Of a gradient that is next to nothing, rounding may be more than all.
     least = max(0.01 * float(right_whole.norm()), 1e-12)
-    each = [(one - other).norm() / other.norm().clamp_min(least) for one, other in zip(gradients, right, strict=True)]
-    return np.array([relative_error(features, right_features), relative_error(whole, right_whole), *map(float, each)])
+    each = [
+        (one - other).norm() / other.norm().clamp_min(least)
+        for one, other in zip(gradients, right, strict=True)
+    ]
+    return np.array(
+        [
+            relative_error(features, right_features),
+            relative_error(whole, right_whole),
+            *map(float, each),
+        ]
+    )
 
 
 class _Rounding(TorchFunctionMode):
     """Meanwhile every function's numbers are rounded to bf16, those that it gets and those that it returns, and so are the gradients that go back."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         rounded = [_rounded(value) for value in args]
-        return _rounded(func(*rounded, **{name: _rounded(value) for name, value in (kwargs or {}).items()}))
+        return _rounded(
+            func(*rounded, **{name: _rounded(value) for name, value in (kwargs or {}).items()})
+        )
 
 
 def _rounded(value: Any) -> Any:
     """A tensor of fp32 numbers in bf16's precision, its gradient too; anything else as it is."""
-    return value.bfloat16().float() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+    return (
+        value.bfloat16().float()
+        if isinstance(value, Tensor) and value.dtype == torch.float32
+        else value
+    )
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:
@@ -242,7 +320,11 @@ def _rates(
 
 
 def _rate(
-    network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor, precision: Precision, seconds: float
+    network: Callable[[Tensor], Tensor],
+    parameters: Sequence[nn.Parameter],
+    obs: Tensor,
+    precision: Precision,
+    seconds: float,
 ) -> float:
     """Observations per second: the fastest of some passes, because others use the machine too."""
     forward_backward(network, parameters, obs, precision)

@@ -74,7 +74,11 @@ class StepSettings:
     @property
     def norm_name(self) -> str:
         """What the gradient's norm is called in the metrics."""
-        return {"policy": "gradients/policy_norm", "value": "gradients/value_norm", "aux": "gradients/aux_norm"}[self.phase]
+        return {
+            "policy": "gradients/policy_norm",
+            "value": "gradients/value_norm",
+            "aux": "gradients/aux_norm",
+        }[self.phase]
 
 
 def update_(settings: StepSettings) -> Tensor:
@@ -90,7 +94,9 @@ def update_(settings: StepSettings) -> Tensor:
         settings.mean([p.grad for network in reached for p in network if p.grad is not None])
     gradients = [[p.grad for p in network if p.grad is not None] for network in reached]
     clipped, norm = optimize.clip(gradients, settings.max_grad_norm, at_once=True)
-    optimize.step_(settings.optimizer, list(chain(*reached)), list(chain(*clipped)), only_if=norm.isfinite())
+    optimize.step_(
+        settings.optimizer, list(chain(*reached)), list(chain(*clipped)), only_if=norm.isfinite()
+    )
     return norm
 
 
@@ -109,7 +115,9 @@ class _Inputs(NamedTuple):
 
     def flat(self) -> list[Tensor]:
         """All tensors in one list."""
-        kept = chain(self.parameters, self.first, self.second, self.steps, self.rates, self.rest.values())
+        kept = chain(
+            self.parameters, self.first, self.second, self.steps, self.rates, self.rest.values()
+        )
         return [*kept, *self.coefficients, self.index, *self.source.values()]
 
 
@@ -133,7 +141,13 @@ class CompiledStep:
     """
 
     def __init__(
-        self, loss: Loss[S], minibatch: Minibatch[S], coefficients: tuple[Tensor, ...], settings: StepSettings, *, at_once: bool
+        self,
+        loss: Loss[S],
+        minibatch: Minibatch[S],
+        coefficients: tuple[Tensor, ...],
+        settings: StepSettings,
+        *,
+        at_once: bool,
     ) -> None:
         self._loss, self._settings, self._at_once = loss, settings, at_once
         self._groups = _plain_groups(settings.optimizer, at_once=at_once)
@@ -141,17 +155,34 @@ class CompiledStep:
         reached = _reached(loss, minibatch, coefficients, list(named.values()))
         self._names = [name for name, there in zip(named, reached, strict=True) if there]
         self.parameters = [named[name] for name in self._names]
-        rest = {name: x for name, x in chain(named.items(), loss.module.named_buffers()) if name not in self._names}
+        rest = {
+            name: x
+            for name, x in chain(named.items(), loss.module.named_buffers())
+            if name not in self._names
+        }
         states = [optimize.moments(settings.optimizer, parameter) for parameter in self.parameters]
-        first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        first, second, steps = (
+            [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
+        )
         self._moments = (first, second, steps)
-        self._rates = [torch.tensor(float(group["lr"]), device=self.parameters[0].device) for group in self._groups]
-        group_of = {id(p): number for number, group in enumerate(self._groups) for p in group["params"]}
-        self._members = [[i for i, p in enumerate(self.parameters) if group_of[id(p)] == number] for number in range(len(self._groups))]
+        self._rates = [
+            torch.tensor(float(group["lr"]), device=self.parameters[0].device)
+            for group in self._groups
+        ]
+        group_of = {
+            id(p): number for number, group in enumerate(self._groups) for p in group["params"]
+        }
+        self._members = [
+            [i for i, p in enumerate(self.parameters) if group_of[id(p)] == number]
+            for number in range(len(self._groups))
+        ]
         place = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        networks = [[place[id(p)] for p in network if id(p) in place] for network in settings.networks]
+        networks = [
+            [place[id(p)] for p in network if id(p) in place] for network in settings.networks
+        ]
         self._networks = [members for members in networks if members]
-        self._functional, self._split, self._like = compiled.Functional(loss.module), minibatch.split, minibatch.source
+        self._functional = compiled.Functional(loss.module)
+        self._split, self._like = minibatch.split, minibatch.source
         self.names: tuple[str, ...] = ()
         self._source: tuple[Samples, list[Tensor]] | None = None
         self._kept = [*self.parameters, *chain(*self._moments), *self._rates, *rest.values()]
@@ -184,14 +215,19 @@ class CompiledStep:
     def restore(self, snapshot: list[Tensor]) -> None:
         """Take back `snapshot`."""
         with torch.no_grad():
-            for tensor, before in zip(chain(self.parameters, *self._moments), snapshot, strict=True):
+            for tensor, before in zip(
+                chain(self.parameters, *self._moments), snapshot, strict=True
+            ):
                 tensor.copy_(before)
 
     def distances(self, before: list[Tensor], one: list[Tensor], other: list[Tensor]) -> float:
         """How far two snapshots are apart, as a share of how far they are from `before`; the worst of parameters and each moment."""
         count = len(self.parameters)
         parts = (slice(count), slice(count, 2 * count), slice(2 * count, 3 * count))
-        return max(_distance(one[part], other[part]) / max(_distance(before[part], one[part]), 1e-12) for part in parts)
+        return max(
+            _distance(one[part], other[part]) / max(_distance(before[part], one[part]), 1e-12)
+            for part in parts
+        )
 
     def _compile(self, example: _Inputs) -> Callable[[list[Tensor]], Tensor]:
         """The code for inputs like these."""
@@ -218,7 +254,9 @@ class CompiledStep:
             return self._update(inputs(tensors[: len(flat)]), list(tensors[len(flat) :])).reshape(1)
 
         first = compiled.as_one_call(backward, flat, num_kept=kept)
-        second = compiled.as_one_call(update, [*flat, *(torch.zeros_like(p) for p in flat[:count])], num_kept=kept)
+        second = compiled.as_one_call(
+            update, [*flat, *(torch.zeros_like(p) for p in flat[:count])], num_kept=kept
+        )
 
         def call_both(tensors: list[Tensor]) -> Tensor:
             *gradients, noted = first(*tensors)
@@ -246,7 +284,9 @@ class CompiledStep:
     def _update(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
         """Clip and step; returns the norm before clipping, 0-d."""
         by_network = [[gradients[i] for i in members] for members in self._networks]
-        scaled, norm = optimize.clip(by_network, self._settings.max_grad_norm, at_once=self._at_once)
+        scaled, norm = optimize.clip(
+            by_network, self._settings.max_grad_norm, at_once=self._at_once
+        )
         for members, of_network in zip(self._networks, scaled, strict=True):
             for i, gradient in zip(members, of_network, strict=True):
                 gradients[i] = gradient
@@ -268,18 +308,37 @@ def _plain_groups(optimizer: Adam, *, at_once: bool) -> list[dict[str, Any]]:
         ValueError: the optimizer is another, or does more than the compiled step would.
     """
     groups = optimizer.param_groups
-    more = sorted({option for group in groups for option in ("weight_decay", "amsgrad", "maximize") if group.get(option)})
+    more = sorted(
+        {
+            option
+            for group in groups
+            for option in ("weight_decay", "amsgrad", "maximize")
+            if group.get(option)
+        }
+    )
     if type(optimizer) is not Adam or more:
-        raise ValueError(f"the optimizer is not PyTorch's Adam as it is{': it has ' + ', '.join(more) if more else ''}")
+        raise ValueError(
+            f"the optimizer is not PyTorch's Adam as it is{': it has ' + ', '.join(more) if more else ''}"
+        )
     if at_once and any(group.get("eps_hat") for group in groups):
-        raise ValueError("with ppo.adam_eps_hat, ε follows the number of steps, which a recording cannot")
+        raise ValueError(
+            "with ppo.adam_eps_hat, ε follows the number of steps, which a recording cannot"
+        )
     return groups
 
 
-def _reached(loss: Loss[S], minibatch: Minibatch[S], coefficients: tuple[Tensor, ...], parameters: Sequence[Tensor]) -> list[bool]:
+def _reached(
+    loss: Loss[S],
+    minibatch: Minibatch[S],
+    coefficients: tuple[Tensor, ...],
+    parameters: Sequence[Tensor],
+) -> list[bool]:
     """Which parameters the loss depends on."""
     value, _ = loss(loss.prepare(minibatch.gather()), *coefficients)
-    return [gradient is not None for gradient in torch.autograd.grad(value, parameters, allow_unused=True)]
+    return [
+        gradient is not None
+        for gradient in torch.autograd.grad(value, parameters, allow_unused=True)
+    ]
 
 
 def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

@@ -50,7 +50,10 @@ class Turns:
         folder = folder or Path(tempfile.gettempdir()) / f"phasicrl-{os.getuid()}"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            self._next, self._now = (os.open(folder / f"{cores}.{name}", os.O_RDWR | os.O_CREAT, 0o600) for name in ("next", "now"))
+            self._next, self._now = (
+                os.open(folder / f"{cores}.{name}", os.O_RDWR | os.O_CREAT, 0o600)
+                for name in ("next", "now")
+            )
         except OSError:  # nowhere to write: everybody computes at once
             self._next = self._now = -1
 

@@ -83,7 +83,9 @@ class StepTable:
         self._rows = csv.writer(file)
         self._has_head = False
 
-    def add(self, kind: PolicyKind, policy: Policy, action: Tensor, step: TimeStep, under_way: UnderWay) -> None:
+    def add(
+        self, kind: PolicyKind, policy: Policy, action: Tensor, step: TimeStep, under_way: UnderWay
+    ) -> None:
         """One step of B environments.
 
         Args:
@@ -190,7 +192,9 @@ def evaluate(
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else StepTable(file)
         for policy in policies:
-            envs = make_evaluation_envs(config, num_envs=min(episodes, 16), levels=levels, seed=seed, **own)
+            envs = make_evaluation_envs(
+                config, num_envs=min(episodes, 16), levels=levels, seed=seed, **own
+            )
             with closing(envs):
                 result = play(
                     load_agent(files, config, envs, make_encoder),
@@ -205,7 +209,9 @@ def evaluate(
     return results
 
 
-def make_evaluation_envs(config: Config, *, num_envs: int, levels: Levels, seed: int, **own: Any) -> VectorEnv:
+def make_evaluation_envs(
+    config: Config, *, num_envs: int, levels: Levels, seed: int, **own: Any
+) -> VectorEnv:
     """Environments like the run's, of whole games and with seeds that training never uses.
 
     Args:
@@ -226,7 +232,9 @@ def acting_precision(files: RunDirectory) -> Precision:
     return "fp32" if files.plan is None else files.plan.precision["policy"]
 
 
-def load_agent(files: RunDirectory, config: Config, envs: VectorEnv, make_encoder: EncoderFactory | None) -> Agent:
+def load_agent(
+    files: RunDirectory, config: Config, envs: VectorEnv, make_encoder: EncoderFactory | None
+) -> Agent:
     """The agent of a run with the weights that were saved last.
 
     Raises:
@@ -273,7 +281,9 @@ def play(
     on_obs(obs)
     while under_way.are_counted.any():
         mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
-        distribution, state = agent.policy(obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision)
+        distribution, state = agent.policy(
+            obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision
+        )
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
         step = envs.step(agent.policy_head.env_action(action[:, 0]))
         under_way.add(step.reward)

@@ -70,7 +70,9 @@ TRICKS = (
             "ppo.num_minibatches": 1,
         },
     ),
-    Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}),
+    Trick(
+        "TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}
+    ),
     Trick(
         "initialization",
         {"model.init": "orthogonal", "model.head_init": "orthogonal"},
@@ -254,7 +256,9 @@ def draw_ladder(found: Sequence[Rung], path: Path, *, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _checked_rungs(base: Config, mode: Mode, say: Callable[[str], None]) -> list[tuple[str, Config]]:
+def _checked_rungs(
+    base: Config, mode: Mode, say: Callable[[str], None]
+) -> list[tuple[str, Config]]:
     """The rungs for the environment of `base`, each of which can be trained there."""
     envs = make_envs(base.env, num_envs=1, seed=0)
     with closing(envs):

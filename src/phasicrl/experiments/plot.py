@@ -129,8 +129,7 @@ def plot_runs(
     There is one panel for each environment, and one curve for each experiment.
 
     Args:
-        runs: Run directories; those of one experiment on one environment are one curve over their
-            seeds.
+        runs: Run directories; one experiment on one environment is one curve over its seeds.
         output: Name of the image; .png, .svg and .csv are put behind it.
         metric: Which metric.
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
@@ -158,7 +157,9 @@ def plot_runs(
         raise ValueError(f"smooth_steps is {smooth_steps}; {wanted}")
     curves = run_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
-        ends = {name: max(curve.steps[-1] for curve in curves if curve.env_id == name) for name in {curve.env_id for curve in curves}}
+        ends: dict[str, int] = {}
+        for curve in curves:
+            ends[curve.env_id] = max(ends.get(curve.env_id, 0), curve.steps[-1])
         curves += reference_curves(
             reference, metric, ends=ends, game=reference_game, experiments=reference_experiments, split=reference_split,
             smooth_steps=smooth_steps,
@@ -241,7 +242,9 @@ def reference_curves(
     return curves
 
 
-def _choose_experiments(path: Path, game: str, series: Series, wanted: Sequence[str]) -> Sequence[str]:
+def _choose_experiments(
+    path: Path, game: str, series: Series, wanted: Sequence[str]
+) -> Sequence[str]:
     present = list(dict.fromkeys(experiment for experiment, _ in series))
     known = ", ".join(present)
     for name in wanted:
@@ -313,7 +316,9 @@ def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> 
     return series
 
 
-def _reference_points(path: Path, metric: str, split: str) -> Iterator[tuple[str, str, str, float, float]]:
+def _reference_points(
+    path: Path, metric: str, split: str
+) -> Iterator[tuple[str, str, str, float, float]]:
     """(game, experiment, run, step, value) of every row of the split."""
     with _open_text(path) as file:
         reader = csv.reader(file)
@@ -473,7 +478,9 @@ def _draw_panel(panel: Axes, curves: list[Curve], looks: Looks) -> None:
         marker = {"marker": "o", "markersize": 4} if len(curve.steps) == 1 else {}
         panel.plot(curve.steps, curve.mean, zorder=2 if curve.published else 3, **look, **marker)
         if curve.band_name:
-            panel.fill_between(curve.steps, *curve.band, color=color, alpha=0.18, linewidth=0, zorder=1)
+            panel.fill_between(
+                curve.steps, *curve.band, color=color, alpha=0.18, linewidth=0, zorder=1
+            )
             panel.plot(curve.steps, curve.runs.T, linewidth=0.6, alpha=0.4, color=color, zorder=1.5)
     panel.locator_params(axis="x", nbins=6)
     panel.xaxis.set_major_formatter(lambda step, _: steps_text(step))

@@ -47,7 +47,9 @@ def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
     if len(rows) == 0:
         raise ValueError("there are no values; an interval of the mean needs at least one")
     if not np.isfinite(rows).all():
-        raise ValueError("some values are not finite numbers; leave them out before asking for an interval")
+        raise ValueError(
+            "some values are not finite numbers; leave them out before asking for an interval"
+        )
     tail = (1.0 - _CONFIDENCE) / 2.0
     low, high = np.quantile(_resampled_means(rows), (tail, 1.0 - tail), axis=0)
     return low, high

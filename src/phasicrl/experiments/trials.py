@@ -115,7 +115,9 @@ class ResultTable:
         return (*(row[name] for name in self.label), row["seed"])
 
 
-def run_trials(trials: Sequence[Trial], measure: Callable[[Trial], T], *, jobs: int = 1) -> Iterator[tuple[Trial, T]]:
+def run_trials(
+    trials: Sequence[Trial], measure: Callable[[Trial], T], *, jobs: int = 1
+) -> Iterator[tuple[Trial, T]]:
     """Measure each trial and give what came out, as soon as it is there.
 
     Args:
@@ -133,7 +135,12 @@ def run_trials(trials: Sequence[Trial], measure: Callable[[Trial], T], *, jobs: 
             yield pending[done], done.result()
 
 
-def fill_table(table: ResultTable, trials: Sequence[Trial], measure: Callable[[Trial], list[Row]], jobs: int = 1) -> Iterator[Trial]:
+def fill_table(
+    table: ResultTable,
+    trials: Sequence[Trial],
+    measure: Callable[[Trial], list[Row]],
+    jobs: int = 1,
+) -> Iterator[Trial]:
     """Run the trials that a table lacks; gives each as soon as its rows are written.
 
     A run that was cut off has no row, so that the same call goes on where it was stopped.

@@ -120,7 +120,9 @@ def enlarge(image: np.ndarray, size: int) -> np.ndarray:
     return np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)))
 
 
-def _open(config: Config, make_envs: Callable[..., VectorEnv], make_env: EnvFactory | None) -> tuple[VectorEnv, ImageOf]:
+def _open(
+    config: Config, make_envs: Callable[..., VectorEnv], make_env: EnvFactory | None
+) -> tuple[VectorEnv, ImageOf]:
     """Environments, and a function from their observations to images."""
     envs = make_envs(config, make_env=make_env)
     shape = tuple(envs.observation_space.shape or ())
@@ -202,7 +204,9 @@ def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray
         if stream is None:
             settings = {"codec": "libx264", "output_params": ["-movflags", "+faststart"]}
             height, width, _ = large.shape
-            stream = imageio_ffmpeg.write_frames(str(path), (width, height), fps=fps, macro_block_size=2, **settings)
+            stream = imageio_ffmpeg.write_frames(
+                str(path), (width, height), fps=fps, macro_block_size=2, **settings
+            )
             stream.send(None)
         stream.send(large)
 

@@ -91,11 +91,20 @@ class Report:
 
     def to_json(self) -> str:
         """All of it."""
-        values = dataclasses.asdict(self) | {"config": json.loads(self.config.to_json()), "share_of_limit": self.share_of_limit}
+        values = dataclasses.asdict(self) | {
+            "config": json.loads(self.config.to_json()),
+            "share_of_limit": self.share_of_limit,
+        }
         return json.dumps(values, indent=2)
 
 
-def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None, trace: Path | None = None) -> Report:
+def measure(
+    config: Config,
+    *,
+    seconds: float = 30.0,
+    make_env: EnvFactory | None = None,
+    trace: Path | None = None,
+) -> Report:
     """Measure how fast this machine trains, and where the time goes.
 
     PPG's phases are cut to as few iterations as have the same work per step, two if its passes are
@@ -109,7 +118,12 @@ def measure(config: Config, *, seconds: float = 30.0, make_env: EnvFactory | Non
         trace: Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it.
     """
     notes: list[str] = []
-    changes: dict[str, Any] = {"log.console": "off", "log.tensorboard": False, "log.wandb": False, "checkpoint.every_minutes": None}
+    changes: dict[str, Any] = {
+        "log.console": "off",
+        "log.tensorboard": False,
+        "log.wandb": False,
+        "checkpoint.every_minutes": None,
+    }
     if config.aux is not None and (every := _shortest_phase(config.aux)) < config.aux.every:
         whole, used = config.aux.every, config.aux.iterations_per_epoch
         changes["aux.every"] = every
@@ -326,7 +340,15 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     return Rate("networks alone", rate, rate / width, rate * width), counts, flops
 
 
-def _timed(run: Run, name: str, call: Callable[[], None], number: int, *, repeat: int = 5, seconds: float = 0.5) -> Rate:
+def _timed(
+    run: Run,
+    name: str,
+    call: Callable[[], None],
+    number: int,
+    *,
+    repeat: int = 5,
+    seconds: float = 0.5,
+) -> Rate:
     """How many a second, if a call does so many.
 
     One call warms up; then come repetitions of at least so many seconds each.

@@ -59,6 +59,8 @@ def _digest(kind: str, content: bytes) -> str:
 def _git(folder: Path, *words: str) -> str | None:
     """What git prints; None where there is no git, or no such thing."""
     try:
-        return subprocess.check_output(["git", *words], cwd=folder, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
+        return subprocess.check_output(
+            ["git", *words], cwd=folder, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -115,7 +115,9 @@ class Agent(nn.Module):
         self.value_encoder = encoder(value_config) if config.value_path == "separate" else None
         self.memory = memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else memory(self.value_encoder)
-        self.policy_head = PolicyHead(action_space, self.memory.num_features, config, action or ActionConfig(), generator)
+        self.policy_head = PolicyHead(
+            action_space, self.memory.num_features, config, action or ActionConfig(), generator
+        )
         self.value_head = value_head(self.value_memory or self.memory)
         self.aux_value_head = value_head(self.memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None

@@ -151,7 +151,9 @@ class MLP(nn.Module):
 class Dense(nn.Module):
     """Dense layers, each followed by an optional LayerNorm and a non-linearity."""
 
-    def __init__(self, num_inputs: int, config: ModelConfig, init: Initializer, activation: str) -> None:
+    def __init__(
+        self, num_inputs: int, config: ModelConfig, init: Initializer, activation: str
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for size in config.hidden_sizes:
@@ -228,7 +230,9 @@ class ObservationReader(nn.Module):
             if not size:
                 nothing = f"obs_norm normalizes observed numbers, and there are none in {space}"
                 raise ValueError(f"{nothing}; switch it off with --obs-norm none")
-            self.normalizer = ObservationNormalizer(size, statistics=norm.statistics, decay=norm.decay, clip=norm.clip)
+            self.normalizer = ObservationNormalizer(
+                size, statistics=norm.statistics, decay=norm.decay, clip=norm.clip
+            )
 
     def forward(self, stored: Shaped[Tensor, "N *shape"]) -> Any:
         """A tensor, or for `Dict` and `Tuple` spaces a tree of tensors, `[N, …]`."""

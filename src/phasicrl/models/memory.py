@@ -26,7 +26,10 @@ class NoMemory(nn.Module):
         self.num_features = num_features
 
     def forward(
-        self, features: Float[Tensor, "S L D"], first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"]
+        self,
+        features: Float[Tensor, "S L D"],
+        first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"],
     ) -> tuple[Float[Tensor, "S L D"], Float[Tensor, "S H"]]:
         """Return both unchanged."""
         return features, state
@@ -59,7 +62,10 @@ class RecurrentMemory(nn.Module):
                     parameter.zero_()
 
     def forward(
-        self, features: Float[Tensor, "S L D"], first: Bool[Tensor, "S L"], state: Float[Tensor, "S H"]
+        self,
+        features: Float[Tensor, "S L D"],
+        first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"],
     ) -> tuple[Float[Tensor, "S L F"], Float[Tensor, "S H"]]:
         """Run over L steps of S sequences, starting from nothing at every step that is `first`.
 
@@ -92,7 +98,9 @@ class RecurrentMemory(nn.Module):
         result = torch.empty_like(output).index_copy(0, order, output)
         return result.view(num_sequences, num_steps, -1), end[rank[own[:, -1]]]
 
-    def _run(self, packed: PackedSequence, start: Float[Tensor, "Q H"]) -> tuple[Float[Tensor, "M F"], Float[Tensor, "Q H"]]:
+    def _run(
+        self, packed: PackedSequence, start: Float[Tensor, "Q H"]
+    ) -> tuple[Float[Tensor, "M F"], Float[Tensor, "Q H"]]:
         """The layer over Q pieces; an LSTM's output and cell lie side by side in its state."""
         states = start.unsqueeze(0).split(self.num_features, dim=-1)
         parts = tuple(part.contiguous() for part in states)

@@ -64,7 +64,12 @@ def start_run(
         ValueError: a configuration that cannot work here; nothing was started and no directory
             made.
     """
-    own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder, "mask_actions": mask_actions}
+    own = {
+        "make_env": make_env,
+        "make_vector_env": make_vector_env,
+        "make_encoder": make_encoder,
+        "mask_actions": mask_actions,
+    }
     run, _ = _build_run(config, own, plan=plan, planned_as=planned_as)
     run.keep()
     if config.checkpoint.every_minutes is not None:
@@ -83,9 +88,8 @@ def resume_run(
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
-    Environments play the episodes under way once more, up to where they were, so that the resumed
-    run is the unbroken one, to the bit on a CPU. Those that cannot (`exact_state`) start new ones,
-    from seeds of their own, which the log says.
+    Environments play the episodes under way once more: on a CPU, the resumed run is the unbroken
+    one to the bit. Those that cannot (`exact_state`) start new ones, and the log says so.
 
     Args:
         directory: of the run.
@@ -100,13 +104,20 @@ def resume_run(
             or its configuration has changed.
     """
     files = RunDirectory(directory)
-    own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder, "mask_actions": mask_actions}
+    own = {
+        "make_env": make_env,
+        "make_vector_env": make_vector_env,
+        "make_encoder": make_encoder,
+        "mask_actions": mask_actions,
+    }
     config = files.config_for(**own)
     if not files.checkpoints:
-        raise CheckpointError(f"{directory} has no checkpoint yet; start again with `phasicrl train --from {directory}/config.json`")
+        again = f"`phasicrl train --from {directory}/config.json`"
+        raise CheckpointError(f"{directory} has no checkpoint yet; start again with {again}")
     with ExitStack() as stack:
         lock = stack.enter_context(closing(RunLock(directory)))
-        state, chunks, rejected = load_checkpoint(files.checkpoint_folder, run=files.card.get("run", ""))
+        name = files.card.get("run", "")
+        state, chunks, rejected = load_checkpoint(files.checkpoint_folder, run=name)
         if not accept_config_changes:
             _refuse_changes(files, state)
         plan = files.plan
@@ -118,7 +129,8 @@ def resume_run(
         try:
             run.load_state_dict(state, chunks, same_episodes=not remark)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise ValueError(f"the checkpoint does not fit the run that {directory}/config.json describes: {error}") from None
+            described = f"the run that {directory}/config.json describes"
+            raise ValueError(f"the checkpoint does not fit {described}: {error}") from None
         run.keep()
         stack.pop_all()
     for sentence in rejected:
@@ -140,7 +152,11 @@ def _open_envs(config: Config, own: dict[str, Any], state: dict[str, Any] | None
     """The environments of a new run, or those of a checkpoint, as exactly as they can be had."""
     if state is None:
         return _Opened(_make_envs(config, own), 0)
-    now, since, reason = state["env_steps"], state["envs_since"], "these environments cannot be brought back"
+    now, since, reason = (
+        state["env_steps"],
+        state["envs_since"],
+        "these environments cannot be brought back",
+    )
     if state["collector"] is not None:
         envs = _make_envs(config, own, since=since, env_steps=now)
         try:
@@ -148,13 +164,21 @@ def _open_envs(config: Config, own: dict[str, Any], state: dict[str, Any] | None
         except (EnvError, ValueError, KeyError) as error:
             envs.close()
             reason = str(error)
-    return _Opened(_make_envs(config, own, since=now, env_steps=now), now, remark=f"; episodes that were under way start anew: {reason}")
+    return _Opened(
+        _make_envs(config, own, since=now, env_steps=now),
+        now,
+        remark=f"; episodes that were under way start anew: {reason}",
+    )
 
 
-def _make_envs(config: Config, own: dict[str, Any], *, since: int = 0, env_steps: int = 0) -> VectorEnv:
+def _make_envs(
+    config: Config, own: dict[str, Any], *, since: int = 0, env_steps: int = 0
+) -> VectorEnv:
     """The run's environments, with the user's masks; knobs that have no effect on them are refused."""
     seed, mask_actions = derive_seed(config.seed, "env", since), own["mask_actions"]
-    envs = make_envs(config.env, seed=seed, make_env=own["make_env"], make_vector_env=own["make_vector_env"])
+    envs = make_envs(
+        config.env, seed=seed, make_env=own["make_env"], make_vector_env=own["make_vector_env"]
+    )
     try:
         refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
     except ValueError:
@@ -162,7 +186,9 @@ def _make_envs(config: Config, own: dict[str, Any], *, since: int = 0, env_steps
         raise
     if mask_actions is None:
         return envs
-    return HeuristicMask(envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps)
+    return HeuristicMask(
+        envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps
+    )
 
 
 def _build_run(
@@ -196,12 +222,15 @@ def _build_run(
         machine = this_machine(config.compute.device)
         _check_memory(config, envs, torch.device(machine.device))
         agent = make_agent(config, envs, make_encoder=make_encoder).to(machine.device)
-        plan = plan or choose_plan(planned_as or config, machine, agent, can_be_probed=make_encoder is None)
+        if plan is None:
+            standard = make_encoder is None
+            plan = choose_plan(planned_as or config, machine, agent, can_be_probed=standard)
         files = resumed or RunDirectory.make(config)
         if resumed is None:
             undo.callback(shutil.rmtree, files.path)
         lock = lock or undo.enter_context(closing(RunLock(files.path)))
-        log = undo.enter_context(closing(MetricsLog(files.path, config, resumed_at=None if state is None else state["env_steps"])))
+        resumed_at = None if state is None else state["env_steps"]
+        log = undo.enter_context(closing(MetricsLog(files.path, config, resumed_at=resumed_at)))
         for remark in plan.remarks:
             log.message(remark)
         compute = Compute(plan, say=log.message)
@@ -212,7 +241,8 @@ def _build_run(
         learner = Learner(config, agent, compute, _generator(config, "shuffle"))
         buffer = _make_buffer(config, envs, agent, compute.device)
         named = [OWN_OBJECTS[name] for name in own if own[name] is not None]
-        run = Run(config, files, learner, collector, buffer, log, lock=lock, envs_since=opened.since, own=named)
+        parts = (files, learner, collector, buffer, log)
+        run = Run(config, *parts, lock=lock, envs_since=opened.since, own=named)
         if opened.obs is None or state is None:
             collector.start()
         else:
@@ -258,14 +288,23 @@ def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed
     """
     space = agent.reader.layout.space
     has_images = any(is_image(part) for _, part in leaves(space))
-    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed and is_image(space))
+    workload = Workload.of(
+        config, has_images=has_images, can_be_probed=can_be_probed and is_image(space)
+    )
     if not workload.can_be_probed:
         return make_plan(config.compute, machine, workload)
 
     def network(obs: Tensor) -> Tensor:
         return agent.encoder(agent.reader(obs))
 
-    return probed_plan(config.compute, machine, workload, network, list(agent.encoder.parameters()), space.shape or ())
+    return probed_plan(
+        config.compute,
+        machine,
+        workload,
+        network,
+        list(agent.encoder.parameters()),
+        space.shape or (),
+    )
 
 
 def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
@@ -279,15 +318,21 @@ def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
         has_images=len(numbers) < len(parts),
         has_numbers=bool(numbers),
         has_floats=any(isinstance(part, gym.spaces.Box) for part in numbers),
-        has_continuous_actions=any(isinstance(part, gym.spaces.Box) for _, part in leaves(envs.action_space)),
+        has_continuous_actions=any(
+            isinstance(part, gym.spaces.Box) for _, part in leaves(envs.action_space)
+        ),
     )
 
 
-def make_agent(config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None) -> Agent:
+def make_agent(
+    config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory | None = None
+) -> Agent:
     """The agent for these environments, with initial weights that follow from the seed."""
     init_seed = derive_seed(config.seed, "init")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(init_seed)  # a user's own encoder draws from the global generator; ours does not
+        torch.manual_seed(
+            init_seed
+        )  # a user's own encoder draws from the global generator; ours does not
         try:
             return Agent(
                 envs.observation_space,
@@ -304,7 +349,9 @@ def make_agent(config: Config, envs: VectorEnv, *, make_encoder: EncoderFactory 
             raise ValueError(f"{envs.name}: {error}") from None
 
 
-def _make_buffer(config: Config, envs: VectorEnv, agent: Agent, device: torch.device) -> PhaseBuffer:
+def _make_buffer(
+    config: Config, envs: VectorEnv, agent: Agent, device: torch.device
+) -> PhaseBuffer:
     """Room for one phase of these environments."""
     return PhaseBuffer(
         config.phase_length,
@@ -328,8 +375,13 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None:
     """Refuse a phase buffer that is larger than the memory that is free."""
     obs, action = ObservationLayout(envs.observation_space), ActionLayout(envs.action_space)
-    step_bytes = sum(math.prod(layout.shape) * layout.dtype.itemsize for layout in (obs, action)) + envs.mask_size
-    needed = PhaseBuffer.num_bytes(config.phase_length, config.env.num_envs, config.ppo.num_steps, step_bytes=step_bytes)
+    step_bytes = (
+        sum(math.prod(layout.shape) * layout.dtype.itemsize for layout in (obs, action))
+        + envs.mask_size
+    )
+    needed = PhaseBuffer.num_bytes(
+        config.phase_length, config.env.num_envs, config.ppo.num_steps, step_bytes=step_bytes
+    )
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and needed > free:
         what = f"{config.phase_length} rollouts of {config.env.num_envs} environments × {config.ppo.num_steps} steps"

@@ -82,7 +82,9 @@ def save_checkpoint(
     return final
 
 
-def _write_files(temporary: Path, tree: dict[str, Any], chunks: Chunks, before: Path, known: dict[str, Any]) -> dict[str, Any]:
+def _write_files(
+    temporary: Path, tree: dict[str, Any], chunks: Chunks, before: Path, known: dict[str, Any]
+) -> dict[str, Any]:
     """Write everything but the manifest; returns what it says of each file."""
     tensors: dict[str, Tensor] = {}
     state = _split(tree, "", tensors)
@@ -106,7 +108,9 @@ def _chunks_before(folder: Path) -> tuple[Path, dict[str, Any]]:
         return folder, {}
 
 
-def load_checkpoint(folder: Path, *, run: str = "") -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], list[str]]:
+def load_checkpoint(
+    folder: Path, *, run: str = ""
+) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], list[str]]:
     """Load the newest checkpoint in `folder` that is whole.
 
     Newer ones that are not are set aside as `rejected-…`: their steps will be taken again, with
@@ -127,7 +131,15 @@ def load_checkpoint(folder: Path, *, run: str = "") -> tuple[dict[str, Any], dic
     for path in reversed(checkpoints(folder)):
         try:
             tree, chunks = _load(path, run)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            SafetensorError,
+        ) as error:
             rejected.append(f"{path.name} cannot be used: {error}")
             continue
         for newer in checkpoints(folder)[-len(rejected) :] if rejected else []:
@@ -178,7 +190,9 @@ def _manifest(path: Path) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise ValueError(f"it has format {manifest['format']}, this version reads format {FORMAT}")
     if path.name != f"step-{manifest['env_steps']:012d}":
-        raise ValueError(f"it was saved after {manifest['env_steps']:,} steps, and was renamed since")
+        raise ValueError(
+            f"it was saved after {manifest['env_steps']:,} steps, and was renamed since"
+        )
     return manifest
 
 
@@ -196,12 +210,16 @@ def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = tree.detach().cpu().contiguous().clone()
         return {_TENSOR: path}
     if isinstance(tree, dict):
-        return {_ITEMS: [[key, _split(value, f"{path}/{key}", tensors)] for key, value in tree.items()]}
+        return {
+            _ITEMS: [[key, _split(value, f"{path}/{key}", tensors)] for key, value in tree.items()]
+        }
     if isinstance(tree, list | tuple):
         return [_split(value, f"{path}/{index}", tensors) for index, value in enumerate(tree)]
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
-    raise TypeError(f"{path} is a {type(tree).__name__}: a checkpoint holds dicts, lists, numbers, strings, None and tensors")
+    raise TypeError(
+        f"{path} is a {type(tree).__name__}: a checkpoint holds dicts, lists, numbers, strings, None and tensors"
+    )
 
 
 def _join(node: Any, tensors: dict[str, Tensor]) -> Any:
@@ -215,7 +233,9 @@ def _join(node: Any, tensors: dict[str, Tensor]) -> Any:
     return {key: _join(value, tensors) for key, value in node[_ITEMS]}
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, *, about: dict[str, str] | None = None) -> None:
+def save_tensors(
+    tensors: dict[str, Tensor], path: Path, *, about: dict[str, str] | None = None
+) -> None:
     """Write tensors as safetensors and flush them to the disk.
 
     Args:
@@ -227,7 +247,9 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, *, about: dict[str, str
         OSError: it cannot be written.
     """
     try:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, about)
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, about
+        )
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     flush(path)

@@ -21,8 +21,13 @@ from phasicrl.config import Config
 
 _REFRESH_SECONDS = 0.25  # of the live display
 _LINE_SECONDS = 2.0  # between two plain lines
-_RECENT_SECONDS = 30.0  # steps per second are measured over this long, or over one iteration if that is longer
-_WIDE, _WIDEST = 80, 100  # columns: below the first the display takes more lines, beyond the second it does not grow
+_RECENT_SECONDS = (
+    30.0  # steps per second are measured over this long, or over one iteration if that is longer
+)
+_WIDE, _WIDEST = (
+    80,
+    100,
+)  # columns: below the first the display takes more lines, beyond the second it does not grow
 
 Values: TypeAlias = Mapping[str, float]
 
@@ -38,14 +43,19 @@ class _Pace:
         self._marks = deque([(now, env_steps)])
         self._policy_seconds, self._policy_count = 0.0, 0
         self._aux_seconds, self._aux_count = 0.0, 0
-        self._epoch_seconds = 0.0  # summed over iterations: one pass with both losses over one rollout
+        self._epoch_seconds = (
+            0.0  # summed over iterations: one pass with both losses over one rollout
+        )
 
     @property
     def phases_left(self) -> int:
         """Auxiliary phases to come; there is none when the budget is used up."""
         if self.period is None:
             return 0
-        return max(0, (self._config.num_iterations - 1) // self.period - self.iterations_done // self.period)
+        return max(
+            0,
+            (self._config.num_iterations - 1) // self.period - self.iterations_done // self.period,
+        )
 
     def begin(self, now: float) -> None:
         """Note that the first iteration begins: what was prepared before says nothing about the speed."""
@@ -78,13 +88,22 @@ class _Pace:
         """Until the budget is used up, auxiliary phases still to come included; unknown before the first iteration ends."""
         if self._policy_count == 0:
             return None
-        seconds = max(0, self._config.num_iterations - self.iterations_done) * self._policy_seconds / self._policy_count
+        seconds = (
+            max(0, self._config.num_iterations - self.iterations_done)
+            * self._policy_seconds
+            / self._policy_count
+        )
         aux = self._config.aux
         if aux is not None and self.phases_left:
             if self._aux_count > 0:
                 phase = self._aux_seconds / self._aux_count
             else:  # none was measured: its passes cost what a pass with both losses costs in the policy phase
-                phase = aux.epochs * (aux.iterations_per_epoch or aux.every) * self._epoch_seconds / self._policy_count
+                phase = (
+                    aux.epochs
+                    * (aux.iterations_per_epoch or aux.every)
+                    * self._epoch_seconds
+                    / self._policy_count
+                )
             seconds += self.phases_left * phase
         return max(0.0, seconds - (now - self._marks[-1][0]))
 
@@ -139,7 +158,9 @@ class _Lines:
         now = monotonic()
         self._pace.iteration(values, env_steps, now)
         percent, steps, speed, left = self._pace.texts(env_steps, now)
-        shown = [f"{label} {_number(values[name])}" for label, name in self._SHOWN if name in values]
+        shown = [
+            f"{label} {_number(values[name])}" for label, name in self._SHOWN if name in values
+        ]
         line = "  ".join([f"{percent:>7}", steps, speed, *shown, left])
         if now - self._printed_at < _LINE_SECONDS:
             self._held_back = line
@@ -182,7 +203,9 @@ class _Live:
         if monotonic() - self._drawn_at >= _REFRESH_SECONDS:
             self._live.start()  # does nothing from the second time on
             self._live.refresh()
-            self._drawn_at = monotonic()  # after the drawing: a slow terminal must not slow down the training
+            self._drawn_at = (
+                monotonic()
+            )  # after the drawing: a slow terminal must not slow down the training
 
     def record(self, values: Values, env_steps: int) -> None:
         """Note the metrics; those of the last auxiliary phase stay until the next."""
@@ -204,9 +227,25 @@ class _Live:
 
     def _image(self) -> Panel:
         config, width = self._config, min(self._console.width, _WIDEST)
-        title = Text.assemble((" phasicrl ", "bold"), (f"{config.name} · {config.env.id} · seed {config.seed} ", "default"))
-        body = Group(self._bar(wide=width >= _WIDE), self._places(), Text(""), self._table(wide=width >= _WIDE))
-        return Panel(body, title=title, title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1), width=width)
+        title = Text.assemble(
+            (" phasicrl ", "bold"),
+            (f"{config.name} · {config.env.id} · seed {config.seed} ", "default"),
+        )
+        body = Group(
+            self._bar(wide=width >= _WIDE),
+            self._places(),
+            Text(""),
+            self._table(wide=width >= _WIDE),
+        )
+        return Panel(
+            body,
+            title=title,
+            title_align="left",
+            box=box.ROUNDED,
+            border_style="cyan",
+            padding=(0, 1),
+            width=width,
+        )
 
     def _bar(self, *, wide: bool) -> Table:
         """How far the run is: a bar and numbers; at the end, the time taken in place of the time left."""
@@ -214,7 +253,12 @@ class _Live:
         numbers = self._pace.texts(self._env_steps, now)
         if self._closed:
             numbers[-1] = f"in {_duration(now - self._started)}"
-        bar = ProgressBar(total=total, completed=min(self._env_steps, total), complete_style="cyan", finished_style="green")
+        bar = ProgressBar(
+            total=total,
+            completed=min(self._env_steps, total),
+            complete_style="cyan",
+            finished_style="green",
+        )
         grid = Table.grid(padding=(0, 2), expand=True)
         if not wide:
             grid.add_row(bar)
@@ -227,14 +271,28 @@ class _Live:
         return grid
 
     def _places(self) -> Text:
-        done, total, period = self._pace.iterations_done, self._config.num_iterations, self._pace.period
-        text = Text.assemble((self._stage, "bold cyan"), (f"  ·  iteration {min(done + 1, total):,}/{total:,}", "default"))
-        if period is not None and self._pace.phases_left and not self._closed and not self._stage.startswith("auxiliary"):
+        done, total, period = (
+            self._pace.iterations_done,
+            self._config.num_iterations,
+            self._pace.period,
+        )
+        text = Text.assemble(
+            (self._stage, "bold cyan"),
+            (f"  ·  iteration {min(done + 1, total):,}/{total:,}", "default"),
+        )
+        if (
+            period is not None
+            and self._pace.phases_left
+            and not self._closed
+            and not self._stage.startswith("auxiliary")
+        ):
             text.append(f"  ·  {done % period + 1}/{period} until the auxiliary phase")
         return text
 
     def _table(self, *, wide: bool) -> Table:
-        shown = self._SHOWN + ((("aux KL", "losses/aux/kl_loss"),) if self._pace.period is not None else ())
+        shown = self._SHOWN + (
+            (("aux KL", "losses/aux/kl_loss"),) if self._pace.period is not None else ()
+        )
         columns = len(shown) if wide else 4
         grid = Table.grid(expand=True)
         for _ in range(columns):
@@ -242,7 +300,9 @@ class _Live:
         for start in range(0, len(shown), columns):
             part = shown[start : start + columns]
             grid.add_row(*(label for label, _ in part), style="dim")
-            grid.add_row(*(_number(self._values.get(name), missing="–") for _, name in part), style="bold")
+            grid.add_row(
+                *(_number(self._values.get(name), missing="–") for _, name in part), style="bold"
+            )
         return grid
 
 
@@ -255,7 +315,11 @@ def open_display(config: Config, env_steps: int, stream: TextIO) -> Display:
     if choice == "off":
         return _Silent()
     if choice == "live" or (choice == "auto" and _is_screen(stream)):
-        return _Live(config, env_steps, Console(file=stream, force_terminal=True if choice == "live" else None))
+        return _Live(
+            config,
+            env_steps,
+            Console(file=stream, force_terminal=True if choice == "live" else None),
+        )
     return _Lines(config, env_steps, stream)
 
 

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
 WEIGHTS_FILE = "agent.safetensors"
-OWN_OBJECTS = {"make_env": "environment", "make_vector_env": "environment", "make_encoder": "encoder", "mask_actions": "mask"}
+OWN_OBJECTS = {
+    "make_env": "environment",
+    "make_vector_env": "environment",
+    "make_encoder": "encoder",
+    "mask_actions": "mask",
+}
 """What a user may pass as an object: the argument's name, and the word for it in `card.json`."""
 
 
@@ -50,9 +55,13 @@ class RunDirectory:
                 path.mkdir(parents=True)
             except FileExistsError:
                 if not path.is_dir():
-                    raise ValueError(f"output_dir {config.output_dir!r} is a file; give a folder") from None
+                    raise ValueError(
+                        f"output_dir {config.output_dir!r} is a file; give a folder"
+                    ) from None
             except OSError as error:
-                raise ValueError(f"cannot make the run directory {path}: {error.strerror}; choose another --output-dir") from None
+                raise ValueError(
+                    f"cannot make the run directory {path}: {error.strerror}; choose another --output-dir"
+                ) from None
             else:
                 (path / CONFIG_FILE).write_text(config.to_json() + "\n")
                 return cls(path)
@@ -92,11 +101,15 @@ class RunDirectory:
         """
         self._check()
         for what in self.card.get("own", ()):
-            ways = [argument for argument, of in OWN_OBJECTS.items() if of == what and argument in given]
+            ways = [
+                argument for argument, of in OWN_OBJECTS.items() if of == what and argument in given
+            ]
             if ways and all(given[argument] is None for argument in ways):
                 article = "an" if what[0] in "aeiou" else "a"
                 way = " or ".join(f"{argument}=…" for argument in ways)
-                raise ValueError(f"{self.path} was trained with {article} {what} of its user's own; call this from Python with {way}")
+                raise ValueError(
+                    f"{self.path} was trained with {article} {what} of its user's own; call this from Python with {way}"
+                )
         config = self.config
         try:
             refuse_unasked_import(config)
@@ -135,8 +148,13 @@ class RunDirectory:
             self._check()
         rows = [row for _, row in read_rows(path)] if path.is_file() else []
         if not rows:
-            raise ValueError(f"{self.path} has no data yet: its first iteration is not finished; leave it out or try again later")
-        return [{name: math.nan if value is None else value for name, value in row.items()} for row in rows]
+            raise ValueError(
+                f"{self.path} has no data yet: its first iteration is not finished; leave it out or try again later"
+            )
+        return [
+            {name: math.nan if value is None else value for name, value in row.items()}
+            for row in rows
+        ]
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -163,7 +181,9 @@ class RunDirectory:
         path = self.path / WEIGHTS_FILE
         if not path.is_file():
             self._check()
-            raise ValueError(f"{self.path} has no {WEIGHTS_FILE} yet: it is written with the first checkpoint and at the end of the run")
+            raise ValueError(
+                f"{self.path} has no {WEIGHTS_FILE} yet: it is written with the first checkpoint and at the end of the run"
+            )
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
@@ -171,7 +191,9 @@ class RunDirectory:
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
         if about.get("sha256") != digest_of_tensors(weights, about.get("env_steps", "")):
-            raise ValueError(f"{path} is damaged: it was changed since it was saved (its SHA-256 is another)")
+            raise ValueError(
+                f"{path} is damaged: it was changed since it was saved (its SHA-256 is another)"
+            )
         return weights
 
     def save_weights(self, weights: dict[str, Tensor], *, env_steps: int) -> None:
@@ -222,7 +244,9 @@ def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
                 raise ValueError("no object with env_steps")
         except ValueError as error:  # json.JSONDecodeError is one
             if number < len(lines):
-                raise ValueError(f"line {number} of {path} is damaged ({error}); remove that line, or restore the file") from None
+                raise ValueError(
+                    f"line {number} of {path} is damaged ({error}); remove that line, or restore the file"
+                ) from None
             break  # torn: the process died while it wrote
         rows.append((line, row))
     return rows

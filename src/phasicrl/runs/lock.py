@@ -33,10 +33,16 @@ class RunLock:
         except BlockingIOError:
             holder = _holder(self._file)
             self._file.close()
-            raise ValueError(f"{path} is in use by {holder}; let it finish, or stop it first") from None
+            raise ValueError(
+                f"{path} is in use by {holder}; let it finish, or stop it first"
+            ) from None
         except OSError:
             pass  # this file system has no locks
-        about = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+        about = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        }
         self._file.truncate(0)
         self._file.write(json.dumps(about))
         self._file.flush()

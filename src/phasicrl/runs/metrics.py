@@ -116,11 +116,20 @@ class MetricsLog:
         unknown = record.keys() - METRICS.keys()
         if unknown:
             name = min(unknown)
-            raise ValueError(f"metric {name!r} has no description{nearest_name(name, METRICS)}; add it to METRICS in metrics.py")
+            raise ValueError(
+                f"metric {name!r} has no description{nearest_name(name, METRICS)}; add it to METRICS in metrics.py"
+            )
         values = {name: float(record[name]) for name in METRICS if name in record}
         seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
-        head = {"env_steps": int(env_steps), "iteration": int(iteration), "phase": int(phase), "wall_time": seconds}
-        row = head | {name: value if math.isfinite(value) else None for name, value in values.items()}
+        head = {
+            "env_steps": int(env_steps),
+            "iteration": int(iteration),
+            "phase": int(phase),
+            "wall_time": seconds,
+        }
+        row = head | {
+            name: value if math.isfinite(value) else None for name, value in values.items()
+        }
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
         if monotonic() - self._synced > _FSYNC_SECONDS:
@@ -162,7 +171,9 @@ def _open_rows(path: Path, resumed_at: int | None) -> tuple[IO[str], float]:
     seconds = 0.0
     if resumed_at is None:
         if path.exists() and path.stat().st_size > 0:
-            raise FileExistsError(f"{path} holds the metrics of an earlier run; resume that run, or give this one a folder of its own")
+            raise FileExistsError(
+                f"{path} holds the metrics of an earlier run; resume that run, or give this one a folder of its own"
+            )
     elif path.exists():
         rows = [(line, row) for line, row in read_rows(path) if row["env_steps"] <= resumed_at]
         seconds = float(rows[-1][1].get("wall_time", 0.0)) if rows else 0.0
@@ -184,11 +195,15 @@ class _TensorBoard:
 
         self._summary = Summary
         # TensorBoard hides events from `purge_step` on that an earlier process wrote.
-        self._writer = SummaryWriter(str(run_dir), purge_step=None if resumed_at is None else resumed_at + 1)
+        self._writer = SummaryWriter(
+            str(run_dir), purge_step=None if resumed_at is None else resumed_at + 1
+        )
 
     def write(self, values: Values, env_steps: int) -> None:
         """One event with all metrics: a tenth of the time of an `add_scalar` for each."""
-        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        scalars = [
+            self._summary.Value(tag=name, simple_value=value) for name, value in values.items()
+        ]
         self._writer._get_file_writer().add_summary(self._summary(value=scalars), env_steps)
 
     def close(self) -> None:
@@ -203,7 +218,9 @@ class _WandB:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
-            raise ModuleNotFoundError("log.wandb needs Weights & Biases: pip install 'phasicrl[track]'") from None
+            raise ModuleNotFoundError(
+                "log.wandb needs Weights & Biases: pip install 'phasicrl[track]'"
+            ) from None
 
         id_file = run_dir / "wandb_id"
         if not id_file.exists():

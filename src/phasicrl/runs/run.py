@@ -141,7 +141,9 @@ class Run:
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
-        self.log.write(record, env_steps=self.env_steps, iteration=self.iteration, phase=self.learner.phase)
+        self.log.write(
+            record, env_steps=self.env_steps, iteration=self.iteration, phase=self.learner.phase
+        )
         self.keep()
         every = self.config.checkpoint.every_minutes
         if every is not None and time.perf_counter() - self._last_save >= 60 * every:
@@ -171,7 +173,9 @@ class Run:
         assert self._kept is not None
         state, env_steps, chunks = self._kept
         weights = state["learner"]["agent"]
-        if not torch.stack([weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]).all():
+        if not torch.stack(
+            [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
+        ).all():
             raise diverged(["the agent's weights"])
         self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
@@ -208,7 +212,11 @@ class Run:
             "exact_state": self.envs.exact_state,
             "device": str(self.compute.device),
             "plan": self.compute.plan.to_dict(),
-            "machine": {"system": platform.platform(), "processor": processor(), "cores": num_cores()},
+            "machine": {
+                "system": platform.platform(),
+                "processor": processor(),
+                "cores": num_cores(),
+            },
             "versions": {"python": platform.python_version()}
             | {name: package_version(name) for name in packages}
             | {"torch": torch.__version__},
@@ -230,7 +238,13 @@ class Run:
             "seconds": self.seconds,
         }
 
-    def load_state_dict(self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool = False) -> None:
+    def load_state_dict(
+        self,
+        state: dict[str, Any],
+        chunks: dict[str, dict[str, Tensor]],
+        *,
+        same_episodes: bool = False,
+    ) -> None:
         """Take back `state_dict` and the chunks, but for the environments; with `same_episodes` these are where they were."""
         self.learner.load_state_dict(state["learner"])
         action_state, generator = state["action_generator"], self.collector.generator
@@ -246,20 +260,30 @@ class Run:
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
         records = self.files.metrics()
-        returns = [record["charts/episodic_return_100"] for record in records if record.get("charts/episodic_return_100") is not None]
+        returns = [
+            record["charts/episodic_return_100"]
+            for record in records
+            if record.get("charts/episodic_return_100") is not None
+        ]
         seconds = {
-            part: sum(record.get(f"time/{part}") or 0.0 for record in records) for part in ("rollout", "policy", "value", "auxiliary")
+            part: sum(record.get(f"time/{part}") or 0.0 for record in records)
+            for part in ("rollout", "policy", "value", "auxiliary")
         }
         total = sum(seconds.values()) or 1.0
         rows = {
             "environment steps": f"{self.env_steps:,}",
             "wall-clock time": f"{self.seconds / 60:.1f} min",
             "steps per second": f"{self.env_steps / self.seconds:,.0f}",
-            "time split": ", ".join(f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value),
+            "time split": ", ".join(
+                f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value
+            ),
         }
         if returns:
             finished = list(accumulate(record["charts/num_episodes"] for record in records))
-            first = next((record for record, count in zip(records, finished, strict=True) if count >= 100), records[-1])
+            first = next(
+                (record for record, count in zip(records, finished, strict=True) if count >= 100),
+                records[-1],
+            )
             rows |= {
                 "return after 100 episodes": f"{first['charts/episodic_return_100']:.2f}",
                 "return, last 100 episodes": f"{returns[-1]:.2f}",
@@ -278,7 +302,9 @@ class Run:
         self._signals.install()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         """Close; if the run was cut short, save what its last whole iteration left, and say how it can go on."""
         self._signals.hold()
         try:
@@ -295,12 +321,19 @@ class Run:
         except (OSError, ValueError) as problem:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")
         saved = self.files.checkpoints
-        way = f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}" if saved else "it has no checkpoint yet"
+        way = (
+            f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}"
+            if saved
+            else "it has no checkpoint yet"
+        )
         self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
 
     def _buffer_chunks(self) -> Chunks:
         """The rollouts of the phase under way, one chunk each: they never change, so a checkpoint can link those of the one before."""
-        return {self._chunk_name(slot): self.buffer.rollout(slot).tensors for slot in range(self.buffer.num_filled)}
+        return {
+            self._chunk_name(slot): self.buffer.rollout(slot).tensors
+            for slot in range(self.buffer.num_filled)
+        }
 
     def _chunk_name(self, slot: int) -> str:
         """A name that no other rollout of this run has."""

@@ -60,4 +60,6 @@ class Signals:
                 os._exit(INTERRUPTED)
             return
         self._closing = True
-        raise KeyboardInterrupt if number == signal.SIGINT else Preempted(signal.Signals(number).name)
+        raise (
+            KeyboardInterrupt if number == signal.SIGINT else Preempted(signal.Signals(number).name)
+        )
