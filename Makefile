@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-slow bench lint format wheel fresh setup clean help
+.PHONY: train test test-slow test-faults bench lint format wheel fresh setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -26,6 +26,10 @@ test: $(READY)  ## Run the tests
 
 test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pytest -m slow --timeout 3600 $(ARGS)
+
+FAULTS := benchmarks/results/faults.csv
+test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; half an hour
+	$(BIN)/pytest tests/faults -n $(WORKERS) --faults full --fault-table $(FAULTS) --timeout 3600 $(ARGS)
 
 bench: $(READY) .peers/sb3/.ready  ## Whole training loops beside Stable-Baselines3's, interleaved; ten minutes (benchmarks/versus.py has more)
 	$(BIN)/python benchmarks/versus.py cartpole64 halfcheetah --pairs 3 $(ARGS)

@@ -1,12 +1,20 @@
-"""What every test gets: runs that it opened are closed when it ends."""
+"""What every test gets: runs that it opened are closed when it ends. And the table of faults.
+
+`--faults full --fault-table FILE` injects every fault of tests/faults and writes what held.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import helpers
+
+_FAULTS: list[tuple[str, str, int, int]] = []
+"""Of each test of a fault: its id, what it is, how many were tried, how many held."""
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +22,23 @@ def _close_runs() -> Iterator[None]:
     yield
     while helpers.OPENED:
         helpers.OPENED.pop().close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults", choices=("few", "full"), default="few", help="how many faults")
+    parser.addoption("--fault-table", type=Path, help="CSV file: what held of them")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        found = (value for name, value in report.user_properties if name == "fault")
+        _FAULTS.extend(tuple(row) for row in found)  # type: ignore[arg-type]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path: Path | None = session.config.getoption("--fault-table")
+    if path is not None and not hasattr(session.config, "workerinput"):
+        with path.open("w", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(("fault", "what", "tried", "held"))
+            table.writerows(sorted(_FAULTS))

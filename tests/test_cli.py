@@ -18,6 +18,7 @@ from phasicrl.experiments.ladder import run_ladder
 from phasicrl.experiments.plot import plot_runs
 from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import Run
 
 SMALL = [
@@ -497,9 +498,9 @@ def test_a_run_is_repeated_with_its_plan(
         main(["train", "classic-ppo", *SMALL, *QUIET, *output, "--compute.num-threads", "1"]) == 0
     )
     (first,) = (tmp_path / "first").iterdir()
-    card = json.loads((first / "card.json").read_text())
+    card = RunDirectory(first).card
     card["plan"] |= {"steps_at_once": 7}  # as no plan made here would be
-    (first / "card.json").write_text(json.dumps(card))
+    RunDirectory(first).write_card(card)
     assert (
         main(
             ["train", "--from", str(first), "--same-plan", "--output-dir", str(tmp_path / "again")]
@@ -511,7 +512,7 @@ def test_a_run_is_repeated_with_its_plan(
     capsys.readouterr()
     assert "--from RUN --same-plan" in error_of(capsys, "train", "classic-ppo", "--same-plan")
     card["plan"] |= {"num_threads": 10_000}
-    (first / "card.json").write_text(json.dumps(card))
+    RunDirectory(first).write_card(card)
     assert "10000 threads, which this machine has not" in error_of(
         capsys, "train", "--from", str(first), "--same-plan"
     )

@@ -1,4 +1,4 @@
-"""Dataclasses of knobs as JSON and back, fields by name. Kind: pure. Imports nothing of ours.
+"""Dataclasses of knobs as JSON and back, fields by name. Kind: effects (reads files). Imports nothing of ours.
 
 A file that an earlier version wrote is still read: `RETIRED_FIELDS` and `RETIRED_VALUES` say what
 became of what is no longer there.
@@ -12,6 +12,7 @@ import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -36,9 +37,46 @@ def from_json(kind: type[T], text: str) -> T:
     """
     try:
         tree = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"this is not a configuration written by phasicrl: {error}") from None
     return _from_tree(kind, tree, "")
+
+
+def read_text(path: Path, largest: int = 2**24) -> str:
+    """Read a file of text that somebody else may have written.
+
+    Args:
+        path: of the file.
+        largest: bytes; a larger one is not read into memory.
+
+    Raises:
+        ValueError: it is larger, no plain file, or not text.
+        OSError: it cannot be read.
+    """
+    if not path.is_file() and path.exists():
+        raise ValueError(f"{path} is no file")
+    if (size := path.stat().st_size) > largest:
+        raise ValueError(f"{path} has {size:,} bytes; at most {largest:,} are read")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
+
+
+def read_json(path: Path, largest: int = 2**24) -> dict[str, Any]:
+    """Read a JSON object from a file that somebody else may have written; see `read_text`.
+
+    Raises:
+        ValueError: also if it holds something else.
+        OSError: it cannot be read.
+    """
+    try:
+        value = json.loads(read_text(path, largest))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it holds no object")
+    return typing.cast(dict[str, Any], value)
 
 
 def nearest_name(given: str, known: Iterable[str]) -> str:

@@ -53,7 +53,7 @@ def sign(path: Path, **changes: Any) -> None:
     manifest.pop("sha256")
     manifest["files"] = {name: checkpoint._described(path / name) for name in manifest["files"]}
     (path / "manifest.json").write_text(
-        json.dumps(manifest | {"sha256": checkpoint._digest_of(manifest)})
+        json.dumps(manifest | {"sha256": checkpoint.digest_of_json(manifest)})
     )
 
 
@@ -186,7 +186,7 @@ def test_a_save_that_is_cut_off_leaves_the_one_before(
     save(tmp_path, 1, {"which": "old"})
 
     def crash(*_: object) -> None:
-        raise OSError("power cut")
+        raise OSError(5, "power cut")
 
     for function in ("replace", "fsync"):
         with monkeypatch.context() as patch:

@@ -344,3 +344,84 @@ def test_without_wandb_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[track\]'"):
         MetricsLog(tmp_path, config(wandb=True))
+
+
+def plain(log: MetricsLog) -> MetricsLog:
+    """The log, on a display that prints."""
+    log._display = console.open_display(config(console="plain"), 0, sys.stdout)
+    return log
+
+
+def test_rows_that_a_full_disk_refuses_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = plain(MetricsLog(tmp_path, config()))
+    write_rows(log, 1, 1)
+    rows = log._file
+    whole = rows._file
+
+    class Full:
+        name, closed = whole.name, False
+
+        def write(self, data: bytes) -> int:
+            if len(data) > 10:  # a few bytes still go in: the row is torn
+                return whole.write(data[:3])
+            raise OSError(28, "No space left on device")
+
+    rows._file = Full()  # type: ignore[assignment]
+    write_rows(log, 2, 3)
+    with pytest.raises(OSError, match=r"No space left on device: .*metrics\.jsonl"):
+        log.flush()
+    rows._file = whole
+    write_rows(log, 4, 4)
+    state = log.state_dict()
+    log.close()
+    assert [row["iteration"] for row in RunDirectory(tmp_path).metrics()] == [1, 2, 3, 4]
+    assert state["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size
+    assert "metrics.jsonl cannot be written" in capsys.readouterr().out
+
+
+def test_a_sink_that_fails_is_switched_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing:
+        name = "the sink"
+        calls = 0
+
+        def write(self, values: Any, env_steps: int) -> None:
+            self.calls += 1
+            raise RuntimeError("no connection")
+
+        def close(self) -> None:
+            raise AssertionError("it is off")
+
+    log, sink = plain(MetricsLog(tmp_path, config())), Failing()
+    log._sinks.append(sink)  # type: ignore[arg-type]
+    write_rows(log, 1, 3)
+    log.close()
+    assert sink.calls == 1 and len(RunDirectory(tmp_path).metrics()) == 3
+    assert capsys.readouterr().out.count("warning: the sink is switched off") == 1
+
+
+def test_a_resumed_run_is_cut_to_its_checkpoint_and_says_what_was_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MetricsLog(tmp_path, config())
+    write_rows(log, 1, 3)
+    kept = log.state_dict()
+    write_rows(log, 4, 6)
+    log.close()
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    for contents, rows, says in (
+        (whole, [1, 2, 3], ""),
+        (whole.replace(b'"iteration": 2', b'"iteration": 7'), [1, 7, 3], "3 rows are kept"),
+        (whole[5:], [2, 3], "2 rows are kept as they are, 1 damaged"),
+        (whole[: kept["bytes"] - 1], [1, 2, 3], "3 rows are kept"),
+    ):
+        path.write_bytes(contents)
+        plain_config = config(console="plain")
+        MetricsLog(tmp_path, plain_config, resumed_at=3 * BATCH, kept=kept).close()
+        assert [row["iteration"] for row in RunDirectory(tmp_path).metrics()] == rows
+        said = capsys.readouterr().out
+        assert (says in said) if says else "warning" not in said

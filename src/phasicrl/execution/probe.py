@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from phasicrl.config import ComputeConfig, Precision
+from phasicrl.config_io import read_json
 from phasicrl.execution.compute import Compute, is_out_of_memory
 from phasicrl.execution.plan import (
     Findings,
@@ -182,19 +183,15 @@ def probe_once(
 def _read(path: Path) -> dict[str, Any]:
     """What is kept; nothing, if the file is not there or is damaged."""
     try:
-        kept = json.loads(path.read_text())
+        kept = read_json(path)
     except (OSError, ValueError):
         return {}
     fields = {field.name for field in dataclasses.fields(Findings)}
-    return (
-        {
-            key: value
-            for key, value in kept.items()
-            if isinstance(value, dict) and set(value) == fields
-        }
-        if isinstance(kept, dict)
-        else {}
-    )
+    return {
+        key: value
+        for key, value in kept.items()
+        if isinstance(value, dict) and set(value) == fields
+    }
 
 
 def forward_backward(

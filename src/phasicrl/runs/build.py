@@ -229,8 +229,9 @@ def _build_run(
         if resumed is None:
             undo.callback(shutil.rmtree, files.path)
         lock = lock or undo.enter_context(closing(RunLock(files.path)))
-        resumed_at = None if state is None else state["env_steps"]
-        log = undo.enter_context(closing(MetricsLog(files.path, config, resumed_at=resumed_at)))
+        resumed_at, kept = (state["env_steps"], state["log"]) if state else (None, None)
+        log = MetricsLog(files.path, config, resumed_at=resumed_at, kept=kept)
+        undo.enter_context(closing(log))
         for remark in plan.remarks:
             log.message(remark)
         compute = Compute(plan, say=log.message)

@@ -23,9 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from phasicrl.config_io import read_json
+
 FORMAT = 2
 MANIFEST = "manifest.json"
-_LARGEST_JSON = 2**28
+_LARGEST_STATE = 2**28
 """Bytes: more is not read into memory."""
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 
@@ -70,7 +72,7 @@ def save_checkpoint(
     try:
         files = _write_files(temporary, tree, chunks or {}, before, known)
         manifest = {"format": FORMAT, "run": run, "env_steps": env_steps, "files": files}
-        _write_json(temporary / MANIFEST, manifest | {"sha256": _digest_of(manifest)})
+        _write_json(temporary / MANIFEST, manifest | {"sha256": digest_of_json(manifest)})
         flush(temporary)
         os.replace(temporary, final)
     except OSError:
@@ -173,7 +175,7 @@ def _load(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Ten
         if file.endswith(".safetensors"):
             loaded[file.removesuffix(".safetensors")] = load_file(path / file)
     tensors = loaded.pop("tensors")
-    return _join(_read_json(path / "state.json"), tensors), loaded
+    return _join(read_json(path / "state.json", _LARGEST_STATE), tensors), loaded
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -184,8 +186,8 @@ def _manifest(path: Path) -> dict[str, Any]:
     """
     if not (path / MANIFEST).is_file():
         raise ValueError(f"it has no {MANIFEST}: it is damaged, or an earlier version wrote it")
-    manifest = _read_json(path / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of(manifest):
+    manifest = read_json(path / MANIFEST)
+    if manifest.pop("sha256", None) != digest_of_json(manifest):
         raise ValueError(f"{MANIFEST} was changed or cut short since it was saved")
     if manifest["format"] != FORMAT:
         raise ValueError(f"it has format {manifest['format']}, this version reads format {FORMAT}")
@@ -194,14 +196,6 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"it was saved after {manifest['env_steps']:,} steps, and was renamed since"
         )
     return manifest
-
-
-def _read_json(path: Path) -> Any:
-    """What a file says, if it is not too large to be one of ours."""
-    size = path.stat().st_size
-    if size > _LARGEST_JSON:
-        raise ValueError(f"{path.name} has {size:,} bytes, which is no state of a run")
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -294,9 +288,9 @@ def digest_of_tensors(tensors: dict[str, Tensor], about: str = "") -> str:
     return digest.hexdigest()
 
 
-def _digest_of(manifest: dict[str, Any]) -> str:
-    """SHA-256 of what a manifest says."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def digest_of_json(value: dict[str, Any]) -> str:
+    """SHA-256 of an object of JSON, in whatever order it was written."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def flush(path: Path) -> None:
@@ -304,5 +298,8 @@ def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(descriptor)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasicrl.config import Config, refuse_unasked_import
+from phasicrl.config_io import read_json, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,8 +66,9 @@ class RunDirectory:
                     f"cannot make the run directory {path}: {error.strerror}; choose another --output-dir"
                 ) from None
             else:
-                (path / CONFIG_FILE).write_text(config.to_json() + "\n")
-                return cls(path)
+                made = cls(path)
+                made._replace(CONFIG_FILE, config.to_json())
+                return made
         raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
 
     @staticmethod
@@ -119,23 +123,42 @@ class RunDirectory:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What is known of how the run was made; nothing if it has no card."""
+        """What is known of how the run was made; nothing if it has no card.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        from phasicrl.runs.checkpoint import digest_of_json
+
         path = self.path / CARD_FILE
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not path.exists():
+            return {}
+        card = read_json(path)
+        digest = card.pop("sha256", None)
+        if digest is not None and digest != digest_of_json(card):
+            raise ValueError(
+                f"{path} was changed since it was written; restore it, or remove it: "
+                "the run then goes on without what it says"
+            )
+        return card
 
     @property
     def plan(self) -> Plan | None:
         """How the run was executed, by its card; None if it has no plan of this version."""
         from phasicrl.execution.plan import Plan
 
+        card = self.card
         try:
-            return Plan.from_dict(self.card["plan"])
-        except (KeyError, ValueError):
+            return Plan.from_dict(card["plan"])
+        except (KeyError, ValueError, TypeError):
             return None
 
     def write_card(self, card: dict[str, Any]) -> None:
-        """Write what is known of how the run was made."""
-        (self.path / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
+        """Write what is known of how the run was made, replacing the file at once."""
+        from phasicrl.runs.checkpoint import digest_of_json
+
+        card = json.loads(json.dumps(card))
+        self._replace(CARD_FILE, json.dumps(card | {"sha256": digest_of_json(card)}, indent=2))
 
     def metrics(self) -> list[dict[str, float]]:
         """Read the rows of `metrics.jsonl`: null is NaN; a last line torn by a crash is left out.
@@ -146,15 +169,28 @@ class RunDirectory:
         path = self.path / METRICS_FILE
         if not path.is_file():
             self._check()
-        rows = [row for _, row in read_rows(path)] if path.is_file() else []
+        rows: list[dict[str, float]] = []
+        damaged = 0
+        with (
+            path.open(encoding="utf-8", errors="replace")
+            if path.is_file()
+            else nullcontext(()) as lines
+        ):
+            for number, line in enumerate(lines, start=1):
+                if damaged:
+                    raise ValueError(
+                        f"line {damaged} of {path} is damaged; remove it, or restore the file"
+                    )
+                row = read_row(line)
+                if row is None:
+                    damaged = number  # or torn, if it is the last: the process died while it wrote
+                else:
+                    rows.append({name: math.nan if x is None else x for name, x in row.items()})
         if not rows:
             raise ValueError(
                 f"{self.path} has no data yet: its first iteration is not finished; leave it out or try again later"
             )
-        return [
-            {name: math.nan if value is None else value for name, value in row.items()}
-            for row in rows
-        ]
+        return rows
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -198,12 +234,23 @@ class RunDirectory:
 
     def save_weights(self, weights: dict[str, Tensor], *, env_steps: int) -> None:
         """Write the agent's weights, replacing the file at once, never in part."""
-        from phasicrl.runs.checkpoint import digest_of_tensors, flush, save_tensors
+        from phasicrl.runs.checkpoint import digest_of_tensors, save_tensors
 
-        temporary, steps = self.path / f".{WEIGHTS_FILE}.tmp", str(env_steps)
+        steps = str(env_steps)
         about = {"env_steps": steps, "sha256": digest_of_tensors(weights, steps)}
-        save_tensors(weights, temporary, about=about)
-        os.replace(temporary, self.path / WEIGHTS_FILE)
+        self._replace(WEIGHTS_FILE, lambda path: save_tensors(weights, path, about=about))
+
+    def _replace(self, name: str, write: Callable[[Path], object] | str) -> None:
+        """Write a file, or a text with a line's end, under another name; then put it in the old one's place."""
+        from phasicrl.runs.checkpoint import flush
+
+        temporary = self.path / f".{name}.tmp"
+        if isinstance(write, str):
+            temporary.write_text(write + "\n", encoding="utf-8")
+        else:
+            write(temporary)
+        flush(temporary)
+        os.replace(temporary, self.path / name)
         flush(self.path)
 
     def _check(self) -> None:
@@ -224,32 +271,18 @@ def read_config(file: Path) -> Config:
         OSError: there is no such file.
     """
     try:
-        return Config.from_json(file.read_text(encoding="utf-8"))
+        return Config.from_json(read_text(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
 
-def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Read each line of a file of metrics, with what it says; a torn last line is left out.
-
-    Raises:
-        ValueError: a line before the last is damaged.
-    """
-    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
-    rows: list[tuple[str, dict[str, Any]]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or "env_steps" not in row:
-                raise ValueError("no object with env_steps")
-        except ValueError as error:  # json.JSONDecodeError is one
-            if number < len(lines):
-                raise ValueError(
-                    f"line {number} of {path} is damaged ({error}); remove that line, or restore the file"
-                ) from None
-            break  # torn: the process died while it wrote
-        rows.append((line, row))
-    return rows
+def read_row(line: str) -> dict[str, Any] | None:
+    """Read a line of a file of metrics; None if it is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("env_steps")) is int else None
 
 
 def _stem(config: Config) -> str:

@@ -7,19 +7,21 @@ sink has the same names.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
 import sys
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import Any
 
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
 from phasicrl.runs.console import Values, open_display
-from phasicrl.runs.directory import METRICS_FILE, read_rows
+from phasicrl.runs.directory import METRICS_FILE, read_row
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of all episodes that finished in the iteration (reward units).",
@@ -63,7 +65,14 @@ _FSYNC_SECONDS = 10.0
 class MetricsLog:
     """Where a run's numbers go. Use it as a context manager: the display leaves the terminal as it found it."""
 
-    def __init__(self, run_dir: Path, config: Config, *, resumed_at: int | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        *,
+        resumed_at: int | None = None,
+        kept: dict[str, Any] | None = None,
+    ) -> None:
         """Open the files of `run_dir` and the display.
 
         Args:
@@ -71,6 +80,7 @@ class MetricsLog:
             config: the run's settings; `config.log` says where the numbers go.
             resumed_at: environment steps of the checkpoint that the run goes on from. Later rows
                 are cut off, so that none appears twice.
+            kept: `state_dict` of the log when that checkpoint was made.
 
         Raises:
             FileExistsError: the folder holds metrics of an earlier run, and this one does not
@@ -79,9 +89,10 @@ class MetricsLog:
         """
         self._sinks: list[_TensorBoard | _WandB] = []
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._file, self._earlier_seconds = _open_rows(run_dir / METRICS_FILE, resumed_at)
+        self._file, notices = _Rows.open(run_dir / METRICS_FILE, resumed_at, kept)
+        self._earlier_seconds = self._file.seconds
         try:
-            notice = self._open_sinks(run_dir, config, resumed_at)
+            notices += self._open_sinks(run_dir, config, resumed_at)
         except BaseException:
             self._file.close()
             raise
@@ -89,10 +100,10 @@ class MetricsLog:
         # the run.
         self._started = self._synced = monotonic()
         self._display = open_display(config, resumed_at or 0, sys.stdout)
-        if notice:
+        for notice in notices:
             self.message(notice)
 
-    def _open_sinks(self, run_dir: Path, config: Config, resumed_at: int | None) -> str:
+    def _open_sinks(self, run_dir: Path, config: Config, resumed_at: int | None) -> list[str]:
         """Open what the settings ask for; returns what the user must be told."""
         if config.log.wandb:
             self._sinks.append(_WandB(run_dir, config))
@@ -100,8 +111,11 @@ class MetricsLog:
             try:
                 self._sinks.append(_TensorBoard(run_dir, resumed_at))
             except ImportError:
-                return "no TensorBoard events, it is not installed: pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
-        return ""
+                return [
+                    "no TensorBoard events, it is not installed: "
+                    "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
+                ]
+        return []
 
     def progress(self, stage: str, *, env_steps: int) -> None:
         """Tell the display where the run is: `rollout`, `policy`, `auxiliary 2/6`. Nearly free; call it as often as you like."""
@@ -130,13 +144,20 @@ class MetricsLog:
         row = head | {
             name: value if math.isfinite(value) else None for name, value in values.items()
         }
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
-        if monotonic() - self._synced > _FSYNC_SECONDS:
-            self.flush()
+        try:
+            self._file.write(json.dumps(row, allow_nan=False), seconds)
+            if monotonic() - self._synced > _FSYNC_SECONDS:
+                self.flush()
+        except OSError as error:
+            self._synced = monotonic()
+            self.message(f"warning: {METRICS_FILE} cannot be written ({error}); rows wait for that")
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        for sink in self._sinks:
-            sink.write(finite, env_steps)
+        for sink in [*self._sinks]:
+            try:
+                sink.write(finite, env_steps)
+            except Exception as error:  # whatever it is, it is no reason to lose the run
+                self._sinks.remove(sink)
+                self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
         self._display.record(values, env_steps)
 
     def message(self, text: str) -> None:
@@ -147,17 +168,25 @@ class MetricsLog:
         """Put the rows on the disk; call it before a checkpoint, so that no crash leaves a checkpoint that is ahead of its rows."""
         if not self._file.closed:
             self._file.flush()
-            os.fsync(self._file.fileno())
             self._synced = monotonic()
 
+    def state_dict(self) -> dict[str, Any]:
+        """How long the file of rows is, and its digest: so that a resumed run sees what was changed."""
+        return self._file.state_dict()
+
     def close(self) -> None:
-        """Close everything; calling it again does nothing."""
+        """Close everything; calling it again does nothing.
+
+        Raises:
+            OSError: the last rows cannot be written.
+        """
         if not self._file.closed:
-            self._display.close()
-            self.flush()
-            self._file.close()
-            for sink in self._sinks:
-                sink.close()
+            with ExitStack() as stack:
+                for sink in self._sinks:
+                    stack.callback(sink.close)
+                stack.callback(self._file.close)
+                stack.callback(self.flush)
+                stack.callback(self._display.close)
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -166,28 +195,123 @@ class MetricsLog:
         self.close()
 
 
-def _open_rows(path: Path, resumed_at: int | None) -> tuple[IO[str], float]:
-    """Open the rows' file for appending; also the seconds that the run had taken by its last row."""
-    seconds = 0.0
-    if resumed_at is None:
-        if path.exists() and path.stat().st_size > 0:
-            raise FileExistsError(
-                f"{path} holds the metrics of an earlier run; resume that run, or give this one a folder of its own"
-            )
-    elif path.exists():
-        rows = [(line, row) for line, row in read_rows(path) if row["env_steps"] <= resumed_at]
-        seconds = float(rows[-1][1].get("wall_time", 0.0)) if rows else 0.0
+class _Rows:
+    """The file of rows: appended to, with a digest of all of it. What a full disk refuses waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+        self.seconds = 0.0
+        """Wall-clock time of the run at the last row."""
+
+    @classmethod
+    def open(
+        cls, path: Path, resumed_at: int | None, kept: dict[str, Any] | None
+    ) -> tuple[_Rows, list[str]]:
+        """Open the file; a resumed run's is cut to the rows up to its checkpoint.
+
+        Returns:
+            The rows, and what the user must be told: the file is not what it was when the
+            checkpoint was made.
+        """
+        if resumed_at is None:
+            if path.exists() and path.stat().st_size > 0:
+                raise FileExistsError(
+                    f"{path} holds the metrics of an earlier run; "
+                    "resume that run, or give this one a folder of its own"
+                )
+            return cls(path), []
+        rows = cls(path)
+        if kept is not None and rows._take_back(path, kept):
+            return rows, []
+        rows.close()
+        rows, remark = cls._sorted_out(path, resumed_at)
+        return rows, [remark] if kept is not None else []
+
+    def _take_back(self, path: Path, kept: dict[str, Any]) -> bool:
+        """Cut the file to the length that was kept; False if its digest is another then."""
+        with path.open("r+b") as file:
+            left = kept["bytes"]
+            while left and (part := file.read(min(left, 2**20))):
+                self._digest.update(part)
+                left -= len(part)
+            if left or self._digest.hexdigest() != kept["sha256"]:
+                return False
+            file.truncate(kept["bytes"])
+        self._bytes, self.seconds = kept["bytes"], kept["seconds"]
+        self.flush()
+        return True
+
+    @classmethod
+    def _sorted_out(cls, path: Path, resumed_at: int) -> tuple[_Rows, str]:
+        """Keep the lines that can be read as rows up to the checkpoint."""
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = [(line, read_row(line)) for line in lines]
+        good = [(line, row) for line, row in found if row and row["env_steps"] <= resumed_at]
         shorter = path.with_name(path.name + ".tmp")
-        with shorter.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line, _ in rows)
-            file.flush()
-            os.fsync(file.fileno())
+        shorter.unlink(missing_ok=True)
+        rows = cls(shorter)
+        for line, row in good:
+            rows.write(line, float(row.get("wall_time", 0.0)))
+        rows.flush()
         shorter.replace(path)
-    return path.open("a", encoding="utf-8"), seconds
+        damaged = sum(row is None for _, row in found)
+        return rows, (
+            f"warning: {path} is not what it was when the checkpoint was made; "
+            f"{len(good)} rows are kept as they are, {damaged} damaged lines are left out"
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._file.closed
+
+    def write(self, line: str, seconds: float) -> None:
+        """Append a row: the end of this process does not lose it.
+
+        Raises:
+            OSError: the disk is full, or takes nothing; the row is tried again with the next.
+        """
+        data = f"{line}\n".encode()
+        self._digest.update(data)
+        self._bytes += len(data)
+        self.seconds = seconds
+        self._waiting += data
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+    def flush(self) -> None:
+        """Wait until the rows are on the disk.
+
+        Raises:
+            OSError: the disk is full, or takes nothing.
+        """
+        try:
+            self._write_waiting()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            error.filename = self._file.name
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Length, digest and seconds, as they are."""
+        digest = self._digest.hexdigest()
+        return {"bytes": self._bytes, "sha256": digest, "seconds": self.seconds}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class _TensorBoard:
     """TensorBoard events in the run directory."""
+
+    name = "TensorBoard"
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
@@ -213,6 +337,8 @@ class _TensorBoard:
 
 class _WandB:
     """Weights & Biases. The id of the run is kept in the run directory, so that a resumed run goes on in the same place."""
+
+    name = "Weights & Biases"
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         try:

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -236,6 +237,7 @@ class Run:
             "num_filled": self.buffer.num_filled,
             "env_steps": self.env_steps,
             "seconds": self.seconds,
+            "log": self.log.state_dict(),
         }
 
     def load_state_dict(
@@ -292,10 +294,11 @@ class Run:
         return rows
 
     def close(self) -> None:
-        """Release environments, log files and the run directory."""
-        self.envs.close()
-        self.log.close()
-        self._lock.close()
+        """Release environments, log files and the run directory, whichever of them fails."""
+        with ExitStack() as stack:
+            stack.callback(self._lock.close)
+            stack.callback(self.log.close)
+            stack.callback(self.envs.close)
 
     def __enter__(self) -> Self:
         """Use as a context: closed at its end, however it ends. Meanwhile signals end it in order (`runs.signals`)."""

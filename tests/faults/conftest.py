@@ -1,0 +1,51 @@
+"""Faults are counted: each test tries so many, and `--fault-table FILE` writes what held.
+
+`make test` tries a few of each kind; `--faults full` (`make test-faults`) tries all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass
+class Fault:
+    """What one test injects: how many, and how many of them held.
+
+    Attributes:
+        id: as in the list of faults, docs/reliability.md.
+        what: is injected, and what has to hold.
+        wanted: number of tries.
+    """
+
+    id: str
+    what: str
+    wanted: int
+    held: int = 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Number each try; one that raises does not count as held."""
+        for number in range(self.wanted):
+            yield number
+            self.held += 1
+
+
+@pytest.fixture
+def is_full(request: pytest.FixtureRequest) -> bool:
+    """Whether every fault is injected, or a few of each kind."""
+    return request.config.getoption("--faults") == "full"
+
+
+@pytest.fixture
+def fault(
+    request: pytest.FixtureRequest, is_full: bool, record_property: Callable[[str, object], None]
+) -> Iterator[Fault]:
+    """The fault of a test's mark `fault(id, what, short, full)`."""
+    mark = request.node.get_closest_marker("fault")
+    name, what, short, full = mark.args
+    made = Fault(name, what, full if is_full else short)
+    yield made
+    record_property("fault", (made.id, made.what, made.wanted, made.held))

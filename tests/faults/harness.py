@@ -1,0 +1,188 @@
+"""Runs in processes of their own, to be killed: how they are started, and how what they leave is compared."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import CheckpointConfig, Config, EnvConfig, ObsNormConfig
+from phasicrl.runs.checkpoint import load_checkpoint
+from phasicrl.runs.directory import RunDirectory
+from tests.helpers import tiny, tiny_aux
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.faults.harness"])
+KINDS: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "ppg": {"aux": tiny_aux(every=3, epochs=3)},
+    "lstm": {
+        "aux": tiny_aux(every=2),
+        "model.memory": "lstm",
+        "model.memory_size": 8,
+        "ppo.minibatch_by": "segments",
+        "obs_norm": ObsNormConfig(),
+    },
+}
+"""What is trained: how it differs from a small PPO on CartPole."""
+
+
+def small(folder: Path, kind: str, **changes: Any) -> Config:
+    """A run of 24 iterations, with a checkpoint after every one."""
+    config = replace(
+        tiny(folder, total_env_steps=24 * 64),
+        env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
+        checkpoint=CheckpointConfig(every_minutes=0.0),
+    )
+    return config.changed({"ppo.num_steps": 16} | KINDS[kind] | changes)
+
+
+def run_directory(folder: Path) -> Path | None:
+    """The run in a folder, once it is there."""
+    return next((path.parent for path in folder.glob("*/config.json")), None)
+
+
+def begin_or_resume(folder: Path, kind: str) -> None:
+    """What a user's script does: go on where there is something to go on from."""
+    path = run_directory(folder)
+    if path is not None and not RunDirectory(path).checkpoints:
+        shutil.rmtree(path)
+        path = None
+    if path is None:
+        train(small(folder, kind))
+    else:
+        resume(path)
+
+
+def _child(task: Callable[..., None], args: tuple[Any, ...], errors: Path) -> None:
+    torch.set_num_threads(1)
+    sys.stderr = errors.open("a", buffering=1)
+    task(*args)
+
+
+def start(folder: Path, task: Callable[..., None], *args: Any) -> BaseProcess:
+    """Start `task` in a process of its own; what it says to stderr is in `errors.txt`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    process = _SERVER.Process(target=_child, args=(task, args, folder / "errors.txt"))
+    process.start()
+    return process
+
+
+def finish(folder: Path, task: Callable[..., None], *args: Any, seconds: float = 120.0) -> None:
+    """Run `task` in a process of its own to its end, which has to be a good one."""
+    process = start(folder, task, *args)
+    process.join(seconds)
+    code, said = process.exitcode, (folder / "errors.txt").read_text()
+    process.kill()
+    assert code == 0, f"exit code {code}; {said[-2000:]}"
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """The first true value of `what`."""
+    deadline = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.002)
+    return value
+
+
+def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """What a finished run leaves: the state of its last checkpoint and its rows, without times."""
+    path = run_directory(folder)
+    assert path is not None, "no run"
+    files = RunDirectory(path)
+    state, chunks, rejected = load_checkpoint(files.checkpoint_folder, run=files.card["run"])
+    assert not rejected and not list(files.checkpoint_folder.glob(".*")), "something is left over"
+    config = Config.from_json(state.pop("config"))
+    assert state.pop("env_steps") == config.total_env_steps
+    del state["seconds"], state["log"]
+    state |= {"chunks": chunks, "weights": files.weights()}
+    rows = [{name: v for name, v in row.items() if not _is_time(name)} for row in files.metrics()]
+    return state, rows
+
+
+def _is_time(name: str) -> bool:
+    return name.startswith("time/") or name in ("charts/SPS", "wall_time")
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Paths at which two trees differ by a bit."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape
+        if not same or one.numpy().tobytes() != other.numpy().tobytes():
+            yield path
+    elif isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            yield from differences(one.get(name), other.get(name), f"{path}/{name}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (left_one, right_one) in enumerate(zip(one, other, strict=True)):
+            yield from differences(left_one, right_one, f"{path}/{index}")
+    elif repr(one) != repr(other):  # NaN is NaN here
+        yield f"{path}: {one!r:.60} and {other!r:.60}"
+
+
+def assert_unbroken(folder: Path, unbroken: tuple[dict[str, Any], Any]) -> None:
+    """What a run left is what the unbroken one did, to the bit."""
+    state, rows = left(folder)
+    assert not list(differences(unbroken[0], state))
+    assert not list(differences(unbroken[1], rows))
+
+
+WRITES = ("replace", "rename", "fsync", "link", "mkdir", "unlink", "rmdir")
+"""Functions of `os` that change what is on a disk; files that are opened for writing count too."""
+
+
+@contextmanager
+def at_operation(number: int, strike: Callable[[str], None]) -> Iterator[list[str]]:
+    """Call `strike` before the operation of that number on the disk (from 1); yields the operations so far."""
+    done: list[str] = []
+
+    def audit(name: str, plain: Callable[..., Any], args: tuple[Any, ...], options: Any) -> Any:
+        done.append(name)
+        if len(done) == number:
+            strike(name)
+        return plain(*args, **options)
+
+    def spy(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: audit(name, plain, args, options)
+
+    import builtins
+    import io
+
+    plain_open = builtins.open
+
+    def open_(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if isinstance(mode, str) and set(mode) & set("wax+"):
+            return audit("open", plain_open, (file, mode, *args), options)
+        return plain_open(file, mode, *args, **options)
+
+    before = {name: getattr(os, name) for name in WRITES}
+    try:
+        for name, plain in before.items():
+            setattr(os, name, spy(name, plain))
+        builtins.open = io.open = open_  # type: ignore[assignment]
+        yield done
+    finally:
+        builtins.open = io.open = plain_open
+        for name, plain in before.items():
+            setattr(os, name, plain)
+
+
+def kill_before_operation(folder: Path, kind: str, number: int) -> None:
+    """Train and die before the operation of that number; write how many there were if it was not reached."""
+    with at_operation(number, lambda _: os.kill(os.getpid(), signal.SIGKILL)) as done:
+        begin_or_resume(folder, kind)
+    (folder / "operations.txt").write_text(str(len(done)))

@@ -1,0 +1,140 @@
+"""Runs that are killed or told to end at any time go on as if nothing had been (F-01, F-02, F-06 to F-08)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import time
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from phasicrl.algorithm import resume, train
+from phasicrl.runs.directory import RunDirectory
+from tests.faults.conftest import Fault
+from tests.faults.harness import (
+    KINDS,
+    assert_unbroken,
+    at_operation,
+    begin_or_resume,
+    finish,
+    kill_before_operation,
+    left,
+    run_directory,
+    small,
+    start,
+    wait_for,
+)
+
+
+@cache
+def unbroken(kind: str) -> tuple[tuple[dict[str, Any], Any], float]:
+    """What a run leaves that nobody disturbs, and the seconds it takes."""
+    folder = Path(mkdtemp())
+    started = time.monotonic()
+    finish(folder, begin_or_resume, folder, kind)
+    seconds = time.monotonic() - started
+    result = left(folder), seconds
+    shutil.rmtree(folder)
+    return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault("F-01", "kill -9 at a random time: the resumed run is the unbroken one", 1, 34)
+def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
+    expected, seconds = unbroken(kind)
+    draw = random.Random(kind)
+    for number in fault:
+        folder = tmp_path / str(number)
+        for _ in range(2):  # what was resumed is killed as well
+            process = start(folder, begin_or_resume, folder, kind)
+            process.join(draw.uniform(0, seconds))
+            process.kill()
+            process.join()
+        finish(folder, begin_or_resume, folder, kind)
+        assert_unbroken(folder, expected)
+
+
+@pytest.mark.fault("F-02", "kill -9 before an operation on the disk", 3, 10_000)
+def test_killed_before_an_operation_on_the_disk(
+    tmp_path: Path, fault: Fault, is_full: bool
+) -> None:
+    expected, _ = unbroken("ppg")
+    finish(tmp_path / "all", kill_before_operation, tmp_path / "all", "ppg", 0)
+    every = range(1, int((tmp_path / "all" / "operations.txt").read_text()) + 1)
+    numbers = every if is_full else random.Random(0).sample(every, fault.wanted)
+    fault.wanted = len(numbers)
+    for index in fault:
+        folder = tmp_path / str(index)
+        process = start(folder, kill_before_operation, folder, "ppg", numbers[index])
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+        finish(folder, begin_or_resume, folder, "ppg")
+        assert_unbroken(folder, expected)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.fault("F-06", "a full or broken disk: training goes on, nothing is lost", 4, 10_000)
+def test_a_disk_that_refuses_an_operation(
+    tmp_path: Path, code: int, fault: Fault, is_full: bool
+) -> None:
+    """Refused is one operation after the first iteration; the run ends as it would have."""
+    config = small(tmp_path / "all", "ppg", total_env_steps=6 * 64)
+    counts: list[int] = []
+    with at_operation(0, print) as done:
+        run = train(config, on_iteration=lambda *_: counts.append(len(done)))
+    expected = run.agent.state_dict()
+    every = range(counts[0] + 1, len(done) + 1)
+    numbers = every if is_full else random.Random(0).sample(every, fault.wanted)
+    fault.wanted = len(numbers)
+
+    def refuse(name: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    for index in fault:
+        folder = tmp_path / str(index)
+        try:
+            with at_operation(numbers[index], refuse):
+                train(small(folder, "ppg", total_env_steps=6 * 64))
+        except OSError:  # a file of the log, or the last checkpoint: what is on the disk is whole
+            path = run_directory(folder)
+            assert path is not None
+            resume(path)
+        path = run_directory(folder)
+        assert path is not None
+        weights = RunDirectory(path).weights()
+        assert all((weights[name] == value).all() for name, value in expected.items())
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault("F-07", "SIGTERM at a random time: a checkpoint, 75, within ten seconds", 1, 17)
+def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
+    expected, seconds = unbroken(kind)
+    draw = random.Random(kind)
+    for number in fault:
+        while True:
+            folder = tmp_path / f"{number}-{draw.random()}"
+            process = start(folder, begin_or_resume, folder, kind)
+            wait_for(lambda at=folder: (path := run_directory(at)) and checkpoints(path))
+            time.sleep(draw.uniform(0, 0.7 * seconds))
+            told = time.monotonic()
+            process.terminate()
+            process.join(60)
+            if process.exitcode:
+                break  # else it was done before
+        assert time.monotonic() - told < 10
+        assert process.exitcode == 75, (folder / "errors.txt").read_text()
+        finish(folder, begin_or_resume, folder, kind)
+        assert_unbroken(folder, expected)
+
+
+def checkpoints(path: Path) -> list[Path]:
+    return RunDirectory(path).checkpoints
