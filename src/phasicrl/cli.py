@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from phasicrl.execution.plan import Plan
     from phasicrl.runs.run import Run
 
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit codes besides 0; an error that has another says so itself (docs/runs.md has all)."""
 
 
@@ -77,6 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
         for module in common.modules:
             _import(module)
         return _dispatch(words)
+    except BrokenPipeError:  # whoever read what is printed has gone
+        from phasicrl.runs.console import silence
+
+        silence(sys.stdout)
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import gymnasium as gym
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from phasicrl.envs.protocol import EnvError, ExactState, TimeStep
 from phasicrl.envs.replay import EpisodeActions
+from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, Watchdog
 from phasicrl.spaces import ActionLayout, ObservationLayout
 
 
@@ -89,8 +91,17 @@ class Bridge:
 
     device = torch.device("cpu")
 
-    def __init__(self, backend: NumpyEnv) -> None:
+    def __init__(
+        self,
+        backend: NumpyEnv,
+        *,
+        step_seconds: float = STEP_SECONDS,
+        reset_seconds: float = RESET_SECONDS,
+    ) -> None:
         self.backend = backend
+        self._watchdog = Watchdog(backend.name)
+        # Processes have the same deadlines, and can say more: theirs come first.
+        self._step_seconds, self._reset_seconds = step_seconds + 5, reset_seconds + 5
         self.name, self.num_envs, self.mask_size = backend.name, backend.num_envs, backend.mask_size
         self.observation_space, self.action_space = backend.observation_space, backend.action_space
         self.exact_state: ExactState = backend.exact_state
@@ -107,7 +118,8 @@ class Bridge:
         """Start every environment anew and return the first observations `[B, …]`."""
         self._refuse_closed("reset")
         try:
-            obs, mask = self.backend.reset()
+            with self._watchdog.watch("reset()", self._reset_seconds):
+                obs, mask = self.backend.reset()
         except Exception:
             self.close()
             raise
@@ -126,7 +138,8 @@ class Bridge:
         given = action.numpy() if isinstance(action, Tensor) else action
         self._actions.check(self.name, given, self.num_envs, action_mask=self._allowed)
         try:
-            step = self.backend.step(given)
+            with self._watchdog.watch("step()", self._step_seconds):
+                step = self.backend.step(given)
         except Exception:  # an environment that failed once is in no known state
             self.close()
             raise
@@ -163,9 +176,9 @@ class Bridge:
             f"{self.name} cannot be brought back"
         )
         self._episodes.load(state["actions"].numpy(), state["lengths"].numpy())
-        obs, mask = cast(ReplayableEnv, self.backend).replay(
-            state["starts"], self._episodes.of_each()
-        )
+        backend = cast(ReplayableEnv, self.backend)
+        with self._watchdog.watch("replay of the episodes under way", 2 * self._reset_seconds):
+            obs, mask = backend.replay(state["starts"], self._episodes.of_each())
         self._is_reset = True
         same_mask = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not same_mask or not np.array_equal(obs, state["obs"].numpy()):
@@ -179,7 +192,8 @@ class Bridge:
     def close(self) -> None:
         """Close the back end; calling it twice is harmless."""
         self._is_closed = True
-        self.backend.close()
+        with closing(self._watchdog), self._watchdog.watch("close()", self._step_seconds):
+            self.backend.close()
 
     def _take_mask(self, mask: np.ndarray | None) -> None:
         self._allowed = mask

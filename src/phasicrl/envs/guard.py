@@ -45,7 +45,8 @@ class GuardedEnv(gym.Env[Any, Any]):
 
     def __init__(self, make_env: MakeEnv, name: str, index: int, interface: Interface) -> None:
         """Guard environment `index`, which must have the given interface."""
-        self._make_env, self._name, self._index, self._interface = make_env, name, index, interface
+        self._make_env, self._name, self._interface = make_env, name, interface
+        self.env_index = index
         self._layout, self._actions = (
             ObservationLayout(interface.observation_space),
             ActionLayout(interface.action_space),
@@ -209,7 +210,7 @@ class GuardedEnv(gym.Env[Any, Any]):
 
     def _report(self, call: str, error: BaseException) -> dict[str, Any]:
         """What `info` says about a fault."""
-        where = f"{self._name}: environment {self._index}, {call}() at step {self._num_steps}"
+        where = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
         if isinstance(error, Fault):
             return {"fault": f"{where}: {error}; {error.remedy}", "traceback": ""}
         frame = traceback.extract_tb(error.__traceback__)[-1]

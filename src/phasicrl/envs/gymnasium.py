@@ -30,8 +30,9 @@ from phasicrl.envs.bridge import NumpyStep
 from phasicrl.envs.guard import GuardedEnv
 from phasicrl.envs.interface import MASK, MakeEnv, probe
 from phasicrl.envs.options import checked_options
-from phasicrl.envs.processes import RESET_SECONDS, STEP_SECONDS, ProcessVectorEnv, refuse_unsendable
+from phasicrl.envs.processes import ProcessVectorEnv, refuse_unsendable
 from phasicrl.envs.protocol import EnvError, ExactState
+from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import choices
 

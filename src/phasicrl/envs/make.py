@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -26,6 +27,7 @@ from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv, OwnVectorEnv
+from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
 from phasicrl.envs.wrappers import PartialObservation
 from phasicrl.host.machine import num_cores
 from phasicrl.spaces import check_spaces
@@ -73,12 +75,13 @@ def make_envs(
         ImportError: the back end is not installed; the message names the extra.
     """
     num_envs = config.num_envs if num_envs is None else num_envs
-    if make_vector_env is None:
-        envs = _make_whole(config, seed=seed, num_envs=num_envs, make_env=make_env)
-    elif make_env is None:
-        envs = _own_vector(make_vector_env, config, num_envs=num_envs, seed=seed)
-    else:
+    if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env were both given; give one of them")
+    with closing(Watchdog(config.id)) as watchdog, watchdog.watch("its start", RESET_SECONDS):
+        if make_vector_env is None:
+            envs = _make_whole(config, seed=seed, num_envs=num_envs, make_env=make_env)
+        else:
+            envs = _own_vector(make_vector_env, config, num_envs=num_envs, seed=seed)
     if config.observe is None:
         return envs
     try:

@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,8 +29,8 @@ from phasicrl.host.machine import place, usable_cores
 
 START_REMEDY = "if it speaks of bootstrapping above, put the start of your script under `if __name__ == '__main__':`"
 """For a process that ends before it is asked for anything."""
-STEP_SECONDS, RESET_SECONDS, CLOSE_SECONDS = 60.0, 300.0, 5.0
-"""How long processes may take; the first reset includes their start."""
+CLOSE_SECONDS = 5.0
+"""How long processes may take to end."""
 
 
 class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
@@ -191,11 +192,20 @@ def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.En
         # save and then ends us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Thread(target=_end_with_the_trainer, daemon=True).start()
         if hasattr(faulthandler, "register"):
             faulthandler.register(
                 signal.SIGUSR1
             )  # asked for by `ProcessVectorEnv` when an environment hangs
     return maker()
+
+
+def _end_with_the_trainer() -> None:
+    """End this process when the trainer's ends, however that ends: else an environment that hangs would stay."""
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    multiprocessing.connection.wait([trainer.sentinel])
+    os._exit(1)
 
 
 def refuse_unsendable(name: str, make_env: MakeEnv) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections import deque
@@ -321,6 +322,13 @@ def open_display(config: Config, env_steps: int, stream: TextIO) -> Display:
             Console(file=stream, force_terminal=True if choice == "live" else None),
         )
     return _Lines(config, env_steps, stream)
+
+
+def silence(stream: TextIO) -> Display:
+    """The display for a stream whose reader has gone; what others still print there goes nowhere."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+    return _Silent()
 
 
 def _is_screen(stream: TextIO) -> bool:

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
@@ -20,7 +21,7 @@ from typing import Any
 
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
-from phasicrl.runs.console import Values, open_display
+from phasicrl.runs.console import Display, Values, open_display, silence
 from phasicrl.runs.directory import METRICS_FILE, read_row
 
 METRICS: dict[str, str] = {
@@ -119,7 +120,7 @@ class MetricsLog:
 
     def progress(self, stage: str, *, env_steps: int) -> None:
         """Tell the display where the run is: `rollout`, `policy`, `auxiliary 2/6`. Nearly free; call it as often as you like."""
-        self._display.progress(stage, env_steps)
+        self._show(lambda display: display.progress(stage, env_steps))
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
         """Write the metrics of one iteration to every sink. NaN and infinity are written as null.
@@ -158,11 +159,18 @@ class MetricsLog:
             except Exception as error:  # whatever it is, it is no reason to lose the run
                 self._sinks.remove(sink)
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
-        self._display.record(values, env_steps)
+        self._show(lambda display: display.record(values, env_steps))
 
     def message(self, text: str) -> None:
         """Show a line of text, above the live display if there is one."""
-        self._display.message(text)
+        self._show(lambda display: display.message(text))
+
+    def _show(self, what: Callable[[Display], None]) -> None:
+        """Show something; where nobody reads any more (`| head -1`), the run goes on without a display."""
+        try:
+            what(self._display)
+        except OSError:
+            self._display = silence(sys.stdout)
 
     def flush(self) -> None:
         """Put the rows on the disk; call it before a checkpoint, so that no crash leaves a checkpoint that is ahead of its rows."""
@@ -186,7 +194,7 @@ class MetricsLog:
                     stack.callback(sink.close)
                 stack.callback(self._file.close)
                 stack.callback(self.flush)
-                stack.callback(self._display.close)
+                stack.callback(self._show, lambda display: display.close())
 
     def __enter__(self) -> MetricsLog:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import platform
 import sys
 import time
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config
-from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.protocol import EnvError, VectorEnv
+from phasicrl.envs.watchdog import last_resort
 from phasicrl.execution.compute import Compute
 from phasicrl.host import provenance
 from phasicrl.host.machine import num_cores, package_version, processor
@@ -84,7 +86,7 @@ class Run:
             "command": before.get("command", sys.argv),
             "resumed": [*before.get("resumed", []), sys.argv] if before else [],
         }
-        self._lock, self._signals = lock, Signals()
+        self._lock, self._signals, self._session = lock, Signals(), ExitStack()
         self._kept: _Kept | None = None
         self._seconds_before = 0.0
         self._started = self._iteration_started = time.perf_counter()
@@ -303,6 +305,7 @@ class Run:
     def __enter__(self) -> Self:
         """Use as a context: closed at its end, however it ends. Meanwhile signals end it in order (`runs.signals`)."""
         self._signals.install()
+        self._session.enter_context(last_resort(self._end_at_once))
         return self
 
     def __exit__(
@@ -315,7 +318,14 @@ class Run:
                 self._save_what_is_left()
             self.close()
         finally:
+            self._session.close()
             self._signals.remove()
+
+    def _end_at_once(self, error: EnvError) -> None:
+        """Save from another thread, because this one hangs for good, and end the process."""
+        self._save_what_is_left()
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
 
     def _save_what_is_left(self) -> None:
         """Save the state after the last whole iteration, if it is not saved yet, and say what became of it."""
