@@ -1,17 +1,24 @@
-"""Runs the reference codes' own programs and ours on the same weights, data and orders of samples, and says how far their numbers are apart.
+"""Runs the reference codes' own programs and ours, and says how far their numbers are apart.
 
-usage: python benchmarks/agreement.py [--openai-ppg FOLDER] [--cleanrl FOLDER] [--sb3] [--spinning-up FOLDER] [--baselines FOLDER] [--output FILE]
+Both get the same weights, data and orders of samples.
+
+usage: python benchmarks/agreement.py [--openai-ppg FOLDER] [--cleanrl FOLDER] [--sb3]
+    [--spinning-up FOLDER] [--baselines FOLDER] [--output FILE]
            [--mistake 1e-9]
 
-FOLDER is a checkout of the reference. Nothing of it is changed or copied: it is imported, with stand-ins for what does not install (references/).
-Stable-Baselines3, and gym 0.23.1 for CleanRL's Procgen scripts, are taken from the Python that runs this (peers/requirements-agreement.txt).
-Observations, rewards, ends of episodes and actions are made up once and played back to both sides; both begin with the same weights and take their
-samples in the same order. Everything runs in float32 and, by giving the name another meaning, in float64. Three minutes of processor time.
+FOLDER is a checkout of the reference. Nothing of it is changed or copied: it is imported, with
+stand-ins for what does not install (references/). Stable-Baselines3, and gym 0.23.1 for CleanRL's
+Procgen scripts, are taken from the Python that runs this (peers/requirements-agreement.txt).
+Observations, rewards, ends of episodes and actions are made up once and played back to both sides;
+both begin with the same weights and take their samples in the same order. Everything runs in
+float32 and, by giving the name another meaning, in float64. Three minutes of processor time.
 
-For each quantity the table has the largest difference between theirs and ours over all updates and all tensors, each by its norm, as a share of the
-norm of theirs; weights are compared by how far they have moved. Beside it, their own noise: in float64 the difference between two runs of theirs, one
-of which adds up each minibatch's samples, and the terms of a divergence, in the opposite order; in float32 the larger difference of these two runs from
-their run in float64. An asterisk marks what is off by more than ten times the noise, or rounding if that is more.
+For each quantity the table has the largest difference between theirs and ours over all updates and
+all tensors, each by its norm, as a share of the norm of theirs; weights are compared by how far
+they have moved. Beside it, their own noise: in float64 the difference between two runs of theirs,
+one of which adds up each minibatch's samples, and the terms of a divergence, in the opposite order;
+in float32 the larger difference of these two runs from their run in float64. An asterisk marks what
+is off by more than ten times the noise, or rounding if that is more.
 """
 
 from __future__ import annotations
@@ -93,7 +100,10 @@ class Row:
 
 
 def relative(one: np.ndarray, other: np.ndarray) -> float:
-    """The norm of the difference, as a share of the norm of `other`; the norm itself where that is zero."""
+    """The norm of the difference, as a share of the norm of `other`.
+
+    The norm itself where that is zero.
+    """
     scale = float(np.linalg.norm(other))
     return float(np.linalg.norm(one.ravel() - other.ravel())) / (scale or 1.0)
 
@@ -134,8 +144,11 @@ def rows_of(number: int, load: Any) -> list[Row]:
     errors = [largest(load(f"theirs.float32{order}"), reference) for order in ("", ".turned")]
     return [
         Row(
-            case.reference, case.name, case.preset, max(int(name.split("|")[0]) for name in reference), quantity, double[quantity], noise[quantity],
-            single[quantity], max(error[quantity] for error in errors), far[quantity], case.by_design,
+            case.reference, case.name, case.preset,
+            max(int(name.split("|")[0]) for name in reference), quantity, double[quantity],
+            noise[quantity],
+            single[quantity], max(error[quantity] for error in errors), far[quantity],
+            case.by_design,
         )
         for quantity in double
     ]  # fmt: skip
@@ -152,7 +165,8 @@ def shown(rows: list[Row]) -> str:
             lines += ["", above, *([f"meant to differ: {row.by_design}"] if row.by_design else [])]
         marks = [" " if row.agrees(precision) else "*" for precision in ("float64", "float32")]
         lines.append(
-            f"  {row.quantity:<44} {row.float64:9.1e} {row.noise64:9.1e} {marks[0]} {row.float32:9.1e} {row.noise32:9.1e} {marks[1]}".rstrip()
+            f"  {row.quantity:<44} {row.float64:9.1e} {row.noise64:9.1e} {marks[0]} "
+            f"{row.float32:9.1e} {row.noise32:9.1e} {marks[1]}".rstrip()
         )
     return "\n".join(lines)
 
@@ -164,7 +178,8 @@ def absent(given: dict[str, Path | bool | None]) -> list[str]:
         path = given.get(name)
         if isinstance(path, Path) and file is not None and not (path / file).is_file():
             sentences.append(
-                f"--{name} {path}: there is no {file} in it; give the folder of a checkout of {address}"
+                f"--{name} {path}: there is no {file} in it; "
+                f"give the folder of a checkout of {address}"
             )
     needed = ([("sb3", "stable_baselines3")] if given.get("sb3") else []) + (
         [("cleanrl", "gym")] if given.get("cleanrl") else []
@@ -172,7 +187,8 @@ def absent(given: dict[str, Path | bool | None]) -> list[str]:
     for name, package in needed:
         if importlib.util.find_spec(package) is None:
             sentences.append(
-                f"--{name}: the package {package} is not installed here; see benchmarks/peers/requirements-agreement.txt"
+                f"--{name}: the package {package} is not installed here; "
+                "see benchmarks/peers/requirements-agreement.txt"
             )
     return sentences
 
@@ -184,9 +200,8 @@ def run_all(given: dict[str, Path | bool], folder: Path) -> list[Row]:
         for name in given
     }
     every = [number for of_one in numbers.values() for number in of_one]
-    child(
-        "ours", "float32", folder, "-", every
-    )  # draws the weights and the orders that all others take
+    # Draws the weights and the orders that all others take.
+    child("ours", "float32", folder, "-", every)
     first = [("ours", "float64", folder, "-", every)]
     theirs = [
         (name, precision, folder, str(path), numbers[name])
@@ -196,9 +211,8 @@ def run_all(given: dict[str, Path | bool], folder: Path) -> list[Row]:
     apart = [job for job in theirs if job[0] != "baselines"]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda job: child(*job), first + apart))
-        list(
-            pool.map(lambda job: child(*job), [job for job in theirs if job not in apart])
-        )  # reads what ours said
+        # These read what ours said.
+        list(pool.map(lambda job: child(*job), [job for job in theirs if job not in apart]))
 
     def load(name: str) -> Arrays:
         with np.load(folder / name) as arrays:
@@ -289,7 +303,8 @@ def main() -> None:
     }
     if not given:
         parser.error(
-            f"there is nothing to compare with; give at least one of {', '.join(f'--{name}' for name in REFERENCES)}"
+            "there is nothing to compare with; "
+            f"give at least one of {', '.join(f'--{name}' for name in REFERENCES)}"
         )
     if sentences := absent(given):
         parser.error("\n".join(sentences))

@@ -1,6 +1,9 @@
-"""Holds runs against published curves: return, entropy and explained variance, window by window, as a table, a CSV and a figure.
+"""Holds runs against published curves.
 
-usage: python benchmarks/compare_reference.py RUN … --reference baselines_ppo_easy_all.csv.gz --output docs/figures/baselines
+Return, entropy and explained variance, window by window, as a table, a CSV and a figure.
+
+usage: python benchmarks/compare_reference.py RUN … --reference baselines_ppo_easy_all.csv.gz
+    --output docs/figures/baselines
 """
 
 from __future__ import annotations
@@ -31,7 +34,11 @@ def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[flo
 def compare(
     ours: dict[int, Curve], published: Curve, edges: list[int], metric: str
 ) -> list[dict[str, object]]:
-    """One row for a run of ours and a window: our mean, the published runs' span, and the 95 % interval in which one more run of theirs would lie."""
+    """One row for a run of ours and a window.
+
+    Our mean, the published runs' span, and the 95 % interval in which one more run of theirs would
+    lie.
+    """
     theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
     half = T_95 * theirs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(theirs))
     rows = []
@@ -40,9 +47,12 @@ def compare(
             column = theirs[:, index]
             rows.append(
                 {
-                    "env": curve.env_id, "seed": seed, "metric": metric, "steps": f"{edges[index]:,}–{edges[index + 1]:,}",
-                    "ours": round(value, 3), "published_min": round(float(column.min()), 3), "published_mean": round(float(column.mean()), 3),
-                    "published_max": round(float(column.max()), 3), "prediction_half_width": round(float(half[index]), 3),
+                    "env": curve.env_id, "seed": seed, "metric": metric,
+                    "steps": f"{edges[index]:,}–{edges[index + 1]:,}",
+                    "ours": round(value, 3), "published_min": round(float(column.min()), 3),
+                    "published_mean": round(float(column.mean()), 3),
+                    "published_max": round(float(column.max()), 3),
+                    "prediction_half_width": round(float(half[index]), 3),
                     "within_min_max": bool(column.min() <= value <= column.max()),
                     "within_95_prediction": bool(abs(value - column.mean()) <= half[index]),
                 }

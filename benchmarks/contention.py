@@ -1,15 +1,23 @@
-"""Training beside other work on this machine: alone, beside one busy process, and two equal runs at once.
+"""Training beside other work on this machine.
 
-usage: python benchmarks/contention.py OUT.csv [--code NAME=FOLDER[,VARIABLE=VALUE…] …] [--works NAME …] [--situations NAME …] [--rounds 3] [--seconds 8]
+Alone, beside one busy process, and two equal runs at once.
+
+usage: python benchmarks/contention.py OUT.csv [--code NAME=FOLDER[,VARIABLE=VALUE…] …]
+           [--works NAME …] [--situations NAME …] [--rounds 3] [--seconds 8]
 for example: python benchmarks/contention.py OUT.csv --code before=../before/src --code after=src
 
-A round starts two equal trainings of each work with each code, in random order, of which the second rests except in the situation `two`. So all
-situations are measured in the same processes, one after the other in random order. Iterations are short, with the minibatches of the preset, so that
-a situation shows at once. `--code` names folders with the package `phasicrl` and variables of the environment; without it, the package beside this file.
+A round starts two equal trainings of each work with each code, in random order, of which the second
+rests except in the situation `two`. So all situations are measured in the same processes, one after
+the other in random order. Iterations are short, with the minibatches of the preset, so that a
+situation shows at once. `--code` names folders with the package `phasicrl` and variables of the
+environment; without it, the package beside this file.
 
-Situations: `alone`; `nice 19`: beside an endless loop of the lowest priority; `equal`: beside one of the same priority; `session`: beside one in a
-session of its own, to which Linux gives as much as to all threads of the training (autogroup), whatever its priority; `two`: both trainings, whose steps are added up. The rate is that of seconds in which processes other than these took less than a tenth of a core.
-A row of OUT.csv is one situation of one pair of trainings; further rounds are added to a file that is there.
+Situations: `alone`; `nice 19`: beside an endless loop of the lowest priority; `equal`: beside one
+of the same priority; `session`: beside one in a session of its own, to which Linux gives as much as
+to all threads of the training (autogroup), whatever its priority; `two`: both trainings, whose
+steps are added up. The rate is that of seconds in which processes other than these took less than a
+tenth of a core. A row of OUT.csv is one situation of one pair of trainings; further rounds are
+added to a file that is there.
 """
 
 from __future__ import annotations
@@ -32,11 +40,13 @@ from pathlib import Path
 
 _PICTURES = "--compute.micro-batch 64 --compute.compile off --total-env-steps 100000000"
 WORKS = {
-    "quickstart": f"quickstart --ppo.num-steps 8 --ppo.num-minibatches 1 --aux.every 2 --aux.iterations-per-epoch 1 --compute.aux-precision bf16 {_PICTURES}",
-    "procgen-ppo": f"procgen-ppo --env.num-envs 16 --ppo.num-steps 16 --ppo.num-minibatches 4 {_PICTURES}",
+    "quickstart": "quickstart --ppo.num-steps 8 --ppo.num-minibatches 1 --aux.every 2 "
+    f"--aux.iterations-per-epoch 1 --compute.aux-precision bf16 {_PICTURES}",
+    "procgen-ppo": "procgen-ppo --env.num-envs 16 --ppo.num-steps 16 "
+    f"--ppo.num-minibatches 4 {_PICTURES}",
     "cartpole": "cartpole-ppo --compute.compile on --total-env-steps 1000000000",
-    "halfcheetah": "compat-cleanrl-ppo-continuous --env.id envpool:HalfCheetah-v4 --env.num-envs 16 --ppo.num-steps 128 --compute.compile on "
-    "--total-env-steps 1000000000",
+    "halfcheetah": "compat-cleanrl-ppo-continuous --env.id envpool:HalfCheetah-v4 "
+    "--env.num-envs 16 --ppo.num-steps 128 --compute.compile on --total-env-steps 1000000000",
 }
 SITUATIONS = ("alone", "nice 19", "equal", "session", "two")
 QUIET = 0.1
@@ -161,7 +171,10 @@ def situation(name: str, pair: Sequence[Training]) -> Iterator[list[subprocess.P
 
 
 def measure(name: str, pair: Sequence[Training], seconds: float) -> dict[str, float]:
-    """One situation: the rate in its quiet seconds, how many these were, and the cores' time that others took in all."""
+    """One situation.
+
+    The rate in its quiet seconds, how many these were, and the cores' time that others took in all.
+    """
     running = pair if name == "two" else pair[:1]
     with situation(name, pair) as processes:
         begin = time.monotonic()
@@ -244,7 +257,8 @@ def main() -> None:
                             "situation": name,
                             **numbers,
                         }
-                        writer.writerow(row)  # pyright: ignore[reportArgumentType]  # columns by name
+                        # Columns by name.
+                        writer.writerow(row)  # pyright: ignore[reportArgumentType]
                         file.flush()
                         print(
                             f"{work:12} {code:10} {name:8}",

@@ -1,4 +1,6 @@
-"""Draws a trace of `phasicrl bench procgen-ppo --trace trace.json`: where the time of an iteration and of one piece of a minibatch goes.
+"""Draws a trace of `phasicrl bench procgen-ppo --trace trace.json`.
+
+Where the time of an iteration and of one piece of a minibatch goes.
 
 usage: python benchmarks/draw_trace.py trace.json OUT.png
 """
@@ -74,7 +76,8 @@ def main() -> None:
             for rows in spans.values()
         ]
     )
-    # A kernel longer than a bin is noted in the one where its middle lies: smoothing spreads it again.
+    # A kernel longer than a bin is noted in the one where its middle lies: smoothing spreads it
+    # again.
     shares = np.array([np.convolve(share, np.ones(5) / 5, mode="same") for share in shares]).clip(
         max=1
     )
@@ -90,7 +93,8 @@ def main() -> None:
     )
     whole.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize="small", frameon=False)
 
-    # One piece: from one first layer's forward to the next one's, in the middle of the gradient steps.
+    # One piece: from one first layer's forward to the next one's, in the middle of the gradient
+    # steps.
     steps = np.array(
         sorted(
             event["ts"]

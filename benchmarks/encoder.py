@@ -1,9 +1,12 @@
-"""Images per second through the IMPALA network, forward and backward: by size of the pieces, precision, memory, and way of running it.
+"""Images per second through the IMPALA network, forward and backward.
+
+By size of the pieces, precision, memory, and way of running it.
 
 usage: python benchmarks/encoder.py OUT.csv [--threads 2] [--repeats 5]
 
-Each case runs in a process of its own for 1.5 s after warming up, interleaved; a row each. Rows named `features` and
-`gradients` hold the relative error of bf16 against fp32 instead. The tables in docs/performance.md are drawn from the committed file.
+Each case runs in a process of its own for 1.5 s after warming up, interleaved; a row each. Rows
+named `features` and `gradients` hold the relative error of bf16 against fp32 instead. The tables in
+docs/performance.md are drawn from the committed file.
 """
 
 from __future__ import annotations

@@ -1,13 +1,20 @@
-"""All that waits for a machine with a GPU, in pieces: tests, speed, speed beside CleanRL, and PPG on Procgen to 25M steps.
+"""All that waits for a machine with a GPU, in pieces.
 
-usage: python benchmarks/gpu.py [--minutes 9] [--cleanrl FOLDER] [--reference FILE] [--archive FILE] [--commit TEXT] [--only PIECE …] [--status] [--toy]
+Tests, speed, speed beside CleanRL, and PPG on Procgen to 25M steps.
 
-A call does as many steps as fit into its minutes, in the order of `docs/gpu.md`, and writes the result of each as soon as it has it, under
-`benchmarks/results/gpu`; the next call goes on with what is not there yet. Training stops after a phase, saves, and goes on from there. What is needed to
-go on but is no result (the run under way, with its checkpoint) lies in the folder `runs` beside the results, which git ignores.
+usage: python benchmarks/gpu.py [--minutes 9] [--cleanrl FOLDER] [--reference FILE] [--archive FILE]
+    [--commit TEXT] [--only PIECE …] [--status] [--toy]
 
-`--archive` packs both after each step, into FILE.00, FILE.01, … of 15 MiB at most: `cat FILE.* | tar xz -C benchmarks/results/gpu` puts them where a call on
-another machine goes on. `--commit` is what the results are of, if there is no git. `--toy` does each kind of step on a CPU at a size of seconds.
+A call does as many steps as fit into its minutes, in the order of `docs/gpu.md`, and writes the
+result of each as soon as it has it, under `benchmarks/results/gpu`; the next call goes on with what
+is not there yet. Training stops after a phase, saves, and goes on from there. What is needed to go
+on but is no result (the run under way, with its checkpoint) lies in the folder `runs` beside the
+results, which git ignores.
+
+`--archive` packs both after each step, into FILE.00, FILE.01, … of 15 MiB at most: `cat FILE.* |
+tar xz -C benchmarks/results/gpu` puts them where a call on another machine goes on. `--commit` is
+what the results are of, if there is no git. `--toy` does each kind of step on a CPU at a size of
+seconds.
 
 A step that fails twice is left out, and its reason is told; `--again` tries such steps once more.
 """
@@ -84,7 +91,8 @@ class Sizes:
 TOY = Sizes(
     device="cpu",
     fields=(
-        "--model.channels", "4", "--model.blocks", "1", "--model.hidden-sizes", "8", "--ppo.num-steps", "8", "--ppo.num-minibatches", "2",
+        "--model.channels", "4", "--model.blocks", "1", "--model.hidden-sizes", "8",
+        "--ppo.num-steps", "8", "--ppo.num-minibatches", "2",
         "--compute.num-threads", "1", "--compute.micro-batch", "16",
     ),
     bench_seconds=0.01,
@@ -93,8 +101,10 @@ TOY = Sizes(
     rounds=1,
     games=("starpilot",),
     training={
-        "env.num_envs": 4, "model.channels": (4,), "model.blocks": 1, "model.hidden_sizes": (8,), "ppo.num_steps": 8, "ppo.num_minibatches": 2,
-        "aux.every": 2, "aux.epochs": 1, "aux.num_minibatches": 2, "total_env_steps": 4 * 8 * 2 * 2 + 32,
+        "env.num_envs": 4, "model.channels": (4,), "model.blocks": 1, "model.hidden_sizes": (8,),
+        "ppo.num_steps": 8, "ppo.num_minibatches": 2,
+        "aux.every": 2, "aux.epochs": 1, "aux.num_minibatches": 2,
+        "total_env_steps": 4 * 8 * 2 * 2 + 32,
         "compute.num_threads": 1,
     },
     metric="losses/entropy",  # there is no whole episode in so few steps
@@ -108,7 +118,9 @@ class StepError(RuntimeError):
 def run_command(
     words: Sequence[str], *, seconds: float, log: Path, accept: Sequence[int] = (0,)
 ) -> None:
-    """Run a command in the repository, with its output in a file; it and what it started are ended when its time is over.
+    """Run a command in the repository, with its output in a file.
+
+    It and what it started are ended when its time is over.
 
     Raises:
         StepError: it took too long, or its exit code is none of `accept`.
@@ -174,7 +186,10 @@ class Session:
         return self.deadline - time.monotonic()
 
     def time_for(self, most: float) -> float:
-        """Seconds for a command: what is left, with some grace, but no more than it can need; one that hangs leaves the rest to others."""
+        """Seconds for a command: what is left, with some grace, but no more than it can need.
+
+        One that hangs leaves the rest to others.
+        """
         return min(self.left + GRACE, most)
 
     @property
@@ -324,9 +339,14 @@ def bench_steps(sizes: Sizes) -> list[Step]:
         *itertools.product(PRESETS, PRECISIONS, WAYS, (many,)),
     ]
     return [
-        Step(f"bench/{preset}-{precision}-{way}-{number}", "bench", 60, lambda session, choice=(preset, precision, way, number): bench(session, *choice))
-        for preset, precision, way, number in [*first, *rest]
-    ]  # fmt: skip
+        Step(
+            f"bench/{'-'.join(map(str, choice))}",
+            "bench",
+            60,
+            lambda session, choice=choice: bench(session, *choice),
+        )
+        for choice in [*first, *rest]
+    ]
 
 
 def bench_words(sizes: Sizes, preset: str, precision: str, way: str, num_envs: int) -> list[str]:
@@ -416,8 +436,10 @@ def bench_row(result: Result) -> Result:
     whole = rates["whole loop"]
     return {
         **{name: result[name] for name in ("preset", "precision", "way", "num_envs")},
-        "whole_loop": round(whole["per_second"]), "least": round(whole["low"]), "most": round(whole["high"]),
-        **{name.replace(" ", "_"): round(rates[name]["per_second"]) for name in rates if name != "whole loop"},
+        "whole_loop": round(whole["per_second"]), "least": round(whole["low"]),
+        "most": round(whole["high"]),
+        **{name.replace(" ", "_"): round(rates[name]["per_second"])
+           for name in rates if name != "whole loop"},
         "gpu_gigabytes": round(report["peak_gpu_memory"] / 1e9, 2), "said": said,
         **{name: own[name] for name in ("device", "torch", "commit", "when")},
     }  # fmt: skip
@@ -460,7 +482,8 @@ def versus(session: Session, work: str, rounds: int) -> Result:
     whole = {run["contestant"] for run in result["runs"] if run["round"] == rounds - 1}
     if missing := {name for name, words in result["commands"].items() if words is not None} - whole:
         raise StepError(
-            f"round {rounds} is without {', '.join(sorted(missing))}\n{tail(session.log(f'versus-{work}'))}"
+            f"round {rounds} is without "
+            f"{', '.join(sorted(missing))}\n{tail(session.log(f'versus-{work}'))}"
         )
     if image := next(iter(output.glob(f"{work}.png")), None):
         shutil.copy(image, session.results / image.name)
@@ -483,7 +506,10 @@ def peers(folder: Path) -> Path:
 
 
 class Watch:
-    """Saves after each phase, when the checkpoint is small because the phase buffer is empty, and stops if another phase would not fit."""
+    """Saves after each phase, and stops if another phase would not fit.
+
+    The checkpoint is small then, because the phase buffer is empty.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -509,7 +535,8 @@ def training(sizes: Sizes, game: str, folder: Path) -> Any:
     from phasicrl.presets import get_preset
 
     always = {
-        "env.id": f"procgen:{game}", "output_dir": str(folder), "compute.device": sizes.device, "log.console": "off", "log.tensorboard": False,
+        "env.id": f"procgen:{game}", "output_dir": str(folder), "compute.device": sizes.device,
+        "log.console": "off", "log.tensorboard": False,
         "checkpoint.every_minutes": None, "checkpoint.keep": 1,
     }  # fmt: skip
     return get_preset("procgen-ppg").changed({**always, **sizes.training})
@@ -539,7 +566,8 @@ def train(session: Session, game: str) -> Result:
         learn(run, watch)
         done = run.env_steps >= run.config.budget
         if done:
-            run.buffer.clear()  # the rest of a last, unfinished phase: gigabytes that nobody will go on from
+            # The rest of a last, unfinished phase: gigabytes that nobody will go on from.
+            run.buffer.clear()
             run.finish()
         reached = run.collector.episodes.recent_mean
     saved = run.env_steps if done else checkpointed(run.directory)
@@ -550,8 +578,11 @@ def train(session: Session, game: str) -> Result:
         **about(session.commit, session.sizes.device),
     }
     result = {
-        "game": game, "env_steps": saved, "budget": run.config.budget, "done": done, "return_of_last_100": round(reached, 3) if math.isfinite(reached) else None,
-        "seconds_of_a_phase": round(max(watch.seconds, default=before.get("seconds_of_a_phase", 0.0)), 1), "pieces": [*before["pieces"], piece],
+        "game": game, "env_steps": saved, "budget": run.config.budget, "done": done,
+        "return_of_last_100": round(reached, 3) if math.isfinite(reached) else None,
+        "seconds_of_a_phase":
+            round(max(watch.seconds, default=before.get("seconds_of_a_phase", 0.0)), 1),
+        "pieces": [*before["pieces"], piece],
     }  # fmt: skip
     keep_curve(session, game, run.directory, result)
     return result
@@ -566,7 +597,10 @@ def checkpointed(directory: Path) -> int:
 
 
 def keep_curve(session: Session, game: str, directory: Path, result: Result) -> None:
-    """Copy what is worth keeping of a run, and draw its curve beside the published one; why it cannot be drawn is noted."""
+    """Copy what is worth keeping of a run, and draw its curve beside the published one.
+
+    Why it cannot be drawn is noted.
+    """
     from phasicrl.experiments.plot import plot_runs
 
     folder = session.results / "train" / game
@@ -596,8 +630,15 @@ def all_steps(session: Session) -> list[Step]:
 
     def beside(number: int) -> list[Step]:
         return [
-            Step(f"{work}-{number}", "versus", 150, lambda session, work=work: versus(session, work, number)) for work in sizes.versus if number <= sizes.rounds
-        ]  # fmt: skip
+            Step(
+                f"{work}-{number}",
+                "versus",
+                150,
+                lambda session, work=work: versus(session, work, number),
+            )
+            for work in sizes.versus
+            if number <= sizes.rounds
+        ]
 
     def learned(game: str) -> Step:
         known = (session.result(f"train-{game}") or {}).get("seconds_of_a_phase") or 60.0
@@ -616,15 +657,10 @@ def all_steps(session: Session) -> list[Step]:
         *beside(3),
         *others,
     ]
-    return (
-        steps
-        if sizes is not TOY
-        else [
-            Step(step.name, step.piece, 0.0, step.do)
-            for step in steps
-            if step not in (*speed[2:8], *speed[10:])
-        ]
-    )
+    if sizes is not TOY:
+        return steps
+    left_out = (*speed[2:8], *speed[10:])
+    return [Step(step.name, step.piece, 0.0, step.do) for step in steps if step not in left_out]
 
 
 def is_done(session: Session, step: Step) -> bool:
@@ -634,13 +670,14 @@ def is_done(session: Session, step: Step) -> bool:
 
 
 def do(session: Session, step: Step) -> None:
-    """Do a step and keep its result; of one that fails its reason is kept, and how often it was tried."""
+    """Do a step and keep its result.
+
+    Of one that fails its reason is kept, and how often it was tried.
+    """
     path, attempts = session.results / "attempts.json", session.attempts
     before = attempts.get(step.name, {"times": 0})
-    attempts[step.name] = {
-        "times": before["times"] + 1,
-        "why": "it was cut off",
-    }  # kept in case it is
+    # Kept in case it is.
+    attempts[step.name] = {"times": before["times"] + 1, "why": "it was cut off"}
     write_json(path, attempts)
     start = time.monotonic()
     print(f"{step.name} …", flush=True)
@@ -686,7 +723,10 @@ def call(session: Session, *, only: Sequence[str], again: bool) -> None:
 
 
 def pack(results: Path, archive: Path) -> None:
-    """Results and what is needed to go on, in parts; checkpoints of finished runs, weights beside a checkpoint, and what can be made again stay out."""
+    """Results and what is needed to go on, in parts.
+
+    Checkpoints of finished runs, weights beside a checkpoint, and what can be made again stay out.
+    """
 
     def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         parts = Path(entry.name).parts
@@ -738,7 +778,8 @@ def main(words: Sequence[str] | None = None, *, run: Callable[..., None] = run_c
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args(words)
     session = Session(
-        options.results.resolve(), TOY if options.toy else Sizes(), start + 60 * options.minutes, options.commit or commit_of(ROOT),
+        options.results.resolve(), TOY if options.toy else Sizes(), start + 60 * options.minutes,
+        options.commit or commit_of(ROOT),
         options.cleanrl, options.reference, options.archive, run,
     )  # fmt: skip
     if not options.status:

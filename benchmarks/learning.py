@@ -1,12 +1,15 @@
-"""Trains presets over seeds and writes what was reached: one row a run, see `phasicrl.experiments.trials`.
+"""Trains presets over seeds and writes what was reached.
+
+One row a run, see `phasicrl.experiments.trials`.
 
 usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 10] [--first-seed 101]
            [--threshold 475] [--jobs 1] [--runs FOLDER]
-for example: python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo "cartpole-ppg:--reward-norm none"
+for example: python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo
+    "cartpole-ppg:--reward-norm none"
 
 Runs whose rows the file has already are not made again, so that a command that was stopped goes on.
-Settings are chosen on seeds 1 to 10, whose rows are in benchmarks/results/selection, and reported on
-seeds from 101 on: no file has both.
+Settings are chosen on seeds 1 to 10, whose rows are in benchmarks/results/selection, and reported
+on seeds from 101 on: no file has both.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""What training several seeds of a small network as one batched program would gain: a gradient step and acting, for 1 to 64 seeds.
+"""What training several seeds of a small network as one batched program would gain.
+
+A gradient step and acting, for 1 to 64 seeds.
 
 usage: python benchmarks/many_seeds.py OUT.csv
 
-One seed is CartPole with CleanRL's settings: a policy and a value network of 64-64 tanh units, 4 environments, minibatches of 128. A gradient step is
-the surrogate and value loss, their gradient, clipping by the norm of the seed, and Adam; S seeds have stacked parameters `[S, …]` and are one compiled
-call, as the steps of phasicrl are (`execution.compiled`). Written here for one such network only: this measures whether the general way would be worth building.
-The environments are stepped for all seeds in one pool.
+One seed is CartPole with CleanRL's settings: a policy and a value network of 64-64 tanh units, 4
+environments, minibatches of 128. A gradient step is the surrogate and value loss, their gradient,
+clipping by the norm of the seed, and Adam; S seeds have stacked parameters `[S, …]` and are one
+compiled call, as the steps of phasicrl are (`execution.compiled`). Written here for one such
+network only: this measures whether the general way would be worth building. The environments are
+stepped for all seeds in one pool.
 """
 
 from __future__ import annotations
@@ -54,7 +58,11 @@ def new_parameters(num_seeds: int) -> list[Tensor]:
         (WIDTH, WIDTH),
         (WIDTH, 1),
     ]
-    return [tensor for rows, columns in sizes for tensor in (torch.randn(num_seeds, rows, columns) / rows**0.5, torch.zeros(num_seeds, 1, columns))]  # fmt: skip
+    tensors: list[Tensor] = []
+    for rows, columns in sizes:
+        tensors.append(torch.randn(num_seeds, rows, columns) / rows**0.5)
+        tensors.append(torch.zeros(num_seeds, 1, columns))
+    return tensors
 
 
 def gradient_step(*inputs: Tensor) -> Tensor:
@@ -102,7 +110,7 @@ def act(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def measure(num_seeds: int) -> dict[str, list[float]]:
-    """Seconds of a gradient step, of acting and of stepping the environments, for all seeds together."""
+    """Seconds of a gradient step, of acting and of stepping the environments, for all seeds."""
     parameters = new_parameters(num_seeds)
     moments = [torch.zeros_like(parameter) for _ in range(2) for parameter in parameters]
     size = ENVS * STEPS // MINIBATCHES
@@ -174,7 +182,8 @@ def main() -> None:
             for num_seeds in SEEDS:
                 found = measure(num_seeds)
                 medians = {name: statistics.median(values) for name, values in found.items()}
-                # What an iteration would take if nothing else took time: no bookkeeping, no storage, no targets.
+                # What an iteration would take if nothing else took time: no bookkeeping, no
+                # storage, no targets.
                 iteration = (
                     STEPS * (medians["acting"] + medians["environments"])
                     + EPOCHS * MINIBATCHES * medians["gradient step"]
@@ -191,7 +200,9 @@ def main() -> None:
                     ]
                     writer.writerow([*row, round(num_seeds * ENVS * STEPS / iteration)])
                 file.flush()
-                print(num_seeds, threads, {name: round(1e6 * value) for name, value in medians.items()}, f"{num_seeds * ENVS * STEPS / iteration:,.0f}", flush=True)  # fmt: skip
+                shown = {name: round(1e6 * value) for name, value in medians.items()}
+                rate = f"{num_seeds * ENVS * STEPS / iteration:,.0f}"
+                print(num_seeds, threads, shown, rate, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""Most memory that PPG holds with a full phase of the paper's size: 32 rollouts of 64 environments and 256 steps, two networks.
+"""Most memory that PPG holds with a full phase of the paper's size.
 
-usage: python benchmarks/memory.py OUT.json [--preset procgen-ppg]      about ten minutes on two cores
+32 rollouts of 64 environments and 256 steps, two networks.
 
-Every rollout of the phase is collected, so that the buffer is written from end to end; then follow the policy phase of the last one and the auxiliary
-phase with a single pass over one rollout's worth of minibatches, drawn from the whole phase. More passes do the same again. The probe runs in the same
-process, as at the first start on a machine; logs are the usual ones, and a checkpoint is saved at the end.
+usage: python benchmarks/memory.py OUT.json [--preset procgen-ppg]      about ten minutes on two
+    cores
+
+Every rollout of the phase is collected, so that the buffer is written from end to end; then follow
+the policy phase of the last one and the auxiliary phase with a single pass over one rollout's worth
+of minibatches, drawn from the whole phase. More passes do the same again. The probe runs in the
+same process, as at the first start on a machine; logs are the usual ones, and a checkpoint is saved
+at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +51,8 @@ def main() -> None:
             while not run.buffer.is_full:
                 rollout = run.collect(run.buffer.next_rollout())
                 print(
-                    f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: {peak_memory() / 1e9:.2f} GB",
+                    f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: "
+                    f"{peak_memory() / 1e9:.2f} GB",
                     flush=True,
                 )
             policy_phase(run.learner, rollout)

@@ -1,9 +1,13 @@
-"""What bf16 does to learning, by phase: the same runs in fp32, with bf16 in the auxiliary phase, and with bf16 everywhere.
+"""What bf16 does to learning, by phase.
 
-usage: python benchmarks/precision.py OUT.csv.gz FIGURE.png [--games starpilot …] [--seeds 3] [--jobs 2] [--fields "…"]
+The same runs in fp32, with bf16 in the auxiliary phase, and with bf16 everywhere.
 
-`quickstart` (PPG with one network) on each game and seed, with narrower convolutions and fewer steps than the papers have, so that it fits a small
-machine; `--fields` changes that. What a run noted is a row for each iteration. Runs that the file has already are not made again, so that a long
+usage: python benchmarks/precision.py OUT.csv.gz FIGURE.png [--games starpilot …] [--seeds 3]
+    [--jobs 2] [--fields "…"]
+
+`quickstart` (PPG with one network) on each game and seed, with narrower convolutions and fewer
+steps than the papers have, so that it fits a small machine; `--fields` changes that. What a run
+noted is a row for each iteration. Runs that the file has already are not made again, so that a long
 measurement can be cut off and go on. The figure has the mean over seeds and the range.
 """
 
@@ -59,13 +63,14 @@ def measure(trial: Trial) -> list[Row]:
 
 
 def asked(games: list[str], seeds: int, fields: str, num_threads: int) -> list[Trial]:
-    """All trials, seed by seed, so that a measurement that is cut off has every game and setting."""
+    """All trials, seed by seed: a measurement that is cut off has every game and setting."""
     trials: list[Trial] = []
     for seed in range(1, seeds + 1):
         for game in games:
             for setting, flags in SETTINGS.items():
-                words = f"quickstart --env.id {game} --seed {seed} --log.console off --log.no-tensorboard {flags} {fields}"
-                words += f" --compute.num-threads {num_threads} --env.num-threads {num_threads} --compute.micro-batch 64"
+                words = f"quickstart --env.id {game} --seed {seed} --log.console off "
+                words += f"--log.no-tensorboard {flags} {fields} --compute.num-threads "
+                words += f"{num_threads} --env.num-threads {num_threads} --compute.micro-batch 64"
                 config = parse_config(words.split()).changed({"checkpoint.every_minutes": None})
                 trials.append(Trial((game, setting), config))
     return trials

@@ -1,25 +1,33 @@
-"""Whole training loops of phasicrl and of other trainers on this machine, side by side, interleaved.
+"""Whole training loops of phasicrl and of other trainers on this machine, interleaved.
 
-usage: python benchmarks/versus.py WORK … [--pairs 5] [--output FOLDER] [--only NAME …] [--cleanrl FOLDER] [--purejaxrl FOLDER] [--resume]
+usage: python benchmarks/versus.py WORK … [--pairs 5] [--output FOLDER] [--only NAME …]
+           [--cleanrl FOLDER] [--purejaxrl FOLDER] [--resume]
 for example: python benchmarks/versus.py cartpole --pairs 3
 
-Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it (`FOLDER/sb3/bin/python`; they are made with
-`benchmarks/peers/requirements-*.txt`); ours in the Python that runs this, with its `PYTHONPATH` and its usual logs, but no display and no checkpoints. A round runs every contestant once, in random order,
-with the number of the round as seed, all on the same cores. PyTorch gets as many threads as there are cores, which is the faster choice for the peers;
-ours takes its own choice.
+Each contestant trains in a process of its own, in the Python that `--venvs FOLDER` has for it
+(`FOLDER/sb3/bin/python`; they are made with `benchmarks/peers/requirements-*.txt`); ours in the
+Python that runs this, with its `PYTHONPATH` and its usual logs, but no display and no checkpoints.
+A round runs every contestant once, in random order, with the number of the round as seed, all on
+the same cores. PyTorch gets as many threads as there are cores, which is the faster choice for the
+peers; ours takes its own choice.
 
-The rate of a run is its slope after the second iteration (after the first where an iteration takes minutes): environment steps over seconds, training
-included; start-up, compiling and capturing count in `wall_to_end`. On CartPole and HalfCheetah all have the same budget, as longer episodes mean fewer
-resets (PureJaxRL, whose program has no marks, a longer one; its environments reset at no cost). The ratio is the median over rounds of ours over theirs,
-in the same group of settings, with the 95 % bootstrap interval over rounds from five rounds on, else their range.
+The rate of a run is its slope after the second iteration (after the first where an iteration takes
+minutes): environment steps over seconds, training included; start-up, compiling and capturing count
+in `wall_to_end`. On CartPole and HalfCheetah all have the same budget, as longer episodes mean
+fewer resets (PureJaxRL, whose program has no marks, a longer one; its environments reset at no
+cost). The ratio is the median over rounds of ours over theirs, in the same group of settings, with
+the 95 % bootstrap interval over rounds from five rounds on, else their range.
 
-CleanRL's and PureJaxRL's scripts are run as they are, but for what must be listened to (`print`) or is not there (Procgen's package, whose environments
-are EnvPool's here, as ours are; modules of PureJaxRL that its PPO does not use).
+CleanRL's and PureJaxRL's scripts are run as they are, but for what must be listened to (`print`) or
+is not there (Procgen's package, whose environments are EnvPool's here, as ours are; modules of
+PureJaxRL that its PPO does not use).
 
-Ours on Gymnasium's HalfCheetah needs mujoco and imageio beside it (2.3.7 is what CleanRL's script asks for).
+Ours on Gymnasium's HalfCheetah needs mujoco and imageio beside it (2.3.7 is what CleanRL's script
+asks for).
 
-Contestants whose Python, folder or package is not there are left out, and that is said; one that fails is told, and the others go on. With `--resume` whole
-rounds that the output folder has already are not run again, if the machine and the commit are the same.
+Contestants whose Python, folder or package is not there are left out, and that is said; one that
+fails is told, and the others go on. With `--resume` whole rounds that the output folder has already
+are not run again, if the machine and the commit are the same.
 """
 
 from __future__ import annotations
@@ -69,7 +77,8 @@ class Contestant:
     Attributes:
         name: for the table.
         trainer: whose Python and which runner: `phasicrl`, `sb3`, `cleanrl`, `purejaxrl`.
-        words: the runner's command line; `{cleanrl}` and `{purejaxrl}` are the folders that the user gave, `{seed}` is the round.
+        words: the runner's command line; `{cleanrl}` and `{purejaxrl}` are the folders that the
+            user gave, `{seed}` is the round.
         group: ratios are taken between contestants of one group.
         begins: the mark from which it is measured: what comes before is start-up and warming up.
         ends: the mark at which that ends; the last, unless given.
@@ -119,10 +128,14 @@ def _sb3(
 
 
 CLEANRL_CARTPOLE = {
-    "n_steps": 128, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "clip_range_vf": 0.2, "ent_coef": 0.01, "vf_coef": 0.5,
+    "n_steps": 128, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2,
+    "clip_range_vf": 0.2, "ent_coef": 0.01, "vf_coef": 0.5,
     "max_grad_norm": 0.5, "learning_rate": 2.5e-4, "linear": ["learning_rate"],
 }  # fmt: skip
-"""The settings of CleanRL's ppo.py in SB3's words (their default network is the same: two tanh layers of 64 for each of policy and value)."""
+"""The settings of CleanRL's ppo.py in SB3's words.
+
+Their default network is the same: two tanh layers of 64 for each of policy and value.
+"""
 CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {
     "n_epochs": 10,
     "ent_coef": 0.0,
@@ -131,7 +144,8 @@ CLEANRL_CONTINUOUS = CLEANRL_CARTPOLE | {
 }
 """The same of its ppo_continuous_action.py."""
 ZOO_CARTPOLE = {
-    "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0, "clip_range": 0.2, "learning_rate": 1e-3,
+    "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
+    "ent_coef": 0.0, "clip_range": 0.2, "learning_rate": 1e-3,
     "linear": ["learning_rate", "clip_range"],
 }  # fmt: skip
 """RL-Zoo's settings for CartPole, with 8 environments."""
@@ -169,7 +183,10 @@ def _cartpole(num_envs: int, *, steps: int, purejaxrl_steps: int) -> tuple[Conte
 def _procgen(
     ours: tuple[Contestant, ...], script: str, *flags: str, begins: int = 1, memory_kept: bool
 ) -> tuple[Contestant, ...]:
-    """Procgen: ours against a script of CleanRL, on the same pool of environments; also with memory kept, as ours keeps it."""
+    """Procgen: ours against a script of CleanRL, on the same pool of environments.
+
+    Also with memory kept, as ours keeps it.
+    """
     words = (
         "--envpool",
         f"{{cleanrl}}/cleanrl/{script}",
@@ -181,15 +198,20 @@ def _procgen(
         "{seed}",
         *flags,
     )
-    theirs = (Contestant(f"CleanRL {script}", "cleanrl", words, begins=begins),
-              Contestant(f"CleanRL {script}, memory kept", "cleanrl", ("--keep-memory", *words), begins=begins))  # fmt: skip
+    name, keeping = f"CleanRL {script}", ("--keep-memory", *words)
+    theirs = (
+        Contestant(name, "cleanrl", words, begins=begins),
+        Contestant(f"{name}, memory kept", "cleanrl", keeping, begins=begins),
+    )
     return *ours, *theirs[: 1 + memory_kept]
 
 
-# Of long runs the probe chooses the size of micro-batches; these are too short for it, and have what it chooses here.
+# Of long runs the probe chooses the size of micro-batches; these are too short for it, and have
+# what it chooses here.
 _PPO = "--env.id starpilot --total-env-steps 32768"
-# Ours ends with the iteration before the last, because nothing is distilled after the last one; theirs says that an iteration is done before it
-# distills, so that the time between two such lines has one auxiliary phase too.
+# Ours ends with the iteration before the last, because nothing is distilled after the last one;
+# theirs says that an iteration is done before it distills, so that the time between two such lines
+# has one auxiliary phase too.
 _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152"
 # Each precision has its own best size.
 _FP32 = "--compute.micro-batch 64"
@@ -204,15 +226,20 @@ _CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-ste
 WORKS: dict[str, tuple[Contestant, ...]] = {
     "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
     "cartpole64": _cartpole(64, steps=500_000, purejaxrl_steps=4_000_000),
-    # Each with settings of its own: how soon after the start of the process 100 training episodes have a mean of 475.
+    # Each with settings of its own: how soon after the start of the process 100 training episodes
+    # have a mean of 475.
     "cartpole-475": (
-        _ours("phasicrl", "cartpole-ppo", "--env.num-envs 64 --ppo.num-steps 32 --ppo.policy-epochs 8 --ppo.value-epochs 8 "
-              "--ppo.num-minibatches 2 --ppo.learning-rate 4e-3 --total-env-steps 150_000", group="ours"),
+        _ours("phasicrl", "cartpole-ppo", "--env.num-envs 64 --ppo.num-steps 32 "
+              "--ppo.policy-epochs 8 --ppo.value-epochs 8 --ppo.num-minibatches 2 "
+              "--ppo.learning-rate 4e-3 --total-env-steps 150_000", group="ours"),
         Contestant("CleanRL ppo.py", "cleanrl", (
-            "{cleanrl}/cleanrl/ppo.py", "--num-envs", "4", "--num-steps", "128", "--total-timesteps", "500000", "--seed", "{seed}"
+            "{cleanrl}/cleanrl/ppo.py", "--num-envs", "4", "--num-steps", "128",
+            "--total-timesteps", "500000", "--seed", "{seed}"
         ), "cleanrl"),
-        _sb3("SB3, RL-Zoo's settings", "gymnasium", "CartPole-v1", 8, 100_000, ZOO_CARTPOLE, group="sb3"),
-        Contestant("PureJaxRL ppo.py", "purejaxrl", ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
+        _sb3("SB3, RL-Zoo's settings", "gymnasium", "CartPole-v1", 8, 100_000, ZOO_CARTPOLE,
+             group="sb3"),
+        Contestant("PureJaxRL ppo.py", "purejaxrl",
+                   ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
     ),
     "procgen-ppo": _procgen((
         _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} {_FP32}", begins=1),
@@ -220,34 +247,48 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
     "procgen-ppg": _procgen((
         *(_ours(f"phasicrl, {networks}{precision}", preset, f"{_PPG} {flags}", begins=1, ends=2)
-          for networks, preset in (("one network", "compat-cleanrl-ppg"), ("two networks", "procgen-ppg"))
-          for precision, flags in (("", _FP32), (", auxiliary phase bf16", f"{_FP32} {_AUX_BF16}"), (", both phases bf16", f"{_BF16} {_AUX_BF16}"))),
+          for networks, preset in (("one network", "compat-cleanrl-ppg"),
+                                   ("two networks", "procgen-ppg"))
+          for precision, flags in (("", _FP32),
+                                   (", auxiliary phase bf16", f"{_FP32} {_AUX_BF16}"),
+                                   (", both phases bf16", f"{_BF16} {_AUX_BF16}"))),
     ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
     "procgen-ppo-gpu": _procgen((
         _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _GPU_PPO),
-        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_GPU_PPO} --compute.policy-precision bf16"),
+        _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen",
+              f"{_GPU_PPO} --compute.policy-precision bf16"),
     ), "ppo_procgen.py", "--total-timesteps", "163840", begins=2, memory_kept=False),
     "procgen-ppg-gpu": _procgen((
         _ours("phasicrl, one network", "compat-cleanrl-ppg", _GPU_PPG, ends=6),
-        _ours("phasicrl, one network, both phases bf16", "compat-cleanrl-ppg", f"{_GPU_PPG} {_ALL_BF16}", ends=6),
+        _ours("phasicrl, one network, both phases bf16", "compat-cleanrl-ppg",
+              f"{_GPU_PPG} {_ALL_BF16}", ends=6),
         _ours("phasicrl, two networks", "procgen-ppg", _GPU_PPG, ends=6),
-        _ours("phasicrl, two networks, both phases bf16", "procgen-ppg", f"{_GPU_PPG} {_ALL_BF16}", ends=6),
-    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "98304", begins=2, memory_kept=False),
+        _ours("phasicrl, two networks, both phases bf16", "procgen-ppg",
+              f"{_GPU_PPG} {_ALL_BF16}", ends=6),
+    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "98304", begins=2,
+    memory_kept=False),
     # A minute, to see that everything is there; its rates say nothing.
     "procgen-toy": (
-        _ours("phasicrl", "compat-cleanrl-ppo-procgen", "--env.id starpilot --env.num-envs 4 --ppo.num-steps 8 --ppo.num-minibatches 2 --total-env-steps 128"),
+        _ours("phasicrl", "compat-cleanrl-ppo-procgen", "--env.id starpilot --env.num-envs 4 "
+              "--ppo.num-steps 8 --ppo.num-minibatches 2 --total-env-steps 128"),
         Contestant("CleanRL ppo_procgen.py", "cleanrl", (
-            "--envpool", "{cleanrl}/cleanrl/ppo_procgen.py", "--num-envs", "4", "--num-steps", "8", "--total-timesteps", "128", "--seed", "{seed}"
+            "--envpool", "{cleanrl}/cleanrl/ppo_procgen.py", "--num-envs", "4", "--num-steps", "8",
+            "--total-timesteps", "128", "--seed", "{seed}"
         )),
     ),
     "halfcheetah": (
         _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
-        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous", _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco, imageio"),
-        _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous", f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
-        _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960, CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
-        _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960, CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
+        _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous",
+              _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco, imageio"),
+        _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous",
+              f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
+        _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960,
+             CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
+        _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960,
+             CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
         Contestant("CleanRL ppo_continuous_action.py", "cleanrl", (
-            "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048", "--total-timesteps", "40960", "--seed", "{seed}"
+            "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048",
+            "--total-timesteps", "40960", "--seed", "{seed}"
         ), "1"),
     ),
 }  # fmt: skip
@@ -310,7 +351,8 @@ def run(
     load = os.getloadavg()[0]
     start = time.time()
     with subprocess.Popen(
-        words, cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        words, cwd=folder, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     ) as process:  # fmt: skip
         out, error = process.communicate()
@@ -323,7 +365,8 @@ def run(
     (first, since, _), (last, until, _) = points[contestant.begins], points[contestant.ends]
     reached = next((at - start for _, at, mean in points if mean >= THRESHOLD), math.nan)
     return {
-        "rate": (last - first) / (until - since), "steps": points[-1][0], "wall_to_end": points[-1][1] - start, "seconds_to_threshold": reached,
+        "rate": (last - first) / (until - since), "steps": points[-1][0],
+        "wall_to_end": points[-1][1] - start, "seconds_to_threshold": reached,
         "started": start, "load_before": load,
     }  # fmt: skip
 
@@ -346,13 +389,14 @@ def summary(runs: list[dict[str, Any]], contestants: Sequence[Contestant]) -> li
             continue
         of_all = list(theirs.values())
         row: dict[str, Any] = {
-            "contestant": contestant.name, "rate": float(np.median(of_all)), "least": min(of_all), "most": max(of_all),
+            "contestant": contestant.name, "rate": float(np.median(of_all)), "least": min(of_all),
+            "most": max(of_all),
             "seconds_to_threshold": None, "ratios": {},
-            "reached_threshold": f"{sum(map(math.isfinite, seconds[contestant.name]))} of {len(of_all)}",
+            "reached_threshold":
+                f"{sum(map(math.isfinite, seconds[contestant.name]))} of {len(of_all)}",
         }  # fmt: skip
-        middle = float(
-            np.median(np.nan_to_num(seconds[contestant.name], nan=math.inf))
-        )  # a run that never got there is the slowest
+        # A run that never got there is the slowest.
+        middle = float(np.median(np.nan_to_num(seconds[contestant.name], nan=math.inf)))
         if math.isfinite(middle):
             row["seconds_to_threshold"] = middle
         for ours in (
@@ -404,7 +448,8 @@ def main() -> None:
         absent = [name for name, words in commands.items() if words is None]
         if absent:
             print(
-                f"left out, because their Python, their folder or a package is not there: {', '.join(absent)}",
+                "left out, because their Python, "
+                f"their folder or a package is not there: {', '.join(absent)}",
                 flush=True,
             )
         present = [c for c in contestants if commands[c.name] is not None]
@@ -431,7 +476,8 @@ def main() -> None:
                     flush=True,
                 )
                 result = {
-                    "work": work, "machine": here, "commands": commands, "summary": summary(runs, present), "runs": runs,
+                    "work": work, "machine": here, "commands": commands,
+                    "summary": summary(runs, present), "runs": runs,
                 }  # fmt: skip
                 path.write_text(json.dumps(result, indent=1) + "\n")
         draw(
@@ -481,7 +527,8 @@ def whole_rounds(
     before = json.loads(path.read_text())
     if before["machine"] != here:
         raise ValueError(
-            f"{path} was measured on another machine, or with other code: {before['machine']}, not {here}; measure anew without --resume"
+            f"{path} was measured on another machine, or with other code: "
+            f"{before['machine']}, not {here}; measure anew without --resume"
         )
     names = {contestant.name for contestant in contestants}
     rounds: dict[int, list[dict[str, Any]]] = {}
@@ -495,7 +542,10 @@ def whole_rounds(
 
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
-    """What decides about speed: processor, cores, versions of ours and of every peer that is there."""
+    """What decides about speed.
+
+    Processor, cores, versions of ours and of every peer that is there.
+    """
     found: dict[str, Any] = {
         **describe(),
         "mujoco": package_version("mujoco"),
@@ -526,7 +576,10 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def commit(folder: Path) -> str:
-    """Of a working tree, with a `-dirty` where it was changed; of another folder a digest of its Python files."""
+    """Of a working tree, with a `-dirty` where it was changed.
+
+    Of another folder a digest of its Python files.
+    """
     words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     if found := subprocess.run(
         words, cwd=folder, capture_output=True, text=True, check=False

@@ -1,10 +1,15 @@
-"""Install phasicrl and what it needs into the environment of the Python that runs this; `make` does. Kind: effects, around one pure decision.
+"""Install phasicrl and what it needs into the environment of the Python that runs this.
 
-usage: install.py [REQUIREMENTS]      a file of requirements, with PyTorch among them, in place of phasicrl: for the peers of a benchmark
+`make` does. Kind: effects, around one pure decision.
 
-Which build of PyTorch comes is pip's choice. On Linux that usually is the one with the CUDA libraries, which works without a GPU too, but is large. So pip
-is first asked what it would bring; if that is CUDA on a machine without a GPU, one line says how large it is and how to get less. Nothing is installed where it
-would not fit on the disk. One environment variable changes the choice:
+usage: install.py [REQUIREMENTS]      a file of requirements, with PyTorch among them, in place of
+    phasicrl: for the peers of a benchmark
+
+Which build of PyTorch comes is pip's choice. On Linux that usually is the one with the CUDA
+libraries, which works without a GPU too, but is large. So pip is first asked what it would bring;
+if that is CUDA on a machine without a GPU, one line says how large it is and how to get less.
+Nothing is installed where it would not fit on the disk. One environment variable changes the
+choice:
 TORCH_INDEX   address of the package index from which to take PyTorch, and only PyTorch
 """
 
@@ -29,13 +34,17 @@ CUDA_PACKAGE = re.compile(r"(pytorch[-_.])?(nvidia|cuda|triton)(?![a-z0-9])", re
 
 
 class Size(NamedTuple):
-    """What an installation takes, in GB: packages to load, which lie in the temporary folder meanwhile, and disk for good."""
+    """What an installation takes, in GB.
+
+    Packages to load, which lie in the temporary folder meanwhile, and disk for good.
+    """
 
     load: float
     disk: float
 
 
-# Of the whole environment, with EnvPool and the development tools; measured with the versions in constraints.txt.
+# Of the whole environment, with EnvPool and the development tools; measured with the versions in
+# constraints.txt.
 WITHOUT_CUDA, WITH_CUDA = Size(load=0.8, disk=2.7), Size(load=3.3, disk=6.9)
 
 
@@ -51,7 +60,8 @@ def main() -> int:
     try:
         if is_installed(torch):
             say(
-                f"Bringing the environment up to date with {given[0] if given else 'pyproject.toml and constraints.txt'}."
+                "Bringing the environment up to date with "
+                f"{given[0] if given else 'pyproject.toml and constraints.txt'}."
             )
         else:
             size = expected_size(torch)
@@ -65,11 +75,11 @@ def main() -> int:
             os.environ["TMPDIR"] = str(folder)  # pip's
             what = given[0] if given else "phasicrl, PyTorch, EnvPool and the development tools"
             say(
-                f"Installing {what}: {size.load} GB to load, {size.disk} GB on disk; a minute or a few."
+                f"Installing {what}: {size.load} GB to load, {size.disk} GB on disk; "
+                "a minute or a few."
             )
-            if index := os.environ.get(
-                "TORCH_INDEX"
-            ):  # what it requires comes from the usual index, with everything else
+            # What it requires comes from the usual index, with everything else.
+            if index := os.environ.get("TORCH_INDEX"):
                 pip("install", "--no-deps", "--index-url", index, torch)
         began = time.monotonic()
         pip("install", *wanted)
@@ -83,7 +93,10 @@ def main() -> int:
 
 
 def expected_size(torch: str) -> Size:
-    """What will be installed, by the build of PyTorch that comes; a line for the user where a smaller one would do."""
+    """What will be installed, by the build of PyTorch that comes.
+
+    A line for the user where a smaller one would do.
+    """
     if os.environ.get("TORCH_INDEX"):
         say(f"Taking {torch} from TORCH_INDEX.")
         return WITHOUT_CUDA
@@ -91,8 +104,10 @@ def expected_size(torch: str) -> Size:
         return WITHOUT_CUDA
     if not has_nvidia_gpu():
         say(
-            f"No NVIDIA GPU here, but pip's PyTorch has the CUDA libraries: {WITH_CUDA.load} GB to load in place of {WITHOUT_CUDA.load}; it works on the CPU as well. "
-            "For less, stop this and give TORCH_INDEX=ADDRESS, the one behind --index-url on PyTorch's install page for Linux, pip and CPU."
+            f"No NVIDIA GPU here, but pip's PyTorch has the CUDA libraries: {WITH_CUDA.load} "
+            f"GB to load in place of {WITHOUT_CUDA.load}; it works on the CPU as well. "
+            "For less, stop this and give TORCH_INDEX=ADDRESS, "
+            "the one behind --index-url on PyTorch's install page for Linux, pip and CPU."
         )
     return WITH_CUDA
 
@@ -103,7 +118,9 @@ def brings_cuda(report: dict[str, Any]) -> bool:
 
 
 def place_for_loading(size: Size, *, environment: Path, temporary: Path) -> Path | None:
-    """Return the folder in which what is loaded fits until it is installed into `environment`; `None` if nothing fits.
+    """Return the folder in which what is loaded fits until it is installed into `environment`.
+
+    `None` if nothing fits.
 
     The usual temporary folder may be small, in memory even; then it is the disk of the environment.
     """
@@ -122,11 +139,17 @@ def place_for_loading(size: Size, *, environment: Path, temporary: Path) -> Path
 def no_room(size: Size, environment: Path) -> str:
     """Say that it does not fit, with the numbers and the ways out."""
     free = shutil.disk_usage(environment).free / 1e9
-    smaller = f"\n  or take PyTorch's CPU build, {WITHOUT_CUDA.disk} GB: TORCH_INDEX=ADDRESS, behind --index-url on PyTorch's install page"
-    return f"""\
-Nothing was installed: it takes {size.disk} GB in {environment} and {size.load} GB more while it is loaded, and {free:.1f} GB are free there.
-Then give the same command again:
-  free some room, or put the checkout on a larger disk{smaller if size == WITH_CUDA else ""}"""
+    smaller = (
+        f"\n  or take PyTorch's CPU build, {WITHOUT_CUDA.disk} GB: "
+        "TORCH_INDEX=ADDRESS, behind --index-url on PyTorch's install page"
+    )
+    return (
+        f"Nothing was installed: it takes {size.disk} GB in {environment} "
+        f"and {size.load} GB more while it is loaded, and {free:.1f} GB are free there.\n"
+        "Then give the same command again:\n"
+        "  free some room, or put the checkout on a larger disk"
+        f"{smaller if size == WITH_CUDA else ''}"
+    )
 
 
 def what_would_come(torch: str) -> dict[str, Any]:
@@ -155,7 +178,10 @@ def is_installed(requirement: str) -> bool:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the driver knows a GPU: its programs alone are in many images that run without one."""
+    """Whether the driver knows a GPU.
+
+    Its programs alone are in many images that run without one.
+    """
     if any(Path("/proc/driver/nvidia/gpus").glob("*")):
         return True
     program = shutil.which("nvidia-smi")

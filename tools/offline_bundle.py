@@ -1,11 +1,16 @@
-"""Makes a folder of packages for a machine that has Python, PyTorch and NumPy, but no network: unpack it there, and put it on PYTHONPATH.
+"""Makes a folder of packages for a machine that has Python, PyTorch and NumPy, but no network.
 
-usage: python tools/offline_bundle.py FILE.tar.xz [--python 3.12] [--families procgen classic_control …] [--there NAME …] [--more NAME …]
+Unpack it there, and put it on PYTHONPATH.
+
+usage: python tools/offline_bundle.py FILE.tar.xz [--python 3.12] [--families procgen
+    classic_control …] [--there NAME …] [--more NAME …]
 there: mkdir site && tar xJf FILE.tar.xz -C site && export PYTHONPATH=$PWD/src:$PWD/site
 
-For Linux on x86-64. EnvPool comes with the families that are asked for and without the others, most of its size. A package that the machine has
-(`--there rich safetensors`) stays out; `--more` brings others in, as pip names them (`--more beartype gym==0.23.1`), and takes those that exist as
-source alone, too, if they are nothing but Python. What they need in turn is not looked for: name it. Which packages come is `PACKAGES`.
+For Linux on x86-64. EnvPool comes with the families that are asked for and without the others, most
+of its size. A package that the machine has (`--there rich safetensors`) stays out; `--more` brings
+others in, as pip names them (`--more beartype gym==0.23.1`), and takes those that exist as source
+alone, too, if they are nothing but Python. What they need in turn is not looked for: name it. Which
+packages come is `PACKAGES`.
 """
 
 from __future__ import annotations
@@ -20,14 +25,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 PACKAGES = (
-    "envpool==1.2.7", "envpool-assets>=0.4.1,<0.5", "dm-env", "dm-tree", "optree", "absl-py", "attrs", "wrapt", "packaging",
+    "envpool==1.2.7", "envpool-assets>=0.4.1,<0.5", "dm-env", "dm-tree", "optree", "absl-py",
+    "attrs", "wrapt", "packaging",
     "gymnasium>=1.4", "cloudpickle", "farama-notifications", "typing-extensions",
     "tyro>=1.0", "docstring-parser", "typeguard",
     "jaxtyping>=0.3", "wadler-lindig",
     "rich>=13.7", "markdown-it-py", "mdurl", "pygments",
     "safetensors>=0.5",
 )  # fmt: skip
-"""What `import phasicrl`, training on EnvPool and the command line need beside PyTorch and NumPy, and what that needs."""
+"""What `import phasicrl`, training on EnvPool and the command line need, and what that needs.
+
+PyTorch and NumPy are there already.
+"""
 PLATFORMS = (
     "manylinux_2_28_x86_64",
     "manylinux_2_27_x86_64",
@@ -75,7 +84,10 @@ def download(requirements: Sequence[str], folder: Path, *, python: str) -> None:
 
 
 def is_wanted(name: str, families: Sequence[str]) -> bool:
-    """Whether a file of a package is needed: everything, but of EnvPool and its assets the families alone."""
+    """Whether a file of a package is needed.
+
+    Everything, but of EnvPool and its assets the families alone.
+    """
     top, *rest = PurePosixPath(name).parts
     if top == "envpool" and len(rest) > 1:
         return rest[0] in (*families, "python")
@@ -141,7 +153,8 @@ def main() -> None:
             packed.add(site, ".")
         size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
     print(
-        f"{options.file}: {options.file.stat().st_size / 2**20:.1f} MiB, unpacked {size / 2**20:.1f} MiB"
+        f"{options.file}: {options.file.stat().st_size / 2**20:.1f} MiB, "
+        f"unpacked {size / 2**20:.1f} MiB"
     )
 
 

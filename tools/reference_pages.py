@@ -1,4 +1,7 @@
-"""Writes the pages of docs/ that are generated from the code: metrics, configuration, presets, tricks. `--check` only compares."""
+"""Writes the pages of docs/ that are generated from the code.
+
+Metrics, configuration, presets, tricks. `--check` only compares.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def pages() -> dict[str, str]:
 
 
 def with_tables(text: str) -> str:
-    """A page with its tables of results made anew, each between `<!-- table NAME -->` and `<!-- end -->`."""
+    """A page with its tables of results made anew.
+
+    Each stands between `<!-- table NAME -->` and `<!-- end -->`.
+    """
     for name, table in blocks().items():
         start, end = f"<!-- table {name} -->\n", "<!-- end -->"
         if start in text:
@@ -47,9 +53,12 @@ def with_tables(text: str) -> str:
 def metrics_page() -> str:
     """The table of metric names."""
     head = (
-        "# Metrics\n\nEvery iteration writes one object to `metrics.jsonl` with `env_steps`, `iteration`, `phase`, `wall_time` and the metrics below; "
-        "the same names are in TensorBoard (x axis: environment steps) and, with `--log.wandb`, in Weights & Biases. Losses are means over *all* data "
-        "of the iteration, or of the auxiliary phase, weighted by samples: over every epoch and minibatch, never the last one.\n\n"
+        "# Metrics\n\nEvery iteration writes one object to `metrics.jsonl` with `env_steps`, "
+        "`iteration`, `phase`, `wall_time` and the metrics below; "
+        "the same names are in TensorBoard (x axis: environment steps) and, "
+        "with `--log.wandb`, in Weights & Biases. Losses are means over *all* data "
+        "of the iteration, or of the auxiliary phase, weighted by samples: "
+        "over every epoch and minibatch, never the last one.\n\n"
         "| name | meaning |\n|---|---|\n"
     )
     return NOTE + head + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in METRICS.items())
@@ -58,9 +67,12 @@ def metrics_page() -> str:
 def configuration_page() -> str:
     """Every field with its default and its sentence."""
     text = (
-        "# Configuration\n\nEvery knob, as `config.py` has it. On the command line the path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. "
-        "`none` switches off what can be off; `--aux none` makes PPG PPO, and naming any `--aux.…` field makes PPO PPG. "
-        "A knob that needs something which is not there has no effect: it is refused, unless it is at its default. "
+        "# Configuration\n\nEvery knob, as `config.py` has it. "
+        "On the command line the path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. "
+        "`none` switches off what can be off; "
+        "`--aux none` makes PPG PPO, and naming any `--aux.…` field makes PPO PPG. "
+        "A knob that needs something which is not there has no effect: "
+        "it is refused, unless it is at its default. "
         "[Some need more than a sentence](knobs.md).\n"
     )
     hints = typing.get_type_hints(Config)
@@ -74,12 +86,18 @@ def configuration_page() -> str:
 
 def presets_page() -> str:
     """Every preset with its source and its difference to its parent."""
-    text = "# Presets\n\n`phasicrl presets` shows the same, but for what was trained. Results are of seeds from 101 on, on which no setting was chosen ([learning results](learning.md)).\n"
+    text = (
+        "# Presets\n\n`phasicrl presets` shows the same, but for what was trained. "
+        "Results are of seeds from 101 on, on which no setting was chosen "
+        "([learning results](learning.md)).\n"
+    )
     for name, preset in PRESETS.items():
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
         changes = differences(preset.config, parent)
-        text += f"\n## {name}\n\n{preset.summary[0].upper()}{preset.summary[1:]}. Source: {preset.source}. {trained(name)} "
-        text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n| field | here | there |\n|---|---|---|\n"
+        summary = f"{preset.summary[0].upper()}{preset.summary[1:]}"
+        text += f"\n## {name}\n\n{summary}. Source: {preset.source}. {trained(name)} "
+        text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n"
+        text += "| field | here | there |\n|---|---|---|\n"
         text += "".join(
             f"| `{field}` | {_show(new)} | {_show(old)} |\n"
             for field, (old, new) in changes.items()
@@ -89,166 +107,85 @@ def presets_page() -> str:
 
 TRICKS = (
     ("clipped surrogate", "PPO paper, eq. 7", "objectives.surrogate_loss", "ppo.clip"),
-    (
-        "several epochs over a rollout",
-        "PPO paper, algorithm 1",
-        "phases.policy_phase",
-        "ppo.policy_epochs",
-    ),
+    ("several epochs over a rollout", "PPO paper, algorithm 1", "phases.policy_phase",
+     "ppo.policy_epochs"),
     ("minibatches", "PPO paper, algorithm 1", "rollout.Samples.minibatches", "ppo.num_minibatches"),
-    (
-        "whole segments as minibatches",
-        "OPPG minibatch_optimize.py:82-93",
-        "rollout.Samples.minibatches",
-        "ppo.minibatch_by",
-    ),
-    (
-        "TD(λ): generalized advantages",
-        "Schulman et al. 2016, eq. 16",
-        "returns.gae",
-        "ppo.gae_lambda",
-    ),
-    (
-        "other returns: n-step, Monte-Carlo",
-        "sources 003, 004",
-        "returns.n_step_return, returns.monte_carlo_return",
-        "ppo.estimator",
-    ),
-    (
-        "what values learn",
-        "PPG paper, V̂; Spinning Up ppo.py, ret_buf",
-        "phases.compute_targets",
-        "ppo.value_target",
-    ),
+    ("whole segments as minibatches", "OPPG minibatch_optimize.py:82-93",
+     "rollout.Samples.minibatches", "ppo.minibatch_by"),
+    ("TD(λ): generalized advantages", "Schulman et al. 2016, eq. 16", "returns.gae",
+     "ppo.gae_lambda"),
+    ("other returns: n-step, Monte-Carlo", "sources 003, 004",
+     "returns.n_step_return, returns.monte_carlo_return", "ppo.estimator"),
+    ("what values learn", "PPG paper, V̂; Spinning Up ppo.py, ret_buf", "phases.compute_targets",
+     "ppo.value_target"),
     ("baseline", "Williams 1992; source 003", "phases.compute_targets", "ppo.baseline"),
-    (
-        "REINFORCE and actor-critic",
-        "Williams 1992; Spinning Up vpg",
-        "objectives.log_prob_loss",
-        "ppo.objective",
-    ),
-    (
-        "advantages made anew each epoch",
-        "Tianshou, recompute_advantage",
-        "phases.revalue",
-        "ppo.recompute_advantages",
-    ),
-    (
-        "advantage normalization",
-        "Baselines ppo2/model.py; OPPG ppo.py:69",
-        "returns.normalize",
-        "ppo.advantage_norm",
-    ),
-    (
-        "deviation of advantages",
-        "biased in OPPG and Baselines, not in CleanRL and SB3",
-        "returns.normalize",
-        "ppo.advantage_std",
-    ),
-    (
-        "observation normalization",
-        "Baselines vec_normalize.py; source 003",
-        "normalize.ObservationNormalizer",
-        "obs_norm",
-    ),
-    (
-        "reward normalization",
-        "OPPG reward_normalizer.py",
-        "normalize.RewardNormalizer",
-        "reward_norm",
-    ),
-    (
-        "where its running return starts anew",
-        "OPPG; Gymnasium, NormalizeReward",
-        "learner.Learner.learning_reward",
-        "reward_norm.reset_at",
-    ),
-    (
-        "value-target normalization, Pop-Art",
-        "van Hasselt et al. 2016; source 003",
-        "Agent.update_value_statistics",
-        "value_norm",
-    ),
+    ("REINFORCE and actor-critic", "Williams 1992; Spinning Up vpg", "objectives.log_prob_loss",
+     "ppo.objective"),
+    ("advantages made anew each epoch", "Tianshou, recompute_advantage", "phases.revalue",
+     "ppo.recompute_advantages"),
+    ("advantage normalization", "Baselines ppo2/model.py; OPPG ppo.py:69", "returns.normalize",
+     "ppo.advantage_norm"),
+    ("deviation of advantages", "biased in OPPG and Baselines, not in CleanRL and SB3",
+     "returns.normalize", "ppo.advantage_std"),
+    ("observation normalization", "Baselines vec_normalize.py; source 003",
+     "normalize.ObservationNormalizer", "obs_norm"),
+    ("reward normalization", "OPPG reward_normalizer.py", "normalize.RewardNormalizer",
+     "reward_norm"),
+    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward",
+     "learner.Learner.learning_reward", "reward_norm.reset_at"),
+    ("value-target normalization, Pop-Art", "van Hasselt et al. 2016; source 003",
+     "Agent.update_value_statistics", "value_norm"),
     ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
     ("entropy bonus", "PPO paper, eq. 9", "heads.Policy.entropy", "ppo.entropy_coef"),
-    (
-        "gradient clipping",
-        "Baselines ppo2; source 003: policy and value apart",
-        "compute.Compute.gradient_step",
-        "ppo.max_grad_norm",
-    ),
-    (
-        "orthogonal weights, small policy head",
-        "Baselines; source 003",
-        "models.init.Initializer",
-        "model.init",
-    ),
-    (
-        "scale of the policy head",
-        "Baselines 0.01; OPPG 0.1",
-        "heads.PolicyHead",
-        "model.policy_head_scale",
-    ),
+    ("gradient clipping", "Baselines ppo2; source 003: policy and value apart",
+     "compute.Compute.gradient_step", "ppo.max_grad_norm"),
+    ("orthogonal weights, small policy head", "Baselines; source 003", "models.init.Initializer",
+     "model.init"),
+    ("scale of the policy head", "Baselines 0.01; OPPG 0.1", "heads.PolicyHead",
+     "model.policy_head_scale"),
     ("Adam's ε", "Baselines 1e-5", "run.Run", "ppo.adam_eps"),
     ("learning rate falling to zero", "Baselines; source 004", "run.Run", "ppo.schedule"),
-    (
-        "rollouts that fit into the budget",
-        "up in OPPG and SB3, down in Baselines and CleanRL",
-        "config.Config.budget",
-        "budget_rounding",
-    ),
-    (
-        "a rate of its own for the value network",
-        "Spinning Up; source 004",
-        "run.Run",
-        "ppo.value_learning_rate",
-    ),
-    (
-        "KL penalty",
-        "PPO paper, eq. 8; OPPG ppo.py:104",
-        "objectives.sampled_kl_penalty, Policy.kl_from",
-        "ppo.kl_penalty",
-    ),
-    (
-        "adaptive KL penalty",
-        "PPO paper, section 4",
-        "objectives.adapted_kl_coef",
-        "ppo.kl_penalty_target",
-    ),
+    ("rollouts that fit into the budget", "up in OPPG and SB3, down in Baselines and CleanRL",
+     "config.Config.budget", "budget_rounding"),
+    ("a rate of its own for the value network", "Spinning Up; source 004", "run.Run",
+     "ppo.value_learning_rate"),
+    ("KL penalty", "PPO paper, eq. 8; OPPG ppo.py:104",
+     "objectives.sampled_kl_penalty, Policy.kl_from", "ppo.kl_penalty"),
+    ("adaptive KL penalty", "PPO paper, section 4", "objectives.adapted_kl_coef",
+     "ppo.kl_penalty_target"),
     ("early stop by the epoch's mean KL", "Spinning Up", "phases.policy_phase", "ppo.target_kl"),
     ("estimate of that KL", "k1 in Spinning Up; k3 in SB3", "phases.divergence", "ppo.epoch_kl"),
-    (
-        "time limits are not terminations",
-        "Pardo et al. 2018",
-        "collect.Collector",
-        "ppo.bootstrap_truncation",
-    ),
+    ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector",
+     "ppo.bootstrap_truncation"),
     ("action masks", "Huang & Ontañón 2020; source 003", "heads.PolicyHead", "env.action_masks"),
     ("standard deviation of actions", "sources 003, 004; Acme", "heads.PolicyHead", "action.std"),
-    (
-        "actions squashed to their range",
-        "Haarnoja et al. 2018, appendix C",
-        "heads.PolicyHead.env_action",
-        "action.squash",
-    ),
+    ("actions squashed to their range", "Haarnoja et al. 2018, appendix C",
+     "heads.PolicyHead.env_action", "action.squash"),
     ("actions in [−1, 1]", "source 004", "heads.PolicyHead.env_action", "action.rescale"),
     ("memory", "Hochreiter & Schmidhuber 1997", "models.memory.RecurrentMemory", "model.memory"),
     ("two networks", "PPG paper, figure 1", "models.agent.Agent", "model.value_path"),
     ("auxiliary phase", "PPG paper, eq. 3", "phases.auxiliary_phase", "aux"),
-)
+)  # fmt: skip
 """Every trick: source, function, knob."""
 RUNG_OF = {
-    "ppo.baseline": "baseline", "ppo.clip": "clipping", "ppo.gae_lambda": "TD(λ)", "model.init": "initialization",
-    "ppo.advantage_norm": "advantage normalization", "obs_norm": "state normalization", "value_norm": "return normalization",
+    "ppo.baseline": "baseline", "ppo.clip": "clipping", "ppo.gae_lambda": "TD(λ)",
+    "model.init": "initialization",
+    "ppo.advantage_norm": "advantage normalization", "obs_norm": "state normalization",
+    "value_norm": "return normalization",
     "ppo.max_grad_norm": "gradient clipping", "ppo.entropy_coef": "entropy bonus",
 }  # fmt: skip
 """What the ladder calls the trick behind a knob."""
 CHANGED_ON_REACHER = {
-    "ppo.policy_epochs": "--ppo.policy-epochs 1 --ppo.value-epochs 1", "ppo.num_minibatches": "--ppo.num-minibatches 1",
-    "ppo.bootstrap_truncation": "--ppo.no-bootstrap-truncation", "obs_norm": "--obs-norm none", "ppo.gae_lambda": "--ppo.gae-lambda 1.0",
-    "ppo.clip": "--ppo.clip none", "model.policy_head_scale": "--model.policy-head-scale 1.0", "ppo.advantage_norm": "--ppo.advantage-norm none",
-    "reward_norm": "--reward-norm none", "model.init": "--model.init torch --model.head-init torch", "ppo.max_grad_norm": "--ppo.max-grad-norm none",
-    "ppo.recompute_advantages": "--ppo.no-recompute-advantages", "ppo.adam_eps": "--ppo.adam-eps 1e-8", "ppo.schedule": "--ppo.schedule constant",
+    "ppo.policy_epochs": "--ppo.policy-epochs 1 --ppo.value-epochs 1",
+    "ppo.num_minibatches": "--ppo.num-minibatches 1",
+    "ppo.bootstrap_truncation": "--ppo.no-bootstrap-truncation", "obs_norm": "--obs-norm none",
+    "ppo.gae_lambda": "--ppo.gae-lambda 1.0",
+    "ppo.clip": "--ppo.clip none", "model.policy_head_scale": "--model.policy-head-scale 1.0",
+    "ppo.advantage_norm": "--ppo.advantage-norm none",
+    "reward_norm": "--reward-norm none", "model.init": "--model.init torch --model.head-init torch",
+    "ppo.max_grad_norm": "--ppo.max-grad-norm none",
+    "ppo.recompute_advantages": "--ppo.no-recompute-advantages",
+    "ppo.adam_eps": "--ppo.adam-eps 1e-8", "ppo.schedule": "--ppo.schedule constant",
 }  # fmt: skip
 """How a knob was turned back on Reacher."""
 SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari-ppo")
@@ -257,17 +194,25 @@ SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari
 def tricks_page() -> str:
     """Every trick with its source, its function, its knob, and the knob's value in some presets."""
     text = (
-        "# Every trick\n\nWhat turns REINFORCE into PPO, and PPO into PPG: where it comes from, the function that does it, the knob that switches it, "
-        "and how the presets set it. What each is worth is measured by the ladder ([learning results](learning.md)):\n\n"
-        "```sh\nphasicrl ladder --env CartPole-v1 --seeds 5                  # one trick after the other\n"
-        "phasicrl ladder --env CartPole-v1 --seeds 5 --leave-one-out  # all of them, then all but one\n```\n\n"
-        "*Measured* is the greedy return after 100,000 steps without the trick, all others on (and with it), mean of seeds 1 to 5; intervals are in "
+        "# Every trick\n\nWhat turns REINFORCE into PPO, and PPO into PPG: "
+        "where it comes from, the function that does it, the knob that switches it, "
+        "and how the presets set it. "
+        "What each is worth is measured by the ladder ([learning results](learning.md)):\n\n"
+        "```sh\nphasicrl ladder --env CartPole-v1 --seeds "
+        "5                  # one trick after the other\n"
+        "phasicrl ladder --env CartPole-v1 --seeds 5 --leave-one-out  # all of them, "
+        "then all but one\n```\n\n"
+        "*Measured* is the greedy return after 100,000 steps without the trick, "
+        "all others on (and with it), mean of seeds 1 to 5; intervals are in "
         "[learning results](learning.md#what-each-trick-is-worth).\n\n"
-        f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: CartPole | Reacher |\n|---|---|---|---|{'---|' * len(SHOWN)}---|---|\n"
+        f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: "
+        f"CartPole | Reacher |\n|---|---|---|---|{'---|' * len(SHOWN)}---|---|\n"
     )
     for trick, source, function, knob in TRICKS:
         values = [_show(_value(PRESETS[name].config, knob)) for name in SHOWN]
-        text += f"| {trick} | {source} | `{function}` | `{knob}` | {' | '.join(values)} | {without(RUNG_OF.get(knob, ''))} | {on_reacher(CHANGED_ON_REACHER.get(knob, ''))} |\n"
+        measured = without(RUNG_OF.get(knob, "")), on_reacher(CHANGED_ON_REACHER.get(knob, ""))
+        cells = (trick, source, f"`{function}`", f"`{knob}`", *values, *measured)
+        text += f"| {' | '.join(cells)} |\n"
     return NOTE + text
 
 
@@ -282,11 +227,13 @@ def _value(config: Config, path: str) -> object:
 def _table(name: str, kind: type, *, skip: set[str]) -> str:
     """One group of fields."""
     sentences = field_texts(kind)
-    text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}{_needs(name)}\n\n| field | default | what it is |\n|---|---|---|\n"
+    text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}{_needs(name)}\n\n"
+    text += "| field | default | what it is |\n|---|---|---|\n"
     for field in dataclasses.fields(kind):
         if field.name not in skip:
             path = f"{name}.{field.name}" if name else field.name
-            text += f"| `{path}` | {_show(defaults()[path])} | {sentences[field.name]}{_needs(path)} |\n"
+            about = f"{sentences[field.name]}{_needs(path)}"
+            text += f"| `{path}` | {_show(defaults()[path])} | {about} |\n"
     return text
 
 

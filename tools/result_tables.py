@@ -1,4 +1,7 @@
-"""Tables of measured results, made from the files in benchmarks/results: pieces of pages that are otherwise written by hand."""
+"""Tables of measured results, made from the files in benchmarks/results.
+
+Pieces of pages that are otherwise written by hand.
+"""
 
 from __future__ import annotations
 
@@ -19,123 +22,60 @@ from phasicrl.runs.directory import RunDirectory
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 TASKS = (
-    # environment, file, preset without its ending, fields, return below which a run has failed, what others reached
+    # environment, file, preset without its ending, fields, return below which a run has failed,
+    # what others reached
     ("CartPole-v1", "cartpole", "cartpole", "", 475, "Zoo 500 at 100k (one run)"),
     ("Acrobot-v1", "acrobot", "acrobot", "", -100, "CleanRL −86 at 500k, Zoo −73.5 at 1M"),
-    (
-        "MountainCar-v0",
-        "mountaincar",
-        "mountaincar",
-        "",
-        -150,
-        "Zoo −110 at 1M (one run), CleanRL −200 at 500k",
-    ),
+    ("MountainCar-v0", "mountaincar", "mountaincar", "", -150,
+     "Zoo −110 at 1M (one run), CleanRL −200 at 500k"),
     ("LunarLander-v3", "lunarlander", "lunarlander", "", 200, "Zoo 242 at 1M (v2, one run)"),
     ("Pendulum-v1", "pendulum", "pendulum", "", -200, "Zoo −172 at 100k (one run, gSDE)"),
-    (
-        "InvertedPendulum-v5",
-        "invertedpendulum",
-        "invertedpendulum",
-        "",
-        950,
-        "source 004: 1000 reached; CleanRL 963 at 1M",
-    ),
-    (
-        "InvertedDoublePendulum-v5",
-        "inverteddoublependulum",
-        "inverteddoublependulum",
-        "",
-        9000,
-        "Tianshou 9,231 at 1M",
-    ),
-    (
-        "Reacher-v5",
-        "reacher_100k",
-        "reacher",
-        " --total-env-steps 100_000",
-        -8,
-        "source 004: −8.6 at 100k",
-    ),
+    ("InvertedPendulum-v5", "invertedpendulum", "invertedpendulum", "", 950,
+     "source 004: 1000 reached; CleanRL 963 at 1M"),
+    ("InvertedDoublePendulum-v5", "inverteddoublependulum", "inverteddoublependulum", "", 9000,
+     "Tianshou 9,231 at 1M"),
+    ("Reacher-v5", "reacher_100k", "reacher", " --total-env-steps 100_000", -8,
+     "source 004: −8.6 at 100k"),
     ("Reacher-v5", "reacher", "reacher", "", -5, "Tianshou −4.1 at 1M"),
-    (
-        "Swimmer-v5",
-        "swimmer",
-        "swimmer",
-        "",
-        100,
-        "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67",
-    ),
-    (
-        "HalfCheetah-v5",
-        "halfcheetah",
-        "halfcheetah",
-        "",
-        3000,
-        "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M",
-    ),
+    ("Swimmer-v5", "swimmer", "swimmer", "", 100,
+     "Zoo 282 at 1M (v3, one run), Spinning Up 120, Tianshou 67"),
+    ("HalfCheetah-v5", "halfcheetah", "halfcheetah", "", 3000,
+     "Zoo 5,819 (one run), Tianshou 5,784, CleanRL 1,443 at 1M"),
     ("Hopper-v5", "hopper", "hopper", "", 2000, "Tianshou 2,609 at 1M"),
     ("Walker2d-v5", "walker2d", "walker2d", "", 2000, "Tianshou 3,589 at 1M"),
     ("Ant-v5", "ant", "ant", "", 1500, "Tianshou 3,258, Zoo 1,327 (v3, one run) at 1M"),
-    (
-        "CartPole-v1 without velocities",
-        "cartpole_masked_velocity",
-        "cartpole-masked-velocity",
-        "",
-        475,
-        "contrib's PPO with LSTM 500",
-    ),
-    (
-        "Pendulum-v1 without velocity",
-        "pendulum_masked_velocity",
-        "pendulum-masked-velocity",
-        "",
-        -300,
-        "contrib's PPO with LSTM −218",
-    ),
-)
+    ("CartPole-v1 without velocities", "cartpole_masked_velocity", "cartpole-masked-velocity", "",
+     475, "contrib's PPO with LSTM 500"),
+    ("Pendulum-v1 without velocity", "pendulum_masked_velocity", "pendulum-masked-velocity", "",
+     -300, "contrib's PPO with LSTM −218"),
+)  # fmt: skip
 
 
 ZOO_ACROBOT = (
-    "--env.id gymnasium:Acrobot-v1 --env.num-envs 16 --ppo.num-steps 256 --ppo.policy-epochs 4 --ppo.value-epochs 4 --ppo.num-minibatches 64 "
-    "--ppo.gae-lambda 0.94 --obs-norm.no-from-first-rollout --reward-norm.per step --total-env-steps 1_000_000"
+    "--env.id gymnasium:Acrobot-v1 --env.num-envs 16 --ppo.num-steps 256 "
+    "--ppo.policy-epochs 4 --ppo.value-epochs 4 --ppo.num-minibatches 64 "
+    "--ppo.gae-lambda 0.94 --obs-norm.no-from-first-rollout "
+    "--reward-norm.per step --total-env-steps 1_000_000"
 )
 """RL-Zoo's settings for Acrobot, where they differ from Stable-Baselines3's defaults."""
 COMPATIBLE = (
     # preset with fields, environment, what its own code base published
-    (
-        "compat-cleanrl-ppo",
-        "CartPole-v1",
-        "490.0 ± 6.1 in training (docs/benchmark/ppo.md, 3 seeds)",
-    ),
-    (
-        "compat-cleanrl-ppo --env.id gymnasium:Acrobot-v1",
-        "Acrobot-v1",
-        "−86.4 ± 1.3 in training (likewise)",
-    ),
-    (
-        "compat-cleanrl-ppo --env.id gymnasium:MountainCar-v0",
-        "MountainCar-v0",
-        "−200 in training (likewise)",
-    ),
-    (
-        "compat-cleanrl-ppo-continuous --env.id envpool:InvertedPendulum-v4",
-        "InvertedPendulum-v4",
-        "963.1 ± 22.2 in training (ppo_continuous_action.md, 3 seeds)",
-    ),
+    ("compat-cleanrl-ppo", "CartPole-v1",
+     "490.0 ± 6.1 in training (docs/benchmark/ppo.md, 3 seeds)"),
+    ("compat-cleanrl-ppo --env.id gymnasium:Acrobot-v1", "Acrobot-v1",
+     "−86.4 ± 1.3 in training (likewise)"),
+    ("compat-cleanrl-ppo --env.id gymnasium:MountainCar-v0", "MountainCar-v0",
+     "−200 in training (likewise)"),
+    ("compat-cleanrl-ppo-continuous --env.id envpool:InvertedPendulum-v4", "InvertedPendulum-v4",
+     "963.1 ± 22.2 in training (ppo_continuous_action.md, 3 seeds)"),
     ("compat-cleanrl-ppo-continuous", "HalfCheetah-v4", "1,442.6 ± 46.0 in training (likewise)"),
     ("compat-sb3-ppo", "CartPole-v1", "none with the defaults"),
-    (
-        f"compat-sb3-ppo {ZOO_ACROBOT}",
-        "Acrobot-v1, settings of RL-Zoo",
-        "−73.5 ± 18.2 greedy (RL-Zoo, one run; the spread is of episodes)",
-    ),
-    (
-        "compat-spinningup-ppo",
-        "HalfCheetah-v4",
-        "about 1,670 (v3, its page's curve, as Tianshou reads it)",
-    ),
+    (f"compat-sb3-ppo {ZOO_ACROBOT}", "Acrobot-v1, settings of RL-Zoo",
+     "−73.5 ± 18.2 greedy (RL-Zoo, one run; the spread is of episodes)"),
+    ("compat-spinningup-ppo", "HalfCheetah-v4",
+     "about 1,670 (v3, its page's curve, as Tianshou reads it)"),
     ("compat-mva-ppo", "InvertedPendulum-v5", "1,000 reached (source 004, one run)"),
-)
+)  # fmt: skip
 
 
 REACHER = "reacher-ppo --total-env-steps 100_000"
@@ -180,21 +120,38 @@ def fresh_table() -> str:
             (row["suite"], row["python"].rpartition(".")[0], row["command"]): row
             for row in csv.DictReader(file)
         }
-    table = "| system | Python | EnvPool | PyTorch | command | result | seconds | commit |\n|---|---|---|---|---|---|---|---|\n"
+    table = _head(
+        "system", "Python", "EnvPool", "PyTorch", "command", "result", "seconds", "commit"
+    )
     for row in sorted(
         last.values(), key=lambda row: [int(part) for part in row["python"].split(".")]
     ):
         result = "passed" if row["exit"] == "0" else f"failed ({row['exit']})"
-        table += f"| {row['suite']} | {row['python']} | {row['envpool']} | {row['torch']} | `{row['command']}` | {result} | {row['seconds']} | {row['commit']} |\n"
+        table += _row(
+            row["suite"],
+            row["python"],
+            row["envpool"],
+            row["torch"],
+            f"`{row['command']}`",
+            result,
+            row["seconds"],
+            row["commit"],
+        )
     return table
 
 
 FOUND_ON = "1"
-"""The seed of the comparison with published runs that was looked at while details of the original were found out."""
+"""The seed of the comparison with published runs that was looked at beforehand.
+
+Details of the original were found out with it.
+"""
 
 
 def baselines_table() -> str:
-    """Ours window by window among the published runs, and how many of the windows lie within their span and within the 95 % interval for one more."""
+    """Ours window by window among the published runs.
+
+    Then how many of the windows lie within their span and within the 95 % interval for one more.
+    """
     rows = list(
         csv.DictReader(
             (RESULTS.parents[1] / "docs" / "figures" / "baselines.csv").read_text().splitlines()
@@ -204,7 +161,7 @@ def baselines_table() -> str:
         list(dict.fromkeys(row["steps"] for row in rows)),
         sorted({row["seed"] for row in rows}, key=int),
     )
-    text = f"| game | quantity | {' | '.join(windows)} |\n|---|---|{'---|' * len(windows)}\n"
+    text = _head("game", "quantity", *windows)
     for game, metric in dict.fromkeys((row["env"], row["metric"]) for row in rows):
         cells = []
         for window in windows:
@@ -219,10 +176,15 @@ def baselines_table() -> str:
                 for row in sorted(of_window, key=lambda row: int(row["seed"]))
             ]
             cells.append(
-                f"{', '.join(shown)} ({of_window[0]['published_min']} to {of_window[0]['published_max']})"
+                f"{', '.join(shown)} "
+                f"({of_window[0]['published_min']} to {of_window[0]['published_max']})"
             )
-        text += f"| {game} | {metric.rpartition('/')[2].removesuffix('_100').replace('_', ' ')} | {' | '.join(cells)} |\n"
-    text += "\n| seeds of ours | windows within the span of the published three | within the 95 % interval for one more |\n|---|---|---|\n"
+        text += _row(game, metric.rpartition("/")[2].removesuffix("_100").replace("_", " "), *cells)
+    text += "\n" + _head(
+        "seeds of ours",
+        "windows within the span of the published three",
+        "within the 95 % interval for one more",
+    )
     fresh = [seed for seed in seeds if seed != FOUND_ON]
     for title, some in ((" and ".join(fresh), fresh), (FOUND_ON, [FOUND_ON])):
         of_seeds = [row for row in rows if row["seed"] in some]
@@ -236,8 +198,11 @@ def baselines_table() -> str:
 
 
 def tasks_table() -> str:
-    """What the presets reach: PPO, PPG and the difference. Where no fresh seeds were trained, what the seeds reached on which settings were chosen, marked."""
-    text = "| environment | steps | PPO | failed | PPG | failed | PPG − PPO | others |\n|---|---|---|---|---|---|---|---|\n"
+    """What the presets reach: PPO, PPG and the difference.
+
+    Where no fresh seeds were trained, what the seeds reached on which settings were chosen, marked.
+    """
+    text = _head("environment", "steps", "PPO", "failed", "PPG", "failed", "PPG − PPO", "others")
     for env, file, preset, fields, least, others in TASKS:
         fresh = read(file)
         for rows, mark in ((fresh, ""), (read(f"selection/{file}") if not fresh else [], " †")):
@@ -263,19 +228,41 @@ def tasks_table() -> str:
 def compatible_table() -> str:
     """What presets named after other code bases reach, beside what these published."""
     rows = read("compat")
-    text = "| preset | environment | steps | seeds | last 100 training episodes | greedy | published |\n|---|---|---|---|---|---|---|\n"
+    text = _head(
+        "preset",
+        "environment",
+        "steps",
+        "seeds",
+        "last 100 training episodes",
+        "greedy",
+        "published",
+    )
     for label, env, published in COMPATIBLE:
         mine = [row for row in rows if row["preset"] == label]
         if mine:
             training = reached([float(row["return_100"]) for row in mine])
             greedy = reached(greedy_means(mine, label))
-            text += f"| `{label.split()[0]}` | {env} | {int(mine[0]['env_steps']):,} | {len(mine)} | {training} | {greedy} | {published} |\n"
+            text += _row(
+                f"`{label.split()[0]}`",
+                env,
+                f"{int(mine[0]['env_steps']):,}",
+                len(mine),
+                training,
+                greedy,
+                published,
+            )
     return text
 
 
 def quickstart_table() -> str:
     """What `make train` made: time, where it went, and the return over training."""
-    text = "| seed | commit | minutes | rollouts, policy phases, auxiliary phases | return of 100 training episodes: first, best, last |\n|---|---|---|---|---|\n"
+    text = _head(
+        "seed",
+        "commit",
+        "minutes",
+        "rollouts, policy phases, auxiliary phases",
+        "return of 100 training episodes: first, best, last",
+    )
     for folder in sorted((RESULTS / "quickstart").glob("*/")):
         card, rows = RunDirectory(folder).card, RunDirectory(folder).metrics()
         parts = [
@@ -290,14 +277,20 @@ def quickstart_table() -> str:
         everything = (row.get("charts/episodic_return_100", math.nan) for row in rows)
         returns = [value for value in everything if math.isfinite(value)]
         shares = ", ".join(f"{part / sum(parts):.0%}" for part in parts)
-        text += f"| {card['seed']} | {card['commit']} | {card['seconds'] / 60:.1f} | {shares} | {returns[0]:.2f}, {max(returns):.2f}, {returns[-1]:.2f} |\n"
+        text += _row(
+            card["seed"],
+            card["commit"],
+            f"{card['seconds'] / 60:.1f}",
+            shares,
+            f"{returns[0]:.2f}, {max(returns):.2f}, {returns[-1]:.2f}",
+        )
     return text
 
 
 def reward_norm_table() -> str:
     """PPG on CartPole with and without normalized rewards: greedy, and in training."""
     rows = read("cartpole") or read("selection/cartpole")
-    text = "| rewards | greedy, mean [95 %] | last 100 training episodes |\n|---|---|---|\n"
+    text = _head("rewards", "greedy, mean [95 %]", "last 100 training episodes")
     for title, label in (
         ("normalized (`cartpole-ppg`)", "cartpole-ppg"),
         ("as they are (`--reward-norm none`)", "cartpole-ppg --reward-norm none"),
@@ -318,7 +311,10 @@ def failed(values: list[float], least: float) -> str:
 
 
 def trained(preset: str) -> str:
-    """What is known of a preset's learning, in one sentence: seeds, result and command of the runs on fresh seeds, or that there are none."""
+    """What is known of a preset's learning, in one sentence.
+
+    Seeds, result and command of the runs on fresh seeds, or that there are none.
+    """
     found = []
     for path in sorted(RESULTS.glob("*.csv")):
         rows = read(path.stem)
@@ -343,7 +339,8 @@ def trained(preset: str) -> str:
                 of_game.setdefault(run.config.env.id, []).append(f"{run.card['seed']}")
         for game, seeds in sorted(of_game.items()):
             found.append(
-                f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} (`benchmarks/results/{folder.name}`)"
+                f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} "
+                f"(`benchmarks/results/{folder.name}`)"
             )
     if found:
         return f"Trained: {'; '.join(found)}."
@@ -362,7 +359,7 @@ def trained(preset: str) -> str:
 
 def ladder_table(mode: str) -> str:
     """What each rung reached."""
-    text = "| rung | greedy, mean [95 %] | least of the seeds | last 100 training episodes |\n|---|---|---|---|\n"
+    text = _head("rung", "greedy, mean [95 %]", "least of the seeds", "last 100 training episodes")
     for row in read(f"cartpole_{mode}"):
         values = {
             name: float(row[name])
@@ -375,14 +372,18 @@ def ladder_table(mode: str) -> str:
             )
         }
         text += (
-            f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, {values['interval_high']:.0f}] "
+            f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, "
+            f"{values['interval_high']:.0f}] "
             f"| {values['greedy_min']:.0f} | {values['last_100_mean']:.0f} |\n"
         )
     return text
 
 
 def contention_table() -> str:
-    """Medians of steps per second beside other work, and their shares of the older code's rate alone; the range of the rounds."""
+    """Medians of steps per second beside other work, with the range of the rounds.
+
+    Beside them their shares of the older code's rate alone.
+    """
     rows = [row for row in read("contention") if float(row["seconds"])]
     situations = {
         "alone": "alone",
@@ -391,7 +392,7 @@ def contention_table() -> str:
         "session": "beside a loop in a session of its own",
         "two": "two at once, together",
     }
-    text = f"| work | code | {' | '.join(situations.values())} |\n|---|---|{'---|' * len(situations)}\n"
+    text = _head("work", "code", *situations.values())
     rates: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
         rates.setdefault((row["work"], row["code"], row["situation"]), []).append(
@@ -404,7 +405,8 @@ def contention_table() -> str:
         whole = statistics.median(rates[work, "before", "alone"])
         cells = [rates.get((work, code, name)) for name in situations]
         shown = [
-            f"{statistics.median(cell):,.0f}{spread_of(cell)}: {statistics.median(cell) / whole:.0%}"
+            f"{statistics.median(cell):,.0f}{spread_of(cell)}: "
+            f"{statistics.median(cell) / whole:.0%}"
             if cell
             else "–"
             for cell in cells
@@ -421,11 +423,13 @@ def spread_of(values: list[float]) -> str:
 def findings_table(file: str) -> str:
     """What each named setting of a file reached: greedy, and in training."""
     rows = read(file)
-    text = "| setting | greedy, mean [95 %] | last 100 training episodes |\n|---|---|---|\n"
+    text = _head("setting", "greedy, mean [95 %]", "last 100 training episodes")
     for label in dict.fromkeys(row["preset"] for row in rows):
         name = label.partition("--name ")[2].split()[0]
         training = [float(row["return_100"]) for row in rows if row["preset"] == label]
-        text += f"| {name} | {reached(greedy_means(rows, label))} | {_number(float(np.mean(training)), training)} |\n"
+        text += _row(
+            name, reached(greedy_means(rows, label)), _number(float(np.mean(training)), training)
+        )
     return text
 
 
@@ -436,109 +440,52 @@ def reacher_tricks_table() -> str:
     changed = {
         name: greedy_means(rows, name) for name in dict.fromkeys(row["preset"] for row in rows)
     }
-    text = "| changed | greedy, mean [95 %] | difference |\n|---|---|---|\n"
+    text = _head("changed", "greedy, mean [95 %]", "difference")
     text += f"| nothing | {reached(base)} | |\n" if base else ""
     for name, values in sorted(changed.items(), key=lambda item: float(np.mean(item[1]))):
-        text += f"| `{name.removeprefix(REACHER).strip()}` | {reached(values)} | {difference(values, base)} |\n"
+        text += _row(
+            f"`{name.removeprefix(REACHER).strip()}`", reached(values), difference(values, base)
+        )
     return text
 
 
 PEERS = ("CleanRL", "SB3", "PureJaxRL")
 SHORT = (
-    # title, work, which of ours, which of theirs: on the same environments, but for PureJaxRL's, which are its own
-    (
-        "CartPole, 4 environments of EnvPool",
-        "cartpole",
-        "phasicrl",
-        ("SB3, EnvPool", "PureJaxRL ppo.py"),
-    ),
-    (
-        "the same of Gymnasium",
-        "cartpole",
-        "phasicrl, Gymnasium",
-        ("CleanRL ppo.py", "SB3, Gymnasium"),
-    ),
-    (
-        "CartPole, 64 environments of EnvPool",
-        "cartpole64",
-        "phasicrl",
-        ("SB3, EnvPool", "PureJaxRL ppo.py"),
-    ),
-    (
-        "the same of Gymnasium",
-        "cartpole64",
-        "phasicrl, Gymnasium",
-        ("CleanRL ppo.py", "SB3, Gymnasium"),
-    ),
-    (
-        "HalfCheetah, 1 environment of EnvPool",
-        "halfcheetah",
-        "phasicrl, 1 environment",
-        ("SB3, 1 environment",),
-    ),
-    (
-        "the same of Gymnasium",
-        "halfcheetah",
-        "phasicrl, 1 environment, Gymnasium",
-        ("CleanRL ppo_continuous_action.py",),
-    ),
-    (
-        "HalfCheetah, 16 environments of EnvPool",
-        "halfcheetah",
-        "phasicrl, 16 environments",
-        ("SB3, 16 environments",),
-    ),
+    # title, work, which of ours, which of theirs: on the same environments, but for PureJaxRL's,
+    # which are its own
+    ("CartPole, 4 environments of EnvPool", "cartpole", "phasicrl", ("SB3, EnvPool",
+     "PureJaxRL ppo.py")),
+    ("the same of Gymnasium", "cartpole", "phasicrl, Gymnasium", ("CleanRL ppo.py",
+     "SB3, Gymnasium")),
+    ("CartPole, 64 environments of EnvPool", "cartpole64", "phasicrl", ("SB3, EnvPool",
+     "PureJaxRL ppo.py")),
+    ("the same of Gymnasium", "cartpole64", "phasicrl, Gymnasium", ("CleanRL ppo.py",
+     "SB3, Gymnasium")),
+    ("HalfCheetah, 1 environment of EnvPool", "halfcheetah", "phasicrl, 1 environment",
+     ("SB3, 1 environment",)),
+    ("the same of Gymnasium", "halfcheetah", "phasicrl, 1 environment, Gymnasium",
+     ("CleanRL ppo_continuous_action.py",)),
+    ("HalfCheetah, 16 environments of EnvPool", "halfcheetah", "phasicrl, 16 environments",
+     ("SB3, 16 environments",)),
     ("Procgen, PPO", "procgen-ppo", "phasicrl, fp32", ("CleanRL ppo_procgen.py",)),
-    (
-        "the same, CleanRL given our allocator's setting",
-        "procgen-ppo",
-        "phasicrl, fp32",
-        ("CleanRL ppo_procgen.py, memory kept",),
-    ),
+    ("the same, CleanRL given our allocator's setting", "procgen-ppo", "phasicrl, fp32",
+     ("CleanRL ppo_procgen.py, memory kept",)),
     ("Procgen, PPO, ours in bf16", "procgen-ppo", "phasicrl, bf16", ("CleanRL ppo_procgen.py",)),
-    (
-        "the same, CleanRL given our allocator's setting",
-        "procgen-ppo",
-        "phasicrl, bf16",
-        ("CleanRL ppo_procgen.py, memory kept",),
-    ),
-    (
-        "Procgen, PPG, one network",
-        "procgen-ppg",
-        "phasicrl, one network",
-        ("CleanRL ppg_procgen.py",),
-    ),
-    (
-        "Procgen, PPG, one network, auxiliary phase in bf16",
-        "procgen-ppg",
-        "phasicrl, one network, auxiliary phase bf16",
-        ("CleanRL ppg_procgen.py",),
-    ),
-    (
-        "Procgen, PPG, one network, both phases in bf16",
-        "procgen-ppg",
-        "phasicrl, one network, both phases bf16",
-        ("CleanRL ppg_procgen.py",),
-    ),
-    (
-        "Procgen, PPG, two networks (CleanRL's has one)",
-        "procgen-ppg",
-        "phasicrl, two networks",
-        ("CleanRL ppg_procgen.py",),
-    ),
-    (
-        "Procgen, PPG, two networks, auxiliary phase in bf16",
-        "procgen-ppg",
-        "phasicrl, two networks, auxiliary phase bf16",
-        ("CleanRL ppg_procgen.py",),
-    ),
-    (
-        "Procgen, PPG, two networks, both phases in bf16",
-        "procgen-ppg",
-        "phasicrl, two networks, both phases bf16",
-        ("CleanRL ppg_procgen.py",),
-    ),
-)
+    ("the same, CleanRL given our allocator's setting", "procgen-ppo", "phasicrl, bf16",
+     ("CleanRL ppo_procgen.py, memory kept",)),
+    ("Procgen, PPG, one network", "procgen-ppg", "phasicrl, one network",
+     ("CleanRL ppg_procgen.py",)),
+    ("Procgen, PPG, one network, auxiliary phase in bf16", "procgen-ppg",
+     "phasicrl, one network, auxiliary phase bf16", ("CleanRL ppg_procgen.py",)),
+    ("Procgen, PPG, one network, both phases in bf16", "procgen-ppg",
+     "phasicrl, one network, both phases bf16", ("CleanRL ppg_procgen.py",)),
+    ("Procgen, PPG, two networks (CleanRL's has one)", "procgen-ppg", "phasicrl, two networks",
+     ("CleanRL ppg_procgen.py",)),
+    ("Procgen, PPG, two networks, auxiliary phase in bf16", "procgen-ppg",
+     "phasicrl, two networks, auxiliary phase bf16", ("CleanRL ppg_procgen.py",)),
+    ("Procgen, PPG, two networks, both phases in bf16", "procgen-ppg",
+     "phasicrl, two networks, both phases bf16", ("CleanRL ppg_procgen.py",)),
+)  # fmt: skip
 """What the README shows of the works of benchmarks/versus.py."""
 
 
@@ -574,7 +521,11 @@ def short_speed_table() -> str:
             "–" if (value := seconds.get(name)) is None else f"{value:.1f} s"
             for name in ("phasicrl", *PEERS)
         ]
-        text += f"| CartPole, from the start of the process to 475, settings of each | **{cells[0]}** | {' | '.join(cells[1:])} |\n"
+        text += _row(
+            "CartPole, from the start of the process to 475, settings of each",
+            f"**{cells[0]}**",
+            *cells[1:],
+        )
     return text
 
 
@@ -590,7 +541,11 @@ def _summary(work: str) -> list[dict[str, Any]]:
 
 
 def precision_table() -> str:
-    """What benchmarks/precision.py found: by game and precision the last quarter of training, mean over seeds, with the range for the return."""
+    """What benchmarks/precision.py found.
+
+    By game and precision the last quarter of training, mean over seeds, with the range for the
+    return.
+    """
     path = RESULTS / "selection" / "precision.csv.gz"
     rows = (
         list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()))
@@ -605,7 +560,17 @@ def precision_table() -> str:
         "losses/aux/kl_loss",
         "gradients/policy_norm",
     )
-    text = "| game | precision | seeds | return at the end (least to most) | entropy | KL, policy phase | explained variance | KL, auxiliary phase | gradient norm |\n"
+    text = _row(
+        "game",
+        "precision",
+        "seeds",
+        "return at the end (least to most)",
+        "entropy",
+        "KL, policy phase",
+        "explained variance",
+        "KL, auxiliary phase",
+        "gradient norm",
+    )
     text += "|---|---|---|---|---|---|---|---|---|\n"
     for game, setting in dict.fromkeys((row["game"], row["setting"]) for row in rows):
         runs: dict[str, list[dict[str, str]]] = {}
@@ -639,19 +604,34 @@ def many_seeds_table() -> str:
     """Measurements of benchmarks/many_seeds.py."""
     rows = read("many_seeds")
     parts = ("gradient step", "acting", "environments")
-    text = "| seeds in one program | threads | gradient step, µs | acting, µs | environments, µs | steps/s of all seeds, if nothing else took time |\n|---|---|---|---|---|---|\n"
+    text = _head(
+        "seeds in one program",
+        "threads",
+        "gradient step, µs",
+        "acting, µs",
+        "environments, µs",
+        "steps/s of all seeds, if nothing else took time",
+    )
     for seeds, threads in dict.fromkeys((row["seeds"], row["threads"]) for row in rows):
         of_part = {
             row["part"]: row for row in rows if (row["seeds"], row["threads"]) == (seeds, threads)
         }
         cells = [f"{float(of_part[part]['microseconds']):,.0f}" for part in parts]
-        text += f"| {seeds} | {threads} | {' | '.join(cells)} | {int(of_part[parts[0]]['steps_per_second_of_all_seeds']):,} |\n"
+        text += _row(
+            seeds, threads, *cells, f"{int(of_part[parts[0]]['steps_per_second_of_all_seeds']):,}"
+        )
     return text
 
 
 def speed_table() -> str:
     """Whole training loops side by side: every result file of benchmarks/versus.py."""
-    text = "| work | | steps per second, median (slowest to fastest) | ratio of phasicrl's [95 %, or range if fewer than 5 rounds] | seconds to 475 |\n|---|---|---|---|---|\n"
+    text = _head(
+        "work",
+        "",
+        "steps per second, median (slowest to fastest)",
+        "ratio of phasicrl's [95 %, or range if fewer than 5 rounds]",
+        "seconds to 475",
+    )
     for path in sorted((RESULTS / "versus").glob("*.json")):
         result = json.loads(path.read_text())
         for row in result["summary"]:
@@ -666,7 +646,7 @@ def speed_table() -> str:
                 else "–"
             )
             rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
-            text += f"| {result['work']} | {row['contestant']} | {rate} | {ratios or '–'} | {seconds} |\n"
+            text += _row(result["work"], row["contestant"], rate, ratios or "–", seconds)
     return text
 
 
@@ -694,7 +674,10 @@ AGREEMENT = {
 
 
 def agreement_rows(*, by_design: bool) -> list[tuple[str, list[dict[str, Any]]]]:
-    """What benchmarks/agreement.py found, by program of theirs; those that are meant to differ, or the others."""
+    """What benchmarks/agreement.py found, by program of theirs.
+
+    Those that are meant to differ, or the others.
+    """
     path = RESULTS / "agreement.json"
     rows = json.loads(path.read_text())["rows"] if path.is_file() else []
     cases: dict[str, list[dict[str, Any]]] = {}
@@ -705,8 +688,8 @@ def agreement_rows(*, by_design: bool) -> list[tuple[str, list[dict[str, Any]]]]
 
 
 def agreement_table(precision: str) -> str:
-    """Largest difference between a reference's numbers and ours in one precision, and their own noise."""
-    text = f"| theirs | ours | updates | {' | '.join(AGREEMENT)} |\n|---|---|---|{'---|' * len(AGREEMENT)}\n"
+    """Largest difference between a reference's numbers and ours in one precision, and the noise."""
+    text = _head("theirs", "ours", "updates", *AGREEMENT)
     for program, rows in agreement_rows(by_design=False):
         cells = _agreement_cells(rows, precision)
         text += (
@@ -717,7 +700,7 @@ def agreement_table(precision: str) -> str:
 
 def by_design_table() -> str:
     """What differs by design, and by how much, in float64."""
-    text = f"| theirs | why ours differs | {' | '.join(AGREEMENT)} |\n|---|---|{'---|' * len(AGREEMENT)}\n"
+    text = _head("theirs", "why ours differs", *AGREEMENT)
     for program, rows in agreement_rows(by_design=True):
         cells = _agreement_cells(rows, "float64")
         text += f"| {program} | {rows[0]['by_design']} | {' | '.join(cells)} |\n"
@@ -744,18 +727,29 @@ def _difference_and_noise(rows: list[dict[str, Any]], precision: str) -> str:
 BENCHES = {
     "procgen-ppo-fp32": "`procgen-ppo`, 16 environments",
     "procgen-ppo-bf16": "the same with `--compute.policy-precision bf16`",
-    "procgen-ppg-single": "`procgen-ppg-single`, 16 environments, 128 steps, auxiliary phase in bf16",
+    "procgen-ppg-single": (
+        "`procgen-ppg-single`, 16 environments, 128 steps, auxiliary phase in bf16"
+    ),
     "cartpole4-on": "`compat-cleanrl-ppo`, CartPole of EnvPool, 4 environments, compiled",
     "cartpole4-off": "the same, eager",
     "cartpole64-on": "the same, 64 environments, compiled",
-    "halfcheetah16-on": "`compat-cleanrl-ppo-continuous`, HalfCheetah of EnvPool, 16 environments, compiled",
+    "halfcheetah16-on": (
+        "`compat-cleanrl-ppo-continuous`, HalfCheetah of EnvPool, 16 environments, compiled"
+    ),
 }
 """Reports of `phasicrl bench` in benchmarks/results/bench."""
 
 
 def bench_table() -> str:
     """What `phasicrl bench` found on this machine."""
-    text = "| | steps/s (slowest to fastest) | of the bare networks, not as one call | GFLOP/s | where the time goes | memory of the process |\n|---|---|---|---|---|---|\n"
+    text = _head(
+        "",
+        "steps/s (slowest to fastest)",
+        "of the bare networks, not as one call",
+        "GFLOP/s",
+        "where the time goes",
+        "memory of the process",
+    )
     for name, title in BENCHES.items():
         path = RESULTS / "bench" / f"{name}.json"
         if not path.is_file():
@@ -764,8 +758,10 @@ def bench_table() -> str:
         rate = next(rate for rate in report["rates"] if rate["name"] == "whole loop")
         split = ", ".join(f"{part} {share:.0%}" for part, share in report["split"].items())
         text += (
-            f"| {title} | {rate['per_second']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f}) | {report['share_of_limit']:.0%} "
-            f"| {report['gflops_per_step'] * rate['per_second']:,.0f} | {split} | {report['peak_memory'] / 1e9:.1f} GB |\n"
+            f"| {title} | {rate['per_second']:,.0f} "
+            f"({rate['low']:,.0f} to {rate['high']:,.0f}) | {report['share_of_limit']:.0%} "
+            f"| {report['gflops_per_step'] * rate['per_second']:,.0f} "
+            f"| {split} | {report['peak_memory'] / 1e9:.1f} GB |\n"
         )
     return text
 
@@ -774,7 +770,13 @@ def pieces_table() -> str:
     """Rates of benchmarks/encoder.py by size of the pieces and precision, and bf16's errors."""
     cases = {key: rates for key, rates in _encoder_rates().items() if key[2:] == ("kept", "eager")}
     sizes = sorted({int(size) for size, precision, *_ in cases if precision == "bf16"})
-    text = "| micro-batch | fp32, images/s forward and backward | bf16 | error of bf16: features | gradients |\n|---|---|---|---|---|\n"
+    text = _head(
+        "micro-batch",
+        "fp32, images/s forward and backward",
+        "bf16",
+        "error of bf16: features",
+        "gradients",
+    )
     for size in map(str, sizes):
         cells = [
             _median_and_range(cases[size, precision, "kept", "eager"]["rate"])
@@ -789,7 +791,7 @@ def pieces_table() -> str:
 def memory_table() -> str:
     """What keeping freed memory does to the rate."""
     cases = _encoder_rates()
-    text = "| micro-batch | default: images/s | memory kept | ratio |\n|---|---|---|---|\n"
+    text = _head("micro-batch", "default: images/s", "memory kept", "ratio")
     for size in [size for size, _, memory, _ in cases if memory == "default"]:
         default, kept = (
             cases[size, "fp32", memory, "eager"]["rate"] for memory in ("default", "kept")
@@ -804,7 +806,9 @@ def memory_table() -> str:
 def compiled_table() -> str:
     """What compiling the network for images, or its max-pools, does to the rate."""
     cases = _encoder_rates()
-    text = "| micro-batch | precision | compiled by Inductor | eager: images/s | compiled | ratio |\n|---|---|---|---|---|---|\n"
+    text = _head(
+        "micro-batch", "precision", "compiled by Inductor", "eager: images/s", "compiled", "ratio"
+    )
     names = {"compiled": "the whole network", "pools": "its max-pools (left out since)"}
     for size, precision, run in [
         (size, precision, run) for size, precision, _, run in cases if run in names
@@ -815,7 +819,14 @@ def compiled_table() -> str:
         ratio = statistics.median(
             ours / theirs for ours, theirs in zip(compiled, eager, strict=True)
         )
-        text += f"| {size} | {precision} | {names[run]} | {_median_and_range(eager)} | {_median_and_range(compiled)} | {ratio:.2f} |\n"
+        text += _row(
+            size,
+            precision,
+            names[run],
+            _median_and_range(eager),
+            _median_and_range(compiled),
+            f"{ratio:.2f}",
+        )
     return text
 
 
@@ -833,7 +844,10 @@ def _median_and_range(values: list[float]) -> str:
 
 
 def without(trick: str) -> str:
-    """What was reached without a trick of the ladder, and with all of them; nothing for a trick that is not in it."""
+    """What was reached without a trick of the ladder, and with all of them.
+
+    Nothing for a trick that is not in it.
+    """
     means = {row["rung"]: float(row["greedy_mean"]) for row in read("cartpole_leave-one-out")}
     return (
         f"{means[f'without {trick}']:.0f} ({means['everything']:.0f})"
@@ -844,13 +858,11 @@ def without(trick: str) -> str:
 
 def on_reacher(change: str) -> str:
     """What Reacher reaches with a change, and without it; nothing for one that was not measured."""
-    values, base = (
-        greedy_means(read("selection/reacher_tricks"), f"{REACHER} {change}"),
-        greedy_means(read("selection/reacher_100k"), REACHER),
-    )
-    return (
-        f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values and base else "–"
-    )
+    values = greedy_means(read("selection/reacher_tricks"), f"{REACHER} {change}")
+    base = greedy_means(read("selection/reacher_100k"), REACHER)
+    if not values or not base:
+        return "–"
+    return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−")
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -906,3 +918,13 @@ def _number(value: float, scale: list[float]) -> str:
     digits = 2 if max(map(abs, scale)) < 20 else 1 if max(map(abs, scale)) < 200 else 0
     text = f"{round(value, digits) + 0.0:,.{digits}f}"  # no −0
     return text.replace("-", "−")
+
+
+def _head(*names: str) -> str:
+    """The first two lines of a table."""
+    return f"{_row(*names)}|{'---|' * len(names)}\n"
+
+
+def _row(*cells: object) -> str:
+    """One line of a table."""
+    return f"|{''.join(f' {cell} |' if cell != '' else ' |' for cell in cells)}\n"

@@ -1,5 +1,6 @@
-"""EnvPool behind `procgen.ProcgenEnv` (gym 0.23's vector interface), which CleanRL's scripts call, so that both trainers step the same environments.
+"""EnvPool behind `procgen.ProcgenEnv` (gym 0.23's vector interface).
 
+CleanRL's scripts call that, so that both trainers step the same environments.
 Finished ones are reset at once, by mask, as the original does.
 """
 
@@ -25,7 +26,10 @@ def install() -> None:
 
 
 def native() -> Any:
-    """The one file of phasicrl that makes EnvPool find the libraries that it leaves to the system; it depends on nothing."""
+    """The one file of phasicrl that makes EnvPool find the libraries that it leaves to the system.
+
+    It depends on nothing.
+    """
     path = Path(__file__).parents[2] / "src" / "phasicrl" / "envs" / "native.py"
     spec = importlib.util.spec_from_file_location("phasicrl_native", path)
     assert spec is not None and spec.loader is not None
@@ -45,7 +49,10 @@ def _reset_ended(pool: Any, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
 def procgen_env(
     *, num_envs: int, env_name: str, num_levels: int, start_level: int, distribution_mode: str
 ) -> Any:
-    """What `procgen.ProcgenEnv` makes: observations `{"rgb": [B, 64, 64, 3]}`, four answers to a step, a list of infos."""
+    """What `procgen.ProcgenEnv` makes.
+
+    Observations `{"rgb": [B, 64, 64, 3]}`, four answers to a step, a list of infos.
+    """
     import gym
 
     libraries = native()  # before EnvPool is imported
@@ -54,7 +61,8 @@ def procgen_env(
     import envpool
 
     pool = envpool.make_gymnasium(
-        f"{env_name.capitalize()}{distribution_mode.capitalize()}-v0", num_envs=num_envs, num_threads=THREADS, seed=0, num_levels=num_levels,
+        f"{env_name.capitalize()}{distribution_mode.capitalize()}-v0", num_envs=num_envs,
+        num_threads=THREADS, seed=0, num_levels=num_levels,
         start_level=start_level, channel_first=False,
     )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 usage: run_cleanrl.py [--keep-memory] [--envpool] SCRIPT [FLAGS]
 
-With `--envpool` one thing is swapped: the constructor of the environments, which `envpool_constructors` replaces by EnvPool's. With
-`--keep-memory` the C library is asked to keep freed memory, which has the effect of preloading tcmalloc or jemalloc, and is what phasicrl does.
+With `--envpool` one thing is swapped: the constructor of the environments, which
+`envpool_constructors` replaces by EnvPool's. With `--keep-memory` the C library is asked to keep
+freed memory, which has the effect of preloading tcmalloc or jemalloc, and is what phasicrl does.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ shout = builtins.print
 
 
 def hear(*args: object, **options: object) -> None:
-    """CleanRL prints `SPS: …` once an iteration and the return of each episode; both are counted and kept to ourselves."""
+    """CleanRL prints `SPS: …` once an iteration and the return of each episode.
+
+    Both are counted and kept to ourselves.
+    """
     text = " ".join(map(str, args))
     if text.startswith("SPS:"):
         state["iterations"] += 1

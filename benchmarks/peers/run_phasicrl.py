@@ -1,4 +1,6 @@
-"""Trains with phasicrl and says when each iteration was done. usage: run_phasicrl.py [--marks NUMBER] PRESET [FIELDS]
+"""Trains with phasicrl and says when each iteration was done.
+
+usage: run_phasicrl.py [--marks NUMBER] PRESET [FIELDS]
 
 With `--marks` it stops after so many iterations, whatever the budget.
 """

@@ -2,8 +2,9 @@
 
 usage: run_sb3.py BACKEND TASK NUM_ENVS STEPS SEED SETTINGS
 
-BACKEND is `gymnasium` (their `make_vec_env`, as their documentation has it) or `envpool` (the same pool of environments that we step). SETTINGS is
-JSON: arguments of their PPO; `normalize` asks for their `VecNormalize`, and `linear` lets the learning rate, and the clip range if it is in the list,
+BACKEND is `gymnasium` (their `make_vec_env`, as their documentation has it) or `envpool` (the same
+pool of environments that we step). SETTINGS is JSON: arguments of their PPO; `normalize` asks for
+their `VecNormalize`, and `linear` lets the learning rate, and the clip range if it is in the list,
 fall to zero. Time limits are bootstrapped, as they always do.
 """
 
@@ -30,7 +31,10 @@ torch.set_num_threads(THREADS)
 
 
 class Pool(VecEnv):
-    """EnvPool as one of their vector environments; ended environments are reset at once, by mask."""
+    """EnvPool as one of their vector environments.
+
+    Ended environments are reset at once, by mask.
+    """
 
     def __init__(self) -> None:
         import envpool

@@ -1,4 +1,6 @@
-"""Their side: the parts of openai/baselines that need no TensorFlow: `VecNormalize` and the advantages of `ppo2`'s `Runner`, on a recording.
+"""Their side: the parts of openai/baselines that need no TensorFlow.
+
+`VecNormalize` and the advantages of `ppo2`'s `Runner`, on a recording.
 
 Their networks are TensorFlow 1's, and cannot be run: values are those that ours gave.
 """

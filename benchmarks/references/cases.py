@@ -1,4 +1,8 @@
-"""What is compared: each reference's program with settings of its own, and ours with the preset that says it does the same."""
+"""What is compared.
+
+Each reference's program with settings of its own, and ours with the preset that says it does the
+same.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from references.playback import BUTTONS, FEW, FORCES, PICTURE, VECTOR, Recording, record
 
 MISTAKE = "AGREEMENT_MISTAKE"
-"""The environment variable that says by which part our value loss is wrong, to see how a mistake shows."""
+"""The environment variable that makes our value loss wrong by a part, to see how that shows."""
 
 SINGLE = {
     "encoder": ("pi_enc",),
@@ -19,7 +23,8 @@ SINGLE = {
 }
 DUAL = SINGLE | {"value_encoder": ("vf_enc",), "value_head": ("vf_vhead",)}
 TANH_64 = {
-    "encoder": ("actor.0", "actor.2"), "value_encoder": ("critic.0", "critic.2"), "policy_head.linear": ("actor.4",), "value_head": ("critic.4",),
+    "encoder": ("actor.0", "actor.2"), "value_encoder": ("critic.0", "critic.2"),
+    "policy_head.linear": ("actor.4",), "value_head": ("critic.4",),
 }  # fmt: skip
 IMPALA = {
     "encoder": ("network",),
@@ -38,14 +43,16 @@ class Case:
         reference: whose program.
         program: which one, or how it is set.
         preset: ours.
-        names: where our weights are in theirs: beginnings of parameters' names, each for one or more of theirs.
+        names: where our weights are in theirs: beginnings of parameters' names, each for one or
+            more of theirs.
         iterations: number of updates.
         num_envs: B.
         num_steps: T.
         recording: arguments of `playback.record`.
         changes: of the preset, beside what makes it small.
         settings: of theirs.
-        counts_from: the weight with which a variance of 1 enters their reward statistics; ours are then begun likewise.
+        counts_from: the weight with which a variance of 1 enters their reward statistics; ours are
+            then begun likewise.
         minibatches: of an epoch of the policy phase.
         as_it_is: nothing is done about what is known to be different.
         initial: the norms of initial weights are no matter of chance.
@@ -85,62 +92,95 @@ _PICTURES = {"spaces": (PICTURE, BUTTONS), "ends": "rules"}
 _PHASES = {"aux.every": 2, "aux.epochs": 2, "aux.num_minibatches": 2, "ppo.num_minibatches": 4}
 _PUBLISHED = {"reward_norm.gamma": 0.99, "ppo.num_minibatches": 4}
 _CONTINUOUS = {
-    "encoder": ("actor_mean.0", "actor_mean.2"), "policy_head.linear": ("actor_mean.4",), "policy_head.log_std": ("actor_logstd",),
+    "encoder": ("actor_mean.0", "actor_mean.2"), "policy_head.linear": ("actor_mean.4",),
+    "policy_head.log_std": ("actor_logstd",),
     "value_encoder": ("critic.0", "critic.2"), "value_head": ("critic.4",),
 }  # fmt: skip
 _SB3 = {
-    "encoder": ("mlp_extractor.policy_net",), "value_encoder": ("mlp_extractor.value_net",), "policy_head.linear": ("action_net",),
+    "encoder": ("mlp_extractor.policy_net",), "value_encoder": ("mlp_extractor.value_net",),
+    "policy_head.linear": ("action_net",),
     "value_head": ("value_net",),
 }  # fmt: skip
 _SPINNING_UP = {
-    "encoder": ("pi.mu_net.0", "pi.mu_net.2"), "value_encoder": ("v.v_net.0", "v.v_net.2"), "policy_head.linear": ("pi.mu_net.4",),
+    "encoder": ("pi.mu_net.0", "pi.mu_net.2"), "value_encoder": ("v.v_net.0", "v.v_net.2"),
+    "policy_head.linear": ("pi.mu_net.4",),
     "policy_head.log_std": ("pi.log_std",), "value_head": ("v.v_net.4",),
 }  # fmt: skip
-_START = "running moments begin there with a variance of 1 that counts as 1e-4 samples, and with nothing here"
-_STALE = "its first auxiliary step of each phase takes the last policy gradient along, which nobody has set to zero: a bug"
+_START = (
+    "running moments begin there with a variance of 1 that counts as 1e-4 samples, "
+    "and with nothing here"
+)
+_STALE = (
+    "its first auxiliary step of each phase takes the last policy gradient along, "
+    "which nobody has set to zero: a bug"
+)
 _EPSILON = "ours adds 1e-8 to the deviation that advantages are divided by, and theirs adds nothing"
 
 OPPG = Case(
-    "train_fn, two networks", "openai-ppg", "train.py", "procgen-ppg-paper", DUAL, 5, 8, 8, _PICTURES, _PHASES,
+    "train_fn, two networks", "openai-ppg", "train.py", "procgen-ppg-paper", DUAL, 5, 8, 8,
+    _PICTURES, _PHASES,
     {"n_pi": 2, "n_aux_epochs": 2}, minibatches=4,
 )  # fmt: skip
 PPG_SCRIPT = Case(
     "ppg_procgen.py", "cleanrl", "ppg_procgen.py", "compat-cleanrl-ppg", IMPALA, 5, 8, 8, _PICTURES,
-    {"aux.every": 2, "aux.epochs": 2, "aux.num_minibatches": 2}, {"n_iteration": 2, "e_auxiliary": 2},
+    {"aux.every": 2, "aux.epochs": 2, "aux.num_minibatches": 2},
+    {"n_iteration": 2, "e_auxiliary": 2},
 )  # fmt: skip
 SPINNING_UP = Case(
     "ppo", "spinning-up", "ppo.py", "compat-spinningup-ppo", _SPINNING_UP, 3, 1, 128,
-    {"spaces": (VECTOR, FORCES), "ends": "limit", "limit": 12, "rollout": 128}, minibatches=1, initial=False,
+    {"spaces": (VECTOR, FORCES), "ends": "limit", "limit": 12, "rollout": 128}, minibatches=1,
+    initial=False,
 )  # fmt: skip
 BASELINES = Case(
-    "VecNormalize and Runner", "baselines", "vec_normalize.py, runner.py", "compat-baselines-ppo-procgen", {}, 1, 8, 32, _PICTURES,
+    "VecNormalize and Runner", "baselines", "vec_normalize.py, runner.py",
+    "compat-baselines-ppo-procgen", {}, 1, 8, 32, _PICTURES,
     settings={"gamma": 0.999, "reward_gamma": 0.99}, initial=False,
 )  # fmt: skip
 CASES = (
     OPPG,
     replace(
-        OPPG, name="train_fn --arch detach", preset="procgen-ppg-single", names=SINGLE, iterations=3, changes=_PHASES | _PUBLISHED,
+        OPPG, name="train_fn --arch detach", preset="procgen-ppg-single", names=SINGLE,
+        iterations=3, changes=_PHASES | _PUBLISHED,
         settings={**OPPG.settings, "arch": "detach"},
     ),
     replace(
-        OPPG, name="train_fn --kl_penalty 1 --clip_param 0", preset="procgen-ppg-kl", iterations=3, changes=_PHASES | _PUBLISHED,
+        OPPG, name="train_fn --kl_penalty 1 --clip_param 0", preset="procgen-ppg-kl", iterations=3,
+        changes=_PHASES | _PUBLISHED,
         settings={**OPPG.settings, "kl_penalty": 1.0, "clip_param": 0.0},
     ),
     replace(
-        OPPG, name="train_fn --arch shared, three epochs, no auxiliary phase", preset="procgen-ppo-paper", names=SINGLE, iterations=2,
-        changes=_PUBLISHED, settings={"arch": "shared", "n_epoch_pi": 3, "n_epoch_vf": 3, "n_aux_epochs": 0, "n_pi": 0},
+        OPPG, name="train_fn --arch shared, three epochs, no auxiliary phase",
+        preset="procgen-ppo-paper", names=SINGLE, iterations=2,
+        changes=_PUBLISHED,
+        settings={"arch": "shared", "n_epoch_pi": 3, "n_epoch_vf": 3, "n_aux_epochs": 0, "n_pi": 0},
     ),
-    Case("ppo.py", "cleanrl", "ppo.py", "compat-cleanrl-ppo", TANH_64, 3, 4, 32, {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=4),
     Case(
-        "ppo_continuous_action.py", "cleanrl", "ppo_continuous_action.py", "compat-cleanrl-ppo-continuous", _CONTINUOUS, 3, 1, 256,
+        "ppo.py", "cleanrl", "ppo.py", "compat-cleanrl-ppo", TANH_64, 3, 4, 32,
+        {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=4,
+    ),
+    Case(
+        "ppo_continuous_action.py", "cleanrl", "ppo_continuous_action.py",
+        "compat-cleanrl-ppo-continuous", _CONTINUOUS, 3, 1, 256,
         {"spaces": (VECTOR, FORCES), "ends": "both"}, {"obs_norm": None}, minibatches=32,
     ),
-    Case("ppo_procgen.py", "cleanrl", "ppo_procgen.py", "compat-cleanrl-ppo-procgen", IMPALA, 2, 8, 8, _PICTURES, initial=False),
+    Case(
+        "ppo_procgen.py", "cleanrl", "ppo_procgen.py", "compat-cleanrl-ppo-procgen", IMPALA,
+        2, 8, 8, _PICTURES, initial=False,
+    ),
     PPG_SCRIPT,
-    replace(PPG_SCRIPT, name="ppg_procgen.py, stale gradient and all", iterations=3, as_it_is=True, by_design=_STALE),
-    Case("PPO", "sb3", "PPO", "compat-sb3-ppo", _SB3, 3, 2, 128, {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=32),
+    replace(
+        PPG_SCRIPT, name="ppg_procgen.py, stale gradient and all", iterations=3, as_it_is=True,
+        by_design=_STALE,
+    ),
+    Case(
+        "PPO", "sb3", "PPO", "compat-sb3-ppo", _SB3, 3, 2, 128,
+        {"spaces": (VECTOR, FEW), "ends": "both"}, minibatches=32,
+    ),
     SPINNING_UP,
     replace(SPINNING_UP, name="ppo, without 1e-8", iterations=1, as_it_is=True, by_design=_EPSILON),
     BASELINES,
-    replace(BASELINES, name="VecNormalize and Runner, from their start", counts_from=None, by_design=_START),
+    replace(
+        BASELINES, name="VecNormalize and Runner, from their start", counts_from=None,
+        by_design=_START,
+    ),
 )  # fmt: skip

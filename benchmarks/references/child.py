@@ -1,9 +1,10 @@
 """Runs one side of some cases in one precision, in a process of its own.
 
 usage: child.py WHO PRECISION FOLDER PATH NUMBER …
-WHO is `ours` or the name of a reference, PATH of its repository (`-` for ours), NUMBER that of a case in cases.py. Our run in float32 writes the
-weights at the start and the orders of samples, which all others read.
-Baselines, whose networks cannot be run, reads our values.
+
+WHO is `ours` or the name of a reference, PATH of its repository (`-` for ours), NUMBER that of a
+case in cases.py. Our run in float32 writes the weights at the start and the orders of samples,
+which all others read. Baselines, whose networks cannot be run, reads our values.
 """
 
 from __future__ import annotations

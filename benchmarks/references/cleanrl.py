@@ -1,7 +1,8 @@
 """Their side: CleanRL's scripts, each run from its first line to its last on a recording.
 
-What is replaced: the environments' constructors, TensorBoard, tyro's command line, `print`, the wrapper that normalizes observations, whose statistics
-move at other times than ours (docs/fidelity.md), and the one seed-driven order, `np.random.shuffle`.
+What is replaced: the environments' constructors, TensorBoard, tyro's command line, `print`, the
+wrapper that normalizes observations, whose statistics move at other times than ours
+(docs/fidelity.md), and the one seed-driven order, `np.random.shuffle`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from references.substitute import (
 
 
 class SameStep:
-    """`gymnasium.vector.SyncVectorEnv` of the Gymnasium that CleanRL pins: an ended environment is reset in the same step."""
+    """`gymnasium.vector.SyncVectorEnv` of the Gymnasium that CleanRL pins.
+
+    An ended environment is reset in the same step.
+    """
 
     def __init__(self, makers: list[Any], player: Player) -> None:
         self.envs, self.player = [make() for make in makers], player
@@ -71,7 +75,8 @@ def gym_env(player: Player) -> Any:
         observation_space = gym.spaces.Dict(
             {"rgb": gym.spaces.Box(0, 255, recording.spaces[0].shape, np.uint8)}
         )
-        action_space = gym.spaces.Discrete(int(recording.spaces[1].n))  # type: ignore[attr-defined]  # it is discrete
+        number = recording.spaces[1].n  # type: ignore[attr-defined]  # it is discrete
+        action_space = gym.spaces.Discrete(int(number))
         metadata: dict[str, Any] = {"render.modes": []}  # noqa: RUF012  # gym's own is one
         num_envs = player.num_envs
 
@@ -121,7 +126,8 @@ class Side:
             indices[:] = left.pop(0)
 
         with (
-            warnings.catch_warnings(), draws_given(player.action), divergence_turned(turned), losses_noted() as losses,
+            warnings.catch_warnings(), draws_given(player.action), divergence_turned(turned),
+            losses_noted() as losses,
             optimizers_noted() as adams,
         ):  # fmt: skip
             warnings.simplefilter("ignore")
@@ -139,9 +145,8 @@ class Side:
                 "print": notes.hear,
             }
             exec(compile(script.read_text(), str(script), "exec"), namespace)
-        assert len(left) == case.iterations - notes.iteration, (
-            f"{len(left)} orders were left"
-        )  # an update that fills no phase is dropped there
+        # An update that fills no phase is dropped there.
+        assert len(left) == case.iterations - notes.iteration, f"{len(left)} orders were left"
         return notes.found
 
     def _replaced(self, case: Case, player: Player, shuffle: Any, notes: Notes) -> dict[str, Any]:
@@ -171,7 +176,10 @@ class Side:
 
     @staticmethod
     def _in_their_numbers(order: np.ndarray, case: Case, *, turned: bool) -> np.ndarray:
-        """Transitions are numbered step by step there, environment by environment here; segments of a phase alike."""
+        """Transitions are numbered step by step there, environment by environment here.
+
+        Segments of a phase alike.
+        """
         if len(order) == case.num_envs * case.num_steps:
             env, step = np.divmod(order, case.num_steps)
             order, size = step * case.num_envs + env, len(order) // case.minibatches
@@ -226,7 +234,10 @@ class Notes:
             self._state("auxiliary phase")
 
     def hear(self, *words: Any, **_: Any) -> None:
-        """At the start of an auxiliary phase the last policy gradient is still there, and goes into its first step; dropped, unless it is to be shown."""
+        """Drop the policy gradient at the start of an auxiliary phase, unless it is to be shown.
+
+        The last one is still there, and goes into the first step.
+        """
         if words == ("aux epoch 1",) and not self.case.as_it_is:
             self.namespace["optimizer"].zero_grad()
 

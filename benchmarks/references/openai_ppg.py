@@ -1,6 +1,7 @@
 """Their side: openai/phasic-policy-gradient, its `train.train_fn` on a recording.
 
-What does not install is replaced: `mpi4py` (a single process), `gym3` (its types and its wrapper's forwarding), `procgen`.
+What does not install is replaced: `mpi4py` (a single process), `gym3` (its types and its wrapper's
+forwarding), `procgen`.
 """
 
 from __future__ import annotations
@@ -101,13 +102,18 @@ def mpi() -> dict[str, Any]:
 
 
 class Environments:
-    """A recording with gym3's interface: what is observed is the reward of the step before, the observation, and whether it is a first one."""
+    """A recording with gym3's interface.
+
+    What is observed is the reward of the step before, the observation, and whether it is a first
+    one.
+    """
 
     def __init__(self, player: Player, precision: str) -> None:
         observation, action = player.recording.spaces
         self.player, self.num, self.precision = player, player.num_envs, precision
         self.ob_space = TensorType(Real(), tuple(observation.shape or ()))
-        self.ac_space = TensorType(Discrete(int(action.n)), ())  # type: ignore[attr-defined]  # it is discrete
+        number = action.n  # type: ignore[attr-defined]  # it is discrete
+        self.ac_space = TensorType(Discrete(int(number)), ())
         self.reward, self.first = np.zeros(self.num, precision), np.ones(self.num, bool)
 
     def observe(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -212,7 +218,7 @@ class Side:
 
 
 class Notes:
-    """What is written down while their functions call each other, each of which is called as it is."""
+    """What is written down while their functions call each other, each called as it is."""
 
     def __init__(
         self, side: Side, case: Case, start: Arrays, losses: list[float], adams: list[Any]
@@ -270,10 +276,8 @@ class Notes:
             self.found.put(self.iteration, quantity, segment[name])
 
     def _state(self, phase: str) -> None:
-        tasks = {
-            "policy": self.adams[1:],
-            "aux": self.adams[:1],
-        }  # the auxiliary phase's is made first
+        # The auxiliary phase's is made first.
+        tasks = {"policy": self.adams[1:], "aux": self.adams[:1]}
         self.found.put_state(self.iteration, self.weights, self.start, tasks, phase)
         key = f"{self.iteration}|losses of the {phase}'s steps|"
         self.found.arrays[key] = np.append(self.found.arrays.get(key, []), self.losses)

@@ -15,9 +15,12 @@ from references.quantities import Arrays, Quantities
 from references.substitute import fresh_import, losses_noted, torch_and_numpy
 
 QUIET = {
-    "env.id": "recorded", "env.parallel": "sync", "env.distribution": "easy", "log.console": "off", "log.tensorboard": False,
-    "checkpoint.every_minutes": None, "compute.device": "cpu", "compute.compile": "off", "compute.num_threads": 1,
-    "compute.policy_precision": "fp32", "compute.aux_precision": "fp32", "compute.pin_threads": False, "compute.take_turns": False,
+    "env.id": "recorded", "env.parallel": "sync", "env.distribution": "easy", "log.console": "off",
+    "log.tensorboard": False,
+    "checkpoint.every_minutes": None, "compute.device": "cpu", "compute.compile": "off",
+    "compute.num_threads": 1,
+    "compute.policy_precision": "fp32", "compute.aux_precision": "fp32",
+    "compute.pin_threads": False, "compute.take_turns": False,
 }  # fmt: skip
 
 
@@ -53,9 +56,8 @@ class Side:
             What was found, the weights at the start, and the orders of all passes over samples.
         """
         recording = case.experience()
-        pieces = (
-            {"compute.micro_batch": None} if recording.obs.dtype == np.uint8 else {}
-        )  # pictures are not cut
+        # Pictures are not cut.
+        pieces = {"compute.micro_batch": None} if recording.obs.dtype == np.uint8 else {}
         changes = pieces | {
             "env.num_envs": case.num_envs,
             "ppo.num_steps": case.num_steps,

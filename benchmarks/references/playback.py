@@ -1,4 +1,7 @@
-"""Recorded experience, played back to anyone who asks for an environment: the same whatever is done."""
+"""Recorded experience, played back to anyone who asks for an environment.
+
+The same whatever is done.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +69,11 @@ def record(
         spaces: of observations and actions.
         num_steps: N.
         num_envs: B.
-        ends: `rules`: episodes end by the rules only, of any length. `both`: some are cut, too. `limit`: those that reach `limit` are cut.
+        ends: `rules`: episodes end by the rules only, of any length. `both`: some are cut, too.
+            `limit`: those that reach `limit` are cut.
         limit: most steps of an episode, for `limit`.
-        rollout: for `limit`: an episode is cut at each end of so many steps, by a limit that it has reached just then.
+        rollout: for `limit`: an episode is cut at each end of so many steps, by a limit that it has
+            reached just then.
         seed: of everything.
     """
     random = np.random.default_rng(seed)
@@ -102,7 +107,10 @@ def record(
 
 
 def _pictures(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Pictures `[…, H, W, C]` of patches 8 pixels wide with a little noise: they differ from each other, as those of games do, and pure noise does not."""
+    """Pictures `[…, H, W, C]` of patches 8 pixels wide with a little noise.
+
+    They differ from each other, as those of games do, and pure noise does not.
+    """
     *many, height, width, channels = shape
     patches = random.integers(16, 240, (*many, height // 8, width // 8, channels))
     pictures = patches.repeat(8, axis=-3).repeat(8, axis=-2) + random.integers(-16, 16, shape)
@@ -110,7 +118,10 @@ def _pictures(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _limited(terminated: np.ndarray, limit: int, rollout: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of one environment with a time limit: one episode of `limit` steps is the last of each rollout, and is cut."""
+    """Ends of one environment with a time limit.
+
+    One episode of `limit` steps is the last of each rollout, and is cut.
+    """
     terminated, truncated = terminated.copy(), np.zeros_like(terminated)
     length = 0
     for t in range(len(terminated)):
@@ -127,7 +138,10 @@ def _limited(terminated: np.ndarray, limit: int, rollout: int) -> tuple[np.ndarr
 
 
 class Player:
-    """Plays a recording to all its environments at once; an ended episode is followed by the next one in the same step."""
+    """Plays a recording to all its environments at once.
+
+    An ended episode is followed by the next one in the same step.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -149,7 +163,10 @@ class Player:
 
 
 class Playback(gym.Env[np.ndarray, Any]):
-    """One environment of a recording, with Gymnasium's interface; `reset` is needed after an end."""
+    """One environment of a recording, with Gymnasium's interface.
+
+    `reset` is needed after an end.
+    """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium's own is one
 

@@ -14,7 +14,10 @@ Arrays = dict[str, np.ndarray]
 
 
 class Quantities:
-    """Arrays by `iteration|quantity|part`; each part (a layer's weights, for example) is compared by itself."""
+    """Arrays by `iteration|quantity|part`.
+
+    Each part (a layer's weights, for example) is compared by itself.
+    """
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
@@ -75,7 +78,9 @@ class Quantities:
     def begin(
         self, model: torch.nn.Module, start: Arrays, case: Case
     ) -> dict[str, torch.nn.Parameter]:
-        """Let a model of theirs begin with the given weights, and note the norms of those that it has of its own accord, if these compare.
+        """Let a model of theirs begin with the given weights.
+
+        The norms of those that it has of its own accord are noted, if these compare.
 
         Args:
             model: theirs.
@@ -102,7 +107,9 @@ class Quantities:
 def matched(
     ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]
 ) -> dict[str, str]:
-    """Their name of each of our parameters: those under one beginning are in the same order in both.
+    """Their name of each of our parameters.
+
+    Those under one beginning are in the same order in both.
 
     Raises:
         ValueError: there are more of them on one side, though we have any.
@@ -119,7 +126,8 @@ def matched(
         ]
         if mine and len(mine) != len(them):
             raise ValueError(
-                f"{beginning} has {len(mine)} parameters here, {' and '.join(others)} {len(them)} there"
+                f"{beginning} has {len(mine)} parameters here, "
+                f"{' and '.join(others)} {len(them)} there"
             )
         found |= dict(zip(mine, them, strict=bool(mine)))
     if missing := [name for name in ours if name not in found]:

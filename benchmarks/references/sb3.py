@@ -1,4 +1,8 @@
-"""Their side: Stable-Baselines3's `PPO.learn` on a recording, from the package that is installed beside this program."""
+"""Their side.
+
+Stable-Baselines3's `PPO.learn` on a recording, from the package that is installed beside this
+program.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Their side: Spinning Up's `ppo` on a recording.
 
-What does not install is replaced: `mpi4py` (a single process), its logger, which asks for TensorFlow, and gym's spaces, which are Gymnasium's. Ours adds
-1e-8 to the deviation that advantages are divided by; so does theirs here, unless it is to be shown as it is.
+What does not install is replaced: `mpi4py` (a single process), its logger, which asks for
+TensorFlow, and gym's spaces, which are Gymnasium's. Ours adds 1e-8 to the deviation that advantages
+are divided by; so does theirs here, unless it is to be shown as it is.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class Side:
 
             with patch.object(Logger, "dump_tabular", after):
                 self.ppo.ppo(
-                    lambda: Environment(player), actor_critic=Given, steps_per_epoch=case.num_steps, epochs=case.iterations,
+                    lambda: Environment(player), actor_critic=Given, steps_per_epoch=case.num_steps,
+                    epochs=case.iterations,
                     max_ep_len=case.recording["limit"], **case.settings,
                 )  # fmt: skip
         return found

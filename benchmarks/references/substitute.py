@@ -1,6 +1,9 @@
-"""What a program runs with in place of parts of its surroundings: modules that are not installed, doubles for singles, orders and draws that are given.
+"""What a program runs with in place of parts of its surroundings.
 
-Nothing of a reference's own text is changed. In float64 the name `float32` means 64 bits to the modules that are imported meanwhile, theirs and ours
+Modules that are not installed, doubles for singles, orders and draws that are given.
+
+Nothing of a reference's own text is changed. In float64 the name `float32` means 64 bits to the
+modules that are imported meanwhile, theirs and ours
 alike: all of them name 32 bits in their source, and none has a switch.
 """
 
@@ -31,7 +34,10 @@ def stand_in(module: Any, **changes: Any) -> Any:
 
 
 def invented(name: str, **names: Any) -> Any:
-    """A module that is not installed, with what is asked of it; a package, so that modules can lie in it."""
+    """A module that is not installed, with what is asked of it.
+
+    A package, so that modules can lie in it.
+    """
     module: Any = types.ModuleType(name)
     module.__dict__.update(names)
     module.__path__ = []
@@ -65,7 +71,10 @@ def torch_and_numpy(
     of_torch: dict[str, Any] | None = None,
     of_numpy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """PyTorch and NumPy as a program gets to see them: in float64 what it calls `float32` has 64 bits."""
+    """PyTorch and NumPy as a program gets to see them.
+
+    In float64 what it calls `float32` has 64 bits.
+    """
     double = precision == "float64"
     return {
         "torch": stand_in(
@@ -135,7 +144,10 @@ def optimizers_noted() -> Iterator[list[torch.optim.Adam]]:
 
 @contextlib.contextmanager
 def divergence_turned(turned: bool) -> Iterator[None]:
-    """PyTorch's divergence of categorical distributions adds its terms up in the opposite order meanwhile, if so wished."""
+    """PyTorch's divergence of categorical distributions meanwhile adds up its terms backwards.
+
+    So it does if that is wished.
+    """
     divergence = torch.distributions.kl_divergence
 
     def of_turned(

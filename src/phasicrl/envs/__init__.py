@@ -1,1 +1,4 @@
-"""Environments: one contract (`protocol`), one adapter for each back end, and `make_envs`, which picks it. Kind: effects."""
+"""Environments: one contract, one adapter for each back end. Kind: effects.
+
+The contract is `protocol`; `make_envs` picks the adapter.
+"""

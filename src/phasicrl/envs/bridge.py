@@ -68,7 +68,7 @@ class ReplayableEnv(NumpyEnv, Protocol):
     """A back end whose episodes can be played again; its `exact_state` is `replay`."""
 
     def starts(self) -> list[Any]:
-        """How the episode under way of each environment began, as JSON; None where that is not known."""
+        """How each environment's episode began, as JSON; None where that is not known."""
         ...
 
     def replay(
@@ -131,7 +131,7 @@ class Bridge:
         return torch.from_numpy(obs)
 
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew at once."""
+        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew."""
         self._refuse_closed("step")
         if not self._is_reset:
             raise EnvError(f"{self.name}: step() before the first reset(); call reset() once")
@@ -159,7 +159,10 @@ class Bridge:
         )
 
     def state_dict(self) -> dict[str, Any] | None:
-        """How the episodes under way began, what was done in them, and what they show now; None where they cannot be played again."""
+        """How the episodes under way began, what was done in them, and what they show now.
+
+        None where they cannot be played again.
+        """
         if self._episodes is None or self._obs is None:
             return None
         starts = cast(ReplayableEnv, self.backend).starts()
@@ -170,15 +173,13 @@ class Bridge:
         return {"starts": starts, "actions": actions, "lengths": lengths} | here
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """Play the episodes again, up to where they were; what they then show must be what they showed."""
+        """Play the episodes again, up to where they were; they must show what they showed."""
         self._refuse_closed("load_state_dict")
-        assert self._episodes is not None and not self._is_reset, (
-            f"{self.name} cannot be brought back"
-        )
-        self._episodes.load(state["actions"].numpy(), state["lengths"].numpy())
-        backend = cast(ReplayableEnv, self.backend)
+        episodes, backend = self._episodes, cast(ReplayableEnv, self.backend)
+        assert episodes is not None and not self._is_reset, f"{self.name} cannot be brought back"
+        episodes.load(state["actions"].numpy(), state["lengths"].numpy())
         with self._watchdog.watch("replay of the episodes under way", 2 * self._reset_seconds):
-            obs, mask = backend.replay(state["starts"], self._episodes.of_each())
+            obs, mask = backend.replay(state["starts"], episodes.of_each())
         self._is_reset = True
         same_mask = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not same_mask or not np.array_equal(obs, state["obs"].numpy()):
@@ -243,5 +244,6 @@ class BatchReader:
 
     def _refuse(self, what: str, call: str, index: int) -> NoReturn:
         raise EnvError(
-            f"{self.name}: environment {index} returned {what}, from {call}(), at step {self.num_steps}; {self.remedy}"
+            f"{self.name}: environment {index} returned {what}, "
+            f"from {call}(), at step {self.num_steps}; {self.remedy}"
         )

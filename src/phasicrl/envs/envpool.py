@@ -57,13 +57,16 @@ PROCGEN = "envpool.procgen"
 """EnvPool's name of the Procgen family."""
 
 NOT_OPTIONS = {
-    "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed", "env_seed",
-    "gym_reset_return_info", "reward_threshold", "task",
+    "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset",
+    "base_path", "seed", "env_seed", "gym_reset_return_info", "reward_threshold", "task",
 }  # fmt: skip
 """Fields of a task's configuration in EnvPool that are set by us, or say what the task is."""
 
 OF_TRAINING = ("episodic_life", "reward_clip")
-"""Options that change what an episode or a reward is, for learning only: an evaluation is of whole games in their own reward."""
+"""Options that change what an episode or a reward is, for learning only.
+
+An evaluation is of whole games in their own reward.
+"""
 
 REMEDY = "the simulation broke down: bound the actions, or report it to EnvPool with the seed"
 """For numbers that nobody can use."""
@@ -83,12 +86,14 @@ class EnvPoolEnv:
         options: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Make the pool; `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name` is for messages."""
-        family = task_families()[task_id]
+        """Make the pool.
+
+        `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name`
+        is for messages.
+        """
+        family, options = task_families()[task_id], options or {}
         self._is_procgen = family == PROCGEN
-        self.exact_state: ExactState = (
-            "replay" if _can_be_replayed(family, options or {}) else "none"
-        )
+        self.exact_state: ExactState = "replay" if _can_be_replayed(family, options) else "none"
         self._num_resets = np.zeros(num_envs, np.int64)
         envpool = import_envpool(procgen=self._is_procgen)
         self.name = name or f"envpool:{task_id}"
@@ -103,22 +108,25 @@ class EnvPoolEnv:
             num_envs=num_envs,
             num_threads=num_threads,
             seed=env_seeds(seed, num_envs),
-            **(options or {}),
+            **options,
         )
         made = thread_ids() - before
         self._worker = FollowingThreads(made) if num_threads == 1 and pin_threads else None
         cores = usable_cores()
         if num_threads == len(cores) > 1 and pin_threads:
             spread(made)
-        else:  # fewer are left to the system: other runs may have the other cores. They inherited the caller's, which OpenMP may have bound
+        else:
+            # Fewer are left to the system: other runs may have the other cores. They inherited the
+            # caller's, which OpenMP may have bound.
             place(made, cores)
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         direct = _direct_calls(self._pool, told)
         self._step: Any
         self._reset: Any
         self._step, self._reset = _public_calls(self._pool) if direct is None else direct
+        # Made now and kept by EnvPool, so that the warning does not come from the first reset.
         with _quiet():
-            _ = self._pool.observation_space  # made now and kept by EnvPool, so that the warning does not come from the first reset
+            _ = self._pool.observation_space
 
     def reset(self) -> tuple[np.ndarray, None]:
         """Start every environment anew and return the first observations `[B, …]`."""
@@ -128,7 +136,7 @@ class EnvPoolEnv:
         return self._reader.obs(obs, "reset"), None
 
     def step(self, action: np.ndarray) -> NumpyStep:
-        """Step every environment with its action `[B]` or `[B, K]`, and reset at once those whose episode ended."""
+        """Step every environment with its action `[B]` or `[B, K]`; reset those that ended."""
         if self._worker is not None:
             self._worker.follow()
         obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
@@ -137,13 +145,11 @@ class EnvPoolEnv:
         done = terminated | truncated
         extras, final_obs = {}, None
         if self._is_procgen:
-            # Since the pool's games do not reset themselves, `level_seed` is still that of the level
-            # that was played, and `prev_level_complete` tells about it, at the step where it ended
-            # only; after the reset both are gone.
-            extras = {
-                "level_seed": info["level_seed"],
-                "level_complete": (info["prev_level_complete"] != 0) & done,
-            }
+            # Since the pool's games do not reset themselves, `level_seed` is still that of the
+            # level that was played, and `prev_level_complete` tells about it, at the step where it
+            # ended only; after the reset both are gone.
+            complete = (info["prev_level_complete"] != 0) & done
+            extras = {"level_seed": info["level_seed"], "level_complete": complete}
         if done.any():
             final_obs, obs = obs, obs.copy()
             obs[done] = self._reader.obs(self._reset(done), "reset", np.flatnonzero(done))
@@ -151,7 +157,10 @@ class EnvPoolEnv:
         return NumpyStep(obs, reward, terminated, truncated, final_obs, None, extras)
 
     def starts(self) -> list[int]:
-        """The number of each environment's resets: in the families that are played again, the generator moves at resets alone."""
+        """The number of each environment's resets.
+
+        In the families that are played again, the generator moves at resets alone.
+        """
         return self._num_resets.tolist()
 
     def replay(self, starts: list[Any], actions: list[np.ndarray]) -> tuple[np.ndarray, None]:
@@ -160,10 +169,8 @@ class EnvPoolEnv:
         while (behind := self._num_resets < np.array(starts)).any():
             obs[behind] = self._reader.obs(self._reset(behind), "reset", np.flatnonzero(behind))
             self._num_resets[behind] += 1
-        dtype, lengths = (
-            self._pool.spec._action_spec[-1][0],
-            np.array([len(taken) for taken in actions]),
-        )
+        dtype = self._pool.spec._action_spec[-1][0]
+        lengths = np.array([len(taken) for taken in actions])
         for t in range(lengths.max()):
             env_ids = np.flatnonzero(lengths > t).astype(np.int32)
             action = self._actions.unflatten(np.stack([actions[env][t] for env in env_ids]))
@@ -173,26 +180,30 @@ class EnvPoolEnv:
 
     def close(self) -> None:
         """Stop the pool's threads."""
-        self._pool = self._step = self._reset = (
-            None  # EnvPool's own close() leaves the threads running; they end with the pool
-        )
+        # EnvPool's own close() leaves the threads running; they end with the pool.
+        self._pool = self._step = self._reset = None
 
 
 def _can_be_replayed(family: str, options: Mapping[str, Any]) -> bool:
-    """Whether an episode follows from the number of resets before it and its actions: nothing but a reset draws numbers."""
+    """Whether an episode follows from the number of resets before it and its actions.
+
+    So it is where nothing but a reset draws numbers.
+    """
     if family == "envpool.atari":  # a lost life, and a repeated action, are drawn in between
         return not options.get("episodic_life") and not options.get("repeat_action_probability")
     return family in (PROCGEN, "envpool.classic_control", "envpool.mujoco.gym")
 
 
 _Calls = tuple[Callable[[Any], tuple[Any, ...]], Callable[[np.ndarray], Any]]
-"""Steps all environments with actions; resets those of a mask `[B]` and returns their first observations."""
-
+"""Steps all environments; resets those of a mask `[B]` and returns their first observations."""
 
 _STATE_KEYS = frozenset(
     {"obs", "reward", "done", "trunc", "terminated", "elapsed_step", "discount", "step_type"}
 )
-"""What a step tells besides `info`, in the versions that were read; another key may change what one of these means."""
+"""What a step tells besides `info`, in the versions that were read.
+
+Another key may change what one of these means.
+"""
 
 _COMMON_READER = "envpool.python.gymnasium_envpool"
 """Where `_to` is from in the families whose answers are the arrays as they are."""
@@ -204,11 +215,13 @@ def _public_calls(pool: Any) -> _Calls:
 
 
 def _direct_calls(pool: Any, info: tuple[str, ...]) -> _Calls | None:
-    """The same without EnvPool's Python layer; of what a step tells besides, only `info`. None where its arrays are not as known."""
+    """The same without EnvPool's Python layer; of what a step tells besides, only `info`.
+
+    None where its arrays are not as known.
+    """
     action_keys: Sequence[str] = getattr(pool.spec, "_action_keys", ())
-    place: dict[str, int] = {
-        key: index for index, key in enumerate(getattr(pool, "_state_keys", ()))
-    }
+    state_keys: Sequence[str] = getattr(pool, "_state_keys", ())
+    place = {key: index for index, key in enumerate(state_keys)}
     wanted = ("obs", "reward", "done", "trunc", *(f"info:{key}" for key in info))
     told = {key for key in place if not key.startswith("info:")}
     known_actions = tuple(action_keys[:2]) == ("env_id", "players.env_id") and len(action_keys) == 3
@@ -216,11 +229,8 @@ def _direct_calls(pool: Any, info: tuple[str, ...]) -> _Calls | None:
     known_answers = set(wanted) <= set(place) and told <= _STATE_KEYS and reader == _COMMON_READER
     if not known_actions or not known_answers:
         return None
-    dtype, places, terminated_at = (
-        pool.spec._action_spec[-1][0],
-        [place[key] for key in wanted],
-        place.get("terminated"),
-    )
+    dtype, terminated_at = pool.spec._action_spec[-1][0], place.get("terminated")
+    places = [place[key] for key in wanted]
     env_ids = np.arange(pool.config["num_envs"], dtype=np.int32)
 
     def step(action: np.ndarray) -> tuple[Any, ...]:
@@ -252,7 +262,8 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
         import envpool
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"EnvPool is not installed ({error}); pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'"
+            f"EnvPool is not installed ({error}); "
+            f"pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'"
         ) from error
     if procgen:
         family = importlib.import_module(PROCGEN)
@@ -264,7 +275,7 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
 
 
 def task_families() -> dict[str, str]:
-    """EnvPool's tasks, and the packages they are from, such as `envpool.procgen`, `envpool.atari` or `envpool.mujoco.gym`."""
+    """EnvPool's tasks, and the packages they are from, such as `envpool.mujoco.gym`."""
     import_envpool()
     registration = importlib.import_module("envpool.registration")
     return {task_id: entry[0] for task_id, entry in registration.registry.specs.items()}
@@ -273,7 +284,9 @@ def task_families() -> dict[str, str]:
 def task_spaces(
     task_id: str, options: dict[str, Any] | None = None
 ) -> tuple[gym.Space[Any], gym.Space[Any]]:
-    """Observation and action space of a task as the adapter hands them out, without making environments.
+    """Observation and action space of a task as the adapter hands them out.
+
+    No environment is made for it.
 
     Raises:
         ValueError: a task of several players.
@@ -283,7 +296,8 @@ def task_spaces(
         spec = envpool.make_spec(task_id, **(options or {}))
         if spec.config.max_num_players != 1:
             raise ValueError(
-                f"envpool:{task_id} has {spec.config.max_num_players} players; only tasks of one player are supported"
+                f"envpool:{task_id} has {spec.config.max_num_players} players; "
+                "only tasks of one player are supported"
             )
         return as_float32(spec.gymnasium_observation_space), _counted(spec.gymnasium_action_space)
 
@@ -300,21 +314,20 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
     name, fields = f"envpool:{task_id}", import_envpool().make_spec(task_id).config._asdict()
     for key in NOT_OPTIONS.intersection(given):
         raise ValueError(
-            f"{name}: env.options cannot set {key}; use --env.num-envs, --env.num-threads, --seed or --env.id for what they set"
+            f"{name}: env.options cannot set {key}; "
+            "use --env.num-envs, --env.num-threads, --seed or --env.id for what they set"
         )
-    options = checked_options(
-        name, given, {key: value for key, value in fields.items() if key not in NOT_OPTIONS}
-    )
+    takes = {key: value for key, value in fields.items() if key not in NOT_OPTIONS}
+    options = checked_options(name, given, takes)
     for key, value in options.items():
-        if (
-            type(value) is int and value <= 0 < fields[key]
-        ):  # no image or no-op at all is a segmentation fault
+        # No image or no-op at all is a segmentation fault.
+        if type(value) is int and value <= 0 < fields[key]:
             raise ValueError(f"{name}: env.options has {key} = {value}; it must be above zero")
     return options
 
 
 def _counted(space: gym.Space[Any]) -> gym.Space[Any]:
-    """An action space with `MultiDiscrete` in place of a `Box` of integers, which is EnvPool's word for it."""
+    """An action space with `MultiDiscrete` in place of a `Box` of integers, EnvPool's word."""
     if not isinstance(space, gym.spaces.Box) or np.dtype(space.dtype).kind not in "iu":
         return space
     low, high = space.low.astype(np.int64), space.high.astype(np.int64)
@@ -323,7 +336,10 @@ def _counted(space: gym.Space[Any]) -> gym.Space[Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Gymnasium's warning that EnvPool makes float32 spaces from float64 bounds; nobody here can do anything about it."""
+    """Silence Gymnasium's warning that EnvPool makes float32 spaces from float64 bounds.
+
+    Nobody here can do anything about it.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
         yield

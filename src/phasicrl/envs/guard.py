@@ -47,10 +47,8 @@ class GuardedEnv(gym.Env[Any, Any]):
         """Guard environment `index`, which must have the given interface."""
         self._make_env, self._name, self._interface = make_env, name, interface
         self.env_index = index
-        self._layout, self._actions = (
-            ObservationLayout(interface.observation_space),
-            ActionLayout(interface.action_space),
-        )
+        self._layout = ObservationLayout(interface.observation_space)
+        self._actions = ActionLayout(interface.action_space)
         self._widths = choices(interface.action_space)
         self.observation_space = _any_array(self._layout.shape, self._layout.dtype)
         self.action_space = _any_array(self._actions.shape, self._actions.dtype)
@@ -80,20 +78,16 @@ class GuardedEnv(gym.Env[Any, Any]):
         try:
             if self._env is None:
                 raise Fault("was called before reset()")
-            own_action = map_leaves(
-                self._interface.action_space,
-                lambda batch: batch[0],
-                self._actions.unflatten(np.asarray(action)[None]),
-            )
-            result = answer(
-                self._env.step(own_action), "(obs, reward, terminated, truncated, info)"
-            )
-            obs, reward, terminated, truncated, info = result
+            batch = self._actions.unflatten(np.asarray(action)[None])
+            own_action = map_leaves(self._interface.action_space, lambda part: part[0], batch)
+            expected = "(obs, reward, terminated, truncated, info)"
+            obs, reward, terminated, truncated, info = answer(self._env.step(own_action), expected)
             if not math.isfinite(reward):
                 raise Fault(f"returned the reward {reward}")
             if terminated not in (False, True) or truncated not in (False, True):
                 raise Fault(
-                    f"returned terminated = {terminated!r} and truncated = {truncated!r}; True or False was expected"
+                    f"returned terminated = {terminated!r} and truncated = {truncated!r}; "
+                    "True or False was expected"
                 )
             # Nobody acts on the last observation of an episode, and often nothing is allowed there.
             mask = {} if terminated or truncated else self._mask(obs, info)
@@ -103,8 +97,9 @@ class GuardedEnv(gym.Env[Any, Any]):
 
     @property
     def start(self) -> str | None:
-        """How another can be brought here, as JSON: the seed that was given last, and the environment's `get_state()`, if it has one.
+        """How another can be brought here, as JSON.
 
+        It holds the seed that was given last, and the environment's `get_state()`, if it has one.
         Else, in place of that, the state of its generator when the episode began: the actions since
         then lead here. None for what JSON does not hold, such as a generator of another kind.
         """
@@ -118,7 +113,10 @@ class GuardedEnv(gym.Env[Any, Any]):
 
     @property
     def place(self) -> tuple[np.ndarray, dict[str, Any]] | None:
-        """The observation and `info` that setting it led to. It is set to another's `start`, and the actions since then."""
+        """The observation and `info` that setting it led to.
+
+        It is set to another's `start`, and the actions since then.
+        """
         return self._place
 
     @place.setter
@@ -127,9 +125,8 @@ class GuardedEnv(gym.Env[Any, Any]):
         obs, info = self.reset(seed=start["seed"])
         try:
             if "state" in start and self._env is not None:
-                its_obs, its_info = answer(
-                    self._env.get_wrapper_attr("set_state")(start["state"]), "(obs, info)"
-                )
+                set_state = self._env.get_wrapper_attr("set_state")
+                its_obs, its_info = answer(set_state(start["state"]), "(obs, info)")
                 self._place = self._stored(its_obs), self._mask(its_obs, its_info)
                 return
             if start["generator"] is not None and self._env is not None:
@@ -169,9 +166,8 @@ class GuardedEnv(gym.Env[Any, Any]):
     def _stored(self, obs: Any) -> np.ndarray:
         """A copy of an observation as it is stored."""
         try:
-            stored = self._layout.pack(
-                map_leaves(self._interface.observation_space, _batch_of_one, obs), 1
-            )
+            batch = map_leaves(self._interface.observation_space, _batch_of_one, obs)
+            stored = self._layout.pack(batch, 1)
         except ValueError as error:
             raise Fault(f"returned {error}") from None
         fault = self._layout.find_fault(stored)
@@ -184,7 +180,10 @@ class GuardedEnv(gym.Env[Any, Any]):
         source = self._interface.mask_source
         if source is None or self._env is None or not self._interface.reads_masks:
             return {}
-        remedy = f"give a mask of {sum(self._widths)} values, at least one of them true for each discrete component, at every step"
+        remedy = (
+            f"give a mask of {sum(self._widths)} values, "
+            "at least one of them true for each discrete component, at every step"
+        )
         if source == "method":
             given = self._env.get_wrapper_attr(MASK_METHOD)()
         else:
@@ -222,9 +221,8 @@ class GuardedEnv(gym.Env[Any, Any]):
 def _generator_state(env: gym.Env[Any, Any]) -> Any:
     """The state of Gymnasium's generator; one of another kind is returned itself."""
     generator: Any = env.unwrapped.np_random
-    return (
-        generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator
-    )
+    is_usual = isinstance(generator, np.random.Generator)
+    return generator.bit_generator.state if is_usual else generator
 
 
 def _batch_of_one(value: Any) -> np.ndarray:
@@ -237,7 +235,7 @@ def _batch_of_one(value: Any) -> np.ndarray:
 
 def _any_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> gym.spaces.Box:
     """A space of all arrays of a shape and dtype."""
-    low, high = (
-        (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    )
+    low, high = -np.inf, np.inf
+    if dtype.kind != "f":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     return gym.spaces.Box(low, high, shape, dtype.type)

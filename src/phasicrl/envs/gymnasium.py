@@ -69,24 +69,21 @@ class GymnasiumEnv:
         """
         if not hasattr(gym.vector, "AutoresetMode"):
             raise ImportError(
-                f"Gymnasium {gym.__version__} cannot reset in the step of the end; pip install 'gymnasium>=1.1'"
+                f"Gymnasium {gym.__version__} cannot reset in the step of the end; "
+                "pip install 'gymnasium>=1.1'"
             )
         self.name, self.num_envs = name, num_envs
         self.exact_state: ExactState = "replay"
         interface = replace(probe(name, make_env), reads_masks=action_masks)
-        self.observation_space, self.action_space = (
-            interface.observation_space,
-            interface.action_space,
-        )
+        self.observation_space = interface.observation_space
+        self.action_space = interface.action_space
         self.has_masks = interface.mask_source is not None
         self.mask_size = sum(choices(self.action_space)) if self.has_masks and action_masks else 0
         if parallel == "processes":
             refuse_unsendable(name, make_env)
-        makers = [
-            functools.partial(GuardedEnv, make_env, name, index, interface)
-            for index in range(num_envs)
-        ]
         mode = gym.vector.AutoresetMode.SAME_STEP
+        guard = functools.partial(GuardedEnv, make_env, name)
+        makers = [functools.partial(guard, index, interface) for index in range(num_envs)]
         self._vector: SyncVectorEnv | ProcessVectorEnv = (
             ProcessVectorEnv(makers, name, step_seconds, reset_seconds)
             if parallel == "processes"
@@ -94,40 +91,38 @@ class GymnasiumEnv:
         )
         if self._vector.metadata.get("autoreset_mode") != mode:
             raise EnvError(
-                f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; install a tested version"
+                f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; "
+                "install a tested version"
             )
-        self._seeds: list[int | None] | None = list(
-            env_seeds(seed, num_envs)
-        )  # None once they were given
+        # None once they were given.
+        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Start every environment anew; seeds are given the first time only."""
         obs, info = self._vector.reset(seed=self._seeds)
         self._seeds = None
         _raise_fault(info)
-        if (
-            isinstance(self._vector, SyncVectorEnv)
-            and len({id(guard.unwrapped) for guard in self._vector.envs}) < self.num_envs
-        ):
+        made = self._vector.envs if isinstance(self._vector, SyncVectorEnv) else []
+        if made and len({id(guard.unwrapped) for guard in made}) < self.num_envs:
             raise ValueError(
-                f"{self.name}: make_env returned the same environment twice; make a new one in it at each call"
+                f"{self.name}: make_env returned the same environment twice; "
+                "make a new one in it at each call"
             )
         return obs, self._mask(info)
 
     def step(self, action: np.ndarray) -> NumpyStep:
-        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew at once."""
+        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew."""
         obs, reward, terminated, truncated, info = self._vector.step(action)
         _raise_fault(info)
         done, final_obs = terminated | truncated, None
         if done.any():
             final_obs = obs.copy()
-            final_obs[done] = np.stack(info["final_obs"][done]).reshape(
-                -1, *obs.shape[1:]
-            )  # Gymnasium unwraps `[1]`
+            last = np.stack(info["final_obs"][done])
+            final_obs[done] = last.reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
         return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), {})
 
     def starts(self) -> list[str | None]:
-        """The seed, or the state of the generator, with which each environment began its episode."""
+        """The seed, or the generator's state, with which each environment began its episode."""
         return list(self._vector.get_attr("start"))
 
     def replay(
@@ -150,9 +145,8 @@ class GymnasiumEnv:
         """The masks `[B, mask_size]` of the observations that are returned."""
         if not self.mask_size:
             return None
-        assert info[f"_{MASK}"].all(), (
-            f"{self.name}: guards {np.flatnonzero(~info[f'_{MASK}'])} gave no mask"
-        )
+        without = np.flatnonzero(~info[f"_{MASK}"])
+        assert not len(without), f"{self.name}: guards {without} gave no mask"
         return info[MASK]
 
 
@@ -200,7 +194,8 @@ def import_module_of(name: str) -> None:
             importlib.import_module(module)
         except ImportError as error:
             raise ImportError(
-                f"the module {module!r} cannot be imported ({error}); install it, or put its folder into PYTHONPATH"
+                f"the module {module!r} cannot be imported ({error}); "
+                "install it, or put its folder into PYTHONPATH"
             ) from error
 
 
@@ -215,25 +210,17 @@ def options_for(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, An
         return {}
     name = f"gymnasium:{spec.id}"
     try:
-        creator = (
-            spec.entry_point
-            if callable(spec.entry_point)
-            else load_env_creator(spec.entry_point or "")
-        )
+        entry = spec.entry_point
+        creator = entry if callable(entry) else load_env_creator(entry or "")
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ImportError(f"{name} needs a package that is not installed: {error}") from error
     parameters = inspect.signature(creator).parameters.values()
-    named = [
-        part
+    takes = {
+        part.name: None if part.default is part.empty else part.default
         for part in parameters
         if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)
         and part.name != "render_mode"
-    ]
-    takes = {part.name: None if part.default is part.empty else part.default for part in named}
-    limit = {"max_episode_steps": spec.max_episode_steps or -1}
-    return checked_options(
-        name,
-        given,
-        takes | spec.kwargs | limit,
-        takes_more=any(part.kind is part.VAR_KEYWORD for part in parameters),
-    )
+    }
+    takes |= spec.kwargs | {"max_episode_steps": spec.max_episode_steps or -1}
+    takes_more = any(part.kind is part.VAR_KEYWORD for part in parameters)
+    return checked_options(name, given, takes, takes_more=takes_more)

@@ -58,7 +58,8 @@ def probe(name: str, make_env: MakeEnv) -> Interface:
     """Make one environment to learn its interface, and refuse spaces that are not supported."""
     if not callable(make_env):
         raise ValueError(
-            f"{name}: make_env is {describe(make_env)}; a function that makes an environment was expected, as there are many"
+            f"{name}: make_env is {describe(make_env)}; "
+            "a function that makes an environment was expected, as there are many"
         )
     try:
         env = make_env()
@@ -68,30 +69,24 @@ def probe(name: str, make_env: MakeEnv) -> Interface:
         raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(env, gym.Env):
         raise ValueError(
-            f"{name}: make_env made {describe(env)}; a gymnasium.Env was expected (the older `gym` is another package)"
+            f"{name}: make_env made {describe(env)}; "
+            "a gymnasium.Env was expected (the older `gym` is another package)"
         )
     with contextlib.closing(env):
         interface = interface_of(name, env)
         check_spaces(name, interface.observation_space, interface.action_space)
-        if (
-            interface.mask_source is None
-            and choices(interface.action_space)
-            and _has_mask_in_info(name, env)
-        ):
+        may_have_mask = interface.mask_source is None and choices(interface.action_space)
+        if may_have_mask and _has_mask_in_info(name, env):
             interface = replace(interface, mask_source="info")
     return interface
 
 
 def interface_of(name: str, env: gym.Env[Any, Any]) -> Interface:
     """The interface of an environment as far as it is known without a reset."""
-    interface = interface_of_spaces(
-        name, getattr(env, "observation_space", None), getattr(env, "action_space", None)
-    )
-    if (
-        interface.mask_source is None
-        and choices(interface.action_space)
-        and env.has_wrapper_attr(MASK_METHOD)
-    ):
+    spaces = (getattr(env, "observation_space", None), getattr(env, "action_space", None))
+    interface = interface_of_spaces(name, *spaces)
+    may_have_mask = interface.mask_source is None and choices(interface.action_space)
+    if may_have_mask and env.has_wrapper_attr(MASK_METHOD):
         return replace(interface, mask_source="method")
     return interface
 
@@ -100,12 +95,12 @@ def interface_of_spaces(name: str, space: Any, actions: Any) -> Interface:
     """What the spaces alone say of an interface."""
     if not isinstance(space, gym.Space) or not isinstance(actions, gym.Space):
         raise ValueError(
-            f"{name}: observation_space is {describe(space)} and action_space {describe(actions)}; Gymnasium spaces were expected"
+            f"{name}: observation_space is {describe(space)} and action_space {describe(actions)}; "
+            "Gymnasium spaces were expected"
         )
     source: MaskSource | None = None
-    if (
-        choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces
-    ):  # there is nothing to mask in numbers
+    # There is nothing to mask in numbers.
+    if choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
         source = "observation"
         space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
     return Interface(as_float32(space), actions, source)
@@ -118,7 +113,8 @@ def _has_mask_in_info(name: str, env: gym.Env[Any, Any]) -> bool:
     except Exception as error:
         words = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
         raise EnvError(
-            f"{name}: reset() of the environment that was made to learn the spaces: {words}; repair the environment"
+            f"{name}: reset() of the environment that was made to learn the spaces: {words}; "
+            "repair the environment"
         ) from error
     return isinstance(info, Mapping) and MASK in info
 
@@ -132,8 +128,6 @@ def answer(result: Any, expected: str) -> tuple[Any, ...]:
 
 def describe(value: Any) -> str:
     """A value in a few words, for an error message."""
-    return (
-        f"a tuple of {len(value)}"
-        if isinstance(value, tuple)
-        else f"an object of type {type(value).__name__}"
-    )
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"an object of type {type(value).__name__}"

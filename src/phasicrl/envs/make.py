@@ -1,4 +1,7 @@
-"""From a configuration to environments: finds the back end of an id, and refuses what cannot work before anything starts. Kind: effects."""
+"""From a configuration to environments: finds the back end of an id. Kind: effects.
+
+It refuses what cannot work before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -96,19 +99,13 @@ def _make_whole(
 ) -> VectorEnv:
     """The environments with everything there is to see."""
     if make_env is not None:
-        return _gymnasium(
-            make_env, config, Task(name=config.id, backend="own"), num_envs=num_envs, seed=seed
-        )
+        task = Task(name=config.id, backend="own")
+        return _gymnasium(make_env, config, task, num_envs=num_envs, seed=seed)
     backend, name = resolve(config.id)
     env_id = f"{backend}:{name}"
     if backend == "gymnasium":
-        return _gymnasium(
-            made_by_id(name, config.options),
-            config,
-            Task(name=env_id, backend=backend),
-            num_envs=num_envs,
-            seed=seed,
-        )
+        made, task = made_by_id(name, config.options), Task(name=env_id, backend=backend)
+        return _gymnasium(made, config, task, num_envs=num_envs, seed=seed)
     refuse_idle_env(config, Task(name=env_id, backend=backend, has_masks=False))
     if backend == "procgen":
         task_id, options = procgen_task(name, config), procgen_options(name, config)
@@ -132,7 +129,8 @@ def _make_whole(
         if not config.options:
             raise
         raise ValueError(
-            f"{env_id}: EnvPool does not take env.options {dict(config.options)}: {str(error).splitlines()[0]}"
+            f"{env_id}: EnvPool does not take env.options {dict(config.options)}: "
+            f"{str(error).splitlines()[0]}"
         ) from error
     return Bridge(pool)
 
@@ -159,8 +157,13 @@ def _gymnasium(
     """Environments of Gymnasium's, as `config` wants them."""
     refuse_idle_env(config, task)
     envs = GymnasiumEnv(
-        make_env, num_envs=num_envs, seed=seed, name=task.name, parallel=config.parallel, action_masks=config.action_masks
-    )  # fmt: skip
+        make_env,
+        num_envs=num_envs,
+        seed=seed,
+        name=task.name,
+        parallel=config.parallel,
+        action_masks=config.action_masks,
+    )
     return _checked(envs, config, task)
 
 
@@ -178,12 +181,8 @@ def for_evaluation(config: EnvConfig) -> EnvConfig:
     """The same environments as they are evaluated: whole games, in their own reward."""
     if not any(key in OF_TRAINING for key in config.options) or resolve(config.id)[0] != "envpool":
         return config
-    return replace(
-        config,
-        options=Options(
-            {key: value for key, value in config.options.items() if key not in OF_TRAINING}
-        ),
-    )
+    kept = {key: value for key, value in config.options.items() if key not in OF_TRAINING}
+    return replace(config, options=Options(kept))
 
 
 def resolve(env_id: str) -> tuple[Backend, str]:
@@ -205,7 +204,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         game = name.lower()
         if game not in GAMES:
             raise ValueError(
-                f"Procgen has no game {name!r}{nearest_name(name, GAMES)}; its games: {', '.join(GAMES)}"
+                f"Procgen has no game {name!r}{nearest_name(name, GAMES)}; "
+                f"its games: {', '.join(GAMES)}"
             )
         return "procgen", game
     if prefix == "envpool":
@@ -215,12 +215,15 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         name_there = name.rpartition(":")[2]
         if name_there not in gym.registry:
             raise ValueError(
-                f"Gymnasium has no environment {name_there!r}{nearest_name(name_there, gym.registry)}; `phasicrl envs` lists them"
+                "Gymnasium has no environment "
+                f"{name_there!r}{nearest_name(name_there, gym.registry)}; "
+                "`phasicrl envs` lists them"
             )
         return "gymnasium", name
     known = ", ".join(f"{backend}:" for backend in get_args(Backend))
     raise ValueError(
-        f"{env_id!r} begins with {prefix!r}, which is not a back end; accepted: {known}, or a bare id (for Gymnasium's `module:Id` write gymnasium:{env_id})"
+        f"{env_id!r} begins with {prefix!r}, which is not a back end; "
+        f"accepted: {known}, or a bare id (for Gymnasium's `module:Id` write gymnasium:{env_id})"
     )
 
 
@@ -231,9 +234,7 @@ def list_envs(pattern: str = "*") -> list[EnvListing]:
         pattern: Part of a name, or a pattern with * and ?; upper and lower case are the same.
     """
     wanted = pattern.lower() if any(sign in pattern for sign in "*?[") else f"*{pattern.lower()}*"
-    found = [
-        listing for listing in _all_listings() if fnmatch.fnmatchcase(listing.id.lower(), wanted)
-    ]
+    found = [one for one in _all_listings() if fnmatch.fnmatchcase(one.id.lower(), wanted)]
     return [_with_spaces(listing) for listing in found] if len(found) <= SPACES_LISTED else found
 
 
@@ -247,11 +248,12 @@ def _resolve_bare(name: str) -> tuple[Backend, str]:
     if name in gym.registry:
         return "gymnasium", name
     known = [*GAMES, *in_envpool, *gym.registry]
-    missing = (
-        "" if _has_envpool() else " (EnvPool is not installed: pip install 'phasicrl[procgen]')"
-    )
+    missing = ""
+    if not _has_envpool():
+        missing = " (EnvPool is not installed: pip install 'phasicrl[procgen]')"
     raise ValueError(
-        f"unknown environment {name!r}{nearest_name(name, known)}; `phasicrl envs` lists what can be trained{missing}"
+        f"unknown environment {name!r}{nearest_name(name, known)}; "
+        f"`phasicrl envs` lists what can be trained{missing}"
     )
 
 
@@ -260,12 +262,14 @@ def _resolve_envpool(name: str) -> tuple[Backend, str]:
     tasks = task_families()
     if name not in tasks:
         raise ValueError(
-            f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; `phasicrl envs envpool:` lists them"
+            f"EnvPool has no task {name!r}{nearest_name(name, tasks)}; "
+            "`phasicrl envs envpool:` lists them"
         )
     if tasks[name] == PROCGEN:
         game, distribution = split_task_id(name)
         raise ValueError(
-            f"{name!r} is a game of Procgen; write procgen:{game} with env.distribution {distribution}"
+            f"{name!r} is a game of Procgen; "
+            f"write procgen:{game} with env.distribution {distribution}"
         )
     return "envpool", name
 
@@ -285,11 +289,8 @@ def _all_listings() -> Iterator[EnvListing]:
     for game in GAMES:
         modes = distributions(game, tasks or None)
         needs = "" if tasks else "; needs pip install 'phasicrl[procgen]'"
-        yield EnvListing(
-            f"procgen:{game}",
-            "procgen",
-            f"Procgen, 64 × 64 images, 15 actions; levels: {', '.join(modes)}{needs}",
-        )
+        about = f"Procgen, 64 × 64 images, 15 actions; levels: {', '.join(modes)}{needs}"
+        yield EnvListing(f"procgen:{game}", "procgen", about)
     for task_id, family in sorted(tasks.items()):
         if family != PROCGEN:
             kind = family.removeprefix("envpool.").replace("_", " ").replace(".", ", ")
@@ -300,23 +301,19 @@ def _all_listings() -> Iterator[EnvListing]:
 
 
 def _with_spaces(listing: EnvListing) -> EnvListing:
-    """Add the spaces of an EnvPool task, or why it cannot be trained; those of Gymnasium are known only by making the environment."""
+    """Add the spaces of an EnvPool task, or why it cannot be trained.
+
+    Those of Gymnasium are known only by making the environment.
+    """
     if listing.backend != "envpool":
         return listing
     try:
         observation_space, action_space = task_spaces(listing.id.removeprefix("envpool:"))
         check_spaces(listing.id, observation_space, action_space)
-    except (
-        Exception
-    ) as error:  # not supported, or whatever a family's C++ says when its files are missing
-        return replace(
-            listing,
-            description=f"{listing.description}; cannot be trained here: {str(error).splitlines()[0]}",
-        )
-    return replace(
-        listing,
-        description=f"{listing.description}; {_short(observation_space)} → {_short(action_space)}",
-    )
+        more = f"{_short(observation_space)} → {_short(action_space)}"
+    except Exception as error:  # what a family's C++ says when its files are missing, for example
+        more = f"cannot be trained here: {str(error).splitlines()[0]}"
+    return replace(listing, description=f"{listing.description}; {more}")
 
 
 def _short(space: gym.Space[Any]) -> str:
@@ -327,8 +324,6 @@ def _short(space: gym.Space[Any]) -> str:
         return f"Tuple({', '.join(map(_short, space.spaces))})"
     if isinstance(space, gym.spaces.Box):
         return f"Box {' × '.join(map(str, space.shape)) or 'scalar'} {space.dtype}"
-    return (
-        f"MultiDiscrete({space.nvec.tolist()})"
-        if isinstance(space, gym.spaces.MultiDiscrete)
-        else str(space)
-    )
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return f"MultiDiscrete({space.nvec.tolist()})"
+    return str(space)

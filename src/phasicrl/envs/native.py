@@ -1,4 +1,6 @@
-"""Make the libraries loadable that EnvPool leaves to the system, without root and without a system package. Kind: effects.
+"""Make the libraries loadable that EnvPool leaves to the system. Kind: effects.
+
+Neither root nor a package of the system is needed for it.
 
 Up to 1.2.5 EnvPool's Linux wheels leave out libQt5Core.so.5 and libQt5Gui.so.5, which Procgen draws
 with, on purpose (size). The loader is satisfied by any library with these names that is already in
@@ -32,16 +34,24 @@ QT_LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
 """In the order in which they must be loaded: Gui needs Core."""
 
 QT_STAND_INS = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
-"""What the wheel's Qt is linked with, but drawing into a image in memory never calls; bare containers do not have them."""
+"""What the wheel's Qt is linked with; bare containers do not have them.
+
+Drawing into an image in memory never calls them.
+"""
 
 GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {
     "libEGL.so.1": (
-        "eglBindAPI", "eglChooseConfig", "eglCreateContext", "eglCreatePbufferSurface", "eglDestroyContext", "eglDestroySurface", "eglGetDisplay",
-        "eglGetError", "eglGetProcAddress", "eglInitialize", "eglMakeCurrent", "eglQueryString", "eglReleaseThread",
+        "eglBindAPI", "eglChooseConfig", "eglCreateContext", "eglCreatePbufferSurface",
+        "eglDestroyContext", "eglDestroySurface", "eglGetDisplay", "eglGetError",
+        "eglGetProcAddress", "eglInitialize", "eglMakeCurrent", "eglQueryString",
+        "eglReleaseThread",
     ),
     "libOpenGL.so.0": (),
 }  # fmt: skip
-"""What EnvPool 1.2.7 is linked with, and the functions that it looks up at once when it is loaded (`nm -D --undefined-only`)."""
+"""What EnvPool 1.2.7 is linked with, and the functions that it looks up when it is loaded.
+
+`nm -D --undefined-only` lists them.
+"""
 
 QT_REMEDIES = (
     "pip install PyQt5-Qt5   (or: apt install libqt5gui5, or: conda install -c conda-forge qt-main)"
@@ -67,7 +77,8 @@ def ensure_qt() -> QtSource:
     folder = _wheel_folder()
     if folder is None:
         raise ImportError(
-            f"Procgen draws with Qt 5, and neither the system nor the package PyQt5-Qt5 provides it here; {QT_REMEDIES}"
+            "Procgen draws with Qt 5, "
+            f"and neither the system nor the package PyQt5-Qt5 provides it here; {QT_REMEDIES}"
         )
     if all(_loads(str(folder / name)) for name in QT_LIBRARIES):
         return "wheel"
@@ -76,7 +87,9 @@ def ensure_qt() -> QtSource:
 
 
 def load_with_stand_ins(folder: Path, *, force: bool = False) -> None:
-    """Load the wheel's Qt from `folder` with empty stand-ins for those of `QT_STAND_INS` that are absent (with `force`: for all).
+    """Load the wheel's Qt from `folder`, with empty stand-ins for what is absent.
+
+    That is looked up for each of `QT_STAND_INS`; `force` takes stand-ins for all of them.
 
     Raises:
         ImportError: that did not work either; the message holds the loader's words and the
@@ -94,7 +107,7 @@ def load_with_stand_ins(folder: Path, *, force: bool = False) -> None:
 
 @functools.cache
 def ensure_graphics() -> GraphicsSource:
-    """Make what EnvPool 1.2.7 and later is linked with available in this process, and say where it came from.
+    """Make what EnvPool 1.2.7 and later is linked with available, and say where it came from.
 
     Raises:
         ImportError: the stand-ins could not be loaded; the message names the remedies.
@@ -107,7 +120,7 @@ def ensure_graphics() -> GraphicsSource:
 
 
 def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
-    """The bytes of an x86-64 ELF shared library that has a name, and functions that do nothing and return zero.
+    """The bytes of an x86-64 ELF shared library whose functions do nothing and return zero.
 
     The layout is the least that glibc's loader accepts: one part with names and tables, and one
     with code, if there is any.
@@ -149,9 +162,8 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
         for kind, flags, at, length, align in segments
     )
     identity = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
-    header = identity + struct.pack(
-        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, num_segments, 64, 0, 0
-    )
+    numbers = (3, 62, 1, 0, 64, 0, 0, 64, 56, num_segments, 64, 0, 0)
+    header = identity + struct.pack("<HHIQQQIHHHHHH", *numbers)
     parts = [(0, header + headers), (dynamic_at, dynamic), (hash_at, table)]
     parts += [(symbols_at, symbols), (strings_at, strings)]
     library = bytearray()
@@ -197,7 +209,10 @@ def _load_stand_ins(libraries: Mapping[str, Sequence[str]], remedies: str) -> No
 
 
 def _load_lazily(path: Path, remedies: str) -> None:
-    """Load a library whose functions are looked up when they are called. `ctypes.CDLL` always adds RTLD_NOW, which fails on stand-ins."""
+    """Load a library whose functions are looked up when they are called.
+
+    `ctypes.CDLL` always adds RTLD_NOW, which fails on stand-ins.
+    """
     if platform.machine() != "x86_64":
         raise ImportError(f"{path.name} could not be loaded on {platform.machine()}; {remedies}")
     loader = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Options of environments, `env.options`: what a task takes, and what was given for it. Kind: pure."""
+"""Options of environments, `env.options`: what a task takes, and what was given. Kind: pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,10 @@ def checked_options(
     """
     for key in given:
         if key not in takes and not takes_more:
-            known = (
-                ", ".join(f"{option}={default}" for option, default in sorted(takes.items()))
-                or "none at all"
-            )
+            known = ", ".join(f"{option}={default}" for option, default in sorted(takes.items()))
             raise ValueError(
-                f"{name} has no option {key!r}{nearest_name(key, takes)} (env.options); with their defaults it has: {known}"
+                f"{name} has no option {key!r}{nearest_name(key, takes)} (env.options); "
+                f"with their defaults it has: {known or 'none at all'}"
             )
     return {key: _as_default(name, key, value, takes.get(key)) for key, value in given.items()}
 
@@ -43,24 +41,27 @@ def _as_default(name: str, key: str, value: OptionValue, default: Any) -> Any:
     """One value in the type of its default."""
     if not isinstance(default, bool | int | float | str | None):
         raise ValueError(
-            f"{name}: env.options cannot set {key}, which is {default!r}; make the environment yourself, with make_env"
+            f"{name}: env.options cannot set {key}, which is {default!r}; "
+            "make the environment yourself, with make_env"
         )
     kind = type(default)
     read = value if not isinstance(value, str) or kind is str else _read(value, kind)
     if kind is float and isinstance(read, int) and not isinstance(read, bool):
         read = float(read)
     if default is not None and type(read) is not kind:
-        wanted = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}[
-            kind
-        ]
+        words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
         raise ValueError(
-            f"{name}: env.options has {key} = {value!r}; {wanted} was expected (its default is {default!r})"
+            f"{name}: env.options has {key} = {value!r}; "
+            f"{words[kind]} was expected (its default is {default!r})"
         )
     return read
 
 
 def _read(text: str, kind: type) -> OptionValue:
-    """The value that a text spells, if it is one of `kind`, or of any type where `kind` is not known; else the text itself."""
+    """The value that a text spells, if it is one of `kind`; else the text itself.
+
+    Where `kind` is not known, it may be of any type.
+    """
     words = {"true": True, "false": False}
     if kind is not int and kind is not float and text.lower() in words:
         return words[text.lower()]

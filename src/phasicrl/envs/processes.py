@@ -27,7 +27,10 @@ from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.protocol import EnvError
 from phasicrl.host.machine import place, usable_cores
 
-START_REMEDY = "if it speaks of bootstrapping above, put the start of your script under `if __name__ == '__main__':`"
+START_REMEDY = (
+    "if it speaks of bootstrapping above, "
+    "put the start of your script under `if __name__ == '__main__':`"
+)
 """For a process that ends before it is asked for anything."""
 CLOSE_SECONDS = 5.0
 """How long processes may take to end."""
@@ -43,24 +46,17 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
         # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at
         # that moment.
-        context = (
-            "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        )
+        ways, mode = multiprocessing.get_all_start_methods(), gym.vector.AutoresetMode.SAME_STEP
+        context = "forkserver" if "forkserver" in ways else "spawn"
+        here = (os.getpid(), usable_cores())
+        calls = [functools.partial(_made_in_its_process, maker, *here) for maker in makers]
         try:
-            super().__init__(
-                [
-                    functools.partial(_made_in_its_process, maker, os.getpid(), usable_cores())
-                    for maker in makers
-                ],
-                context=context,
-                autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-            )
-        except (
-            EOFError,
-            ConnectionError,
-        ) as error:  # from Python 3.14 on the server that forks them tells it first, and dies with them
+            super().__init__(calls, context=context, autoreset_mode=mode)
+        # From Python 3.14 on the server that forks them tells it first, and dies with them.
+        except (EOFError, ConnectionError) as error:
             raise EnvError(
-                f"{name}: the process of environment 0 died in its start ({type(error).__name__}); {START_REMEDY}"
+                f"{name}: the process of environment 0 died in its start ({type(error).__name__}); "
+                f"{START_REMEDY}"
             ) from None
 
     def reset(
@@ -101,18 +97,10 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         # and then waits for ever.
         self._at_exit = functools.partial(_kill, self.processes)
         atexit.register(self._at_exit)
+        spaces = (self.observation_mode, self.single_observation_space, self.single_action_space)
         with self._watched("its start", self._reset_seconds):
             for pipe in self.parent_pipes:
-                pipe.send(
-                    (
-                        "_check_spaces",
-                        (
-                            self.observation_mode,
-                            self.single_observation_space,
-                            self.single_action_space,
-                        ),
-                    )
-                )
+                pipe.send(("_check_spaces", spaces))
             deadline = time.monotonic() + self._reset_seconds
             for pipe in self.parent_pipes:
                 if not pipe.poll(max(0.0, deadline - time.monotonic())):
@@ -132,33 +120,29 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
                 time.sleep(0.3)
             self._end()
             raise EnvError(
-                f"{self._name}: environment {index} has not finished {call} within {seconds:g} s; it hangs, or the machine is overloaded; "
+                f"{self._name}: environment {index} has not finished {call} within {seconds:g} s; "
+                "it hangs, or the machine is overloaded; "
                 "where it stands is printed above"
             ) from None
         except (EOFError, OSError):
             index, how = self._who_died()
             self._end()
-            remedy = (
-                START_REMEDY
-                if call == "its start"
-                else "if it printed nothing above, memory may have run out: take fewer environments"
-            )
+            remedy = "if it printed nothing above, memory may have run out: take fewer environments"
+            if call == "its start":
+                remedy = START_REMEDY
             raise EnvError(
                 f"{self._name}: the process of environment {index} died in {call} ({how}); {remedy}"
             ) from None
 
     def _who_died(self) -> tuple[int, str]:
         """Index of a dead process, and how it ended."""
-        multiprocessing.connection.wait(
-            [process.sentinel for process in self.processes], timeout=CLOSE_SECONDS
-        )
+        ends = [process.sentinel for process in self.processes]
+        multiprocessing.connection.wait(ends, timeout=CLOSE_SECONDS)
         for index, process in enumerate(self.processes):
             code = process.exitcode
             if code is not None:
-                return (
-                    index,
-                    f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}",
-                )
+                how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+                return index, how
         return 0, "it closed its pipe"
 
     def _end(self) -> None:
@@ -185,18 +169,16 @@ def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.En
     Gymnasium calls this in the trainer's process `parent` too, which is left as it is.
     """
     if os.getpid() != parent:
-        place(
-            {0}, cores
-        )  # inherited is the place of the thread that started it, which OpenMP may have bound to a single core
+        # Inherited is the place of the thread that started it, which OpenMP may have bound to a
+        # single core.
+        place({0}, cores)
         # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to
         # save and then ends us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=_end_with_the_trainer, daemon=True).start()
-        if hasattr(faulthandler, "register"):
-            faulthandler.register(
-                signal.SIGUSR1
-            )  # asked for by `ProcessVectorEnv` when an environment hangs
+        if hasattr(faulthandler, "register"):  # `ProcessVectorEnv` asks when an environment hangs
+            faulthandler.register(signal.SIGUSR1)
     return maker()
 
 
@@ -216,5 +198,6 @@ def refuse_unsendable(name: str, make_env: MakeEnv) -> None:
         cloudpickle.dumps(make_env)
     except Exception as error:
         raise ValueError(
-            f"{name}: make_env cannot be sent to another process ({error}); make everything it needs inside of it, or set env.parallel to sync"
+            f"{name}: make_env cannot be sent to another process ({error}); "
+            "make everything it needs inside of it, or set env.parallel to sync"
         ) from error

@@ -47,11 +47,13 @@ def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
         )
     if start and not num:
         raise ValueError(
-            f"procgen:{game}: env.start_level = {start} has no meaning with env.num_levels = 0, which is all levels; set env.num_levels too"
+            f"procgen:{game}: env.start_level = {start} has no meaning with env.num_levels = 0, "
+            "which is all levels; set env.num_levels too"
         )
     if start + num > 2**31 - 1:
         raise ValueError(
-            f"procgen:{game}: env.start_level + env.num_levels is above {2**31 - 1}, the number of levels there are"
+            f"procgen:{game}: env.start_level + env.num_levels is above {2**31 - 1}, "
+            "the number of levels there are"
         )
     options = {field: getattr(config, field) for field in PROCGEN_FIELDS if field != "distribution"}
     # The game draws HWC: no copy into another order, and the convolutions want it so.

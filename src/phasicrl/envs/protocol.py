@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import gymnasium as gym
 
-if (
-    TYPE_CHECKING
-):  # the processes of environments import this file, and would each wait for torch and hold it
+# The processes of environments import this file, and would each wait for torch and hold it.
+if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
@@ -91,15 +90,20 @@ class VectorEnv(Protocol):
         ...
 
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew at once."""
+        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew."""
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What restores the environments exactly; None where `exact_state` is `none`, and before the first reset."""
+        """What restores the environments exactly.
+
+        None where `exact_state` is `none`, and before the first reset.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """Bring environments that were just made, with the same seed, to where others were; in place of the first reset.
+        """In place of the first reset, bring environments to where others were.
+
+        They were just made, with the same seed.
 
         Returns:
             The observations `[B, …]` that the next actions answer to.

@@ -1,4 +1,4 @@
-"""What was done in the episodes under way, so that others can be brought to the same place. Kind: state."""
+"""What was done in the episodes under way, to bring others to the same place. Kind: state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class EpisodeActions:
         self._lengths[ended] = 0
 
     def state(self) -> tuple[np.ndarray, np.ndarray]:
-        """The last actions of all `[T, B, …]`, T those of the longest episode, and the lengths of the episodes `[B]`; copies."""
+        """The last actions of all `[T, B, …]`, and the lengths of the episodes `[B]`; copies.
+
+        T is the length of the longest episode.
+        """
         return self._rows[self._end - self._lengths.max() : self._end].copy(), self._lengths.copy()
 
     def load(self, rows: np.ndarray, lengths: np.ndarray) -> None:

@@ -34,14 +34,9 @@ MakeVectorEnv = Callable[[int], "gym.vector.VectorEnv[Any, Any, Any]"]
 
 REMEDY = "repair the vector environment"
 WANTED = (
-    "num_envs",
-    "single_observation_space",
-    "single_action_space",
-    "metadata",
-    "reset",
-    "step",
-    "close",
-)
+    "num_envs", "single_observation_space", "single_action_space", "metadata",
+    "reset", "step", "close",
+)  # fmt: skip
 """What is used of Gymnasium's interface."""
 
 
@@ -73,10 +68,8 @@ class OwnVectorEnv:
         self._mode = _autoreset_mode(name, self._vector)
         self._space = self._vector.single_observation_space
         interface = interface_of_spaces(name, self._space, self._vector.single_action_space)
-        self.observation_space, self.action_space = (
-            interface.observation_space,
-            interface.action_space,
-        )
+        self.observation_space = interface.observation_space
+        self.action_space = interface.action_space
         check_spaces(name, self.observation_space, self.action_space)
         self._actions, self._widths = ActionLayout(self.action_space), choices(self.action_space)
         self._reader = BatchReader(name, self.observation_space, num_envs, remedy=REMEDY)
@@ -96,30 +89,25 @@ class OwnVectorEnv:
 
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; reset what ended."""
-        obs, reward, terminated, truncated, info = self._call(
-            "step", self._actions.unflatten(action)
-        )
+        given = self._actions.unflatten(action)
+        obs, reward, terminated, truncated, info = self._call("step", given)
         self._reader.num_steps += 1
         stored = self._reader.obs(obs, "step").copy()
         reward = self._reader.reward(self._row("rewards", reward, np.float32))
-        terminated, truncated = (
-            self._row("terminated", terminated, np.bool_),
-            self._row("truncated", truncated, np.bool_),
-        )
+        terminated = self._row("terminated", terminated, np.bool_)
+        truncated = self._row("truncated", truncated, np.bool_)
         ended, final_obs = terminated | truncated, None
         if not ended.any():
             mask = self._mask(obs, info)
         elif self._mode is AutoresetMode.SAME_STEP:
             final_obs, mask = stored.copy(), self._mask(obs, info)
-            final_obs[ended] = self._reader.obs(
-                self._final(info, ended), "step", np.flatnonzero(ended)
-            )
+            last = self._final(info, ended)
+            final_obs[ended] = self._reader.obs(last, "step", np.flatnonzero(ended))
         else:
             final_obs, mask = stored, self._mask(obs, info, of=~ended)
             obs, info = self._reset_alone(ended, stored)
-            stored = np.where(
-                ended.reshape(-1, *[1] * (stored.ndim - 1)), self._reader.obs(obs, "reset"), stored
-            )
+            first = self._reader.obs(obs, "reset")
+            stored = np.where(ended.reshape(-1, *[1] * (stored.ndim - 1)), first, stored)
             first_mask = self._mask(obs, info, of=ended)
             if mask is not None and first_mask is not None:
                 mask[ended] = first_mask[ended]
@@ -141,7 +129,8 @@ class OwnVectorEnv:
             ) from error
         if not isinstance(result, tuple) or len(result) != expected:
             raise EnvError(
-                f"{self.name}: {call}() returned {describe(result)}; a tuple of {expected} was expected; {REMEDY}"
+                f"{self.name}: {call}() returned {describe(result)}; "
+                f"a tuple of {expected} was expected; {REMEDY}"
             )
         return result
 
@@ -150,7 +139,8 @@ class OwnVectorEnv:
         row = np.array(values, dtype=dtype)
         if row.shape != (self.num_envs,):
             raise EnvError(
-                f"{self.name}: step() returned {what} of shape {row.shape}; ({self.num_envs},) was expected; {REMEDY}"
+                f"{self.name}: step() returned {what} of shape {row.shape}; "
+                f"({self.num_envs},) was expected; {REMEDY}"
             )
         return row
 
@@ -159,20 +149,12 @@ class OwnVectorEnv:
         finals = info.get("final_obs")
         if finals is None:
             raise EnvError(
-                f"{self.name}: step() ended an episode without info['final_obs'], which SAME_STEP promises; {REMEDY}"
+                f"{self.name}: step() ended an episode without info['final_obs'], "
+                f"which SAME_STEP promises; {REMEDY}"
             )
-        if (
-            not isinstance(finals, np.ndarray) or finals.dtype != object
-        ):  # a batch of all environments
-            finals = [
-                part
-                for part, end in zip(
-                    gym.vector.utils.iterate(self._vector.observation_space, finals),
-                    ended,
-                    strict=True,
-                )
-                if end
-            ]
+        if not isinstance(finals, np.ndarray) or finals.dtype != object:
+            parts = gym.vector.utils.iterate(self._vector.observation_space, finals)  # of all
+            finals = [part for part, end in zip(parts, ended, strict=True) if end]
         else:
             finals = list(finals[ended])
         return concatenate(self._space, finals, create_empty_array(self._space, len(finals)))
@@ -182,27 +164,28 @@ class OwnVectorEnv:
         obs, info = self._call("reset", options={"reset_mask": ended.copy()})
         if not np.array_equal(self._reader.obs(obs, "reset")[~ended], stored[~ended]):
             raise EnvError(
-                f"{self.name}: its autoreset mode is {self._mode.name}, and reset(options={{'reset_mask': …}}) does not reset the "
-                "chosen environments alone; make it with autoreset_mode=SAME_STEP, or pass make_env, which makes one environment"
+                f"{self.name}: its autoreset mode is {self._mode.name}, "
+                f"and reset(options={{'reset_mask': …}}) does not reset the "
+                "chosen environments alone; make it with autoreset_mode=SAME_STEP, "
+                "or pass make_env, which makes one environment"
             )
         return obs, info
 
     def _mask(
         self, obs: Any, info: Mapping[str, Any], of: np.ndarray | None = None
     ) -> np.ndarray | None:
-        """The masks `[B, mask_size]` that came with observations; only those in `of` must be there."""
+        """The masks `[B, mask_size]` that came with observations; those in `of` must be there."""
         if not self.mask_size:
             return None
-        mask, shape = (
-            (obs if self._source == "observation" else info).get(MASK),
-            (self.num_envs, self.mask_size),
-        )
+        mask = (obs if self._source == "observation" else info).get(MASK)
+        shape = (self.num_envs, self.mask_size)
         if of is not None and not of.any():
             return np.zeros(shape, dtype=bool)
         if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
             raise EnvError(
-                f"{self.name}: action masks {shape} of True and False, or 1 and 0, were expected, and given was {given}; {REMEDY}"
+                f"{self.name}: action masks {shape} of True and False, "
+                f"or 1 and 0, were expected, and given was {given}; {REMEDY}"
             )
         return np.array(mask, dtype=bool)
 
@@ -211,7 +194,8 @@ class OwnVectorEnv:
         blocked = None if mask is None else find_blocked(self._widths, mask)
         if blocked is not None:
             raise EnvError(
-                f"{self.name}: environment {blocked[0]} gave an action mask that allows nothing in component {blocked[1]}, "
+                f"{self.name}: environment {blocked[0]} gave an action "
+                f"mask that allows nothing in component {blocked[1]}, "
                 f"at step {self._reader.num_steps}; {REMEDY}"
             )
         return mask
@@ -221,7 +205,8 @@ def _made(name: str, make_vector_env: MakeVectorEnv, num_envs: int) -> Any:
     """Make the vector environment, and look whether it is one of that size."""
     if not callable(make_vector_env):
         raise ValueError(
-            f"{name}: make_vector_env is {describe(make_vector_env)}; a function of the number of environments was expected"
+            f"{name}: make_vector_env is {describe(make_vector_env)}; "
+            "a function of the number of environments was expected"
         )
     try:
         vector = make_vector_env(num_envs)
@@ -230,12 +215,14 @@ def _made(name: str, make_vector_env: MakeVectorEnv, num_envs: int) -> Any:
     missing = [attribute for attribute in WANTED if not hasattr(vector, attribute)]
     if missing:
         raise ValueError(
-            f"{name}: make_vector_env made {describe(vector)} without {', '.join(missing)}; Gymnasium's VectorEnv interface was expected"
+            f"{name}: make_vector_env made {describe(vector)} without {', '.join(missing)}; "
+            "Gymnasium's VectorEnv interface was expected"
         )
     if vector.num_envs != num_envs:
         vector.close()
         raise ValueError(
-            f"{name}: make_vector_env({num_envs}) made {vector.num_envs} environments; make as many as it is asked for"
+            f"{name}: make_vector_env({num_envs}) made {vector.num_envs} environments; "
+            "make as many as it is asked for"
         )
     return vector
 
@@ -249,5 +236,6 @@ def _autoreset_mode(name: str, vector: Any) -> AutoresetMode:
         vector.close()
         accepted = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
         raise ValueError(
-            f"{name}: metadata['autoreset_mode'] of the vector environment is {given!r}; accepted: {accepted}"
+            f"{name}: metadata['autoreset_mode'] of the vector environment is {given!r}; "
+            f"accepted: {accepted}"
         ) from None

@@ -19,7 +19,7 @@ from phasicrl.masks import find_blocked
 from phasicrl.spaces import choices
 
 MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
-"""From stored observations `[B, …]` and the environments' own masks `[B, A]` or None to masks `[B, A]`."""
+"""From stored observations `[B, …]` and the environments' masks `[B, A]` or None to masks."""
 
 
 class _Wrapper:
@@ -60,12 +60,14 @@ class PartialObservation(_Wrapper):
         space = envs.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise ValueError(
-                f"{envs.name}: env.observe picks components of vectors, but observations are {space}; leave it off"
+                f"{envs.name}: env.observe picks components of vectors, "
+                f"but observations are {space}; leave it off"
             )
         wrong = [c for c in components if not 0 <= c < space.shape[0]]
         if wrong or not components:
             raise ValueError(
-                f"{envs.name}: env.observe is {components}; components 0 … {space.shape[0] - 1} were expected, at least one"
+                f"{envs.name}: env.observe is {components}; "
+                f"components 0 … {space.shape[0] - 1} were expected, at least one"
             )
         self._components = torch.tensor(components, device=self.device)
         low, high = (bound[list(components)] for bound in (space.low, space.high))
@@ -120,7 +122,8 @@ class HeuristicMask(_Wrapper):
         self._widths = choices(envs.action_space)
         if not self._widths:
             raise ValueError(
-                f"{envs.name}: actions of the kind {envs.action_space} have nothing to mask; accepted: those with discrete components"
+                f"{envs.name}: actions of the kind {envs.action_space} have nothing to mask; "
+                "accepted: those with discrete components"
             )
         self.mask_size = sum(self._widths)
 
@@ -159,8 +162,10 @@ class HeuristicMask(_Wrapper):
         if blocked is not None:
             index, component = blocked
             raise EnvError(
-                f"{self.name}: the heuristic mask leaves nothing for environment {index} in component {component}, "
-                f"at env_steps {self.env_steps}; allow at least one of the actions that its own mask allows"
+                f"{self.name}: the heuristic mask leaves nothing "
+                f"for environment {index} in component {component}, "
+                f"at env_steps {self.env_steps}; "
+                "allow at least one of the actions that its own mask allows"
             )
         return torch.from_numpy(mask).to(self.device)
 
@@ -169,12 +174,11 @@ class HeuristicMask(_Wrapper):
         mask: Any = self._function(obs, own)
         shape = (self.num_envs, self.mask_size)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != shape:
-            given = (
-                f"{mask.dtype}, shape {mask.shape}"
-                if isinstance(mask, np.ndarray)
-                else f"a {type(mask).__name__}"
-            )
+            given = f"a {type(mask).__name__}"
+            if isinstance(mask, np.ndarray):
+                given = f"{mask.dtype}, shape {mask.shape}"
             raise ValueError(
-                f"{self.name}: the heuristic mask is {given}; a NumPy array of bool, shape {shape}, was expected"
+                f"{self.name}: the heuristic mask is {given}; "
+                f"a NumPy array of bool, shape {shape}, was expected"
             )
         return mask.copy() if own is None else mask & own

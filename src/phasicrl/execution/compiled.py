@@ -1,4 +1,7 @@
-"""Many kernels as one call: functions of tensors, compiled for a CPU or recorded on a GPU. Kind: effects (runs a C++ compiler)."""
+"""Many kernels as one call: functions of tensors, compiled for a CPU or recorded on a GPU.
+
+Kind: effects (runs a C++ compiler).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ def has_compiler() -> bool:
 
 
 def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compile a function of tensors: what it does to tensors of these shapes, dtypes and strides becomes one call.
+    """Compile a function of tensors, for tensors of these shapes, dtypes and strides.
+
+    What it does to them becomes one call.
 
     It may write into its inputs, and no other input may share memory with one that it writes into.
     The result checks nothing: other shapes than those of `inputs` are read as if they were the
@@ -36,14 +41,13 @@ def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's about PyTorch
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        inductor = importlib.import_module(
-            "torch._inductor"
-        )  # takes a second, which most programs can do without
+        # Takes a second, which most programs can do without.
+        inductor = importlib.import_module("torch._inductor")
         return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
 
 
 Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
-"""Runs a function of no arguments for its outputs, and returns them with what computes them anew, in place."""
+"""Runs a function of no arguments; returns its outputs, and what computes them anew, in place."""
 
 
 def capture(
@@ -53,8 +57,9 @@ def capture(
     num_kept: int,
     record: Recorder | None = None,
 ) -> Callable[..., Any]:
-    """Record a function of tensors on a GPU, so that all its kernels are launched as one (a CUDA graph).
+    """Record a function of tensors on a GPU, so that all its kernels are launched as one.
 
+    The recording is a CUDA graph.
     As with `compile_` nothing is checked. What is returned is overwritten by the next call.
 
     Args:
@@ -85,7 +90,10 @@ def capture(
 
 
 def _record(function: Callable[[], Any], *, device: torch.device) -> tuple[Any, Callable[[], None]]:
-    """Record a CUDA graph, after calls on a stream of their own in which kernels are chosen and workspaces made."""
+    """Record a CUDA graph.
+
+    Calls on a stream of their own come before: in these kernels are chosen and workspaces made.
+    """
     with torch.cuda.device(device):
         before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         try:
@@ -120,20 +128,17 @@ class Functional(nn.Module):
 
     def call(self, tensors: dict[str, Tensor], function: Callable[[], Any]) -> Any:
         """`function()`, with the module's tensors of these names replaced."""
-        return functional_call(
-            self, {f"module.{name}": tensor for name, tensor in tensors.items()}, (function,)
-        )
+        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        return functional_call(self, named, (function,))
 
 
 def as_one_call(
     function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int
 ) -> Callable[..., Any]:
-    """Compile for a CPU, record on a GPU; the first `num_kept` inputs are the same tensors in every call."""
-    return (
-        compile_(function, inputs)
-        if inputs[0].device.type == "cpu"
-        else capture(function, inputs, num_kept=num_kept)
-    )
+    """Compile for a CPU, record on a GPU; `num_kept` inputs are the same tensors in every call."""
+    if inputs[0].device.type == "cpu":
+        return compile_(function, inputs)
+    return capture(function, inputs, num_kept=num_kept)
 
 
 class CompiledCall:
@@ -163,9 +168,8 @@ class CompiledCall:
 
         self._own = [tensor.detach() for tensor in tensors.values()]
         with torch.inference_mode(False):
-            self._call = as_one_call(
-                call, [*self._own, *(tensor.clone() for tensor in inputs)], num_kept=len(self._own)
-            )
+            example = [*self._own, *(tensor.clone() for tensor in inputs)]
+            self._call = as_one_call(call, example, num_kept=len(names))
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Evaluate."""

@@ -1,4 +1,4 @@
-"""The machine as the phases see it: gradient steps, and questions to the networks. Kind: effects."""
+"""The machine as the phases see it: gradient steps, questions to the networks. Kind: effects."""
 
 from __future__ import annotations
 
@@ -45,28 +45,35 @@ class Compute:
         self._compiled_steps: dict[Hashable, CompiledStep | None] = {}
         self._compiled_calls: dict[Hashable, CompiledCall | None] = {}
         if plan.deterministic:
-            os.environ.setdefault(
-                "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-            )  # cuBLAS refuses to be deterministic without
+            # cuBLAS refuses to be deterministic without.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
 
     def precision(self, phase: Phase) -> Precision:
-        """Of the encoders in a phase. The rollout has the policy phase's, because ratios compare the two."""
+        """Of the encoders in a phase.
+
+        The rollout has the policy phase's, because ratios compare the two.
+        """
         return self.plan.precision[phase]
 
     def upload(self, values: Tensor) -> Tensor:
-        """Values from the environments where the agent is; a GPU fetches them while the CPU goes on."""
+        """Values from the environments, to the agent; a GPU fetches them while the CPU goes on."""
         if values.device.type == "cpu" and self.device.type == "cuda":
             values = values.pin_memory()
         return values.to(self.device, non_blocking=True)
 
     def wait(self) -> None:
-        """Wait until a GPU has done all that it was given: only then does a clock say how long that took."""
+        """Wait until a GPU has done all that it was given.
+
+        Only then does a clock say how long that took.
+        """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def pieces(self, samples: S, *, phase: Phase) -> Iterator[tuple[S, float]]:
-        """Cut samples into micro-batches, with the share of the whole that each is: their weighted losses add up to the mean loss.
+        """Cut samples into micro-batches, with the share of the whole that each is.
+
+        Their losses, weighted by these, add up to the mean loss.
 
         Args:
             samples: transitions, or sequences where there is a memory, which are not cut.
@@ -81,16 +88,12 @@ class Compute:
     def per_segment(
         self, segments: Samples, function: Callable[[Samples], Tensor], *, phase: Phase = "policy"
     ) -> Tensor:
-        """`[S, L, …]`: a function of the networks that needs no gradient, in pieces that fit the caches."""
+        """`[S, L, …]`: a function of the networks without gradient, in pieces for the caches."""
         results = []
-        num_steps = segments.first.shape[1]
+        num_steps, whole = segments.first.shape[1], segments.has_memory
         at_once = max(1, self.plan.steps_at_once // num_steps)
-        with self.explaining_memory(
-            "asking the networks about a rollout",
-            "fewer env.num_envs",
-            phase=phase,
-            whole=segments.has_memory,
-        ):
+        what = "asking the networks about a rollout"
+        with self.explaining_memory(what, "fewer env.num_envs", phase=phase, whole=whole):
             for start in range(0, len(segments), at_once):
                 some = segments.take(slice(start, start + at_once))
                 some = some if some.has_memory else some.as_transitions()
@@ -108,7 +111,9 @@ class Compute:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """`function(*inputs)`, which uses a module and needs no gradient; one compiled call, if acting is.
+        """`function(*inputs)`, which uses a module and needs no gradient.
+
+        It is one compiled call, if acting is.
 
         Args:
             function: the same every time; a bound method will do.
@@ -132,11 +137,9 @@ class Compute:
             not fit.
         """
         eager = EagerStep(self, loss, settings)
-        return (
-            OneCallStep(self, eager, self._compiled_steps)
-            if settings.phase in self.plan.one_call
-            else eager
-        )
+        if settings.phase not in self.plan.one_call:
+            return eager
+        return OneCallStep(self, eager, self._compiled_steps)
 
     @contextmanager
     def explaining_memory(
@@ -158,18 +161,12 @@ class Compute:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            size, name = (
-                self.plan.micro_batch[phase],
-                "aux_micro_batch" if phase == "aux" else "micro_batch",
-            )
-            piece = (
-                f", or smaller micro-batches (compute.{name} is {size})"
-                if size and not whole
-                else ""
-            )
-            raise MemoryError(
-                f"{what} does not fit into the memory of {self.device}; try {knob}{piece}: {reason(error)}"
-            ) from error
+            size = self.plan.micro_batch[phase]
+            if size and not whole:
+                name = "aux_micro_batch" if phase == "aux" else "micro_batch"
+                knob += f", or smaller micro-batches (compute.{name} is {size})"
+            full = f"{what} does not fit into the memory of {self.device}"
+            raise MemoryError(f"{full}; try {knob}: {reason(error)}") from error
 
     def _compiled_call(
         self,
@@ -177,7 +174,10 @@ class Compute:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> CompiledCall | None:
-        """The compiled evaluation for such inputs, made when it is first needed; None where there cannot be one."""
+        """The compiled evaluation for such inputs, made when it is first needed.
+
+        None where there cannot be one.
+        """
         key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
         if key not in self._compiled_calls:
             self._compiled_calls[key] = self._compile_call(function, module, inputs)
@@ -189,13 +189,14 @@ class Compute:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> CompiledCall | None:
-        """Compile an evaluation and compare it with the eager one; what fails, or is wrong, is said and runs eagerly."""
+        """Compile an evaluation and compare it with the eager one.
+
+        What fails, or is wrong, is said and runs eagerly.
+        """
         start = perf_counter()
         try:
             call = CompiledCall(function, module, inputs)
-        except (
-            Exception
-        ) as error:  # tracing and compiling fail in many ways, and none of them may end a run
+        except Exception as error:  # of many kinds, and none of them may end a run
             self.say(f"acting runs eagerly: it cannot be {one_call(self)} ({reason(error)})")
             return None
         for found, expected in zip(call(inputs), function(*inputs), strict=True):
@@ -222,9 +223,8 @@ class EagerStep:
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> Noted:
         """Make the step."""
         loss, settings, phase = self.loss, self.settings, self.settings.phase
-        with self.compute.explaining_memory(
-            "a gradient step", self.knob, phase=phase, whole=minibatch.source.has_memory
-        ):
+        whole = minibatch.source.has_memory
+        with self.compute.explaining_memory("a gradient step", self.knob, phase=phase, whole=whole):
             settings.optimizer.zero_grad(set_to_none=True)
             rows, names = [], ()
             for piece, share in self.compute.pieces(loss.prepare(minibatch.gather()), phase=phase):
@@ -233,16 +233,14 @@ class EagerStep:
                     (value * share).backward()
                 names = tuple(noted)
                 rows.append(torch.stack([part.detach() for part in noted.values()]) * share)
-            norm = update_(settings)
-            return (
-                (*names, settings.norm_name),
-                torch.cat([sum(rows[1:], rows[0]), norm.reshape(1)]),
-                len(minibatch.index),
-            )
+            values = torch.cat([sum(rows[1:], rows[0]), update_(settings).reshape(1)])
+            return (*names, settings.norm_name), values, len(minibatch.index)
 
 
 class OneCallStep:
-    """The same in one call, for each layout of minibatches; compared with the eager step before it is used.
+    """The same in one call, for each layout of minibatches.
+
+    It is compared with the eager step before it is used.
 
     Args:
         compute: says what is done.
@@ -259,12 +257,10 @@ class OneCallStep:
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> Noted:
         """Make the step."""
         phase, whole = self.eager.settings.phase, minibatch.source.has_memory
-        with self.compute.explaining_memory(
-            "a gradient step", self.eager.knob, phase=phase, whole=whole
-        ):
-            if (
-                self.compute.records
-            ):  # what is recorded reads from where it read before: from a copy of the minibatch
+        knob = self.eager.knob
+        with self.compute.explaining_memory("a gradient step", knob, phase=phase, whole=whole):
+            # What is recorded reads from where it read before: from a copy of the minibatch.
+            if self.compute.records:
                 minibatch = minibatch.gathered()
             if (compiled := self._step_for(minibatch, coefficients)) is None:
                 return self.eager(minibatch, *coefficients)
@@ -274,16 +270,16 @@ class OneCallStep:
     def _step_for(
         self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]
     ) -> CompiledStep | None:
-        """The compiled step for such minibatches, made when it is first needed; None where there cannot be one."""
+        """The compiled step for such minibatches, made when it is first needed.
+
+        None where there cannot be one.
+        """
         if self._last is not None and self._last[0] is minibatch.source:
             return self._last[1]  # an epoch's minibatches are cut from one source
         settings, source = self.eager.settings, minibatch.source
         layout = tuple((x.shape[1:], x.stride(), x.dtype) for x in source.tensors().values())
-        optimizer, size = (
-            id(settings.optimizer),
-            (len(minibatch.index), minibatch.split, len(source)),
-        )
-        key = (self.eager.loss, optimizer, settings.max_grad_norm, *size, layout)
+        size = (len(minibatch.index), minibatch.split, len(source))
+        key = (self.eager.loss, id(settings.optimizer), settings.max_grad_norm, *size, layout)
         if key not in self._all:
             self._all[key] = self._compile(minibatch, coefficients)
         self._last = (source, self._all[key])
@@ -292,16 +288,15 @@ class OneCallStep:
     def _compile(
         self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]
     ) -> CompiledStep | None:
-        """Compile the step and compare it with the eager one; what fails, or is wrong, is said and runs eagerly."""
+        """Compile the step and compare it with the eager one.
+
+        What fails, or is wrong, is said and runs eagerly.
+        """
         compute, phase, start = self.compute, self.eager.settings.phase, perf_counter()
-        words, at_once = one_call(compute), compute.records
+        words, parts = one_call(compute), (minibatch, coefficients, self.eager.settings)
         try:
-            step = CompiledStep(
-                self.eager.loss, minibatch, coefficients, self.eager.settings, at_once=at_once
-            )
-        except (
-            Exception
-        ) as error:  # tracing and compiling fail in many ways, and none of them may end a run
+            step = CompiledStep(self.eager.loss, *parts, at_once=compute.records)
+        except Exception as error:  # of many kinds, and none of them may end a run
             compute.say(f"{phase} steps run eagerly: they cannot be {words} ({reason(error)})")
             return None
         before = step.snapshot()
@@ -313,7 +308,8 @@ class OneCallStep:
         step.restore(before)
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
             compute.say(
-                f"{phase} steps run eagerly: {words}, they give other numbers here (off by {off:.1%} of a step)"
+                f"{phase} steps run eagerly: {words}, "
+                f"they give other numbers here (off by {off:.1%} of a step)"
             )
             return None
         compute.say(f"{phase} steps are {words} ({perf_counter() - start:.0f} s)")

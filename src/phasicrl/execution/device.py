@@ -1,4 +1,7 @@
-"""The device that a run computes on, and its threads. Kind: effects (sets up PyTorch and the C library)."""
+"""The device that a run computes on, and its threads.
+
+Kind: effects (sets up PyTorch and the C library).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def this_machine(device: str) -> Machine:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"compute.device is {device!r}, which does not work here ({reason}); `auto` takes what is there"
+            f"compute.device is {device!r}, which does not work here ({reason}); "
+            "`auto` takes what is there"
         ) from None
     return Machine(device=str(found), num_cores=num_cores(), has_compiler=has_compiler())
 
@@ -61,9 +65,8 @@ class Threads:
         torch.set_num_threads(plan.num_threads)
         keep_memory()
         # Fewer are left to the system, and those that OpenMP has bound to it.
-        if plan.pin_threads and 1 < plan.num_threads == len(usable_cores()) == len(
-            os.sched_getaffinity(0)
-        ):
+        cores, bound = len(usable_cores()), len(os.sched_getaffinity(0))
+        if plan.pin_threads and 1 < plan.num_threads == cores == bound:
             self._team = Team(set(_openmp_threads(plan.num_threads)))
         if self._turns is not None or self._team.is_many:
             self.turn = self._turn
@@ -76,7 +79,10 @@ class Threads:
 
 @functools.cache
 def _openmp_threads(num_threads: int) -> frozenset[int]:
-    """The threads that libgomp makes for PyTorch beside the caller, made now; those from before cannot be told from others."""
+    """The threads that libgomp makes for PyTorch beside the caller, made now.
+
+    Those from before cannot be told from others.
+    """
     before = thread_ids()
     torch.zeros(num_threads * _GRAIN).add_(1.0)
     return frozenset(thread_ids() - before)

@@ -1,4 +1,4 @@
-"""What a run executes and how: the plan, chosen once from wishes, machine and measurements. Kind: pure."""
+"""How a run is executed: the plan, from wishes, machine and measurements. Kind: pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ Phase = Literal["policy", "value", "aux"]
 PHASES: tuple[Phase, ...] = ("policy", "value", "aux")
 
 WORTH_COMPILING = 15_000
-"""Gradient steps from which compiling pays even a machine's first run: ten seconds, for about 0.7 ms each."""
+"""Gradient steps from which compiling pays even a machine's first run.
+
+It takes ten seconds, and saves about 0.7 ms each.
+"""
 WORTH_SHARING = 1024
 """Samples of a minibatch of vectors from which a second core pays."""
 WORTH_PROBING = 200_000
 """Observations through the network from which a probe of three seconds pays, once per machine."""
 USUAL_MICRO_BATCH = 64
-"""Images in a micro-batch where nothing was measured: near the best in fp32 (docs/performance.md)."""
+"""Images in a micro-batch where nothing was measured: near the best in fp32."""
 LARGEST_PROBE = 2048
 """Images that a GPU is timed with: smaller batches would time the launching of kernels."""
 
@@ -100,7 +103,7 @@ class Findings:
 
     @property
     def bf16_is_right(self) -> bool:
-        """Whether bf16 gives fp32's numbers, up to its rounding: at most twice what rounding makes."""
+        """Whether bf16 gives fp32's numbers, up to twice what rounding makes."""
         return self.error <= self.TOLERANCE
 
     @property
@@ -129,7 +132,9 @@ def off_by(error: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a run is executed. It is part of the run's card; nothing in it changes what is computed, up to rounding.
+    """How a run is executed; a part of the run's card.
+
+    Nothing in it changes what is computed, up to rounding.
 
     Attributes:
         device: `cpu`, `cuda:0`.
@@ -179,7 +184,8 @@ class Plan:
         fields = {part.name for part in dataclasses.fields(cls)}
         if set(values) != fields:
             raise ValueError(
-                f"this is no plan of this version: its fields are {sorted(values)}; expected: {sorted(fields)}"
+                f"this is no plan of this version: its fields are {sorted(values)}; "
+                f"expected: {sorted(fields)}"
             )
         lists: dict[str, Any] = {name: tuple(values[name]) for name in ("one_call", "remarks")}
         return cls(**{**values, **lists})
@@ -211,15 +217,14 @@ def make_plan(
     micro_batch: dict[Phase, int | None] = {phase: size(phase) for phase in PHASES}
     shares = workload.has_images or workload.minibatch_size >= WORTH_SHARING
     num_threads = config.num_threads or (machine.num_cores if shares else 1)
+    # Two runs with half of the cores each can go on side by side.
+    would_fill = num_threads > 1 and 2 * num_threads > machine.num_cores
+    words = _words(micro_batch, precision, workload)
     return Plan(
         device=machine.device,
         num_threads=num_threads,
         pin_threads=config.pin_threads and not machine.on_gpu,
-        # Two runs with half of the cores each can go on side by side.
-        take_turns=not machine.on_gpu
-        and config.take_turns
-        and num_threads > 1
-        and 2 * num_threads > machine.num_cores,
+        take_turns=config.take_turns and would_fill and not machine.on_gpu,
         precision=precision,
         micro_batch=micro_batch,
         # What the user wants to go in pieces is no single call.
@@ -227,14 +232,15 @@ def make_plan(
         acts_in_one_call=one_call,
         steps_at_once=2048 if workload.has_images else 65_536,
         deterministic=config.deterministic,
-        remarks=()
-        if findings is None
-        else (f"{findings}: {_words(micro_batch, precision, workload)}",),
+        remarks=() if findings is None else (f"{findings}: {words}",),
     )
 
 
 def needs_probe(config: ComputeConfig, machine: Machine, workload: Workload) -> bool:
-    """Whether something is left to be chosen that only a measurement tells, in a run that is long enough to pay for it."""
+    """Whether something is left to be chosen that only a measurement tells.
+
+    The run must be long enough to pay for it.
+    """
     if not workload.can_be_probed or workload.num_passes < WORTH_PROBING:
         return False
     whole = _is_one_call(config, machine, workload) or machine.on_gpu
@@ -269,15 +275,11 @@ def _asked_sizes(config: ComputeConfig) -> dict[Phase, int | Literal["auto"] | N
 
 def _is_one_call(config: ComputeConfig, machine: Machine, workload: Workload) -> bool:
     """Whether gradient steps are one call."""
-    if (
-        machine.on_gpu
-    ):  # recording takes no time; the lengths of a memory's sequences cannot be recorded
+    # Recording takes no time; the lengths of a memory's sequences cannot be recorded.
+    if machine.on_gpu:
         return config.compile != "off" and not workload.has_memory
-    pays = (
-        workload.num_gradient_steps >= WORTH_COMPILING
-        and machine.has_compiler
-        and not workload.has_images
-    )
+    is_long = workload.num_gradient_steps >= WORTH_COMPILING
+    pays = is_long and machine.has_compiler and not workload.has_images
     return config.compile == "on" or (config.compile == "auto" and pays)
 
 
@@ -294,12 +296,9 @@ def _words(
     workload: Workload,
 ) -> str:
     """What was chosen, for people."""
-    words = [f"micro-batches of {micro_batch['policy']}"] if micro_batch["policy"] else []
+    policy, aux = micro_batch["policy"], micro_batch["aux"]
+    words = [f"micro-batches of {policy}"] if policy else []
     if workload.has_aux:
-        size = (
-            f" in micro-batches of {micro_batch['aux']}"
-            if micro_batch["aux"] != micro_batch["policy"]
-            else ""
-        )
+        size = f" in micro-batches of {aux}" if aux != policy else ""
         words.append(f"auxiliary phase in {precision['aux']}{size}")
     return ", ".join(words) or "nothing to choose"

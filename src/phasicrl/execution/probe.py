@@ -1,4 +1,7 @@
-"""How the networks run best on this machine: measured once, kept on disk. Kind: effects (times a network; keeps a cache)."""
+"""How the networks run best on this machine: measured once, kept on disk.
+
+Kind: effects (times a network; keeps a cache).
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,23 @@ from phasicrl.host.machine import package_version, processor
 from phasicrl.models.encoders import in_precision
 
 MICRO_BATCHES = (32, 64, 128)
-"""Micro-batches of 256 were 3 % faster than the best of these in bf16, 8 % slower in fp32, and take half a gigabyte more."""
+"""Tried on a CPU.
+
+Micro-batches of 256 were 3 % faster than the best of these in bf16, 8 % slower in fp32, and take
+half a gigabyte more.
+"""
 LARGEST_PIECE = 256 * 64 * 64 * 3
 """Numbers in a micro-batch: of larger images, the largest ones would need too much memory."""
 LEAST_ROUNDING, LEAST_ROUNDING_OF_ONE = 2**-8, 0.1
-"""What rounding to 8 bits makes at least, of features and all gradients, and of one parameter's gradient: these are small
-sums of large terms."""
+"""What rounding to 8 bits makes at least, of features and all gradients, and of one gradient.
+
+A single parameter's gradients are small sums of large terms.
+"""
 NOISE = 0.97
-"""Rates this near the fastest are as fast: of these the largest micro-batches are taken, which have the fewest calls."""
+"""Rates this near the fastest are as fast.
+
+Of these the largest micro-batches are taken, which have the fewest calls.
+"""
 
 
 def probed_plan(
@@ -68,9 +80,8 @@ def probed_plan(
     compute = Compute(plan)
 
     def images(number: int) -> Tensor:
-        noise = torch.randint(
-            256, (number, *shape), dtype=torch.uint8, generator=Generator().manual_seed(0)
-        )
+        generator = Generator().manual_seed(0)
+        noise = torch.randint(256, (number, *shape), dtype=torch.uint8, generator=generator)
         return noise.to(compute.device)
 
     most = probe_size(wishes, machine, workload, largest=max(MICRO_BATCHES))
@@ -85,7 +96,8 @@ def probed_plan(
             few = images(min(most, MICRO_BATCHES[0]))
             error = findings.error if findings else bf16_error(network, parameters, few)
             if not error <= Findings.TOLERANCE:
-                remark = f"bf16 is wrong on this machine ({off_by(error)}), and used because of {' and '.join(used)}"
+                wrong = f"bf16 is wrong on this machine ({off_by(error)})"
+                remark = f"{wrong}, and used because of {' and '.join(used)}"
                 plan = dataclasses.replace(plan, remarks=(*plan.remarks, remark))
     return plan
 
@@ -97,7 +109,9 @@ def probe(
     *,
     seconds: float = 0.25,
 ) -> Findings:
-    """Time forward and backward passes in each precision and size of micro-batch; check bf16 for rightness.
+    """Time forward and backward passes in each precision and size of micro-batch.
+
+    bf16 is checked for rightness, too.
 
     Args:
         network: features `[N, D]` of observations.
@@ -107,28 +121,21 @@ def probe(
         seconds: for each combination.
     """
     most = min(len(obs), LARGEST_PIECE // obs[0].numel())
-    whole = obs.device.type == "cuda"  # a GPU takes minibatches as they are
-    sizes = (
-        [len(obs)]
-        if whole
-        else [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
-    )
+    sizes = [size for size in MICRO_BATCHES if size <= most] or [min(MICRO_BATCHES[0], len(obs))]
+    if obs.device.type == "cuda":  # a GPU takes minibatches as they are
+        sizes = [len(obs)]
     best: dict[Precision, tuple[float, int]] = {}
     error = float("nan")
     for precision in ("fp32", "bf16"):
         rates = _rates(network, parameters, obs, precision, sizes=sizes, seconds=seconds)
-        size = max(
-            (size for size, rate in rates.items() if rate >= NOISE * max(rates.values())),
-            default=sizes[0],
-        )
+        fastest = max(rates.values(), default=0.0)
+        fast = [size for size, rate in rates.items() if rate >= NOISE * fastest]
+        size = max(fast, default=sizes[0])
         best[precision] = rates.get(size, 0.0), size
         if precision == "bf16" and rates:
             error = bf16_error(network, parameters, obs[:size])
-    return Findings(
-        {name: size for name, (_, size) in best.items()},
-        {name: rate for name, (rate, _) in best.items()},
-        error,
-    )
+    sizes_found: dict[Precision, int] = {name: size for name, (_, size) in best.items()}
+    return Findings(sizes_found, {name: rate for name, (rate, _) in best.items()}, error)
 
 
 def probe_once(
@@ -139,7 +146,9 @@ def probe_once(
     num_threads: int,
     cache: Path | None = None,
 ) -> Findings:
-    """`probe`, or what it found when it last ran here on such a network, with these versions and so many threads.
+    """`probe`, or what it found when it last ran here on such a network.
+
+    That was with the same versions and number of threads.
 
     Args:
         network: see `probe`.
@@ -148,20 +157,15 @@ def probe_once(
         num_threads: of PyTorch.
         cache: the file that keeps findings; `~/.cache/phasicrl/probe.json` unless given.
     """
-    device = (
-        torch.cuda.get_device_name(obs.device)
-        if obs.device.type == "cuda"
-        else f"{processor()}, {num_threads} threads"
-    )
+    device = f"{processor()}, {num_threads} threads"
+    if obs.device.type == "cuda":
+        device = torch.cuda.get_device_name(obs.device)
     versions = f"torch {package_version('torch')}; phasicrl {package_version('phasicrl')}"
-    key = f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; {MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}"
+    key = f"{platform.node()}; {device}; {versions}; {tuple(obs.shape)} {obs.dtype}; "
+    key += f"{MICRO_BATCHES}; {[tuple(p.shape) for p in parameters]}"
     try:
-        path = (
-            cache
-            or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            / "phasicrl"
-            / "probe.json"
-        )
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        path = cache or caches / "phasicrl" / "probe.json"
     except RuntimeError:  # there is no home
         return probe(network, parameters, obs)
     kept = _read(path)
@@ -171,9 +175,8 @@ def probe_once(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(
-            json.dumps(_read(path) | {key: dataclasses.asdict(findings)}, indent=1)
-        )
+        all_found = _read(path) | {key: dataclasses.asdict(findings)}
+        temporary.write_text(json.dumps(all_found, indent=1))
         os.replace(temporary, path)
     except OSError:
         pass  # measured anew next time
@@ -187,11 +190,8 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     fields = {field.name for field in dataclasses.fields(Findings)}
-    return {
-        key: value
-        for key, value in kept.items()
-        if isinstance(value, dict) and set(value) == fields
-    }
+    items = kept.items()
+    return {key: it for key, it in items if isinstance(it, dict) and set(it) == fields}
 
 
 def forward_backward(
@@ -200,23 +200,24 @@ def forward_backward(
     obs: Tensor,
     precision: Precision,
 ) -> list[Tensor]:
-    """Features `[N, D]`, then the gradient of their weighted mean by each parameter that they depend on, all in fp32."""
+    """Features `[N, D]`, then the gradient of their weighted mean by each parameter, in fp32.
+
+    Parameters that they do not depend on are left out.
+    """
     with in_precision(precision, obs.device):
         features = network(obs).float()
     weights = torch.linspace(-1, 1, features.shape[-1], device=obs.device)
-    gradients = torch.autograd.grad(
-        (features @ weights).mean(), list(parameters), allow_unused=True
-    )
-    return [
-        features.detach(),
-        *(gradient.float() for gradient in gradients if gradient is not None),
-    ]
+    mean = (features @ weights).mean()
+    gradients = torch.autograd.grad(mean, list(parameters), allow_unused=True)
+    return [features.detach(), *(grad.float() for grad in gradients if grad is not None)]
 
 
 def bf16_error(
     network: Callable[[Tensor], Tensor], parameters: Sequence[nn.Parameter], obs: Tensor
 ) -> float:
-    """How far bf16 is from fp32, in multiples of what rounding makes of this network; NaN where bf16 does not run.
+    """How far bf16 is from fp32, in multiples of what rounding makes of this network.
+
+    NaN where bf16 does not run.
 
     Counted are the features, all gradients together, and each parameter's gradient, whichever is
     off most. What rounding makes depends on the network (the narrower, the more), so that it is
@@ -233,34 +234,35 @@ def bf16_error(
         rounded = forward_backward(network, parameters, obs, "fp32")
     least = np.full(len(exact) + 1, LEAST_ROUNDING_OF_ONE)
     least[:2] = LEAST_ROUNDING
-    return float(
-        np.max(_distances(found, exact) / np.maximum(_distances(rounded, exact), least))
-    )  # not Python's max, which may lose a NaN
+    of_rounding = np.maximum(_distances(rounded, exact), least)
+    return float(np.max(_distances(found, exact) / of_rounding))  # Python's max may lose a NaN
 
 
 def _distances(found: Sequence[Tensor], exact: Sequence[Tensor]) -> np.ndarray:
-    """Relative errors of what `forward_backward` returns: of the features, of all gradients together, and of each gradient."""
+    """Relative errors of what `forward_backward` returns.
+
+    They are those of the features, of all gradients together, and of each gradient.
+    """
     (features, *gradients), (right_features, *right) = found, exact
-    whole, right_whole = (
-        torch.cat([gradient.flatten() for gradient in some]) for some in (gradients, right)
-    )
+    whole, right_whole = (torch.cat([g.flatten() for g in some]) for some in (gradients, right))
     # Of a gradient that is next to nothing, rounding may be more than all.
     least = max(0.01 * float(right_whole.norm()), 1e-12)
     each = [
         (one - other).norm() / other.norm().clamp_min(least)
         for one, other in zip(gradients, right, strict=True)
     ]
-    return np.array(
-        [
-            relative_error(features, right_features),
-            relative_error(whole, right_whole),
-            *map(float, each),
-        ]
+    of_features, of_all = (
+        relative_error(features, right_features),
+        relative_error(whole, right_whole),
     )
+    return np.array([of_features, of_all, *map(float, each)])
 
 
 class _Rounding(TorchFunctionMode):
-    """Meanwhile every function's numbers are rounded to bf16, those that it gets and those that it returns, and so are the gradients that go back."""
+    """Meanwhile every function's numbers are rounded to bf16.
+
+    These are the numbers that it gets, those that it returns, and the gradients that go back.
+    """
 
     def __torch_function__(
         self,
@@ -269,19 +271,14 @@ class _Rounding(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        rounded = [_rounded(value) for value in args]
-        return _rounded(
-            func(*rounded, **{name: _rounded(value) for name, value in (kwargs or {}).items()})
-        )
+        named = {name: _rounded(value) for name, value in (kwargs or {}).items()}
+        return _rounded(func(*map(_rounded, args), **named))
 
 
 def _rounded(value: Any) -> Any:
     """A tensor of fp32 numbers in bf16's precision, its gradient too; anything else as it is."""
-    return (
-        value.bfloat16().float()
-        if isinstance(value, Tensor) and value.dtype == torch.float32
-        else value
-    )
+    is_fp32 = isinstance(value, Tensor) and value.dtype == torch.float32
+    return value.bfloat16().float() if is_fp32 else value
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:
@@ -298,7 +295,9 @@ def _rates(
     sizes: list[int],
     seconds: float,
 ) -> dict[int, float]:
-    """Observations per second by size of the pieces, without those that there is no memory for; none for a bf16 that does not run.
+    """Observations per second by size of the pieces.
+
+    Those that there is no memory for are left out; there is none for a bf16 that does not run.
 
     Raises:
         RuntimeError: the network does not even run in fp32 with the smallest.

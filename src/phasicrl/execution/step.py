@@ -1,4 +1,6 @@
-"""One step of gradient descent on a minibatch, eagerly or in one call. Kind: effects (moves parameters).
+"""One step of gradient descent on a minibatch, eagerly or in one call.
+
+Kind: effects (moves parameters).
 
 Both ways use the functions of `optimize.py`: gradients, perhaps their mean over processes,
 clipping, Adam.
@@ -26,7 +28,10 @@ from phasicrl.rollout import Minibatch, Samples
 
 S = TypeVar("S", bound=Samples)
 Noted = tuple[tuple[str, ...], Tensor, float]
-"""What a step says: the names of what the loss noted and of the gradient's norm, their values `[n]`, and the number of samples."""
+"""What a step says: names, their values `[n]`, and the number of samples.
+
+The names are of what the loss noted and of the gradient's norm.
+"""
 MeanOverRanks = Callable[[Sequence[Tensor]], None]
 """Replaces gradients by their means over all processes, in place."""
 
@@ -94,9 +99,8 @@ def update_(settings: StepSettings) -> Tensor:
         settings.mean([p.grad for network in reached for p in network if p.grad is not None])
     gradients = [[p.grad for p in network if p.grad is not None] for network in reached]
     clipped, norm = optimize.clip(gradients, settings.max_grad_norm, at_once=True)
-    optimize.step_(
-        settings.optimizer, list(chain(*reached)), list(chain(*clipped)), only_if=norm.isfinite()
-    )
+    parameters, right = list(chain(*reached)), norm.isfinite()
+    optimize.step_(settings.optimizer, parameters, list(chain(*clipped)), only_if=right)
     return norm
 
 
@@ -115,14 +119,15 @@ class _Inputs(NamedTuple):
 
     def flat(self) -> list[Tensor]:
         """All tensors in one list."""
-        kept = chain(
-            self.parameters, self.first, self.second, self.steps, self.rates, self.rest.values()
-        )
+        moments = chain(self.first, self.second, self.steps)
+        kept = chain(self.parameters, moments, self.rates, self.rest.values())
         return [*kept, *self.coefficients, self.index, *self.source.values()]
 
 
 class CompiledStep:
-    """A gradient step in one call: gathering, forward, loss, backward, clipping and Adam; in two where a mean comes between.
+    """A gradient step in one call, or in two where a mean comes between.
+
+    That is gathering, forward, loss, backward, clipping and Adam.
 
     Args:
         loss: what is minimized.
@@ -155,32 +160,22 @@ class CompiledStep:
         reached = _reached(loss, minibatch, coefficients, list(named.values()))
         self._names = [name for name, there in zip(named, reached, strict=True) if there]
         self.parameters = [named[name] for name in self._names]
-        rest = {
-            name: x
-            for name, x in chain(named.items(), loss.module.named_buffers())
-            if name not in self._names
-        }
+        everything = chain(named.items(), loss.module.named_buffers())
+        rest = {name: x for name, x in everything if name not in self._names}
         states = [optimize.moments(settings.optimizer, parameter) for parameter in self.parameters]
         first, second, steps = (
             [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
         )
         self._moments = (first, second, steps)
-        self._rates = [
-            torch.tensor(float(group["lr"]), device=self.parameters[0].device)
-            for group in self._groups
-        ]
-        group_of = {
-            id(p): number for number, group in enumerate(self._groups) for p in group["params"]
-        }
-        self._members = [
-            [i for i, p in enumerate(self.parameters) if group_of[id(p)] == number]
-            for number in range(len(self._groups))
-        ]
+        rates = [float(group["lr"]) for group in self._groups]
+        self._rates = [torch.tensor(rate, device=self.parameters[0].device) for rate in rates]
         place = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        networks = [
-            [place[id(p)] for p in network if id(p) in place] for network in settings.networks
-        ]
-        self._networks = [members for members in networks if members]
+
+        def places(parameters: Sequence[Tensor]) -> list[int]:
+            return [place[id(p)] for p in parameters if id(p) in place]
+
+        self._members = [sorted(places(group["params"])) for group in self._groups]
+        self._networks = [found for part in settings.networks if (found := places(part))]
         self._functional = compiled.Functional(loss.module)
         self._split, self._like = minibatch.split, minibatch.source
         self.names: tuple[str, ...] = ()
@@ -214,14 +209,16 @@ class CompiledStep:
 
     def restore(self, snapshot: list[Tensor]) -> None:
         """Take back `snapshot`."""
+        now = chain(self.parameters, *self._moments)
         with torch.no_grad():
-            for tensor, before in zip(
-                chain(self.parameters, *self._moments), snapshot, strict=True
-            ):
+            for tensor, before in zip(now, snapshot, strict=True):
                 tensor.copy_(before)
 
     def distances(self, before: list[Tensor], one: list[Tensor], other: list[Tensor]) -> float:
-        """How far two snapshots are apart, as a share of how far they are from `before`; the worst of parameters and each moment."""
+        """How far two snapshots are apart, as a share of how far they are from `before`.
+
+        It is the worst of parameters and each moment.
+        """
         count = len(self.parameters)
         parts = (slice(count), slice(count, 2 * count), slice(2 * count, 3 * count))
         return max(
@@ -254,9 +251,8 @@ class CompiledStep:
             return self._update(inputs(tensors[: len(flat)]), list(tensors[len(flat) :])).reshape(1)
 
         first = compiled.as_one_call(backward, flat, num_kept=kept)
-        second = compiled.as_one_call(
-            update, [*flat, *(torch.zeros_like(p) for p in flat[:count])], num_kept=kept
-        )
+        zeros = [torch.zeros_like(parameter) for parameter in flat[:count]]
+        second = compiled.as_one_call(update, [*flat, *zeros], num_kept=kept)
 
         def call_both(tensors: list[Tensor]) -> Tensor:
             *gradients, noted = first(*tensors)
@@ -284,9 +280,8 @@ class CompiledStep:
     def _update(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
         """Clip and step; returns the norm before clipping, 0-d."""
         by_network = [[gradients[i] for i in members] for members in self._networks]
-        scaled, norm = optimize.clip(
-            by_network, self._settings.max_grad_norm, at_once=self._at_once
-        )
+        most, at_once = self._settings.max_grad_norm, self._at_once
+        scaled, norm = optimize.clip(by_network, most, at_once=at_once)
         for members, of_network in zip(self._networks, scaled, strict=True):
             for i, gradient in zip(members, of_network, strict=True):
                 gradients[i] = gradient
@@ -295,9 +290,14 @@ class CompiledStep:
                 lists = (inputs.parameters, gradients, inputs.first, inputs.second, inputs.steps)
                 group = self._groups[number]
                 optimize.adam_(
-                    *([tensors[i] for i in members] for tensors in lists), rate=inputs.rates[number], betas=group["betas"],
-                    eps=group["eps"], eps_hat=group.get("eps_hat", False), only_if=norm.isfinite(), at_once=self._at_once,
-                )  # fmt: skip
+                    *([tensors[i] for i in members] for tensors in lists),
+                    rate=inputs.rates[number],
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    eps_hat=group.get("eps_hat", False),
+                    only_if=norm.isfinite(),
+                    at_once=at_once,
+                )
         return norm
 
 
@@ -308,18 +308,11 @@ def _plain_groups(optimizer: Adam, *, at_once: bool) -> list[dict[str, Any]]:
         ValueError: the optimizer is another, or does more than the compiled step would.
     """
     groups = optimizer.param_groups
-    more = sorted(
-        {
-            option
-            for group in groups
-            for option in ("weight_decay", "amsgrad", "maximize")
-            if group.get(option)
-        }
-    )
+    options = ("amsgrad", "maximize", "weight_decay")
+    more = [option for option in options if any(group.get(option) for group in groups)]
     if type(optimizer) is not Adam or more:
-        raise ValueError(
-            f"the optimizer is not PyTorch's Adam as it is{': it has ' + ', '.join(more) if more else ''}"
-        )
+        has = f": it has {', '.join(more)}" if more else ""
+        raise ValueError(f"the optimizer is not PyTorch's Adam as it is{has}")
     if at_once and any(group.get("eps_hat") for group in groups):
         raise ValueError(
             "with ppo.adam_eps_hat, ε follows the number of steps, which a recording cannot"
@@ -335,10 +328,8 @@ def _reached(
 ) -> list[bool]:
     """Which parameters the loss depends on."""
     value, _ = loss(loss.prepare(minibatch.gather()), *coefficients)
-    return [
-        gradient is not None
-        for gradient in torch.autograd.grad(value, parameters, allow_unused=True)
-    ]
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    return [gradient is not None for gradient in gradients]
 
 
 def _distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

@@ -1,4 +1,7 @@
-"""Two things at the same time on a GPU, while a CUDA graph is recorded. Kind: effects (uses a stream beside the current one)."""
+"""Two things at the same time on a GPU, while a CUDA graph is recorded.
+
+Kind: effects (uses a stream beside the current one).
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ def side_by_side(one: Callable[[], A], other: Callable[[], B], device: torch.dev
         other: what is called beside it.
         device: where they compute.
     """
-    if device.type != "cuda" or (
-        main := torch.cuda.current_stream(device)
-    ) == torch.cuda.default_stream(device):
+    if device.type != "cuda":
         return one(), other()
-    side = _side_stream(
-        device
-    )  # a graph is recorded, or tried before that: both never happen on the default stream
+    main = torch.cuda.current_stream(device)
+    if main == torch.cuda.default_stream(device):
+        return one(), other()
+    # A graph is recorded, or tried before that: both never happen on the default stream.
+    side = _side_stream(device)
     side.wait_stream(main)
     with torch.cuda.stream(side):
         of_other = other()

@@ -161,8 +161,8 @@ def plot_runs(
         for curve in curves:
             ends[curve.env_id] = max(ends.get(curve.env_id, 0), curve.steps[-1])
         curves += reference_curves(
-            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments, split=reference_split,
-            smooth_steps=smooth_steps,
+            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
+            split=reference_split, smooth_steps=smooth_steps,
         )  # fmt: skip
     figure = _draw(curves, _axis_label(metric, smooth_steps), title)
     stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output

@@ -1,4 +1,7 @@
-"""How a run comes into being: new or from a checkpoint. Kind: effects (makes environments, files)."""
+"""How a run comes into being: new or from a checkpoint.
+
+Kind: effects (makes environments, files).
+"""
 
 from __future__ import annotations
 
@@ -72,8 +75,9 @@ def start_run(
     }
     run, _ = _build_run(config, own, plan=plan, planned_as=planned_as)
     run.keep()
+    # So that there is something to go on from, whatever happens in the first iteration.
     if config.checkpoint.every_minutes is not None:
-        run.save()  # so that there is something to go on from, whatever happens in the first iteration
+        run.save()
     return run
 
 
@@ -140,7 +144,7 @@ def resume_run(
 
 
 class _Opened(NamedTuple):
-    """Environments; what they show, if they were brought to where they were; and what to say if that could not be."""
+    """Environments; what they show, if they were brought back; what to say if they could not."""
 
     envs: VectorEnv
     since: int
@@ -152,11 +156,8 @@ def _open_envs(config: Config, own: dict[str, Any], state: dict[str, Any] | None
     """The environments of a new run, or those of a checkpoint, as exactly as they can be had."""
     if state is None:
         return _Opened(_make_envs(config, own), 0)
-    now, since, reason = (
-        state["env_steps"],
-        state["envs_since"],
-        "these environments cannot be brought back",
-    )
+    now, since = state["env_steps"], state["envs_since"]
+    reason = "these environments cannot be brought back"
     if state["collector"] is not None:
         envs = _make_envs(config, own, since=since, env_steps=now)
         try:
@@ -164,21 +165,17 @@ def _open_envs(config: Config, own: dict[str, Any], state: dict[str, Any] | None
         except (EnvError, ValueError, KeyError) as error:
             envs.close()
             reason = str(error)
-    return _Opened(
-        _make_envs(config, own, since=now, env_steps=now),
-        now,
-        remark=f"; episodes that were under way start anew: {reason}",
-    )
+    remark = f"; episodes that were under way start anew: {reason}"
+    return _Opened(_make_envs(config, own, since=now, env_steps=now), now, remark=remark)
 
 
 def _make_envs(
     config: Config, own: dict[str, Any], *, since: int = 0, env_steps: int = 0
 ) -> VectorEnv:
-    """The run's environments, with the user's masks; knobs that have no effect on them are refused."""
+    """The run's environments, with the user's masks; knobs without effect on them are refused."""
     seed, mask_actions = derive_seed(config.seed, "env", since), own["mask_actions"]
-    envs = make_envs(
-        config.env, seed=seed, make_env=own["make_env"], make_vector_env=own["make_vector_env"]
-    )
+    makers = {name: own[name] for name in ("make_env", "make_vector_env")}
+    envs = make_envs(config.env, seed=seed, **makers)
     try:
         refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
     except ValueError:
@@ -186,9 +183,8 @@ def _make_envs(
         raise
     if mask_actions is None:
         return envs
-    return HeuristicMask(
-        envs, mask_actions, num_steps=config.env.heuristic_mask_steps, env_steps=env_steps
-    )
+    num_steps = config.env.heuristic_mask_steps
+    return HeuristicMask(envs, mask_actions, num_steps=num_steps, env_steps=env_steps)
 
 
 def _build_run(
@@ -235,10 +231,11 @@ def _build_run(
         for remark in plan.remarks:
             log.message(remark)
         compute = Compute(plan, say=log.message)
+        generator = _generator(config, "action", machine.device)
+        truncation = config.ppo.bootstrap_truncation
         collector = Collector(
-            envs, agent, generator=_generator(config, "action", machine.device), compute=compute,
-            bootstrap_truncation=config.ppo.bootstrap_truncation,
-        )  # fmt: skip
+            envs, agent, generator=generator, compute=compute, bootstrap_truncation=truncation
+        )
         learner = Learner(config, agent, compute, _generator(config, "shuffle"))
         buffer = _make_buffer(config, envs, agent, compute.device)
         named = [OWN_OBJECTS[name] for name in own if own[name] is not None]
@@ -254,7 +251,8 @@ def _build_run(
 
 
 _MAY_CHANGE = (
-    "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel", "compute", "log", "checkpoint",
+    "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel",
+    "compute", "log", "checkpoint",
 )  # fmt: skip
 """How the paths of knobs begin that may change between two parts of a run."""
 
@@ -273,8 +271,8 @@ def _refuse_changes(files: RunDirectory, state: dict[str, Any]) -> None:
     ]
     if changed:
         raise ValueError(
-            f"{files.path / CONFIG_FILE} has changed since the checkpoint was saved: {', '.join(changed)}; "
-            "put it back, or say --accept-config-changes"
+            f"{files.path / CONFIG_FILE} has changed since the checkpoint was saved: "
+            f"{', '.join(changed)}; put it back, or say --accept-config-changes"
         )
 
 
@@ -289,28 +287,25 @@ def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed
     """
     space = agent.reader.layout.space
     has_images = any(is_image(part) for _, part in leaves(space))
-    workload = Workload.of(
-        config, has_images=has_images, can_be_probed=can_be_probed and is_image(space)
-    )
+    can_be_probed = can_be_probed and is_image(space)
+    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed)
     if not workload.can_be_probed:
         return make_plan(config.compute, machine, workload)
 
     def network(obs: Tensor) -> Tensor:
         return agent.encoder(agent.reader(obs))
 
-    return probed_plan(
-        config.compute,
-        machine,
-        workload,
-        network,
-        list(agent.encoder.parameters()),
-        space.shape or (),
-    )
+    parameters, shape = list(agent.encoder.parameters()), space.shape or ()
+    return probed_plan(config.compute, machine, workload, network, parameters, shape)
 
 
 def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
-    """What the spaces of environments say about which knobs have an effect; their back end has been asked by `make_envs`."""
+    """What the spaces of environments say about which knobs have an effect.
+
+    Their back end has been asked by `make_envs`.
+    """
     parts = [part for _, part in leaves(envs.observation_space)]
+    actions = [part for _, part in leaves(envs.action_space)]
     numbers = [part for part in parts if not is_image(part)]
     return Task(
         name=envs.name,
@@ -319,9 +314,7 @@ def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
         has_images=len(numbers) < len(parts),
         has_numbers=bool(numbers),
         has_floats=any(isinstance(part, gym.spaces.Box) for part in numbers),
-        has_continuous_actions=any(
-            isinstance(part, gym.spaces.Box) for _, part in leaves(envs.action_space)
-        ),
+        has_continuous_actions=any(isinstance(part, gym.spaces.Box) for part in actions),
     )
 
 
@@ -331,9 +324,8 @@ def make_agent(
     """The agent for these environments, with initial weights that follow from the seed."""
     init_seed = derive_seed(config.seed, "init")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(
-            init_seed
-        )  # a user's own encoder draws from the global generator; ours does not
+        # A user's own encoder draws from the global generator; ours does not.
+        torch.manual_seed(init_seed)
         try:
             return Agent(
                 envs.observation_space,
@@ -375,22 +367,21 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None:
     """Refuse a phase buffer that is larger than the memory that is free."""
-    obs, action = ObservationLayout(envs.observation_space), ActionLayout(envs.action_space)
-    step_bytes = (
-        sum(math.prod(layout.shape) * layout.dtype.itemsize for layout in (obs, action))
-        + envs.mask_size
-    )
-    needed = PhaseBuffer.num_bytes(
-        config.phase_length, config.env.num_envs, config.ppo.num_steps, step_bytes=step_bytes
-    )
+    layouts = (ObservationLayout(envs.observation_space), ActionLayout(envs.action_space))
+    step_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in layouts)
+    num_envs, num_steps = config.env.num_envs, config.ppo.num_steps
+    sizes = (config.phase_length, num_envs, num_steps)
+    needed = PhaseBuffer.num_bytes(*sizes, step_bytes=step_bytes + envs.mask_size)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and needed > free:
-        what = f"{config.phase_length} rollouts of {config.env.num_envs} environments × {config.ppo.num_steps} steps"
+        what = f"{config.phase_length} rollouts of {num_envs} environments × {num_steps} steps"
         fitting = max(int(free / needed * config.phase_length), 1)
         way_out = f"--aux.every {fitting}, " if config.phase_length > 1 else ""
         raise ValueError(
-            f"the phase buffer needs {needed / 2**30:.1f} GiB ({what}), {free / 2**30:.1f} GiB are free on {device}; "
-            f"try {way_out}fewer environments (--env.num-envs) or shorter rollouts (--ppo.num-steps)"
+            f"the phase buffer needs {needed / 2**30:.1f} GiB "
+            f"({what}), {free / 2**30:.1f} GiB are free on {device}; "
+            f"try {way_out}fewer environments (--env.num-envs) "
+            "or shorter rollouts (--ppo.num-steps)"
         )
 
 

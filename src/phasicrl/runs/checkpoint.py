@@ -30,9 +30,22 @@ MANIFEST = "manifest.json"
 _LARGEST_STATE = 2**28
 """Bytes: more is not read into memory."""
 _TENSOR, _ITEMS = "__tensor__", "__items__"
+_DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+)
+"""What reading a damaged checkpoint may raise."""
 
 Chunks = dict[str, Callable[[], dict[str, Tensor]]]
-"""Big parts that never change once they exist, by a name that is never used for anything else; called only when they must be written."""
+"""Big parts that never change once they exist, by a name that is used for nothing else.
+
+They are called only when they must be written.
+"""
 
 
 def save_checkpoint(
@@ -133,15 +146,7 @@ def load_checkpoint(
     for path in reversed(checkpoints(folder)):
         try:
             tree, chunks = _load(path, run)
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            SafetensorError,
-        ) as error:
+        except _DAMAGE as error:
             rejected.append(f"{path.name} cannot be used: {error}")
             continue
         for newer in checkpoints(folder)[-len(rejected) :] if rejected else []:
@@ -192,27 +197,29 @@ def _manifest(path: Path) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise ValueError(f"it has format {manifest['format']}, this version reads format {FORMAT}")
     if path.name != f"step-{manifest['env_steps']:012d}":
-        raise ValueError(
-            f"it was saved after {manifest['env_steps']:,} steps, and was renamed since"
-        )
+        steps = manifest["env_steps"]
+        raise ValueError(f"it was saved after {steps:,} steps, and was renamed since")
     return manifest
 
 
 def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The tree as JSON, its tensors moved to `tensors` under their paths. Dicts keep keys that are not strings, tuples become lists."""
+    """The tree as JSON, its tensors moved to `tensors` under their paths.
+
+    Dicts keep keys that are not strings, tuples become lists.
+    """
     if isinstance(tree, Tensor):
         tensors[path] = tree.detach().cpu().contiguous().clone()
         return {_TENSOR: path}
     if isinstance(tree, dict):
-        return {
-            _ITEMS: [[key, _split(value, f"{path}/{key}", tensors)] for key, value in tree.items()]
-        }
+        items = [[key, _split(value, f"{path}/{key}", tensors)] for key, value in tree.items()]
+        return {_ITEMS: items}
     if isinstance(tree, list | tuple):
         return [_split(value, f"{path}/{index}", tensors) for index, value in enumerate(tree)]
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     raise TypeError(
-        f"{path} is a {type(tree).__name__}: a checkpoint holds dicts, lists, numbers, strings, None and tensors"
+        f"{path} is a {type(tree).__name__}: a checkpoint holds dicts, "
+        "lists, numbers, strings, None and tensors"
     )
 
 
@@ -240,10 +247,9 @@ def save_tensors(
     Raises:
         OSError: it cannot be written.
     """
+    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(
-            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, about
-        )
+        save_file(whole, path, about)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     flush(path)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: plain lines, or a display that is drawn over and over in the same place. Kind: effects."""
+"""What a person sees of a run: plain lines, or a display that is drawn anew. Kind: effects."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from phasicrl.config import Config
 
 _REFRESH_SECONDS = 0.25  # of the live display
 _LINE_SECONDS = 2.0  # between two plain lines
-_RECENT_SECONDS = (
-    30.0  # steps per second are measured over this long, or over one iteration if that is longer
-)
-_WIDE, _WIDEST = (
-    80,
-    100,
-)  # columns: below the first the display takes more lines, beyond the second it does not grow
+# Steps per second are measured over this long, or over one iteration if that is longer.
+_RECENT_SECONDS = 30.0
+# Columns: below the first the display takes more lines, beyond the second it does not grow.
+_WIDE, _WIDEST = 80, 100
 
 Values: TypeAlias = Mapping[str, float]
 
 
 class _Pace:
-    """How fast a run is, and how long it will still take. Times are arguments, so that it can be checked by hand."""
+    """How fast a run is, and how long it will still take.
+
+    Times are arguments, so that it can be checked by hand.
+    """
 
     def __init__(self, config: Config, env_steps: int, now: float) -> None:
         self._config = config
@@ -44,22 +44,19 @@ class _Pace:
         self._marks = deque([(now, env_steps)])
         self._policy_seconds, self._policy_count = 0.0, 0
         self._aux_seconds, self._aux_count = 0.0, 0
-        self._epoch_seconds = (
-            0.0  # summed over iterations: one pass with both losses over one rollout
-        )
+        # Summed over iterations: one pass with both losses over one rollout.
+        self._epoch_seconds = 0.0
 
     @property
     def phases_left(self) -> int:
         """Auxiliary phases to come; there is none when the budget is used up."""
         if self.period is None:
             return 0
-        return max(
-            0,
-            (self._config.num_iterations - 1) // self.period - self.iterations_done // self.period,
-        )
+        total, done = self._config.num_iterations - 1, self.iterations_done
+        return max(0, total // self.period - done // self.period)
 
     def begin(self, now: float) -> None:
-        """Note that the first iteration begins: what was prepared before says nothing about the speed."""
+        """Note that the first iteration begins: the time before says nothing about the speed."""
         if not self.begun:
             self._marks[0] = (now, self._marks[0][1])
             self.begun = True
@@ -86,25 +83,23 @@ class _Pace:
         return (after - before) / (end - start) if end > start else 0.0
 
     def seconds_left(self, now: float) -> float | None:
-        """Until the budget is used up, auxiliary phases still to come included; unknown before the first iteration ends."""
+        """Until the budget is used up, auxiliary phases still to come included.
+
+        Unknown before the first iteration ends.
+        """
         if self._policy_count == 0:
             return None
-        seconds = (
-            max(0, self._config.num_iterations - self.iterations_done)
-            * self._policy_seconds
-            / self._policy_count
-        )
+        iterations_left = max(0, self._config.num_iterations - self.iterations_done)
+        seconds = iterations_left * self._policy_seconds / self._policy_count
         aux = self._config.aux
         if aux is not None and self.phases_left:
             if self._aux_count > 0:
                 phase = self._aux_seconds / self._aux_count
-            else:  # none was measured: its passes cost what a pass with both losses costs in the policy phase
-                phase = (
-                    aux.epochs
-                    * (aux.iterations_per_epoch or aux.every)
-                    * self._epoch_seconds
-                    / self._policy_count
-                )
+            else:
+                # None was measured: its passes cost what a pass with both losses costs in the
+                # policy phase.
+                passes = aux.epochs * (aux.iterations_per_epoch or aux.every)
+                phase = passes * self._epoch_seconds / self._policy_count
             seconds += self.phases_left * phase
         return max(0.0, seconds - (now - self._marks[-1][0]))
 
@@ -139,10 +134,14 @@ class _Lines:
     """Plain lines, ASCII only, for files, pipes and build servers."""
 
     _SHOWN = (
-        ("return", "charts/episodic_return_100"), ("length", "charts/episodic_length"), ("entropy", "losses/entropy"),
-        ("kl", "losses/approx_kl"), ("expl.var", "losses/explained_variance"), ("value loss", "losses/value_loss"),
+        ("return", "charts/episodic_return_100"),
+        ("length", "charts/episodic_length"),
+        ("entropy", "losses/entropy"),
+        ("kl", "losses/approx_kl"),
+        ("expl.var", "losses/explained_variance"),
+        ("value loss", "losses/value_loss"),
         ("aux kl", "losses/aux/kl_loss"),
-    )  # fmt: skip
+    )
 
     def __init__(self, config: Config, env_steps: int, stream: TextIO) -> None:
         self._stream = stream
@@ -159,10 +158,9 @@ class _Lines:
         now = monotonic()
         self._pace.iteration(values, env_steps, now)
         percent, steps, speed, left = self._pace.texts(env_steps, now)
-        shown = [
-            f"{label} {_number(values[name])}" for label, name in self._SHOWN if name in values
-        ]
-        line = "  ".join([f"{percent:>7}", steps, speed, *shown, left])
+        shown = [(label, values[name]) for label, name in self._SHOWN if name in values]
+        numbers = [f"{label} {_number(value)}" for label, value in shown]
+        line = "  ".join([f"{percent:>7}", steps, speed, *numbers, left])
         if now - self._printed_at < _LINE_SECONDS:
             self._held_back = line
         else:
@@ -180,12 +178,19 @@ class _Lines:
 
 
 class _Live:
-    """A display that is drawn over and over in the same place, with `rich`. It has no thread: `progress` draws, at most four times a second."""
+    """A display that is drawn over and over in the same place, with `rich`.
+
+    It has no thread: `progress` draws, at most four times a second.
+    """
 
     _SHOWN = (
-        ("return", "charts/episodic_return_100"), ("length", "charts/episodic_length"), ("entropy", "losses/entropy"),
-        ("KL", "losses/approx_kl"), ("expl. var.", "losses/explained_variance"), ("value loss", "losses/value_loss"),
-    )  # fmt: skip
+        ("return", "charts/episodic_return_100"),
+        ("length", "charts/episodic_length"),
+        ("entropy", "losses/entropy"),
+        ("KL", "losses/approx_kl"),
+        ("expl. var.", "losses/explained_variance"),
+        ("value loss", "losses/value_loss"),
+    )
 
     def __init__(self, config: Config, env_steps: int, console: Console) -> None:
         self._config, self._console = config, console
@@ -204,9 +209,8 @@ class _Live:
         if monotonic() - self._drawn_at >= _REFRESH_SECONDS:
             self._live.start()  # does nothing from the second time on
             self._live.refresh()
-            self._drawn_at = (
-                monotonic()
-            )  # after the drawing: a slow terminal must not slow down the training
+            # After the drawing: a slow terminal must not slow down the training.
+            self._drawn_at = monotonic()
 
     def record(self, values: Values, env_steps: int) -> None:
         """Note the metrics; those of the last auxiliary phase stay until the next."""
@@ -228,16 +232,10 @@ class _Live:
 
     def _image(self) -> Panel:
         config, width = self._config, min(self._console.width, _WIDEST)
-        title = Text.assemble(
-            (" phasicrl ", "bold"),
-            (f"{config.name} · {config.env.id} · seed {config.seed} ", "default"),
-        )
-        body = Group(
-            self._bar(wide=width >= _WIDE),
-            self._places(),
-            Text(""),
-            self._table(wide=width >= _WIDE),
-        )
+        run = f"{config.name} · {config.env.id} · seed {config.seed} "
+        title = Text.assemble((" phasicrl ", "bold"), (run, "default"))
+        wide = width >= _WIDE
+        body = Group(self._bar(wide=wide), self._places(), Text(""), self._table(wide=wide))
         return Panel(
             body,
             title=title,
@@ -249,7 +247,7 @@ class _Live:
         )
 
     def _bar(self, *, wide: bool) -> Table:
-        """How far the run is: a bar and numbers; at the end, the time taken in place of the time left."""
+        """How far the run is: a bar and numbers; at the end, the time that it has taken."""
         now, total = monotonic(), self._config.budget
         numbers = self._pace.texts(self._env_steps, now)
         if self._closed:
@@ -272,28 +270,19 @@ class _Live:
         return grid
 
     def _places(self) -> Text:
-        done, total, period = (
-            self._pace.iterations_done,
-            self._config.num_iterations,
-            self._pace.period,
-        )
-        text = Text.assemble(
-            (self._stage, "bold cyan"),
-            (f"  ·  iteration {min(done + 1, total):,}/{total:,}", "default"),
-        )
-        if (
-            period is not None
-            and self._pace.phases_left
-            and not self._closed
-            and not self._stage.startswith("auxiliary")
-        ):
+        pace, total = self._pace, self._config.num_iterations
+        done, period = pace.iterations_done, pace.period
+        iteration = f"  ·  iteration {min(done + 1, total):,}/{total:,}"
+        text = Text.assemble((self._stage, "bold cyan"), (iteration, "default"))
+        waits = not self._closed and not self._stage.startswith("auxiliary")
+        if period is not None and pace.phases_left and waits:
             text.append(f"  ·  {done % period + 1}/{period} until the auxiliary phase")
         return text
 
     def _table(self, *, wide: bool) -> Table:
-        shown = self._SHOWN + (
-            (("aux KL", "losses/aux/kl_loss"),) if self._pace.period is not None else ()
-        )
+        shown = [*self._SHOWN]
+        if self._pace.period is not None:
+            shown.append(("aux KL", "losses/aux/kl_loss"))
         columns = len(shown) if wide else 4
         grid = Table.grid(expand=True)
         for _ in range(columns):
@@ -301,9 +290,8 @@ class _Live:
         for start in range(0, len(shown), columns):
             part = shown[start : start + columns]
             grid.add_row(*(label for label, _ in part), style="dim")
-            grid.add_row(
-                *(_number(self._values.get(name), missing="–") for _, name in part), style="bold"
-            )
+            numbers = [_number(self._values.get(name), missing="–") for _, name in part]
+            grid.add_row(*numbers, style="bold")
         return grid
 
 
@@ -316,11 +304,8 @@ def open_display(config: Config, env_steps: int, stream: TextIO) -> Display:
     if choice == "off":
         return _Silent()
     if choice == "live" or (choice == "auto" and _is_screen(stream)):
-        return _Live(
-            config,
-            env_steps,
-            Console(file=stream, force_terminal=True if choice == "live" else None),
-        )
+        console = Console(file=stream, force_terminal=True if choice == "live" else None)
+        return _Live(config, env_steps, console)
     return _Lines(config, env_steps, stream)
 
 
@@ -332,7 +317,10 @@ def silence(stream: TextIO) -> Display:
 
 
 def _is_screen(stream: TextIO) -> bool:
-    """Whether somebody can watch a display there that moves the cursor. NO_COLOR is no reason against it: `rich` then draws without color."""
+    """Whether somebody can watch a display there that moves the cursor.
+
+    NO_COLOR is no reason against it: `rich` then draws without color.
+    """
     dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     unicode = (stream.encoding or "").lower().replace("-", "").startswith("utf")
     return stream.isatty() and not dumb and not os.environ.get("CI") and unicode

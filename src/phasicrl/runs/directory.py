@@ -58,12 +58,12 @@ class RunDirectory:
                 path.mkdir(parents=True)
             except FileExistsError:
                 if not path.is_dir():
-                    raise ValueError(
-                        f"output_dir {config.output_dir!r} is a file; give a folder"
-                    ) from None
+                    given = f"output_dir {config.output_dir!r}"
+                    raise ValueError(f"{given} is a file; give a folder") from None
             except OSError as error:
                 raise ValueError(
-                    f"cannot make the run directory {path}: {error.strerror}; choose another --output-dir"
+                    f"cannot make the run directory {path}: {error.strerror}; "
+                    "choose another --output-dir"
                 ) from None
             else:
                 made = cls(path)
@@ -105,14 +105,13 @@ class RunDirectory:
         """
         self._check()
         for what in self.card.get("own", ()):
-            ways = [
-                argument for argument, of in OWN_OBJECTS.items() if of == what and argument in given
-            ]
+            ways = [way for way, of in OWN_OBJECTS.items() if of == what and way in given]
             if ways and all(given[argument] is None for argument in ways):
                 article = "an" if what[0] in "aeiou" else "a"
                 way = " or ".join(f"{argument}=…" for argument in ways)
                 raise ValueError(
-                    f"{self.path} was trained with {article} {what} of its user's own; call this from Python with {way}"
+                    f"{self.path} was trained with {article} {what} of its user's own; "
+                    f"call this from Python with {way}"
                 )
         config = self.config
         try:
@@ -188,7 +187,8 @@ class RunDirectory:
                     rows.append({name: math.nan if x is None else x for name, x in row.items()})
         if not rows:
             raise ValueError(
-                f"{self.path} has no data yet: its first iteration is not finished; leave it out or try again later"
+                f"{self.path} has no data yet: its first iteration is not finished; "
+                "leave it out or try again later"
             )
         return rows
 
@@ -218,12 +218,14 @@ class RunDirectory:
         if not path.is_file():
             self._check()
             raise ValueError(
-                f"{self.path} has no {WEIGHTS_FILE} yet: it is written with the first checkpoint and at the end of the run"
+                f"{self.path} has no {WEIGHTS_FILE} yet: "
+                "it is written with the first checkpoint and at the end of the run"
             )
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+                names = list(file.keys())  # it is no mapping
+                weights = {name: file.get_tensor(name) for name in names}
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
         if about.get("sha256") != digest_of_tensors(weights, about.get("env_steps", "")):

@@ -15,7 +15,7 @@ LOCK_FILE = ".lock"
 
 
 class RunLock:
-    """Holds a run directory for this process until it is closed, or the process ends, however it ends.
+    """Holds a run directory for this process until it is closed, or the process ends.
 
     The lock is the operating system's: what a dead process has left in the file holds nobody.
 

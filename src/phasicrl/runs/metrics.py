@@ -1,7 +1,7 @@
-"""One record per iteration → metrics.jsonl, TensorBoard, W&B, console; the table of metric names is data. Kind: effects.
+"""One record per iteration → metrics.jsonl, TensorBoard, W&B, console. Kind: effects.
 
-Means are over the data that they describe, weighted by samples, never the last minibatch. Every
-sink has the same names.
+The table of metric names is data. Means are over the data that they describe, weighted by samples,
+never the last minibatch. Every sink has the same names.
 """
 
 from __future__ import annotations
@@ -25,38 +25,52 @@ from phasicrl.runs.console import Display, Values, open_display, silence
 from phasicrl.runs.directory import METRICS_FILE, read_row
 
 METRICS: dict[str, str] = {
-    "charts/episodic_return": "Mean undiscounted return of all episodes that finished in the iteration (reward units).",
-    "charts/episodic_return_100": "Mean undiscounted return of the last 100 finished episodes (reward units).",
-    "charts/episodic_length": "Mean length of all episodes that finished in the iteration (environment steps).",
+    "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
+    "charts/episodic_return_100": "Mean return of the last 100 finished episodes (reward units).",
+    "charts/episodic_length": "Mean length of finished episodes (environment steps).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
-    "charts/value_learning_rate": "Step size of the value network in the policy phase, where it has one of its own (no unit).",
-    "losses/policy_loss": "Policy loss: the negative clipped surrogate, without the entropy bonus (units of the normalized advantage).",
-    "losses/value_loss": "Half the squared error of the value network against its targets (squared reward units; of the targets' variance, if they are normalized).",
+    "charts/value_learning_rate": "Step size of the value network, where it has its own (no unit).",
+    "losses/policy_loss": "Negative clipped surrogate, no entropy bonus (normalized advantages).",
+    "losses/value_loss": (
+        "Half the squared error of the value network against its targets (squared reward units; "
+        "of the targets' variance, if they are normalized)."
+    ),
     "losses/entropy": "Entropy of the policy (nats).",
-    "losses/old_approx_kl": "KL divergence of the new from the rollout's policy, estimator k1: mean of −log ratio (nats).",
-    "losses/approx_kl": "KL divergence of the new from the rollout's policy, estimator k3: mean of ratio − 1 − log ratio (nats).",
-    "losses/epoch_kl": "The same (by `ppo.epoch_kl`), measured after the last policy epoch of the iteration, where something is steered by it (nats).",
+    "losses/old_approx_kl": "KL of the new from the rollout policy, k1: mean of −log ratio (nats).",
+    "losses/approx_kl": "The same by estimator k3: mean of ratio − 1 − log ratio (nats).",
+    "losses/epoch_kl": (
+        "The same (by `ppo.epoch_kl`), measured after the last policy epoch of the iteration, "
+        "where something is steered by it (nats)."
+    ),
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
-    "losses/action_std": "Mean standard deviation of the policy's continuous actions (units of the action).",
-    "losses/clipfrac": "Fraction of samples whose probability ratio lies outside the clip range (0 to 1).",
-    "losses/explained_variance": "Share of the value targets' variance that the rollout's values explain (at most 1; 0 is a constant).",
-    "losses/aux/kl_loss": "Auxiliary phase: KL divergence from the policy before the phase (nats).",
-    "losses/aux/aux_value_loss": "Auxiliary phase: half the squared error of the policy network's value head (squared reward units).",
-    "losses/aux/real_value_loss": "Auxiliary phase: half the squared error of the value network (squared reward units).",
-    "gradients/policy_norm": "Global norm of the gradient in policy passes, before clipping (no unit).",
-    "gradients/value_norm": "Global norm of the gradient in value passes, before clipping (no unit).",
-    "gradients/aux_norm": "Auxiliary phase: global norm of the gradient, before clipping (no unit).",
+    "losses/action_std": "Mean standard deviation of continuous actions (units of the action).",
+    "losses/clipfrac": "Fraction of samples whose ratio is outside the clip range (0 to 1).",
+    "losses/explained_variance": (
+        "Share of the value targets' variance that the rollout's values explain "
+        "(at most 1; 0 is a constant)."
+    ),
+    "losses/aux/kl_loss": "Auxiliary phase: KL from the policy before the phase (nats).",
+    "losses/aux/aux_value_loss": (
+        "Auxiliary phase: half the squared error of the policy network's value head "
+        "(squared reward units)."
+    ),
+    "losses/aux/real_value_loss": (
+        "Auxiliary phase: half the squared error of the value network (squared reward units)."
+    ),
+    "gradients/policy_norm": "Global norm of the gradient in policy passes, unclipped (no unit).",
+    "gradients/value_norm": "Global norm of the gradient in value passes, unclipped (no unit).",
+    "gradients/aux_norm": "Auxiliary phase: global norm of the gradient, unclipped (no unit).",
     "time/rollout": "Time of the iteration spent on stepping environments and acting (seconds).",
     "time/policy": "Time of the iteration spent on passes with the policy loss (seconds).",
     "time/value": "Time of the iteration spent on passes with the value loss alone (seconds).",
     "time/auxiliary": "Time of the iteration spent on the auxiliary phase (seconds).",
     "time/total": "Time of the whole iteration (seconds).",
-    "procgen/level_complete": "Procgen: fraction of the episodes finished in the iteration that completed their level (0 to 1).",
+    "procgen/level_complete": "Procgen: share of finished episodes with a complete level (0 to 1).",
     "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
-    "rewards/clipped_fraction": "Fraction of the iteration's normalized rewards that were clipped (0 to 1).",
+    "rewards/clipped_fraction": "Fraction of the normalized rewards that were clipped (0 to 1).",
 }
 """Every metric: its name, and what it means with its unit."""
 
@@ -64,7 +78,10 @@ _FSYNC_SECONDS = 10.0
 
 
 class MetricsLog:
-    """Where a run's numbers go. Use it as a context manager: the display leaves the terminal as it found it."""
+    """Where a run's numbers go.
+
+    Use it as a context manager: the display leaves the terminal as it found it.
+    """
 
     def __init__(
         self,
@@ -112,14 +129,15 @@ class MetricsLog:
             try:
                 self._sinks.append(_TensorBoard(run_dir, resumed_at))
             except ImportError:
-                return [
-                    "no TensorBoard events, it is not installed: "
-                    "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
-                ]
+                remedy = "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
+                return [f"no TensorBoard events, it is not installed: {remedy}"]
         return []
 
     def progress(self, stage: str, *, env_steps: int) -> None:
-        """Tell the display where the run is: `rollout`, `policy`, `auxiliary 2/6`. Nearly free; call it as often as you like."""
+        """Tell the display where the run is: `rollout`, `policy`, `auxiliary 2/6`.
+
+        Nearly free; call it as often as you like.
+        """
         self._show(lambda display: display.progress(stage, env_steps))
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
@@ -132,19 +150,14 @@ class MetricsLog:
         if unknown:
             name = min(unknown)
             raise ValueError(
-                f"metric {name!r} has no description{nearest_name(name, METRICS)}; add it to METRICS in metrics.py"
+                f"metric {name!r} has no description{nearest_name(name, METRICS)}; "
+                "add it to METRICS in metrics.py"
             )
         values = {name: float(record[name]) for name in METRICS if name in record}
         seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
-        head = {
-            "env_steps": int(env_steps),
-            "iteration": int(iteration),
-            "phase": int(phase),
-            "wall_time": seconds,
-        }
-        row = head | {
-            name: value if math.isfinite(value) else None for name, value in values.items()
-        }
+        head = {"env_steps": int(env_steps), "iteration": int(iteration), "phase": int(phase)}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        row = head | {"wall_time": seconds} | {name: finite.get(name) for name in values}
         try:
             self._file.write(json.dumps(row, allow_nan=False), seconds)
             if monotonic() - self._synced > _FSYNC_SECONDS:
@@ -152,7 +165,6 @@ class MetricsLog:
         except OSError as error:
             self._synced = monotonic()
             self.message(f"warning: {METRICS_FILE} cannot be written ({error}); rows wait for that")
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
         for sink in [*self._sinks]:
             try:
                 sink.write(finite, env_steps)
@@ -173,7 +185,10 @@ class MetricsLog:
             self._display = silence(sys.stdout)
 
     def flush(self) -> None:
-        """Put the rows on the disk; call it before a checkpoint, so that no crash leaves a checkpoint that is ahead of its rows."""
+        """Put the rows on the disk.
+
+        Call it before a checkpoint, so that no crash leaves one that is ahead of its rows.
+        """
         if not self._file.closed:
             self._file.flush()
             self._synced = monotonic()
@@ -322,20 +337,18 @@ class _TensorBoard:
     name = "TensorBoard"
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._summary = Summary
         # TensorBoard hides events from `purge_step` on that an earlier process wrote.
-        self._writer = SummaryWriter(
-            str(run_dir), purge_step=None if resumed_at is None else resumed_at + 1
-        )
+        purge_step = None if resumed_at is None else resumed_at + 1
+        self._writer = SummaryWriter(str(run_dir), purge_step=purge_step)
 
     def write(self, values: Values, env_steps: int) -> None:
         """One event with all metrics: a tenth of the time of an `add_scalar` for each."""
-        scalars = [
-            self._summary.Value(tag=name, simple_value=value) for name, value in values.items()
-        ]
+        scalar = self._summary.Value
+        scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
         self._writer._get_file_writer().add_summary(self._summary(value=scalars), env_steps)
 
     def close(self) -> None:
@@ -344,7 +357,10 @@ class _TensorBoard:
 
 
 class _WandB:
-    """Weights & Biases. The id of the run is kept in the run directory, so that a resumed run goes on in the same place."""
+    """Weights & Biases.
+
+    The id of the run is kept in the run directory, so that a resumed run goes on in the same place.
+    """
 
     name = "Weights & Biases"
 
@@ -352,17 +368,21 @@ class _WandB:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                "log.wandb needs Weights & Biases: pip install 'phasicrl[track]'"
-            ) from None
+            remedy = "pip install 'phasicrl[track]'"
+            raise ModuleNotFoundError(f"log.wandb needs Weights & Biases: {remedy}") from None
 
         id_file = run_dir / "wandb_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
         self._run: Any = wandb.init(
-            project=config.log.wandb_project, id=id_file.read_text(encoding="utf-8").strip(), resume="allow", name=run_dir.name,
-            group=config.name, config=dataclasses.asdict(config), dir=str(run_dir),
-        )  # fmt: skip
+            project=config.log.wandb_project,
+            id=id_file.read_text(encoding="utf-8").strip(),
+            resume="allow",
+            name=run_dir.name,
+            group=config.name,
+            config=dataclasses.asdict(config),
+            dir=str(run_dir),
+        )
         # W&B refuses steps that go back, which a resumed run's do; with an axis of its own it takes
         # them.
         self._run.define_metric("*", step_metric="env_steps")

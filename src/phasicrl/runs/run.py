@@ -1,4 +1,4 @@
-"""A run: everything that `algorithm.learn` orders about, and everything that must survive a crash. Kind: state."""
+"""A run: all that `algorithm.learn` orders about, and must survive a crash. Kind: state."""
 
 from __future__ import annotations
 
@@ -144,16 +144,18 @@ class Run:
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
-        self.log.write(
-            record, env_steps=self.env_steps, iteration=self.iteration, phase=self.learner.phase
-        )
+        place = {"env_steps": self.env_steps, "iteration": self.iteration}
+        self.log.write(record, **place, phase=self.learner.phase)
         self.keep()
         every = self.config.checkpoint.every_minutes
         if every is not None and time.perf_counter() - self._last_save >= 60 * every:
             self._save_if_possible()
 
     def keep(self) -> None:
-        """Remember the state as it is between two iterations: whatever cuts the next one short, this can be saved."""
+        """Remember the state as it is between two iterations.
+
+        Whatever cuts the next one short, this can be saved.
+        """
         self._kept = _Kept(copy.deepcopy(self.state_dict()), self.env_steps, self._buffer_chunks())
 
     def finish(self) -> None:
@@ -172,13 +174,15 @@ class Run:
         self._save_kept()
 
     def _save_kept(self) -> None:
-        """Save the state after the last iteration. The clock of `checkpoint.every_minutes` starts when the save is done."""
+        """Save the state after the last iteration.
+
+        The clock of `checkpoint.every_minutes` starts when the save is done.
+        """
         assert self._kept is not None
         state, env_steps, chunks = self._kept
         weights = state["learner"]["agent"]
-        if not torch.stack(
-            [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
-        ).all():
+        right = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
+        if not torch.stack(right).all():
             raise diverged(["the agent's weights"])
         self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
@@ -193,18 +197,24 @@ class Run:
         self._last_save = time.perf_counter()
 
     def _save_if_possible(self) -> None:
-        """Save, or say why that is not possible: a full disk is no reason to lose what is being learned."""
+        """Save, or say why that is not possible.
+
+        A full disk is no reason to lose what is being learned.
+        """
         try:
             self._save_kept()
         except OSError as error:
             self._last_save = time.perf_counter()
             self.log.message(
-                f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training goes on, and the next save is tried in time"
+                f"warning: no checkpoint at {self.env_steps:,} steps ({error}); "
+                "training goes on, and the next save is tried in time"
             )
 
     def write_card(self) -> None:
         """Write versions, commit, machine, seed and wall-clock time, as `card.json`."""
         packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
+        versions = {name: package_version(name) for name in packages}
+        system = {"system": platform.platform(), "processor": processor(), "cores": num_cores()}
         card = {
             **self._origin,
             "seed": self.config.seed,
@@ -215,21 +225,22 @@ class Run:
             "exact_state": self.envs.exact_state,
             "device": str(self.compute.device),
             "plan": self.compute.plan.to_dict(),
-            "machine": {
-                "system": platform.platform(),
-                "processor": processor(),
-                "cores": num_cores(),
+            "machine": system,
+            "versions": {
+                "python": platform.python_version(),
+                **versions,
+                "torch": torch.__version__,
             },
-            "versions": {"python": platform.python_version()}
-            | {name: package_version(name) for name in packages}
-            | {"torch": torch.__version__},
             "commit": provenance.commit(),
             "source": provenance.tree(),
         }
         self.files.write_card(card)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive, except the phase buffer's rollouts, which are chunks of the checkpoint."""
+        """Everything that must survive, except the phase buffer's rollouts.
+
+        Those are chunks of the checkpoint.
+        """
         return {
             "learner": self.learner.state_dict(),
             "action_generator": self.collector.generator.get_state(),
@@ -249,7 +260,10 @@ class Run:
         *,
         same_episodes: bool = False,
     ) -> None:
-        """Take back `state_dict` and the chunks, but for the environments; with `same_episodes` these are where they were."""
+        """Take back `state_dict` and the chunks, but for the environments.
+
+        With `same_episodes` these are where they were.
+        """
         self.learner.load_state_dict(state["learner"])
         action_state, generator = state["action_generator"], self.collector.generator
         if len(action_state) == len(generator.get_state()):
@@ -263,33 +277,24 @@ class Run:
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
-        records = self.files.metrics()
-        returns = [
-            record["charts/episodic_return_100"]
-            for record in records
-            if record.get("charts/episodic_return_100") is not None
-        ]
-        seconds = {
-            part: sum(record.get(f"time/{part}") or 0.0 for record in records)
-            for part in ("rollout", "policy", "value", "auxiliary")
-        }
+        records, name = self.files.metrics(), "charts/episodic_return_100"
+        returns = [record[name] for record in records if record.get(name) is not None]
+        parts = ("rollout", "policy", "value", "auxiliary")
+        seconds = {part: sum(row.get(f"time/{part}") or 0.0 for row in records) for part in parts}
         total = sum(seconds.values()) or 1.0
+        split = [f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value]
         rows = {
             "environment steps": f"{self.env_steps:,}",
             "wall-clock time": f"{self.seconds / 60:.1f} min",
             "steps per second": f"{self.env_steps / self.seconds:,.0f}",
-            "time split": ", ".join(
-                f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value
-            ),
+            "time split": ", ".join(split),
         }
         if returns:
-            finished = list(accumulate(record["charts/num_episodes"] for record in records))
-            first = next(
-                (record for record, count in zip(records, finished, strict=True) if count >= 100),
-                records[-1],
-            )
+            finished = accumulate(record["charts/num_episodes"] for record in records)
+            full = [row for row, count in zip(records, finished, strict=True) if count >= 100]
+            first = (full or records[-1:])[0]
             rows |= {
-                "return after 100 episodes": f"{first['charts/episodic_return_100']:.2f}",
+                "return after 100 episodes": f"{first[name]:.2f}",
                 "return, last 100 episodes": f"{returns[-1]:.2f}",
                 "best mean of 100 episodes": f"{max(returns):.2f}",
             }
@@ -303,7 +308,10 @@ class Run:
             stack.callback(self.envs.close)
 
     def __enter__(self) -> Self:
-        """Use as a context: closed at its end, however it ends. Meanwhile signals end it in order (`runs.signals`)."""
+        """Use as a context: closed at its end, however it ends.
+
+        Meanwhile signals end it in order (`runs.signals`).
+        """
         self._signals.install()
         self._session.enter_context(last_resort(self._end_at_once))
         return self
@@ -311,7 +319,10 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        """Close; if the run was cut short, save what its last whole iteration left, and say how it can go on."""
+        """Close; if the run was cut short, save what its last whole iteration left.
+
+        It says how the run can go on.
+        """
         self._signals.hold()
         try:
             if error is not None:
@@ -328,25 +339,24 @@ class Run:
         os._exit(error.exit_code)
 
     def _save_what_is_left(self) -> None:
-        """Save the state after the last whole iteration, if it is not saved yet, and say what became of it."""
+        """Save the state after the last whole iteration, and say what became of it."""
         try:
             self._save_kept()
         except (OSError, ValueError) as problem:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")
         saved = self.files.checkpoints
-        way = (
-            f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}"
-            if saved
-            else "it has no checkpoint yet"
-        )
+        way = "it has no checkpoint yet"
+        if saved:
+            way = f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}"
         self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
 
     def _buffer_chunks(self) -> Chunks:
-        """The rollouts of the phase under way, one chunk each: they never change, so a checkpoint can link those of the one before."""
-        return {
-            self._chunk_name(slot): self.buffer.rollout(slot).tensors
-            for slot in range(self.buffer.num_filled)
-        }
+        """The rollouts of the phase under way, one chunk each.
+
+        They never change, so a checkpoint can link those of the one before.
+        """
+        slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
+        return {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
 
     def _chunk_name(self, slot: int) -> str:
         """A name that no other rollout of this run has."""

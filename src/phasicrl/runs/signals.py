@@ -1,4 +1,7 @@
-"""What ends a run from outside ends it in order: a signal becomes an exception, after which the run is saved. Kind: effects."""
+"""What ends a run from outside ends it in order. Kind: effects.
+
+A signal becomes an exception, after which the run is saved.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ class Preempted(SystemExit):
 
 
 class Signals:
-    """Between `install` and `remove` the first signal raises where the main thread is, and no later one interrupts what follows.
+    """Between `install` and `remove` the first signal raises where the main thread is.
+
+    No later one interrupts what follows.
 
     SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `Preempted`. A second SIGINT
     ends the process at once. Signals that the program has handlers for are left to these.
@@ -60,6 +65,6 @@ class Signals:
                 os._exit(INTERRUPTED)
             return
         self._closing = True
-        raise (
-            KeyboardInterrupt if number == signal.SIGINT else Preempted(signal.Signals(number).name)
-        )
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Preempted(signal.Signals(number).name)
