@@ -184,13 +184,7 @@ def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off(tmp_path
         config.ppo.clip,
         config.compute.micro_batch,
         config.model.head_init,
-    ) == (
-        "none",
-        "None",
-        None,
-        None,
-        None,
-    )
+    ) == ("none", "None", None, None, None)
 
 
 def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:

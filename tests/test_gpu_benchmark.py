@@ -276,12 +276,7 @@ def test_what_is_measured_at_full_size(gpu: ModuleType) -> None:
             config.compute.policy_precision,
             config.compute.compile,
             config.compute.device,
-        ) == (
-            256,
-            "bf16",
-            "on",
-            "cuda",
-        )
+        ) == (256, "bf16", "on", "cuda")
         assert config.aux is None or config.compute.aux_precision == "bf16"
     config = gpu.training(sizes, "bossfight", Path("folder"))
     assert (config.env.id, config.budget, config.checkpoint.every_minutes) == (

@@ -78,7 +78,7 @@ class Learner:
 
     @property
     def begins_statistics(self) -> bool:
-        """Whether the next rollout's observations enter the statistics before it is learned from."""
+        """Whether the next rollout's observations enter their statistics before its targets."""
         norm = self.config.obs_norm
         return norm is not None and norm.from_first_rollout and self.iteration == 0
 

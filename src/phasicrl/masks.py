@@ -63,8 +63,7 @@ def _flat_mask(space: gym.Space[Any], mask: Any, path: Path) -> np.ndarray:
 
 
 def _masks_of_parts(
-    space: gym.Space[Any],
-    mask: Any,
+    space: gym.Space[Any], mask: Any
 ) -> list[tuple[str | int, gym.Space[Any], Any]] | None:
     """The parts of a space, each with its mask; None if the mask does not have them."""
     if isinstance(space, gym.spaces.Dict):

@@ -43,10 +43,7 @@ def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[...
     return function
 
 
-def both(
-    config: Config,
-    make_env: Callable[[], gym.Env[Any, Any]],
-) -> None:
+def both(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
     """Train with and without compiled steps and compare weights, moments and metrics."""
 
     def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
