@@ -1,4 +1,6 @@
-"""The command line: every verb, every mistake in one sentence, the paths of the configuration as flags."""
+"""The command line: every verb, every mistake in one sentence, the paths of the configuration as
+flags.
+"""
 
 from __future__ import annotations
 
@@ -395,8 +397,8 @@ def test_help_says_what_the_library_and_the_configuration_say(
         in preset
     )
     assert (
-        "--ppo.clip FLOAT|none Clip range ε of the probability ratio; off: the plain surrogate. (default: 0.2)"
-        in preset
+        "--ppo.clip FLOAT|none Clip range ε of the probability ratio; "
+        "off: the plain surrogate. (default: 0.2)" in preset
     )
     assert (
         "--aux none Switch the group off; naming a field of it switches it on. (default: none)"

@@ -99,7 +99,9 @@ def test_each_component_has_moments_of_its_own(shape: tuple[int, ...]) -> None:
 
 
 def mixture_moments(batches: list[np.ndarray], decay: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of all samples, each weighted by its batch's weight, decay^age, over the batch's size."""
+    """Mean and variance of all samples, each weighted by its batch's weight, decay^age, over the
+    batch's size.
+    """
     weights = np.concatenate(
         [
             np.full(len(batch), decay**age / len(batch))

@@ -1,4 +1,7 @@
-"""What is committed as measured: seeds for choosing and seeds for reporting never meet, and every row says which code made it."""
+"""What is committed as measured.
+
+Seeds for choosing and seeds for reporting never meet, and every row says which code made it.
+"""
 
 from __future__ import annotations
 
