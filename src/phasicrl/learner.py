@@ -106,10 +106,10 @@ class Learner:
         clip, norm = self.config.ppo.reward_clip, self.config.reward_norm
         reward = rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
         normalizer = self.reward_normalizer
-        if norm is None or normalizer is None:
+        if normalizer is None:
             return reward, {}
-        starts_anew = rollout.terminated if norm.reset_at == "termination" else rollout.first
-        reward = normalizer(reward, starts_anew)
+        by_termination = norm is not None and norm.reset_at == "termination"
+        reward = normalizer(reward, rollout.terminated if by_termination else rollout.first)
         clipped = float((reward.abs() >= normalizer.clip).float().mean())
         record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
         return reward, record

@@ -1031,9 +1031,8 @@ def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path
         (batch == 0).any() for batch in actions[2:]
     )
     assert seen == [None] * 16
-    for path in sorted((run.directory / "checkpoints").iterdir())[
-        2:
-    ]:  # before the first iteration, and after it
+    # The first two are of before the first iteration, and after it.
+    for path in sorted((run.directory / "checkpoints").iterdir())[2:]:
         shutil.rmtree(path)
     with pytest.raises(ValueError, match="mask_actions="):
         resume(run.directory, make_env=corridor)
