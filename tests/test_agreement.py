@@ -108,10 +108,11 @@ def test_what_is_not_there_is_said(
 
 def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:
     side = importlib.import_module("references.ours").Side("float32")
+    # An epoch of 5 updates, two of 2 phases.
     for program, steps, orders in (
         ("ppg_procgen.py", 2, 5 + 2 * 2),
         ("ppo.py", 8, 3 * 4),
-    ):  # an epoch of 5 updates, two of 2 phases
+    ):
         case = dataclasses.replace(
             next(case for case in agreement.CASES if case.name == program), num_steps=steps
         )

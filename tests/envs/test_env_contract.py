@@ -191,9 +191,8 @@ def test_observations_are_those_of_the_space(played: Played) -> None:
                 values = values[key]
             assert values.shape == (B, *leaf.shape)
             own = values.numpy() + getattr(leaf.space, "start", 0)
-            if (
-                values.dtype == torch.float32
-            ):  # EnvPool's dm_control has bounds that its numbers do not keep
+            # EnvPool's dm_control has bounds that its numbers do not keep.
+            if values.dtype == torch.float32:
                 continue
             assert all(leaf.space.contains(np.asarray(value, leaf.space.dtype)) for value in own), (
                 f"{own} is not in {leaf.space}"

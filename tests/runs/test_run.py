@@ -770,9 +770,8 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
     done = train(config, make_env=corridor)
     again = resume(done.directory, make_env=corridor)
     assert_same_state(done, again)
-    for path in sorted((done.directory / "checkpoints").iterdir())[
-        2:
-    ]:  # before the first iteration, and after it
+    # Before the first iteration, and after it.
+    for path in sorted((done.directory / "checkpoints").iterdir())[2:]:
         shutil.rmtree(path)
     counts: list[float] = []
     collect = Run.collect
