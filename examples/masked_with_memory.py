@@ -1,4 +1,7 @@
-"""PPG with an LSTM on a masked environment of your own: a code of twelve keys, and nothing shows how many were pressed."""
+"""PPG with an LSTM on a masked environment of your own.
+
+A code of twelve keys, and nothing shows how many were pressed.
+"""
 
 from dataclasses import replace
 
@@ -9,8 +12,11 @@ from phasicrl import EnvConfig, evaluate, get_preset, train
 
 
 class Keypad(gym.Env):
-    """A code of twelve keys out of a thousand. Four of the twelve work at each place: the right one, which earns a point, and three drawn
-    anew, which earn nothing. Any other key ends the episode."""
+    """A code of twelve keys out of a thousand.
+
+    Four of the twelve work at each place: the right one, which earns a point, and three drawn anew,
+    which earn nothing. Any other key ends the episode.
+    """
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(1000)
@@ -29,18 +35,14 @@ class Keypad(gym.Env):
 
     def _answer(self):
         right = self.code[self.place % 12]
-        self.working = [
-            right,
-            *self.np_random.choice(self.code[self.code != right], 3, replace=False),
-        ]
-        return np.array([self.place == 0], dtype=np.float32), {
-            "action_mask": np.isin(np.arange(1000), self.working)
-        }
+        others = self.np_random.choice(self.code[self.code != right], 3, replace=False)
+        self.working = [right, *others]
+        mask = np.isin(np.arange(1000), self.working)
+        return np.array([self.place == 0], dtype=np.float32), {"action_mask": mask}
 
 
-config = get_preset(
-    "cartpole-masked-velocity-ppg"
-)  # brings the LSTM; everything else about it is CartPole's
+# Brings the LSTM; everything else about it is CartPole's.
+config = get_preset("cartpole-masked-velocity-ppg")
 config = replace(config, env=EnvConfig(id="keypad", num_envs=16), total_env_steps=25_000)
 run = train(config, make_env=Keypad)
 print(evaluate(run.directory, episodes=50, make_env=Keypad)[0].mean_return, "of 12 points")

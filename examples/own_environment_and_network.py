@@ -1,4 +1,7 @@
-"""Your own environment and network, passed as objects: nothing is registered, no class name stands in a configuration."""
+"""Your own environment and network, passed as objects.
+
+Nothing is registered, no class name stands in a configuration.
+"""
 
 from dataclasses import replace
 

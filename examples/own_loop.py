@@ -1,4 +1,7 @@
-"""The loop in your own hands. Here the run stops itself when the task is solved, and learns from rewards that you may change."""
+"""The loop in your own hands.
+
+Here the run stops itself when the task is solved, and learns from rewards that you may change.
+"""
 
 from dataclasses import replace
 
@@ -9,13 +12,12 @@ from phasicrl.runs.run import Run
 
 
 def train_until_solved(run: Run, *, solved: float) -> None:
-    """Train until the mean return of the last 100 episodes is above `solved`, or the budget is used up."""
+    """Train until the mean return of 100 episodes is above `solved`, or the budget is used up."""
     learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget and not run.collector.episodes.recent_mean > solved:
         rollout = run.collect(buffer.next_rollout())
-        reward, _ = learner.learning_reward(
-            rollout
-        )  # [environments, steps]: add a bonus of your own, if you like
+        # [environments, steps]: add a bonus of your own, if you like.
+        reward, _ = learner.learning_reward(rollout)
         record = policy_phase(learner, rollout, reward)
         if learner.auxiliary_phase_is_due:
             record |= auxiliary_phase(learner, buffer)

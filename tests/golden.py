@@ -1,4 +1,7 @@
-"""Tiny runs whose numbers are committed. `python -m tests.golden` writes them anew: only in a commit that says why, with a *Numerics* line."""
+"""Tiny runs whose numbers are committed.
+
+`python -m tests.golden` writes them anew: only in a commit that says why, with a *Numerics* line.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ FILE = Path(__file__).with_name("golden.json")
 
 
 class Image(gym.Env[np.ndarray, np.int64]):
-    """A bright dot on a dark field of 16×16 color bytes; reward for moving towards it from the middle, five steps an episode."""
+    """A bright dot on a dark field of 16×16 color bytes.
+
+    Reward for moving towards it from the middle, five steps an episode.
+    """
 
     observation_space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
     action_space = gym.spaces.Discrete(3)
@@ -47,7 +53,9 @@ class Image(gym.Env[np.ndarray, np.int64]):
 
 
 class Echo(gym.Env[Any, Any]):
-    """Give back what was shown: actions of any kind, seen as numbers or (`tree`) as parts, with masks or without.
+    """Give back what was shown.
+
+    Actions of any kind, seen as numbers or (`tree`) as parts, with masks or without.
 
     It is shown in the first of five steps only. Every second episode ends by a time limit, the
     others by the rules.
@@ -132,7 +140,8 @@ def basic_runs(folder: Path) -> dict[str, Case]:
     )
     clipped = replace(
         shared,
-        ppo=replace(shared.ppo, minibatch_by="transitions", advantage_norm="minibatch", value_clip=0.2, max_grad_norm=0.5, schedule="linear"),
+        ppo=replace(shared.ppo, minibatch_by="transitions", advantage_norm="minibatch",
+                    value_clip=0.2, max_grad_norm=0.5, schedule="linear"),
     )  # fmt: skip
     apart = replace(
         ppo,
@@ -159,7 +168,10 @@ def basic_runs(folder: Path) -> dict[str, Case]:
 
 
 def short(folder: Path, changes: dict[str, Any], *, ppg: bool = False) -> Config:
-    """Three iterations, with `changes` at their paths; of PPG an auxiliary phase follows the second one."""
+    """Three iterations, with `changes` at their paths.
+
+    Of PPG an auxiliary phase follows the second one.
+    """
     config = tiny(folder, aux=tiny_aux() if ppg else None, total_env_steps=96)
     memory = {"model.memory_size": 6} if "model.memory" in changes else {}
     return config.changed({"ppo.max_grad_norm": 0.5, **memory, **changes})
@@ -311,7 +323,9 @@ def combined_runs(folder: Path) -> dict[str, Case]:
 
 
 def measure(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> list[dict[str, float]]:
-    """Every metric of every iteration that does not depend on the clock, and a sum over the final weights."""
+    """Every metric of every iteration that does not depend on the clock, and a sum over the final
+    weights.
+    """
     rows: list[dict[str, float]] = []
 
     def note(run: Any, record: dict[str, float]) -> None:

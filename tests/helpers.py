@@ -25,7 +25,10 @@ from phasicrl.runs.run import Run
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):
-    """Walk right along a line of cells: reward 1 at the end, which terminates; after `limit` steps the episode is truncated."""
+    """Walk right along a line of cells: reward 1 at the end, which terminates.
+
+    After `limit` steps the episode is truncated.
+    """
 
     def __init__(self, length: int = 4, limit: int = 9) -> None:
         self.length, self.limit = length, limit
@@ -55,7 +58,9 @@ def corridor() -> Corridor:
 
 
 class Levers(gym.Env[np.ndarray, Any]):
-    """Memory, masks and actions of every kind in one small task: three levers, one of them shown in the first of four steps only.
+    """Memory, masks and actions of every kind in one small task.
+
+    Three levers, one of them shown in the first of four steps only.
 
     In each step the reward is 1 for pulling that lever. Lever 2 is never the one, and a mask says
     so. With `discrete` off a number has to be given too: it is rewarded for being near to the

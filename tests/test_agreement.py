@@ -1,4 +1,7 @@
-"""The comparison with the reference codes: its arithmetic, what it says when they are not there, and that its committed result holds."""
+"""The comparison with the reference codes.
+
+Its arithmetic, what it says when they are not there, and that its committed result holds.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,11 @@ def test_the_largest_difference_is_by_norm_and_over_all_updates_and_parts(
         "1|values|": np.array([0.0, 1e-9]),
         "3|weights|a": np.ones(2),
     }
+    # 2 / 5 and 0.5 / 2; nothing to be a share of.
     assert agreement.largest(ours, theirs) == {
         "weights": 0.4,
         "values": 1e-9,
-    }  # 2 / 5 and 0.5 / 2; nothing to be a share of
+    }
     with pytest.raises(ValueError, match=r"only one side has 1\|values\|"):
         agreement.largest(
             {name: value for name, value in ours.items() if "values" not in name}, theirs
@@ -63,7 +67,8 @@ def test_agreement_is_a_difference_within_ten_times_the_noise_or_a_rounding(
 
 def test_a_case_becomes_rows_with_the_noise_of_its_own_precision(agreement: ModuleType) -> None:
     runs = {
-        "theirs.float64": 1.0, "theirs.float64.turned": 1.25, "ours.float64": 1.5, "theirs.float32": 2.0, "theirs.float32.turned": 0.5, "ours.float32": 3.0,
+        "theirs.float64": 1.0, "theirs.float64.turned": 1.25, "ours.float64": 1.5,
+        "theirs.float32": 2.0, "theirs.float32.turned": 0.5, "ours.float32": 3.0,
     }  # fmt: skip
     (row,) = agreement.rows_of(0, lambda name: {"4|values|": np.array([runs[name]])})
     assert (row.updates, row.quantity) == (4, "values")
@@ -89,7 +94,8 @@ def test_what_is_not_there_is_said(
         ),
         (
             ["--openai-ppg", str(tmp_path)],
-            f"--openai-ppg {tmp_path}: there is no phasic_policy_gradient/ppg.py in it; give the folder of a checkout",
+            f"--openai-ppg {tmp_path}: there is no phasic_policy_gradient/ppg.py in it; "
+            "give the folder of a checkout",
         ),
     ):
         monkeypatch.setattr(sys, "argv", ["agreement.py", *words])
@@ -102,10 +108,11 @@ def test_what_is_not_there_is_said(
 
 def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:
     side = importlib.import_module("references.ours").Side("float32")
+    # An epoch of 5 updates, two of 2 phases.
     for program, steps, orders in (
         ("ppg_procgen.py", 2, 5 + 2 * 2),
         ("ppo.py", 8, 3 * 4),
-    ):  # an epoch of 5 updates, two of 2 phases
+    ):
         case = dataclasses.replace(
             next(case for case in agreement.CASES if case.name == program), num_steps=steps
         )
@@ -157,7 +164,8 @@ def test_in_float64_a_module_that_names_float32_gets_doubles(
 ) -> None:
     substitute = importlib.import_module("references.substitute")
     (tmp_path / "of_singles.py").write_text(
-        "import numpy as np, torch\nfrom torch import nn\nkinds = np.float32, torch.zeros(1, dtype=torch.float32).dtype\n"
+        "import numpy as np, torch\nfrom torch import nn\n"
+        "kinds = np.float32, torch.zeros(1, dtype=torch.float32).dtype\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for precision, kinds in (

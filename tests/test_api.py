@@ -1,4 +1,7 @@
-"""The public names: they are what they say, whatever was imported before; importing the package does not wait for torch."""
+"""The public names: they are what they say, whatever was imported before.
+
+Importing the package does not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -44,5 +47,8 @@ def test_every_public_name_can_be_imported() -> None:
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys, phasicrl.cli\nphasicrl.cli.main(['--help'])\nassert not {'torch', 'envpool', 'gymnasium'} & set(sys.modules)"
+    code = (
+        "import sys, phasicrl.cli\nphasicrl.cli.main(['--help'])\n"
+        "assert not {'torch', 'envpool', 'gymnasium'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

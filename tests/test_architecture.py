@@ -1,4 +1,7 @@
-"""The shape of the code as a reader meets it: how deep a step is, how many files an iteration enters, where a metric is made."""
+"""The shape of the code as a reader meets it.
+
+How deep a step is, how many files an iteration enters, where a metric is made.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def test_a_gradient_is_three_frames_below_the_algorithm(
 
 
 def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
-    """Of the trainer itself: environments, networks and the session are given to it, and what they call is theirs."""
+    """Of the trainer itself.
+
+    Environments, networks and the session are given to it, and what they call is theirs.
+    """
     config = tiny(tmp_path, reward_norm=None)
     run = open_run(replace(config, total_env_steps=2 * config.batch_size))
     of_trainer: set[str] = set()
@@ -176,9 +182,8 @@ def test_the_drawing_is_what_an_iteration_calls(tmp_path: Path) -> None:
         learn(run, lambda run, record: "stop" if run.iteration == 2 else None)
     finally:
         sys.setprofile(None)
-    position = called.index(
-        "collect", called.index("finish_iteration")
-    )  # the second iteration has the auxiliary phase
+    # The second iteration has the auxiliary phase.
+    position = called.index("collect", called.index("finish_iteration"))
     for name in drawn:
         assert name in called[position:], f"{name} is not called after what is drawn before it"
         position = called.index(name, position)

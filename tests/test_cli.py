@@ -1,4 +1,6 @@
-"""The command line: every verb, every mistake in one sentence, the paths of the configuration as flags."""
+"""The command line: every verb, every mistake in one sentence, the paths of the configuration as
+flags.
+"""
 
 from __future__ import annotations
 
@@ -185,13 +187,7 @@ def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off(tmp_path
         config.ppo.clip,
         config.compute.micro_batch,
         config.model.head_init,
-    ) == (
-        "none",
-        "None",
-        None,
-        None,
-        None,
-    )
+    ) == ("none", "None", None, None, None)
 
 
 def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
@@ -402,8 +398,8 @@ def test_help_says_what_the_library_and_the_configuration_say(
         in preset
     )
     assert (
-        "--ppo.clip FLOAT|none Clip range ε of the probability ratio; off: the plain surrogate. (default: 0.2)"
-        in preset
+        "--ppo.clip FLOAT|none Clip range ε of the probability ratio; "
+        "off: the plain surrogate. (default: 0.2)" in preset
     )
     assert (
         "--aux none Switch the group off; naming a field of it switches it on. (default: none)"

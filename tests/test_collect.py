@@ -1,4 +1,7 @@
-"""The collector with environments that follow a script: every number lands in its cell, episode by episode, rollout by rollout."""
+"""The collector with environments that follow a script.
+
+Every number lands in its cell, episode by episode, rollout by rollout.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ def reward_of(env: int, episode: int, step: int, action: int) -> float:
 
 
 class Scripted:
-    """Environments that follow `SCRIPT`; an observation is (environment, episode, step of the episode).
+    """Environments that follow `SCRIPT`.
+
+    An observation is (environment, episode, step of the episode).
 
     The final observation of a termination is not a number, because nobody may look at it.
     """
@@ -140,7 +145,9 @@ def timeline(num_steps: int) -> list[list[Cell]]:
 
 
 class Masked(Scripted):
-    """The same, where an action is allowed if it is the environment's number, or that of the step in the episode (modulo four)."""
+    """The same, where an action is allowed if it is the environment's number, or that of the step
+    in the episode (modulo four).
+    """
 
     mask_size = 4
 
@@ -181,8 +188,9 @@ def make_agent(
 
 
 def make_collector(
-    envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3, memory: Literal["none", "lstm", "gru"] = "none",
-    value_path: ValuePath = "separate", obs_norm: bool = False,
+    envs: Scripted | None = None, *, bootstrap_truncation: bool = True, seed: int = 3,
+    memory: Literal["none", "lstm", "gru"] = "none", value_path: ValuePath = "separate",
+    obs_norm: bool = False,
 ) -> Collector:  # fmt: skip
     collector = Collector(
         envs or Scripted(),
@@ -384,7 +392,9 @@ def test_the_state_before_each_rollout_makes_it_repeatable() -> None:
 def test_a_rollout_that_begins_the_statistics_is_valued_with_them_and_acted_without(
     memory: Literal["none", "lstm", "gru"], value_path: ValuePath
 ) -> None:
-    """Every value, next value and memory state is that of single steps under the statistics of this very rollout."""
+    """Every value, next value and memory state is that of single steps under the statistics of this
+    very rollout.
+    """
     collector = make_collector(memory=memory, value_path=value_path, obs_norm=True)
     buffer, agent = make_buffer(2, state_size=collector.agent.state_size), collector.agent
     first_rollout, second_rollout = buffer.next_rollout(), buffer.next_rollout()
@@ -394,9 +404,8 @@ def test_a_rollout_that_begins_the_statistics_is_valued_with_them_and_acted_with
     mean = first_rollout.obs.double().mean((0, 1))
     torch.testing.assert_close(agent.reader.normalizer.moments.mean, mean)
     collector.collect(second_rollout)
-    assert (
-        agent.reader.normalizer.moments.count == B * T
-    )  # the second one counts when it has been learned from
+    # The second one counts when it has been learned from.
+    assert agent.reader.normalizer.moments.count == B * T
     yes, no, cells = (
         torch.ones(1, 1, dtype=torch.bool),
         torch.zeros(1, 1, dtype=torch.bool),
@@ -496,7 +505,9 @@ def test_rollouts_are_written_in_place_and_can_be_trained_on() -> None:
 
 
 def finished_episodes(rewards: Tensor, start: int, stop: int) -> list[tuple[float, int]]:
-    """Return and length of the episodes that end in steps `start … stop − 1`, in the order in which they end."""
+    """Return and length of the episodes that end in steps `start … stop − 1`, in the order in which
+    they end.
+    """
     finished: list[tuple[int, float, int]] = []
     for env, row in enumerate(timeline(K * T)):
         for t, cell in enumerate(row):

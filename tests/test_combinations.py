@@ -1,4 +1,7 @@
-"""Memory, masks, PPG, discrete and mixed actions in every combination; and that together they still do what each does alone."""
+"""Memory, masks, PPG, discrete and mixed actions in every combination.
+
+And that together they still do what each does alone.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,8 @@ def config_of(tmp_path: Path, memory: bool, ppg: bool, **changes: Any) -> Config
 def test_every_combination_trains_and_evaluates(
     tmp_path: Path, memory: bool, mask: bool, ppg: bool, discrete: bool
 ) -> None:
-    make_env = partial(
-        Levers, discrete=discrete, masked=mask
-    )  # asserts that no masked lever is pulled
+    # Asserts that no masked lever is pulled.
+    make_env = partial(Levers, discrete=discrete, masked=mask)
     run = train(config_of(tmp_path, memory, ppg), make_env=make_env)
     assert run.iteration == 4
     assert all(parameter.isfinite().all() for parameter in run.agent.parameters())
@@ -62,7 +64,10 @@ def test_every_combination_trains_and_evaluates(
 
 
 def slow_losses(run: Any, old_dist_params: torch.Tensor) -> tuple[float, float, float]:
-    """KL, auxiliary and real value loss of the whole phase, step by step: state carried by hand, reset by hand, masks by hand."""
+    """KL, auxiliary and real value loss of the whole phase, step by step.
+
+    State carried by hand, reset by hand, masks by hand.
+    """
     agent, buffer = run.agent, run.buffer
     rollouts = buffer.rollouts
     totals = [0.0, 0.0, 0.0]

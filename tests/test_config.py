@@ -50,25 +50,29 @@ from phasicrl.presets import PRESETS, differences, get_preset
         ),
         (
             lambda: Config(total_env_steps=16383, budget_rounding="down"),
-            "total_env_steps is 16383, which budget_rounding down makes 0 rollouts of 16384 steps; give 16384 or more, or --budget-rounding up",
+            "total_env_steps is 16383, which budget_rounding down makes 0 rollouts of 16384 steps; "
+            "give 16384 or more, or --budget-rounding up",
         ),
         (
             lambda: Config(
                 env=EnvConfig(num_envs=1),
                 ppo=PPOConfig(num_steps=1, num_minibatches=1, advantage_std="unbiased"),
             ),
-            "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; take longer rollouts, or biased",
+            "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; "
+            "take longer rollouts, or biased",
         ),
         (lambda: Config(seed=-1), "config.seed is -1"),
         (
             lambda: Config(ppo=PPOConfig(num_minibatches=7)),
-            r"64 segments \(env.num_envs\) cannot be dealt out evenly to 7 minibatches; set ppo.num_minibatches to 8 or 4",
+            r"64 segments \(env.num_envs\) cannot be dealt out evenly to 7 minibatches; "
+            "set ppo.num_minibatches to 8 or 4",
         ),
         (
             lambda: Config(
                 ppo=PPOConfig(num_minibatches=7, minibatch_by="transitions", num_steps=2)
             ),
-            r"128 transitions \(env.num_envs × ppo.num_steps\) cannot be dealt out evenly to 7 minibatches",
+            r"128 transitions \(env.num_envs × ppo.num_steps\) cannot be dealt out evenly to 7 "
+            "minibatches",
         ),
         (lambda: Config(aux=AuxConfig(num_minibatches=48)), "set aux.num_minibatches to 32 or 64"),
     ],
@@ -85,11 +89,12 @@ def test_derived_numbers() -> None:
     assert config.batch_size == 64 * 256
     assert config.num_iterations == 7  # 6.1 rollouts: the last one is finished
     down = replace(config, budget_rounding="down")
+    # Or left out.
     assert (config.budget, down.budget, down.num_iterations) == (
         100_000,
         6 * 64 * 256,
         6,
-    )  # or left out
+    )
     assert (
         config.num_gradient_steps == 7 * 8 + 6 * 16 * 4
         and down.num_gradient_steps == 6 * 8 + 6 * 16 * 4
@@ -203,9 +208,8 @@ def test_the_papers_settings_are_the_papers() -> None:
         "hard",
         100_000_000,
     )
-    assert (
-        config.env.num_envs // aux.num_minibatches == 16
-    )  # segments of a global auxiliary minibatch: 4 on each of 4 workers
+    # Segments of a global auxiliary minibatch: 4 on each of 4 workers.
+    assert config.env.num_envs // aux.num_minibatches == 16
     assert config.ppo.max_grad_norm is config.ppo.value_clip is aux.max_grad_norm is None
     assert config.ppo.schedule == "constant" and config.ppo.adam_eps == 1e-8
     assert (
@@ -305,7 +309,10 @@ def test_compatible_presets_have_the_settings_of_their_sources(
     grad: float | None,
     eps: float,
 ) -> None:
-    """The table of defaults in the sources' notes (2R), row by row; `on_mse` is the weight of the plain squared error."""
+    """The table of defaults in the sources' notes (2R), row by row.
+
+    `on_mse` is the weight of the plain squared error.
+    """
     config = get_preset(name)
     ppo = config.ppo
     assert (ppo.learning_rate, ppo.schedule) == rates

@@ -1,4 +1,7 @@
-"""Configurations as JSON: read back as written, refused by field, and read though an earlier version wrote them."""
+"""Configurations as JSON.
+
+Read back as written, refused by field, and read though an earlier version wrote them.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ class Today:
 
 
 def test_what_earlier_versions_wrote_is_read() -> None:
-    """Fields that are gone are passed over; words that are gone are read as what took their place."""
+    """Fields that are gone are passed over.
+
+    Words that are gone are read as what took their place.
+    """
     written = json.loads(get_preset("classic-ppo").to_json())
     written["compute"] |= {"settled": [], "compile": "pools"}
     assert Config.from_json(json.dumps(written)).ppo == get_preset("classic-ppo").ppo

@@ -1,4 +1,6 @@
-"""The pages of docs/: generated ones are what the code would write, links lead somewhere, code blocks are valid, every metric is there."""
+"""The pages of docs/: generated ones are what the code would write, links lead somewhere, code
+blocks are valid, every metric is there.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def prose(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub calls the headings of a page: small letters, hyphens for blanks, no punctuation; a name that was there gets a number."""
+    """What GitHub calls the headings of a page: small letters, hyphens for blanks, no punctuation.
+
+    A name that was there gets a number.
+    """
     found: list[str] = []
     for heading in re.findall(r"^#+ +(.+?) *#*$", prose(text), flags=re.M):
         words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -71,7 +76,8 @@ def anchors(text: str) -> set[str]:
 
 
 def test_headings_get_githubs_names() -> None:
-    page = "# What `x` is, by [name](a.md#b)\n```sh\n# not this\n```\n## The λ-return: how?\n## Two\n## Two\n"
+    page = "# What `x` is, by [name](a.md#b)\n```sh\n# not this\n```\n"
+    page += "## The λ-return: how?\n## Two\n## Two\n"
     assert anchors(page) == {"what-x-is-by-name", "the-λ-return-how", "two", "two-1"}
 
 

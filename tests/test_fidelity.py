@@ -1,4 +1,7 @@
-"""What the `compat-` presets reproduce, each against the original's arithmetic written out anew: slowly, step by step, from its definition."""
+"""What the `compat-` presets reproduce, each against the original's arithmetic written out anew.
+
+Slowly, step by step, from its definition.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ LOW, HIGH = np.array([-0.5, 0.0], np.float32), np.array([0.25, 2.0], np.float32)
 
 
 class Slider(gym.Env[np.ndarray, np.ndarray]):
-    """Push a point along a line. Episodes of five steps, which end by the rules, take turns with episodes of seven, which are cut."""
+    """Push a point along a line.
+
+    Episodes of five steps, which end by the rules, take turns with episodes of seven, which are
+    cut.
+    """
 
     observation_space = gym.spaces.Box(-10, 10, (2,), np.float32)
     action_space = gym.spaces.Box(LOW, HIGH)
@@ -70,8 +77,9 @@ class Slider(gym.Env[np.ndarray, np.ndarray]):
 def small(name: str, tmp_path: Path, **changes: Any) -> Config:
     """A preset on one slider, with rollouts of 64 steps."""
     changes = {
-        "env.id": "slider", "ppo.num_steps": 64, "output_dir": str(tmp_path), "log.console": "off", "log.tensorboard": False,
-        "compute.device": "cpu", "compute.compile": "off", "checkpoint.every_minutes": None, **changes,
+        "env.id": "slider", "ppo.num_steps": 64, "output_dir": str(tmp_path), "log.console": "off",
+        "log.tensorboard": False, "compute.device": "cpu", "compute.compile": "off",
+        "checkpoint.every_minutes": None, **changes,
     }  # fmt: skip
     return get_preset(name).changed(changes)
 
@@ -119,7 +127,10 @@ def test_actions_are_given_as_drawn_where_the_original_does(tmp_path: Path) -> N
 def finished_paths(
     rollout: Rollout, gamma: float, gae_lambda: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages, not normalized, and rewards-to-go, by Spinning Up's definition: one path after the other, sum by sum."""
+    """Advantages, not normalized, and rewards-to-go, by Spinning Up's definition.
+
+    One path after the other, sum by sum.
+    """
     reward, value, next_value = (
         getattr(rollout, name)[0].double().numpy() for name in ("reward", "value", "next_value")
     )
@@ -169,7 +180,10 @@ def test_spinning_ups_values_learn_rewards_to_go_and_its_advantages_are_gae(tmp_
 
 
 def test_value_targets_by_hand(tmp_path: Path) -> None:
-    """γ = λ = ½; rewards 8, 4, 2; values 1, 2, 4; the rollout ends with a value of 6 ahead. Advantages 7 + ¼ (4 + ¼ · 1), 4 + ¼ · 1, 1."""
+    """γ = λ = ½; rewards 8, 4, 2; values 1, 2, 4; the rollout ends with a value of 6 ahead.
+
+    Advantages 7 + ¼ (4 + ¼ · 1), 4 + ¼ · 1, 1.
+    """
     config = tiny(tmp_path)
     run = open_run(
         config.changed({"env.num_envs": 1, "ppo.num_steps": 3, "ppo.num_minibatches": 1})
@@ -200,7 +214,11 @@ def test_value_targets_by_hand(tmp_path: Path) -> None:
 
 
 def spinning_up_update(agent: Agent, samples: PolicySamples, target: Tensor, config: Config) -> int:
-    """Spinning Up's `update`: up to 80 policy steps, looking at the divergence before each, then 80 value steps. Returns the policy steps."""
+    """Spinning Up's `update`.
+
+    Up to 80 policy steps, looking at the divergence before each, then 80 value steps. Returns the
+    policy steps.
+    """
     ppo, conditions = config.ppo, (samples.obs, samples.first, samples.state)
     assert (
         ppo.target_kl is not None and ppo.value_learning_rate is not None and ppo.clip is not None
@@ -258,7 +276,10 @@ def test_an_iteration_is_spinning_ups_with_as_many_policy_steps(
 def test_the_divergence_after_an_epoch_by_hand(
     estimate: str, divergence: float, tmp_path: Path
 ) -> None:
-    """Half of the actions have a log-ratio of −0.5, the others of 0.1; a step size of (almost) zero leaves the policy as it was."""
+    """Half of the actions have a log-ratio of −0.5, the others of 0.1.
+
+    A step size of (almost) zero leaves the policy as it was.
+    """
     config = tiny(tmp_path).changed(
         {
             "ppo.epoch_kl": estimate,
@@ -278,7 +299,10 @@ def test_the_divergence_after_an_epoch_by_hand(
 
 
 def scaled_as_gymnasium(reward: np.ndarray, terminated: np.ndarray, gamma: float) -> list[float]:
-    """Gymnasium's rule from 0.27 on, for one environment: the return is dropped in the very step that terminates, and nowhere else."""
+    """Gymnasium's rule from 0.27 on, for one environment.
+
+    The return is dropped in the very step that terminates, and nowhere else.
+    """
     running, seen, scaled = 0.0, [], []
     for r, over in zip(reward.astype(float), terminated, strict=True):
         running = running * gamma * (1 - over) + r
@@ -292,10 +316,11 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
     run = opened(small("compat-cleanrl-ppo-continuous", tmp_path))
     rollout = collected(run)
     ours = run.learner.learning_reward(rollout)[0][0].numpy()
+    # Five steps and over, seven and cut.
     reward, over = (
         rollout.reward[0].numpy(),
         np.array([(t + 1) % 12 == 5 for t in range(64)]),
-    )  # five steps and over, seven and cut
+    )
     np.testing.assert_allclose(ours, scaled_as_gymnasium(reward, over, 0.99), rtol=1e-5)
     baselines = opened(small("compat-baselines-ppo-mujoco", tmp_path))
     same = collected(baselines)
@@ -306,7 +331,10 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
 
 
 def test_time_limits_are_terminations_for_the_advantages_only(tmp_path: Path) -> None:
-    """Values of 3 everywhere, a reward of 1, γ = λ = ½, no bootstrap: the last step of an episode, cut or over, has the advantage 1 − 3."""
+    """Values of 3 everywhere, a reward of 1, γ = λ = ½, no bootstrap.
+
+    The last step of an episode, cut or over, has the advantage 1 − 3.
+    """
     config = small(
         "compat-cleanrl-ppo-continuous",
         tmp_path,
@@ -330,7 +358,9 @@ def test_time_limits_are_terminations_for_the_advantages_only(tmp_path: Path) ->
 
 
 def written_loss(run: Run, samples: PolicySamples, *, ddof: int) -> float:
-    """CleanRL's, Baselines' or SB3's loss of one minibatch, number by number, from means, deviations and values."""
+    """CleanRL's, Baselines' or SB3's loss of one minibatch, number by number, from means,
+    deviations and values.
+    """
     ppo, columns = run.config.ppo, range(2)
     with torch.no_grad():
         parameters = (
@@ -398,17 +428,16 @@ def test_the_loss_of_64_samples_is_the_originals(name: str, ddof: int, tmp_path:
     loss = PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=True)
     ours = loss(loss.prepare(samples), torch.tensor(0.0))[0].item()
     assert ours == pytest.approx(written_loss(run, samples, ddof=ddof), abs=1e-6)
-    assert (
-        abs(ours - written_loss(run, samples, ddof=1 - ddof)) > 1e-4
-    )  # the comparison tells the two deviations apart
+    # The comparison tells the two deviations apart.
+    assert abs(ours - written_loss(run, samples, ddof=1 - ddof)) > 1e-4
 
 
 def test_the_deviation_of_advantages_is_each_originals() -> None:
     """PyTorch's `std` is unbiased, NumPy's and OPPG's own are biased."""
     unbiased = {name for name in PRESETS if get_preset(name).ppo.advantage_std == "unbiased"}
     assert unbiased == {
-        "compat-cleanrl-ppg", "compat-cleanrl-ppo-procgen", "compat-cleanrl-ppo", "compat-cleanrl-ppo-continuous", "compat-cleanrl-ppo-atari",
-        "compat-sb3-ppo",
+        "compat-cleanrl-ppg", "compat-cleanrl-ppo-procgen", "compat-cleanrl-ppo",
+        "compat-cleanrl-ppo-continuous", "compat-cleanrl-ppo-atari", "compat-sb3-ppo",
     }  # fmt: skip
 
 
@@ -436,7 +465,9 @@ def test_compatible_presets_compute_in_fp32(name: str) -> None:
 
 
 def rates_of(run: Run, config: Config) -> list[float]:
-    """The policy's step size in each iteration of a run with this configuration, by the loop's own rule for its end."""
+    """The policy's step size in each iteration of a run with this configuration, by the loop's own
+    rule for its end.
+    """
     learner, env_steps, rates = run.learner, 0, []
     learner.config, learner.iteration = config, 0
     while env_steps < config.budget:

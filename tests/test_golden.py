@@ -1,4 +1,7 @@
-"""Numerics are golden: tiny runs give the committed numbers. A change of them is a change of learning behavior (see `tests/golden.py`)."""
+"""Numerics are golden: tiny runs give the committed numbers.
+
+A change of them is a change of learning behavior (see `tests/golden.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What must hold on a GPU, by tests that run on the CPU as well: the same bodies on both, so that they are known to work before there is a GPU.
+"""What must hold on a GPU, by tests that run on the CPU as well.
+
+The same bodies on both, so that they are known to work before there is a GPU.
 
 On the CPU "recorded" is what stands in for a CUDA graph (`again_in_place`). `benchmarks/gpu.py`
 runs the GPU's half of this file.
@@ -45,16 +47,18 @@ DEVICES = ["cpu", GPU]
 OTHER = {"cpu": "cuda" if torch.cuda.is_available() else "cpu", "cuda": "cpu"}
 """Where a run of a device goes on."""
 GOLDEN = json.loads(FILE.read_text())
-GOLDEN_RUNS = [
-    ("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")
-]  # tests/test_golden.py has them all
+# tests/test_golden.py has them all.
+GOLDEN_RUNS = [("cpu", name) for name in ("ppg-detached-images", "ppg-separate", "ppo-together")]
 GOLDEN_RUNS += [pytest.param("cuda", name, marks=GPU.marks) for name in GOLDEN]
 Precision = Literal["fp32", "bf16"]
 
 
 @pytest.fixture
 def _exact() -> Iterator[None]:
-    """Convolutions in float32, not TF32, which a GPU takes as a rule: rounding to 10 bits would hide mistakes."""
+    """Convolutions in float32, not TF32, which a GPU takes as a rule.
+
+    Rounding to 10 bits would hide mistakes.
+    """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield
@@ -178,7 +182,7 @@ def test_the_phase_buffer_lies_on_the_device_as_bytes(device: str, tmp_path: Pat
 
 
 def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
-    """A run that was stopped after three iterations, in the middle of its second phase, and saved."""
+    """A run that was stopped after three iterations, within its second phase, and saved."""
 
     class Stop(Exception):
         pass
@@ -316,7 +320,10 @@ def test_a_procgen_preset_trains(
 def test_only_deterministic_kernels_run_where_that_is_asked_for(
     device: str, tmp_path: Path
 ) -> None:
-    """Twice the same run, to the bit; in a process of its own, because cuBLAS reads its setting when it is loaded."""
+    """Twice the same run, to the bit.
+
+    In a process of its own, because cuBLAS reads its setting when it is loaded.
+    """
     program = f"""
 import torch
 from pathlib import Path
@@ -324,8 +331,10 @@ from phasicrl.algorithm import train
 from phasicrl.config import RewardNormConfig
 from tests.golden import Image
 from tests.test_gpu import images
-changes = {{"compute.device": "cuda", "compute.deterministic": True, "reward_norm": RewardNormConfig(per="step")}}
-one, other = (train(images(Path({str(tmp_path)!r}) / name, **changes), make_env=Image).agent.state_dict() for name in "ab")
+changes = {{"compute.device": "cuda", "compute.deterministic": True}}
+changes["reward_norm"] = RewardNormConfig(per="step")
+configs = [images(Path({str(tmp_path)!r}) / name, **changes) for name in "ab"]
+one, other = (train(config, make_env=Image).agent.state_dict() for config in configs)
 assert all(torch.equal(one[name], other[name]) for name in one)
 """
     root = Path(__file__).parents[1]

@@ -1,4 +1,7 @@
-"""`benchmarks/gpu.py` at the size of a toy on the CPU: every kind of step, interrupted and taken up again on another machine."""
+"""`benchmarks/gpu.py` at the size of a toy on the CPU.
+
+Every kind of step, interrupted and taken up again on another machine.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,19 @@ from phasicrl.runs.directory import RunDirectory
 from tools import offline_bundle
 
 ROOT = Path(__file__).parents[1]
-JUNIT = """<testsuites><testsuite><testcase classname="tests.test_gpu" name="good[cuda]" time="1.5"/>
-<testcase classname="tests.test_gpu" name="bad[cuda]" time="0.5"><failure message="assert 1 == 2">more</failure></testcase>
-<testcase classname="tests.test_gpu" name="absent[cuda]" time="0"><skipped message="no envpool"/></testcase></testsuite></testsuites>"""
+JUNIT = """<testsuites><testsuite>
+<testcase classname="tests.test_gpu" name="good[cuda]" time="1.5"/>
+<testcase classname="tests.test_gpu" name="bad[cuda]" time="0.5">
+<failure message="assert 1 == 2">more</failure></testcase>
+<testcase classname="tests.test_gpu" name="absent[cuda]" time="0">
+<skipped message="no envpool"/></testcase></testsuite></testsuites>"""
 REPORT = ROOT / "benchmarks" / "results" / "bench" / "procgen-ppg-single.json"
 REFERENCE = "experiment,run,game,split,step,entropy\n" + "".join(
-    f"published,{run},{game},train,{step},{2.5 + run / 100}\n" for game in ("starpilot", "maze") for run in range(2) for step in (32, 64, 160)
-)  # fmt: skip
+    f"published,{run},{game},train,{step},{2.5 + run / 100}\n"
+    for game in ("starpilot", "maze")
+    for run in range(2)
+    for step in (32, 64, 160)
+)
 
 
 @pytest.fixture
@@ -43,7 +52,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class Commands:
-    """In place of processes: the programs' own parsers and functions, and what pytest would have written."""
+    """In place of processes.
+
+    The programs' own parsers and functions, and what pytest would have written.
+    """
 
     def __init__(self, versus: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self.versus, self.monkeypatch = versus, monkeypatch
@@ -140,7 +152,8 @@ def test_every_kind_of_step_is_done_once_and_leaves_its_result(
     with (results / "bench.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert sorted((row["preset"], row["precision"], row["way"]) for row in rows) == [
-        ("procgen-ppg", "fp32", "eager"), ("procgen-ppg", "fp32", "recorded"), ("procgen-ppg-single", "fp32", "eager"), ("procgen-ppg-single", "fp32", "recorded"),
+        ("procgen-ppg", "fp32", "eager"), ("procgen-ppg", "fp32", "recorded"),
+        ("procgen-ppg-single", "fp32", "eager"), ("procgen-ppg-single", "fp32", "recorded"),
     ]  # fmt: skip
     assert all(
         float(row["whole_loop"]) > 0 and row["device"] == "cpu" and row["torch"] for row in rows
@@ -264,7 +277,10 @@ def test_nothing_is_begun_that_does_not_fit(
 
 
 def test_what_is_measured_at_full_size(gpu: ModuleType) -> None:
-    """Three presets, two precisions, recorded and eager, 64 and 256 environments; every field exists and has an effect."""
+    """Three presets, two precisions, recorded and eager, 64 and 256 environments.
+
+    Every field exists and has an effect.
+    """
     sizes = gpu.Sizes()
     names = [step.name for step in gpu.bench_steps(sizes)]
     assert len(set(names)) == len(names) == 24 and names[0] == "bench/procgen-ppg-fp32-recorded-64"
@@ -276,12 +292,7 @@ def test_what_is_measured_at_full_size(gpu: ModuleType) -> None:
             config.compute.policy_precision,
             config.compute.compile,
             config.compute.device,
-        ) == (
-            256,
-            "bf16",
-            "on",
-            "cuda",
-        )
+        ) == (256, "bf16", "on", "cuda")
         assert config.aux is None or config.compute.aux_precision == "bf16"
     config = gpu.training(sizes, "bossfight", Path("folder"))
     assert (config.env.id, config.budget, config.checkpoint.every_minutes) == (
@@ -311,7 +322,10 @@ def test_the_order_gives_most_first(gpu: ModuleType, tmp_path: Path) -> None:
 
 def test_a_command_that_takes_too_long_or_fails_is_told(gpu: ModuleType, tmp_path: Path) -> None:
     log, mark = tmp_path / "log", tmp_path / "mark"
-    program = f"import subprocess, sys; print('begun', flush=True); subprocess.run(['sh', '-c', 'sleep 1.5; touch {mark}'])"
+    program = (
+        "import subprocess, sys; print('begun', flush=True); "
+        f"subprocess.run(['sh', '-c', 'sleep 1.5; touch {mark}'])"
+    )
     with pytest.raises(gpu.StepError, match=r"(?s)longer than 1 s.*begun"):
         gpu.run_command([sys.executable, "-c", program], seconds=1.0, log=log)
     with pytest.raises(gpu.StepError, match=r"(?s)exit code 3.*why"):
@@ -350,7 +364,8 @@ def test_cleanrl_gets_this_python_and_its_packages(
 
 
 def test_a_bundle_has_the_families_that_were_asked_for(tmp_path: Path) -> None:
-    entry = "import os\nimport envpool.atari.registration\nimport envpool.procgen.registration  # noqa\n"
+    imports = ("os", "envpool.atari.registration", "envpool.procgen.registration  # noqa")
+    entry = "".join(f"import {name}\n" for name in imports)
     names = [
         "envpool/entry.py",
         "envpool/atari/a.so",

@@ -1,4 +1,7 @@
-"""Learning is the proof: presets reach what their pages say; memory and masks are worth what they should be (slow: `make test-slow`)."""
+"""Learning is the proof: presets reach what their pages say.
+
+Memory and masks are worth what they should be (slow: `make test-slow`).
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,10 @@ def test_cartpole_without_velocities_needs_a_memory(
 def test_a_long_code_needs_masks_and_memory(
     masks: bool, memory: str, low: float, high: float, tmp_path: Path
 ) -> None:
-    """Twelve keys out of a thousand, as in `examples/masked_with_memory.py`: four work at each place, and nothing shows the place."""
+    """Twelve keys out of a thousand, as in `examples/masked_with_memory.py`.
+
+    Four work at each place, and nothing shows the place.
+    """
     source = (Path(__file__).parents[1] / "examples" / "masked_with_memory.py").read_text()
     names: dict[str, Any] = {}
     exec(source[: source.index("config = ")], names)  # its environment, not its training
@@ -122,7 +128,9 @@ def test_a_long_code_needs_masks_and_memory(
 
 
 class Recall(gym.Env[np.ndarray, np.ndarray]):
-    """A number is shown once and must be given back in each of the four steps after it; a point for each, less the distance.
+    """A number is shown once and must be given back in each of the four steps after it.
+
+    A point for each, less the distance.
 
     Without a memory nothing is better than zero, whose mean distance is ½: two points of four.
     """
@@ -160,7 +168,9 @@ def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: 
 
 
 class Safes(gym.Env[np.ndarray, Any]):
-    """One of eight safes in each of five steps: its key among 1,600, and the number that is shown, to be given at once.
+    """One of eight safes in each of five steps.
+
+    Its key among 1,600, and the number that is shown, to be given at once.
 
     Only the right key earns a point, less the number's distance. The mask allows four keys at each
     safe.

@@ -95,7 +95,8 @@ def test_parts_without_a_mask_allow_everything() -> None:
         (
             MultiDiscrete([2, 3]),
             [1, 1],
-            r"of shape \(2,\); accepted for MultiDiscrete\(\[2 3\]\): shape \(5,\), or one mask for each part",
+            r"of shape \(2,\); accepted for MultiDiscrete\(\[2 3\]\): shape \(5,\), "
+            "or one mask for each part",
         ),
         (
             MultiDiscrete([2, 3]),

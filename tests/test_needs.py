@@ -1,4 +1,7 @@
-"""Knobs that have no effect are refused: every row of the table, the rows that a new knob needs, and what is left of a replaced parent."""
+"""Knobs that have no effect are refused.
+
+Every row of the table, the rows that a new knob needs, and what is left of a replaced parent.
+"""
 
 from __future__ import annotations
 
@@ -179,8 +182,8 @@ def test_a_knob_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(
     }.get(path, str(value))
     assert path in refused.value.paths
     assert (
-        f"{path} is {shown}, which has no effect without {need.words}; choose that, or leave {path} at "
-        in message
+        f"{path} is {shown}, which has no effect without {need.words}; choose that, "
+        f"or leave {path} at " in message
     )
     if elsewhere is not None and elsewhere.name:
         assert f"{elsewhere.name}: {path} is" in message
@@ -188,8 +191,10 @@ def test_a_knob_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(
 
 def test_the_way_out_is_the_words_of_a_command_line() -> None:
     ways = {
-        "ppo.n_step": "leave ppo.n_step at 5 (--ppo.n-step 5)", "ppo.bootstrap_truncation": "at True (--ppo.bootstrap-truncation)",
-        "ppo.recompute_advantages": "at False (--ppo.no-recompute-advantages)", "ppo.value_clip": "at none (--ppo.value-clip none)",
+        "ppo.n_step": "leave ppo.n_step at 5 (--ppo.n-step 5)",
+        "ppo.bootstrap_truncation": "at True (--ppo.bootstrap-truncation)",
+        "ppo.recompute_advantages": "at False (--ppo.no-recompute-advantages)",
+        "ppo.value_clip": "at none (--ppo.value-clip none)",
         "value_norm": "at none (--value-norm none)",
     }  # fmt: skip
     idle = {path: WHERE_THEY_COUNT[path][0] for path in ways}
@@ -309,11 +314,13 @@ def task_of_env(config: EnvConfig) -> Task:
         ),
         (
             {"env.action_masks": False},
-            "corridor: env.action_masks is False, which has no effect without an environment that has action masks",
+            "corridor: env.action_masks is False, which has no effect without an environment that "
+            "has action masks",
         ),
         (
             {"env.heuristic_mask_steps": 7},
-            "corridor: env.heuristic_mask_steps is 7, which has no effect without a function mask_actions",
+            "corridor: env.heuristic_mask_steps is 7, which has no effect without a function "
+            "mask_actions",
         ),
         (
             {"compute.micro_batch": 8},
@@ -348,8 +355,10 @@ def test_the_task_says_what_its_spaces_are() -> None:
         gym.spaces.Discrete(4),
     )
     for space, expected in (
-        (image, (True, False, False)), (number, (False, True, True)), (member, (False, True, False)),
-        (gym.spaces.Dict({"i": image, "m": member}), (True, True, False)), (gym.spaces.Tuple((image, number)), (True, True, True)),
+        (image, (True, False, False)), (number, (False, True, True)),
+        (member, (False, True, False)),
+        (gym.spaces.Dict({"i": image, "m": member}), (True, True, False)),
+        (gym.spaces.Tuple((image, number)), (True, True, True)),
     ):  # fmt: skip
         task = task_of(Envs(space, member))  # type: ignore[arg-type]
         assert (task.has_images, task.has_numbers, task.has_floats) == expected, space
@@ -358,7 +367,8 @@ def test_the_task_says_what_its_spaces_are() -> None:
         (member, False),
         (gym.spaces.Tuple((member, number)), True),
     ):
-        assert task_of(Envs(number, space)).has_continuous_actions is expected  # type: ignore[arg-type]
+        task = task_of(Envs(number, space))  # type: ignore[arg-type]
+        assert task.has_continuous_actions is expected
 
 
 def test_an_older_runs_idle_values_are_told_with_the_file(tmp_path: Path) -> None:
@@ -366,7 +376,8 @@ def test_an_older_runs_idle_values_are_told_with_the_file(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(
         ValueError,
-        match=rf"{tmp_path}/config.json: ppo.n_step is 9, which has no effect .* leave ppo.n_step at 5",
+        match=f"{tmp_path}/config.json: ppo.n_step is 9, which has no effect .* leave ppo.n_step "
+        "at 5",
     ):
         RunDirectory(tmp_path).config_for()
 

@@ -99,7 +99,9 @@ def test_each_component_has_moments_of_its_own(shape: tuple[int, ...]) -> None:
 
 
 def mixture_moments(batches: list[np.ndarray], decay: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of all samples, each weighted by its batch's weight, decay^age, over the batch's size."""
+    """Mean and variance of all samples, each weighted by its batch's weight, decay^age, over the
+    batch's size.
+    """
     weights = np.concatenate(
         [
             np.full(len(batch), decay**age / len(batch))
@@ -307,11 +309,12 @@ def test_scaled_rewards_are_clipped_on_both_sides() -> None:
 
 
 def test_rewards_that_never_vary_stay_finite() -> None:
+    # Divided by √1e-8 = 1e-4, then clipped.
     for reward, scaled in (
         (0.0, 0.0),
         (1e-6, 0.01),
         (1.0, 10.0),
-    ):  # divided by √1e-8 = 1e-4, then clipped
+    ):
         normalizer = RewardNormalizer(1, gamma=0.0, clip=10.0)
         assert normalizer(
             torch.full((1, 4), reward), torch.zeros(1, 4, dtype=torch.bool)

@@ -1,4 +1,8 @@
-"""Losses and steering rules: numbers and gradients by hand, relations between them, and autograd on the formulas as they are written."""
+"""Losses and steering rules.
+
+Numbers and gradients by hand, relations between them, and autograd on the formulas as they are
+written.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +39,28 @@ def log_ratio(*ratios: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("advantage", "ratio", "loss", "slope"),
     [
+        # Good and already likelier than 1 + ε: max(−3, −2.4), nothing more to gain.
         (
             2.0,
             1.5,
             -2.4,
             0.0,
-        ),  # good and already likelier than 1 + ε: max(−3, −2.4), nothing more to gain
+        ),
+        # Good and less likely: max(−1, −1.6), pulled back up; d(−A r)/d log π = −A r.
         (
             2.0,
             0.5,
             -1.0,
             -1.0,
-        ),  # good and less likely: max(−1, −1.6), pulled back up; d(−A r)/d log π = −A r
+        ),
         (-2.0, 1.5, 3.0, 3.0),  # bad and likelier: max(3, 2.4), pushed back down
+        # Bad and already less likely than 1 − ε: max(1, 1.6), nothing more to gain.
         (
             -2.0,
             0.5,
             1.6,
             0.0,
-        ),  # bad and already less likely than 1 − ε: max(1, 1.6), nothing more to gain
+        ),
         (2.0, 1.1, -2.2, -2.2),  # inside the range both sides are the plain surrogate
         (-2.0, 0.9, 1.8, 1.8),
     ],
@@ -126,12 +133,13 @@ def test_clipped_value_loss_is_the_larger_of_two_by_hand() -> None:
     # ε = ½ around the old value 1, so that values are clipped to [½, 1½].
     cases = [
         # value, target, loss, gradient
+        # max(½·1², ½·2½²): moved towards the target further than allowed, no gradient.
         (
             3.0,
             4.0,
             3.125,
             0.0,
-        ),  # max(½·1², ½·2½²): moved towards the target further than allowed, no gradient
+        ),
         (3.0, 0.0, 4.5, 3.0),  # max(½·3², ½·1½²): moved away from the target, pulled back
         (-1.0, -2.0, 3.125, 0.0),  # the same on the lower side: max(½·1², ½·2½²)
         (-1.0, 2.0, 4.5, -3.0),  # max(½·3², ½·1½²)
@@ -260,9 +268,8 @@ def test_kl_coefficient_stays_where_it_can_come_back_from() -> None:
 def test_kl_coefficient_finds_the_weight_that_keeps_the_divergence_near_the_target() -> None:
     coef = 100.0
     for _ in range(20):
-        coef = adapted_kl_coef(
-            coef, 0.3 / coef, target=0.02
-        )  # the heavier the penalty, the smaller the step
+        # The heavier the penalty, the smaller the step.
+        coef = adapted_kl_coef(coef, 0.3 / coef, target=0.02)
     assert 0.02 / 1.5 <= 0.3 / coef <= 0.02 * 1.5
 
 
@@ -296,11 +303,9 @@ def test_learning_rate_moves_within_its_bounds() -> None:
 
 
 def test_learning_rate_beyond_the_bounds_is_never_moved_the_wrong_way() -> None:
-    assert (
-        adapted_learning_rate(4e-6, 1.0, target=0.01) == 4e-6
-    )  # not raised to 1e-5 because the divergence is too large
-    assert (
-        adapted_learning_rate(0.05, 1e-4, target=0.01) == 0.05
-    )  # not lowered to 1e-2 because it is too small
+    # Not raised to 1e-5 because the divergence is too large.
+    assert adapted_learning_rate(4e-6, 1.0, target=0.01) == 4e-6
+    # Not lowered to 1e-2 because it is too small.
+    assert adapted_learning_rate(0.05, 1e-4, target=0.01) == 0.05
     assert adapted_learning_rate(4e-6, 1e-4, target=0.01) == pytest.approx(6e-6)
     assert adapted_learning_rate(0.06, 1.0, target=0.01) == pytest.approx(0.04)

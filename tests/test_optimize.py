@@ -42,7 +42,10 @@ def test_adam_is_pytorchs(at_once: bool) -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool) -> None:
-    """A convolution's weights are channels_last, its gradient need not be; PyTorch's kernel for all at once looks at no strides."""
+    """A convolution's weights are channels_last, its gradient need not be.
+
+    PyTorch's kernel for all at once looks at no strides.
+    """
     weight, gradient = (
         torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
         torch.arange(1.0, 25.0).reshape(2, 3, 2, 2),
@@ -61,9 +64,8 @@ def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool)
         at_once=at_once,
     )
     torch.testing.assert_close(moments[0], 0.1 * gradient)
-    torch.testing.assert_close(
-        weight, -0.1 * gradient / (gradient + 1)
-    )  # the first step: both moments' bias is corrected
+    # The first step: both moments' bias is corrected.
+    torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -77,8 +79,8 @@ def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once:
     changed = [tensor.clone() for tensor in everything]
     (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
     adam_(
-        [weight], [gradient], [mean], [square], [step],
-        rate=torch.tensor(0.1), betas=(0.9, 0.999), eps=1e-5, only_if=gradient.norm().isfinite(), at_once=at_once,
+        [weight], [gradient], [mean], [square], [step], rate=torch.tensor(0.1), betas=(0.9, 0.999),
+        eps=1e-5, only_if=gradient.norm().isfinite(), at_once=at_once,
     )  # fmt: skip
     assert all(map(torch.equal, changed, everything))
 
@@ -94,8 +96,8 @@ def test_adam_in_both_precisions_and_with_both_epsilons(at_once: bool, dtype: to
         weight, mean, square = (torch.tensor([x], dtype=dtype) for x in (1.0, 1.0, 4.0))
         step, gradient = torch.tensor(2.0), torch.tensor([2.0], dtype=dtype)
         adam_(
-            [weight], [gradient], [mean], [square], [step],
-            rate=0.1, betas=(0.9, 0.999), eps=0.5, eps_hat=eps_hat, only_if=torch.tensor(True), at_once=at_once,
+            [weight], [gradient], [mean], [square], [step], rate=0.1, betas=(0.9, 0.999), eps=0.5,
+            eps_hat=eps_hat, only_if=torch.tensor(True), at_once=at_once,
         )  # fmt: skip
         size = 0.1 / (1 - 0.9**3)
         assert (mean.item(), square.item(), step.item()) == (

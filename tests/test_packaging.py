@@ -1,4 +1,7 @@
-"""The tree keeps its own rules: size, first lines, names, forbidden calls; and the set-up never brings CUDA by accident."""
+"""The tree keeps its own rules: size, first lines, names, forbidden calls.
+
+And the set-up never brings CUDA by accident.
+"""
 
 import ast
 import importlib.util
@@ -46,7 +49,10 @@ def imports_of(node: ast.AST) -> Iterator[str]:
 
 
 def code_lines(text: str) -> set[int]:
-    """Numbers of the lines that hold code: neither blank, nor only a comment, nor part of a docstring (every field and function has one)."""
+    """Numbers of the lines that hold code.
+
+    Neither blank, nor only a comment, nor part of a docstring (every field and function has one).
+    """
     silent = (
         tokenize.COMMENT,
         tokenize.NL,
@@ -100,7 +106,10 @@ def offences(tree: ast.AST) -> Iterator[str]:
 
 
 def imported_at_start(tree: ast.Module) -> Iterator[str]:
-    """What importing the module imports: everything outside functions, but not what is there for the type checker only."""
+    """What importing the module imports.
+
+    Everything outside functions, but not what is there for the type checker only.
+    """
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()
@@ -215,7 +224,10 @@ def test_harmless_calls_pass(code: str):
 
 @pytest.fixture
 def install() -> Any:
-    """`tools/install.py`, which is a script and in no package. Nothing is installed here: it decides from pip's report."""
+    """`tools/install.py`, which is a script and in no package.
+
+    Nothing is installed here: it decides from pip's report.
+    """
     spec = importlib.util.spec_from_file_location("install", ROOT / "tools" / "install.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -284,7 +296,10 @@ def test_install_does_not_ask_pip_where_the_index_is_given(
 def test_install_refuses_only_what_does_not_fit(
     install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What is loaded lies in the temporary folder until it is installed: on one disk both must fit together."""
+    """What is loaded lies in the temporary folder until it is installed.
+
+    On one disk both must fit together.
+    """
     size, free = install.WITH_CUDA, 0.0
     monkeypatch.setattr(
         install.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free * 1e9)
@@ -330,7 +345,9 @@ def test_install_finds_the_pinned_versions(install: Any):
 
 
 def test_every_requirement_is_pinned():
-    """What a fresh `.venv` gets is what was tested, also for packages that are named only in an extra (W&B is not installed)."""
+    """What a fresh `.venv` gets is what was tested, also for packages that are named only in an
+    extra (W&B is not installed).
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {
         name: extra for name, extra in project["optional-dependencies"].items() if name != "track"

@@ -1,4 +1,7 @@
-"""The two phases: what they compute, on what, how often; that PPO is PPG without its auxiliary phase."""
+"""The two phases: what they compute, on what, how often.
+
+That PPO is PPG without its auxiliary phase.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def filled(config: Config) -> Run:
 
 
 def learn_from(run: Run, samples: PolicySamples, **options: Any) -> dict[str, float]:
-    """A policy phase on the first rollout, with these samples in place of those that its rewards make."""
+    """A policy phase on the first rollout, with these samples in place of those that its rewards
+    make.
+    """
     with patch.object(phases, "compute_targets", lambda *_: (samples, {})):
         return policy_phase(run.learner, run.buffer.rollout(0), **options)
 
@@ -125,7 +130,9 @@ def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(
 
 
 def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> None:
-    """With a step size of (almost) zero every epoch sees the same network, so that the mean over minibatches is the mean over the data."""
+    """With a step size of (almost) zero every epoch sees the same network, so that the mean over
+    minibatches is the mean over the data.
+    """
     config = tiny(tmp_path)
     config = replace(
         config,
@@ -211,9 +218,8 @@ def test_each_segment_is_visited_once_an_auxiliary_epoch(
 ) -> None:
     aux = tiny_aux(epochs=3)
     run = filled(tiny(tmp_path, aux=aux))
-    run.buffer.rollouts.value_target.copy_(
-        torch.arange(64.0).reshape(2, 4, 8)
-    )  # 8 segments of 8 steps, each step known by its number
+    # 8 segments of 8 steps, each step known by its number.
+    run.buffer.rollouts.value_target.copy_(torch.arange(64.0).reshape(2, 4, 8))
     seen = spy_on_auxiliary_batches(monkeypatch)
     auxiliary_phase(run.learner, run.buffer)
     batches = [samples.value_target.flatten() for samples in seen]
@@ -221,10 +227,11 @@ def test_each_segment_is_visited_once_an_auxiliary_epoch(
     for epoch in range(3):
         steps = torch.cat(batches[4 * epoch : 4 * epoch + 4])
         assert torch.equal(steps.sort().values, torch.arange(64.0))
+        # Whole segments.
         assert all(
             torch.equal(batch[:8], torch.arange(8) + batch[0]) and batch[0] % 8 == 0
             for batch in batches
-        )  # whole segments
+        )
     assert not torch.equal(torch.cat(batches[:4]), torch.cat(batches[4:8])), (
         "epochs have the same order"
     )
@@ -244,9 +251,8 @@ def test_fewer_minibatches_are_still_drawn_from_all_iterations(
         for epoch in range(8)
     ]
     both = [bool((steps < 32).any() and (steps >= 32).any()) for steps in epochs]
-    assert sum(both) >= 6, (
-        "epochs used one of the two iterations alone"
-    )  # four of eight segments: by chance one in 35 epochs does
+    # Four of eight segments: by chance one in 35 epochs does.
+    assert sum(both) >= 6, "epochs used one of the two iterations alone"
 
 
 def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it_changes(
@@ -298,15 +304,17 @@ def test_auxiliary_phases_come_every_n_iterations_and_never_after_the_budget(
     tmp_path: Path,
 ) -> None:
     config = tiny(tmp_path, aux=tiny_aux())  # 32 steps an iteration, phases of 2
+    # 6 iterations: none after the sixth.
     assert phases_run(replace(config, total_env_steps=192)) == [
         2,
         4,
-    ]  # 6 iterations: none after the sixth
+    ]
+    # The seventh is trained, though its phase is not full.
     assert phases_run(replace(config, total_env_steps=224)) == [
         2,
         4,
         6,
-    ]  # the seventh is trained, though its phase is not full
+    ]
 
 
 def test_every_kth_auxiliary_phase_can_be_run_alone(tmp_path: Path) -> None:
@@ -315,9 +323,8 @@ def test_every_kth_auxiliary_phase_can_be_run_alone(tmp_path: Path) -> None:
 
 
 def test_leftover_iterations_are_trained(tmp_path: Path) -> None:
-    config = tiny(
-        tmp_path, aux=tiny_aux(every=4), total_env_steps=160
-    )  # 5 iterations, one phase of 4
+    # 5 iterations, one phase of 4.
+    config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=160)
     seen: list[dict[str, Tensor]] = []
     run = train(
         config, make_env=corridor, on_iteration=lambda run, record: seen.append(weights(run))
@@ -521,9 +528,8 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(
         lambda parameters: (seen.append(parameters), original(parameters))[1],
     )
     learn_from(run, samples)
-    seen = [parameters for parameters in seen if not parameters.requires_grad][
-        -6:
-    ]  # the head makes its own policies with it too
+    # The head makes its own policies with it too.
+    seen = [parameters for parameters in seen if not parameters.requires_grad][-6:]
     for epoch in range(3):
         rows = torch.cat(
             [batch.reshape(-1, old.shape[-1]) for batch in seen[2 * epoch : 2 * epoch + 2]]
@@ -658,7 +664,10 @@ def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> 
 def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Left twice, in the first epoch and in the third: the same weights and metrics as without a break."""
+    """Left twice, in the first epoch and in the third.
+
+    The same weights and metrics as without a break.
+    """
     config = tiny(tmp_path, aux=tiny_aux(epochs=3), obs_norm=ObsNormConfig())
     whole, broken = filled(config), filled(config)
     expected = auxiliary_phase(whole.learner, whole.buffer)

@@ -1,4 +1,7 @@
-"""Procgen end to end, small: both algorithms train, level statistics are there, evaluation and film work."""
+"""Procgen end to end, small.
+
+Both algorithms train, level statistics are there, evaluation and film work.
+"""
 
 from __future__ import annotations
 

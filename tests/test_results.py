@@ -1,4 +1,7 @@
-"""What is committed as measured: seeds for choosing and seeds for reporting never meet, and every row says which code made it."""
+"""What is committed as measured.
+
+Seeds for choosing and seeds for reporting never meet, and every row says which code made it.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,8 @@ def test_settings_are_chosen_on_other_seeds(name: str) -> None:
 
 def test_runs_that_are_held_against_published_ones_say_which_code_made_them() -> None:
     for card in sorted((RESULTS / "baselines").glob("*/card.json")):
-        if (
-            json.loads(card.read_text())["seed"] != 1
-        ):  # the first one's commit is not known, which the page says
+        # The first one's commit is not known, which the page says.
+        if json.loads(card.read_text())["seed"] != 1:
             assert json.loads(card.read_text())["commit"], card
 
 

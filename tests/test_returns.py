@@ -76,7 +76,10 @@ def test_lambda_one_without_ends_is_monte_carlo_minus_value() -> None:
 
 
 class Episodes(NamedTuple):
-    """Random steps, `[B, T]` float64; `end` is 0 where the episode goes on, 1 where it terminates, 2 where it is truncated."""
+    """Random steps, `[B, T]` float64.
+
+    `end` is 0 where the episode goes on, 1 where it terminates, 2 where it is truncated.
+    """
 
     reward: np.ndarray
     value: np.ndarray
@@ -113,9 +116,8 @@ def brute_force_gae(data: Episodes, gamma: float, gae_lambda: float) -> np.ndarr
 def test_gae_is_the_sum_of_discounted_errors_until_the_end(
     data: Episodes, gamma: float, gae_lambda: float
 ) -> None:
-    next_value = np.where(
-        data.end == 1, NAN, data.next_value
-    )  # nobody may look at what follows a termination
+    # Nobody may look at what follows a termination.
+    next_value = np.where(data.end == 1, NAN, data.next_value)
     reward, value, next_value, end = map(
         torch.from_numpy, (data.reward, data.value, next_value, data.end)
     )
@@ -221,7 +223,10 @@ def test_a_termination_in_a_truncated_step_has_nothing_after_it() -> None:
 
 
 def brute_force_n_step(data: Episodes, gamma: float, n: int) -> np.ndarray:
-    """Rewards one after the other until there are n of them, or the episode or the rollout ends; then what is worth what is left."""
+    """Rewards one after the other until there are n of them, or the episode or the rollout ends.
+
+    Then what is worth what is left.
+    """
     returns = np.zeros_like(data.reward)
     num_envs, num_steps = returns.shape
     for b in range(num_envs):
@@ -244,9 +249,9 @@ def brute_force_n_step(data: Episodes, gamma: float, n: int) -> np.ndarray:
 def test_n_step_and_monte_carlo_returns_are_sums_over_the_steps(
     data: Episodes, gamma: float, n: int
 ) -> None:
-    unseen = (
-        data.end == 1
-    )  # nobody may look at what follows a termination, nor at the next value of a step that is followed by another
+    # Nobody may look at what follows a termination, nor at the next value of a step that is
+    # followed by another.
+    unseen = data.end == 1
     unseen[:, :-1] |= data.end[:, :-1] == 0
     next_value = np.where(unseen, NAN, data.next_value)
     reward, value, next_value, end = map(
@@ -266,7 +271,10 @@ def test_n_step_and_monte_carlo_returns_are_sums_over_the_steps(
 
 
 def as_collected(data: Episodes) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of `gae` as a rollout has them: within an episode the next value is the value of the next step."""
+    """Arguments of `gae` as a rollout has them.
+
+    Within an episode the next value is the value of the next step.
+    """
     next_value = data.next_value.copy()
     next_value[:, :-1] = np.where(data.end[:, :-1] == 2, next_value[:, :-1], data.value[:, 1:])
     reward, value, next_value, end = map(
@@ -359,9 +367,8 @@ def test_explained_variance_of_perfect_constant_and_opposite_predictions() -> No
     target = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
     assert explained_variance(target, target) == 1
     assert explained_variance(torch.full_like(target, 7.0), target) == pytest.approx(0, abs=1e-6)
-    assert explained_variance(target + 3, target) == pytest.approx(
-        1
-    )  # a constant error is bias, not variance
+    # A constant error is bias, not variance.
+    assert explained_variance(target + 3, target) == pytest.approx(1)
     assert explained_variance(-target, target) == pytest.approx(-3)
 
 

@@ -1,4 +1,7 @@
-"""The phase buffer, and how it becomes minibatches: everything once, in random order, with all its fields side by side."""
+"""The phase buffer, and how it becomes minibatches.
+
+Everything once, in random order, with all its fields side by side.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +76,9 @@ def test_segments_are_dealt_out_exactly_once_and_whole(
         assert_fields_line_up(minibatch)
         rows = minibatch.action.reshape(-1, L)
         assert len(rows) == S // num_minibatches
-        assert torch.equal(
-            rows - rows[:, :1], torch.arange(L).expand_as(rows)
-        )  # consecutive steps of one segment …
-        assert (rows[:, 0] % 100 == 0).all()  # … from its first step
+        # Consecutive steps of one segment, from its first step.
+        assert torch.equal(rows - rows[:, :1], torch.arange(L).expand_as(rows))
+        assert (rows[:, 0] % 100 == 0).all()
     assert sorted(order(minibatches)) == cells().flatten().tolist()
 
 
@@ -178,7 +180,7 @@ def number(rollout: Rollout) -> None:
 
 
 def write(buffer: PhaseBuffer) -> None:
-    """Fill the phase: each cell holds the number of its segment, and its step, as `cells` has them."""
+    """Fill the phase: each cell holds the number of its segment and its step, as `cells` does."""
     for slot in range(K):
         rollout = buffer.next_rollout()
         cell = cells(B, T) + 100 * B * slot

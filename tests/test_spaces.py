@@ -39,9 +39,9 @@ def boxes(*dtypes: type[Any]) -> st.SearchStrategy[gym.Space[Any]]:
 DISCRETE = st.one_of(
     st.builds(lambda n, start: Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
     st.builds(
-        lambda shape, start: MultiDiscrete(np.full(shape, 3) + np.arange(shape[-1]), start=np.full(shape, start)),
-        SHAPES.filter(len),
-        st.integers(-3, 3),
+        lambda shape,
+        start: MultiDiscrete(np.full(shape, 3) + np.arange(shape[-1]), start=np.full(shape, start)),
+        SHAPES.filter(len), st.integers(-3, 3),
     ),
     st.builds(MultiBinary, SHAPES.filter(len)),
 )  # fmt: skip
@@ -320,7 +320,8 @@ MIXED = Dict(
         (
             Discrete(3),
             np.zeros(2),
-            r"the actions are float64, shape \(2,\); a tensor of integers, shape \(2,\), was expected",
+            r"the actions are float64, shape \(2,\); a tensor of integers, shape \(2,\), "
+            "was expected",
         ),
         (
             Discrete(3),
@@ -395,7 +396,8 @@ def test_actions_that_are_not_allowed_are_refused() -> None:
         forbidding[message[0], place] = False
         with pytest.raises(
             ValueError,
-            match=f"^mine: {message[1]} is not allowed now; choose among those that `action_mask` allows",
+            match=f"^mine: {message[1]} is not allowed now; choose among those that `action_mask` "
+            "allows",
         ):
             layout.check("mine", action, 2, action_mask=forbidding)
 
@@ -411,7 +413,8 @@ def test_spaces_that_are_not_supported_are_refused(space: gym.Space[Any]) -> Non
     for what, spaces in (("observations", (space, Discrete(2))), ("actions", (GOOD, space))):
         with pytest.raises(
             ValueError,
-            match=rf"^mine: {what} of the kind .*{where} are not supported; supported: .*Dict and Tuple of these$",
+            match=f"^mine: {what} of the kind .*{where} are not supported; "
+            "supported: .*Dict and Tuple of these$",
         ):
             check_spaces("mine", *spaces)
     with pytest.raises(ValueError, match="are not supported; supported: Box"):
@@ -468,7 +471,8 @@ def test_float32_in_place_of_other_floats_at_every_depth() -> None:
         a=Tuple([Box(-np.inf, limit, (1,), np.float32), Discrete(3)]),
         b=Box(0, 9, (1,), np.uint8),
     )
-    assert changed == Dict(expected) and list(changed.spaces) == ["z", "a", "b"]  # type: ignore[attr-defined]
+    assert changed == Dict(expected)
+    assert list(changed.spaces) == ["z", "a", "b"]  # type: ignore[attr-defined]
     assert [leaf.dtype for leaf in ObservationLayout(changed).leaves] == [
         leaf.dtype for leaf in ObservationLayout(space).leaves
     ]

@@ -1,4 +1,7 @@
-"""The arithmetic of the benchmark beside others: which runs are compared, and what is made of runs that did not get there."""
+"""The arithmetic of the benchmark beside others.
+
+Which runs are compared, and what is made of runs that did not get there.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +131,9 @@ def test_a_contestant_without_its_package_folder_or_python_is_left_out(
     (python := tmp_path / "cleanrl" / "bin" / "python").parent.mkdir(parents=True)
     python.touch()
     for trainer, needs, there in (
-        ("phasicrl", None, True), ("phasicrl", "numpy", True), ("phasicrl", "no_such_package", False),
-        ("cleanrl", None, True), ("sb3", None, False), ("purejaxrl", None, False),
+        ("phasicrl", None, True), ("phasicrl", "numpy", True),
+        ("phasicrl", "no_such_package", False), ("cleanrl", None, True), ("sb3", None, False),
+        ("purejaxrl", None, False),
     ):  # fmt: skip
         assert (
             versus.command(versus.Contestant("it", trainer, (), needs=needs), options) is not None

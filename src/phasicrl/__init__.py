@@ -1,8 +1,8 @@
-"""Proximal Policy Optimization and Phasic Policy Gradient: one engine, in which PPO is PPG without its auxiliary phase.
+"""Proximal Policy Optimization and Phasic Policy Gradient, by one engine.
 
-`train(get_preset("procgen-ppg"))` trains; `phasicrl.algorithm` is the page to read first. Names are
-imported when they are first used, so that `import phasicrl` and the command line's help do not wait
-for torch.
+PPO is PPG without its auxiliary phase. `train(get_preset("procgen-ppg"))` trains;
+`phasicrl.algorithm` is the page to read first. Names are imported when they are first used, so that
+`import phasicrl` and the command line's help do not wait for torch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _HOME = {
     "train": "algorithm",
 }
 __all__ = [
-    "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig", "RewardNormConfig", "ValueNormConfig",
-    "evaluate", "get_preset", "resume", "train",
+    "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
+    "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "resume", "train",
 ]  # fmt: skip
 
 

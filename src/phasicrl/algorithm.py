@@ -1,4 +1,4 @@
-"""The algorithm: collect, learn, now and then distill, log, save. Kind: effects. Start reading here.
+"""The algorithm: collect, learn, at times distill, log, save. Kind: effects. Start reading here.
 
 `learn` is Algorithm 1 of the PPG paper (Cobbe et al. 2021, "Phasic Policy Gradient"), with its
 symbols in the comments. The two phases are in `phases.py`, what they minimize is in
@@ -122,9 +122,13 @@ def resume(
             or its configuration has changed.
     """
     with resume_run(
-        Path(run_dir), make_env=make_env, make_vector_env=make_vector_env, make_encoder=make_encoder, mask_actions=mask_actions,
+        Path(run_dir),
+        make_env=make_env,
+        make_vector_env=make_vector_env,
+        make_encoder=make_encoder,
+        mask_actions=mask_actions,
         accept_config_changes=accept_config_changes,
-    ) as run:  # fmt: skip
+    ) as run:
         learn(run, on_iteration)
         run.finish()
     return run

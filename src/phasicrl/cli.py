@@ -86,9 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        expected = isinstance(error, ValueError | OSError | ImportError | MemoryError) or hasattr(
-            error, "exit_code"
-        )
+        expected = not isinstance(error, RuntimeError) or hasattr(error, "exit_code")
         if common.debug or not expected:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
@@ -117,23 +115,27 @@ def _dispatch(words: list[str]) -> int:
         return 0
     verb = VERBS.get(words[0])
     if verb is None:
-        raise ValueError(
-            f"unknown command {words[0]!r}{nearest_name(words[0], VERBS)}; `phasicrl --help` lists all"
-        )
+        near = nearest_name(words[0], VERBS)
+        raise ValueError(f"unknown command {words[0]!r}{near}; `phasicrl --help` lists all")
     verb(words[1:])
     return 0
 
 
 def _usage() -> str:
     """What `phasicrl --help` prints."""
-    verbs = "\n".join(
-        f"  {name:<10}{(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()
-    )
+    verbs = "".join(f"  {name:<10}{_first_line(verb)}\n" for name, verb in VERBS.items())
     return (
-        "usage: phasicrl COMMAND ...\n\nPhasic Policy Gradient and Proximal Policy Optimization.\n\n"
-        f"commands:\n{verbs}\n\n`phasicrl COMMAND --help` says more; `--debug` shows where an error arose; "
+        "usage: phasicrl COMMAND ...\n\n"
+        "Phasic Policy Gradient and Proximal Policy Optimization.\n\n"
+        f"commands:\n{verbs}\n"
+        "`phasicrl COMMAND --help` says more; `--debug` shows where an error arose; "
         "`--import MODULE` imports a module first, which may register environments."
     )
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    """What a function does, in one line."""
+    return (function.__doc__ or "").partition("\n")[0]
 
 
 # --- how tyro reads what the library has
@@ -145,19 +147,18 @@ _REGISTRY = ConstructorRegistry()
 def _read_none(
     kind: PrimitiveTypeInfo,
 ) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
-    """Read `none`, in any case, as None where a value can be off; a text or a path may have that name."""
-    members = (
-        typing.get_args(kind.type) if kind.type_origin in (typing.Union, types.UnionType) else ()
-    )
+    """Read `none`, in any case, as None where a value can be off.
+
+    A text or a path may have that name.
+    """
+    is_union = kind.type_origin in (typing.Union, types.UnionType)
+    members = typing.get_args(kind.type) if is_union else ()
     others = tuple(member for member in members if member is not type(None))
     texts = [member for member in (Path, str) if member in others]
     if not texts and len(others) == len(members):
         return None  # tyro's own rules
-    spec = ConstructorRegistry.get_primitive_spec(
-        PrimitiveTypeInfo.make(
-            texts[0] if texts else functools.reduce(operator.or_, others), kind.markers
-        )
-    )
+    other = texts[0] if texts else functools.reduce(operator.or_, others)
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(other, kind.markers))
     if isinstance(spec, UnsupportedTypeAnnotationError):
         return spec
 
@@ -168,26 +169,21 @@ def _read_none(
             raise ValueError(f"{words[0]!r} is none of {', '.join(spec.choices)}, none")
         return spec.instance_from_str(words)
 
+    def words_of(value: Any) -> list[str]:
+        return ["none"] if value is None else spec.str_from_instance(value)
+
     return PrimitiveConstructorSpec(
         nargs=spec.nargs,
         metavar=spec.metavar if texts else f"{spec.metavar}|none",
         instance_from_str=read,
         is_instance=lambda value: value is None or spec.is_instance(value),
-        str_from_instance=lambda value: (
-            ["none"] if value is None else spec.str_from_instance(value)
-        ),
+        str_from_instance=words_of,
     )
 
 
 _PYTHON_ONLY = (
-    "make_env",
-    "make_vector_env",
-    "make_encoder",
-    "mask_actions",
-    "on_iteration",
-    "on_run",
-    "say",
-)
+    "make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say"
+)  # fmt: skip
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
 
 
@@ -226,10 +222,10 @@ def arguments_for(
 
     left_out = {*without, *_PYTHON_ONLY}
     parameters = inspect.signature(function).parameters
-    kept = {name: parameter for name, parameter in parameters.items() if name not in left_out}
-    collect.__annotations__ = {name: parameter.annotation for name, parameter in kept.items()}
+    kept = [parameter for name, parameter in parameters.items() if name not in left_out]
+    collect.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
     collect.__annotations__ = typing.get_type_hints(collect, function.__globals__)
-    collect.__signature__ = inspect.Signature([*kept.values()])  # pyright: ignore[reportFunctionMemberAccess]
+    typing.cast(Any, collect).__signature__ = inspect.Signature(kept)
     # tyro keeps the line breaks of a docstring, which are our source's.
     collect.__doc__ = re.sub(r"\n {8,}", " ", inspect.getdoc(function) or "")
     flat = tyro.conf.OmitArgPrefixes
@@ -239,7 +235,7 @@ def arguments_for(
     }
     found: Any = tyro.cli(
         collect if own is None else with_own, args=words, return_unknown_args=others,
-        prog=f"phasicrl {verb}", description=(function.__doc__ or "").partition("\n")[0],
+        prog=f"phasicrl {verb}", description=_first_line(function),
         config=(*markers, tyro.conf.SuppressFixed), registry=_REGISTRY,
     )  # fmt: skip
     found, rest = found if others else (found, [])
@@ -259,7 +255,7 @@ class _TrainOptions:
 
 
 def _train(words: list[str]) -> None:
-    """Train an agent: `phasicrl train PRESET [--env.id starpilot --seed 3 …]`, or `--from RUN [--same-plan]`."""
+    """Train an agent: `phasicrl train PRESET [--seed 3 …]`, or `--from RUN [--same-plan]`."""
     options, words = tyro.cli(
         _TrainOptions, args=words, prog="phasicrl train", return_unknown_args=True, add_help=False
     )
@@ -278,7 +274,8 @@ def _plan_of(words: list[str]) -> Plan:
     """
     if words[0] != "--from":
         raise ValueError(
-            "--same-plan needs a run whose plan is followed: `phasicrl train --from RUN --same-plan`"
+            "--same-plan needs a run whose plan is followed: "
+            "`phasicrl train --from RUN --same-plan`"
         )
     from phasicrl.execution.device import this_machine
     from phasicrl.execution.plan import can_follow
@@ -292,13 +289,16 @@ def _plan_of(words: list[str]) -> Plan:
         )
     if not can_follow(plan, this_machine("auto" if plan.on_gpu else "cpu")):
         raise ValueError(
-            f"{path} ran on {plan.device} with {plan.num_threads} threads, which this machine has not; leave --same-plan out"
+            f"{path} ran on {plan.device} with {plan.num_threads} threads, "
+            "which this machine has not; leave --same-plan out"
         )
     return plan
 
 
 def parse_config(words: list[str]) -> Config:
-    """The configuration that the words after `train` describe: a preset's name or `--from FILE`, then fields.
+    """The configuration that the words after `train` describe.
+
+    They are a preset's name or `--from FILE`, then fields.
 
     Raises:
         ValueError: no preset named, an unknown one, or values that do not go together.
@@ -311,18 +311,15 @@ def parse_config(words: list[str]) -> Config:
 
 
 def _base(words: list[str]) -> tuple[Config, str, list[str]]:
-    """The configuration that the fields are added to, its name for people, and the words of the fields.
+    """The configuration that the fields are added to, its name for people, and the fields' words.
 
     These first words are read here: the help of all others has the values of this configuration.
     """
     if not words or words[0] in ("-h", "--help"):
-        print(
-            "usage: phasicrl train PRESET [FIELDS]\n       phasicrl train --from RUN [--same-plan] [FIELDS]\n"
-        )
-        print(
-            "presets:\n"
-            + "\n".join(f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items())
-        )
+        print("usage: phasicrl train PRESET [FIELDS]")
+        print("       phasicrl train --from RUN [--same-plan] [FIELDS]\n\npresets:")
+        for name, preset in PRESETS.items():
+            print(f"  {name:<30}{preset.summary}")
         print("\n`phasicrl train PRESET --help` lists every field with its value in that preset.")
         raise SystemExit(0 if words else USER_ERROR)
     if words[0] == "--from":
@@ -336,29 +333,30 @@ def _base(words: list[str]) -> tuple[Config, str, list[str]]:
         return base, f"--from {path}", words[2:]
     if words[0].startswith("-"):
         raise ValueError(
-            f"the preset comes first: `phasicrl train PRESET {words[0]} …`; `phasicrl presets` lists them"
+            f"the preset comes first: `phasicrl train PRESET {words[0]} …`; "
+            "`phasicrl presets` lists them"
         )
     return get_preset(words[0]), words[0], words[1:]
 
 
 _OFF = "_off"
-"""Ends the names of the switches `--aux none`, which stand beside the fields of the group in tyro's tree."""
+"""Ends the names of switches such as `--aux none`, which tyro has beside the group's fields."""
 
 
 def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
-    """The knobs that the words name, by path, with what `changed` needs for groups that go on or off."""
+    """The knobs that the words name, by path, and groups that they switch on or off."""
+    # A flag that may come more than once needs a default. Every text is given: to look for comments
+    # takes time.
+    default, markers = {"env": {"options": ()}}, (tyro.conf.HelptextFromCommentsOff,)
     tree = tyro.cli(
-        _knobs(base), args=words, prog=prog, registry=_REGISTRY,
-        default={"env": {"options": ()}},  # a flag that may come more than once needs one
-        config=(tyro.conf.HelptextFromCommentsOff,),  # every text is given; to look for them takes time
-    )  # fmt: skip
+        _knobs(base), args=words, prog=prog, registry=_REGISTRY, default=default, config=markers
+    )
     given: dict[str, Any] = {}
     for name, value in tree.items():
-        given |= (
-            {f"{name}.{field}": inner for field, inner in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
+        if isinstance(value, dict):
+            given |= {f"{name}.{field}": inner for field, inner in value.items()}
+        else:
+            given[name] = value
     if options := given.pop("env.options"):
         given["env.options"] = _added_options(base.env.options, options)
     for switch in [name for name in given if name.endswith(_OFF)]:
@@ -366,13 +364,9 @@ def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
         if given.pop(switch).lower() != "none":
             raise ValueError(f"{flag} takes only `none`; its fields are set by {flag}.FIELD")
         given[group] = None
-    named = {path.partition(".")[0] for path in given if "." in path}
-    switched_on = {
-        name: _group_when_on(base, name)
-        for name in named - given.keys()
-        if getattr(base, name) is None
-    }
-    return switched_on | given
+    named = {path.partition(".")[0] for path in given if "." in path} - given.keys()
+    off = [name for name in named if getattr(base, name) is None]
+    return {name: _group_when_on(base, name) for name in off} | given
 
 
 def _knobs(base: Config) -> Any:
@@ -382,40 +376,33 @@ def _knobs(base: Config) -> Any:
     """
     texts, fields = field_texts(Config), {}
     for name, hint in typing.get_type_hints(Config).items():
-        kind = next(
-            (kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)),
-            None,
-        )
+        kind = next(filter(dataclasses.is_dataclass, (hint, *typing.get_args(hint))), None)
         group = getattr(base, name)
         if kind is None:
             fields[name] = _option(hint, texts[name], shown(group))
             continue
         inner_texts, inner = field_texts(typing.cast(type, kind)), {}
         for field, inner_hint in typing.get_type_hints(kind).items():
-            value = (
-                shown(getattr(group, field))
-                if group is not None
-                else f"{shown(defaults()[f'{name}.{field}'])}, once it is on"
-            )
+            value = f"{shown(defaults()[f'{name}.{field}'])}, once it is on"
+            if group is not None:
+                value = shown(getattr(group, field))
             inner[field] = _option(inner_hint, inner_texts[field], value)
         fields[name] = Annotated[_typed_dict(kind, inner), tyro.conf.arg(help=kind.__doc__)]
         if hint is not kind:
-            off = tyro.conf.arg(name=name, metavar="none", help="Switch the group off; naming a field of it switches it on.", help_behavior_hint=f"(default: {shown(group)})")  # fmt: skip
+            text = "Switch the group off; naming a field of it switches it on."
+            hint = f"(default: {shown(group)})"
+            off = tyro.conf.arg(name=name, metavar="none", help=text, help_behavior_hint=hint)
             fields[name + _OFF] = Annotated[str, off]
     return _typed_dict(Config, fields)
 
 
 def _option(hint: Any, text: str, value: str) -> Any:
     """The type of one knob with its help."""
+    metavar = None
     if typing.get_origin(hint) is Mapping:
-        words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
-        return Annotated[
-            words,
-            tyro.conf.arg(
-                help=text, help_behavior_hint=f"(default: {value})", metavar="KEY=VALUE …"
-            ),
-        ]
-    return Annotated[hint, tyro.conf.arg(help=text, help_behavior_hint=f"(default: {value})")]
+        hint, metavar = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], "KEY=VALUE …"
+    default = f"(default: {value})"
+    return Annotated[hint, tyro.conf.arg(help=text, help_behavior_hint=default, metavar=metavar)]
 
 
 def _typed_dict(kind: Any, fields: dict[str, Any]) -> Any:
@@ -428,20 +415,19 @@ def _typed_dict(kind: Any, fields: dict[str, Any]) -> Any:
 def _group_when_on(base: Config, name: str) -> Any:
     """What a group that is off begins with when one of its fields is named."""
     if name == "aux":
-        # The usual number of minibatches, or as many of them as these environments can be dealt out
-        # to.
+        # The usual number of minibatches, or as many as these environments can be dealt out to.
         return AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs))
-    return next(
-        kind
-        for kind in typing.get_args(typing.get_type_hints(Config)[name])
-        if kind is not type(None)
-    )()
+    members = typing.get_args(typing.get_type_hints(Config)[name])
+    return next(member for member in members if member is not type(None))()
 
 
 def _added_options(
     before: Mapping[str, Any], words_of_flags: tuple[tuple[str, ...], ...]
 ) -> Options:
-    """Options of the environment with what `--env.options` says, as often as it came; `none` drops those before."""
+    """Options of the environment with what `--env.options` says, as often as it came.
+
+    `none` drops those before.
+    """
     options = dict(before)
     for words in words_of_flags:
         if not words:
@@ -470,9 +456,8 @@ def _print_result(run: Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"{run.config.name} on {run.envs.name}, seed {run.config.seed}", show_header=False
-    )
+    title = f"{run.config.name} on {run.envs.name}, seed {run.config.seed}"
+    table = Table(title=title, show_header=False)
     for name, value in run.summary().items():
         table.add_row(name, value)
     console = Console()
@@ -489,33 +474,30 @@ def _ladder(words: list[str]) -> None:
 
     arguments, *_ = arguments_for("ladder", run_ladder, words)
     env, seeds = arguments["env"], arguments["seeds"]
-    arguments["output_dir"] = output_dir = arguments["output_dir"] / env.replace(":", "-").replace(
-        "/", "-"
-    )
-    console = Console()
-    found = run_ladder(
-        **arguments,
-        on_run=lambda name, seed, reached: console.print(
-            f"{name}, seed {seed}: {reached:.1f}", highlight=False
-        ),
-        say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
-    )
+    output_dir = arguments["output_dir"] / env.replace(":", "-").replace("/", "-")
+    arguments["output_dir"] = output_dir
+    console = Console(highlight=False)
+
+    def say(sentence: str) -> None:
+        console.print(sentence, soft_wrap=True)
+
+    def on_run(name: str, seed: int, reached: float) -> None:
+        console.print(f"{name}, seed {seed}: {reached:.1f}")
+
+    found = run_ladder(**arguments, on_run=on_run, say=say)
     mode = "leave-one-out" if arguments["leave_one_out"] else "ladder"
     table = Table(title=f"{mode} on {env}: greedy return after training, {seeds} seeds")
     for column in ("rung", "mean", "95 % interval", "least", "last 100 training episodes"):
         table.add_column(column, justify="left" if column == "rung" else "right")
+    names = ("greedy_mean", "interval_low", "interval_high", "greedy_min", "last_100_mean")
     for rung in found:
         row = rung.row()
-        numbers = (
-            f"{row['greedy_mean']:.1f}",
-            f"{row['interval_low']:.1f} to {row['interval_high']:.1f}",
-            f"{row['greedy_min']:.1f}",
-        )
-        table.add_row(rung.name, *numbers, f"{row['last_100_mean']:.1f}")
+        mean, low, high, least, last = (f"{row[name]:.1f}" for name in names)
+        table.add_row(rung.name, mean, f"{low} to {high}", least, last)
     console.print(table)
     for ending in ("png", "svg"):
         draw_ladder(found, output_dir / f"{mode}.{ending}", title=f"{env}, {seeds} seeds")
-    console.print(f"runs, table and figure: {output_dir}", highlight=False, soft_wrap=True)
+    say(f"runs, table and figure: {output_dir}")
 
 
 @dataclass(frozen=True)
@@ -527,13 +509,11 @@ class _BenchOutput:
 
 
 def _bench(words: list[str]) -> None:
-    """Measure how fast this machine trains: `phasicrl bench PRESET [FIELDS] [--seconds 30 --output bench.json --trace trace.json]`."""
+    """Measure how fast this machine trains: `phasicrl bench PRESET [FIELDS] [--seconds 30 …]`."""
     if words[:1] in (["-h"], ["--help"]):
         words = ["PRESET", *words]
     if not words or words[0].startswith("-"):
-        raise ValueError(
-            "name a preset first: `phasicrl bench PRESET`; `phasicrl presets` lists them"
-        )
+        raise ValueError("name a preset first: `phasicrl bench PRESET`; `phasicrl presets` has all")
     from phasicrl.host.bench import measure, print_report
 
     arguments, own, rest = arguments_for(
@@ -555,9 +535,9 @@ class _EvaluateOptions:
     policy: Literal["both", "greedy", "sampled"] = "both"
     """Most likely action, drawn action, or one after the other."""
     json: bool = False
-    """Print one JSON object; its `mean_return` is the greedy policy's, unless only the other was asked for."""
+    """Print one JSON object; its `mean_return` is the greedy policy's, unless only sampled."""
     steps: Path | None = None
-    """A CSV file that gets every step: reward, return so far, the policy's mean, deviation and entropy, the action."""
+    """A CSV file that gets every step: reward, return, mean, deviation, entropy, action."""
 
 
 def _evaluate(words: list[str]) -> None:
@@ -570,18 +550,13 @@ def _evaluate(words: list[str]) -> None:
     policies = ("greedy", "sampled") if own.policy == "both" else (own.policy,)
     results = evaluate(**arguments, policies=policies, steps_file=own.steps)
     rows = [result.to_dict() for result in results]
+    run, levels = str(arguments["run_dir"]), arguments["levels"]
     if own.json:
-        tree = {
-            "run": str(arguments["run_dir"]),
-            "levels": arguments["levels"],
-            "seed": arguments["seed"],
-        }
+        tree = {"run": run, "levels": levels, "seed": arguments["seed"]}
         print(json.dumps(tree | rows[0] | {str(row["policy"]): row for row in rows}))
         return
-    _print_evaluation(
-        f"{arguments['run_dir']}: {arguments['episodes']} episodes, {arguments['levels']} levels or seeds",
-        rows,
-    )
+    title = f"{run}: {arguments['episodes']} episodes, {levels} levels or seeds"
+    _print_evaluation(title, rows)
 
 
 def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
@@ -590,15 +565,9 @@ def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for column in (
-        "policy",
-        "mean return",
-        "95 % interval",
-        "standard deviation",
-        "median",
-        "mean length",
-    ):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    table.add_column("policy")
+    for column in ("mean return", "95 % interval", "standard deviation", "median", "mean length"):
+        table.add_column(column, justify="right")
     for row in rows:
         low, high = row["interval_95"]
         numbers = (row["mean_return"], row["std_return"], row["median_return"], row["mean_length"])
@@ -651,14 +620,10 @@ def _print_presets(pattern: str = "") -> None:
     for column in ("preset", "what and whence", "difference to its parent"):
         table.add_column(column, no_wrap=column == "preset")
     for name, preset in shown.items():
-        changes = differences(
-            preset.config, Config() if preset.parent is None else PRESETS[preset.parent].config
-        )
-        parent = preset.parent or "the defaults"
-        lines = [f"[bold]{parent}[/bold], but"] + [
-            f"{field} {'none' if new is None else new} [dim](was {old})[/dim]"
-            for field, (old, new) in changes.items()
-        ]
+        parent = Config() if preset.parent is None else PRESETS[preset.parent].config
+        lines = [f"[bold]{preset.parent or 'the defaults'}[/bold], but"]
+        for field, (old, new) in differences(preset.config, parent).items():
+            lines.append(f"{field} {'none' if new is None else new} [dim](was {old})[/dim]")
         table.add_row(name, f"{preset.summary}\n[dim]{preset.source}[/dim]", "\n".join(lines))
     Console().print(table)
 
@@ -671,7 +636,8 @@ def _envs(words: list[str]) -> None:
     listings = list_envs(**arguments)
     if not listings:
         raise ValueError(
-            f"no environment matches {arguments['pattern']!r}; `phasicrl envs` lists all, and * and ? stand for any letters"
+            f"no environment matches {arguments['pattern']!r}; "
+            "`phasicrl envs` lists all, and * and ? stand for any letters"
         )
     print("\n".join(map(str, listings)))
 

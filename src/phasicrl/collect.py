@@ -16,7 +16,7 @@ from phasicrl.optimize import diverged
 from phasicrl.rollout import Rollout, Samples
 
 Truncation = tuple[int, Tensor, Tensor, Tensor]
-"""Truncated episodes of a step: its number, their environments, final observations, memory states."""
+"""Truncated episodes of a step: its number, environments, final observations, memory states."""
 
 
 class Collector:
@@ -56,12 +56,18 @@ class Collector:
         )
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where the environments are, and what the agent remembers of them; None where they cannot be brought back."""
+        """Where the environments are, and what the agent remembers of them.
+
+        None where the environments cannot be brought back.
+        """
         envs = self.envs.state_dict()
         return None if envs is None else {"envs": envs, "first": self._first, "state": self._state}
 
     def load_state_dict(self, state: dict[str, Any], obs: Tensor) -> None:
-        """Go on from `state_dict`, in place of `start`, with environments that were brought there and show `obs`."""
+        """Go on from `state_dict`, in place of `start`.
+
+        The environments were brought there already, and show `obs`.
+        """
         self._obs = self.compute.upload(obs)
         self._first = state["first"].to(self.compute.device)
         self._state = state["state"].to(self.compute.device)
@@ -112,18 +118,13 @@ class Collector:
             outcomes.append((step.reward, step.terminated, step.truncated, ended))
             infos.append(step.info)
             self._obs, self._first = self.compute.upload(step.obs), self.compute.upload(ended)
-        reward, terminated, truncated, ended = (
-            torch.stack(kind) for kind in zip(*outcomes, strict=True)
-        )  # [T, B]
-        self.episodes.update(
-            reward, ended, {name: torch.stack([info[name] for info in infos]) for name in infos[0]}
-        )
+        # [T, B] each
+        reward, terminated, truncated, ended = map(torch.stack, zip(*outcomes, strict=True))
+        info = {name: torch.stack([info[name] for info in infos]) for name in infos[0]}
+        self.episodes.update(reward, ended, info)
         rollout.first[:, 1:] = self.compute.upload(ended[:-1]).t()
-        for room, values in (
-            (rollout.reward, reward),
-            (rollout.terminated, terminated),
-            (rollout.truncated, truncated),
-        ):
+        rooms = (rollout.reward, rollout.terminated, rollout.truncated)
+        for room, values in zip(rooms, (reward, terminated, truncated), strict=True):
             room.copy_(self.compute.upload(values).t())
         truncations = self._truncations(truncated, finals)
         if begins_statistics:
@@ -139,14 +140,16 @@ class Collector:
         action = self.act(rollout, t).to(self.envs.device)
         try:
             return self.envs.step(action)
-        except (
-            ValueError
-        ):  # they refuse the action; if a network has diverged, then that is the reason to give
+        except ValueError:
+            # They refuse the action; if a network has diverged, then that is the reason to give.
             _require_finite(policy=rollout.log_prob[:, : t + 1])
             raise
 
     def act(self, rollout: Rollout, t: int) -> Tensor:
-        """Draw the actions of step t, noting what is known of them by now; returns them as the environments want them."""
+        """Draw the actions of step t, noting what is known of them by now.
+
+        They are returned as the environments want them.
+        """
         mask = None
         if rollout.action_mask is not None:
             assert self.envs.action_mask is not None, (
@@ -155,9 +158,8 @@ class Collector:
             rollout.action_mask[:, t] = mask = self.compute.upload(self.envs.action_mask)
         noise = self._blank_policy.noise(self.generator)
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        action, env_action, log_prob, self._state, *values = self.compute.evaluate(
-            self._answer, self.agent, inputs
-        )
+        answer = self.compute.evaluate(self._answer, self.agent, inputs)
+        action, env_action, log_prob, self._state, *values = answer
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
         for value in values:
             rollout.value[:, t] = value
@@ -166,38 +168,30 @@ class Collector:
     def _answer(
         self, obs: Tensor, first: Tensor, state: Tensor, noise: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Action, the environments' form of it, its log-probability `[B, …]`, the memory's next state `[B, H]`, and the value `[B]` if it is due now."""
-        inputs = (
-            obs.unsqueeze(1),
-            first.unsqueeze(1),
-            state,
-            None if mask is None else mask.unsqueeze(1),
-        )
+        """Action, the environments' form of it, its log-probability `[B, …]`, and what follows.
+
+        That is the memory's next state `[B, H]`, and the value `[B]` if it is due now.
+        """
+        mask = None if mask is None else mask.unsqueeze(1)
+        inputs = (obs.unsqueeze(1), first.unsqueeze(1), state, mask)
         if self._values_afterwards:
             (policy, state), values = self.agent.policy(*inputs, precision=self._precision), ()
         else:
             output = self.agent(*inputs, precision=self._precision)
             policy, state, values = output.policy, output.state, (output.value[:, 0],)
         action = policy.draw(noise)
-        log_prob = policy.log_prob(action)
-        return (
-            action[:, 0],
-            self.agent.policy_head.env_action(action[:, 0]),
-            log_prob[:, 0],
-            state,
-            *values,
-        )
+        env_action = self.agent.policy_head.env_action(action[:, 0])
+        return action[:, 0], env_action, policy.log_prob(action)[:, 0], state, *values
 
     def _value(self, segments: Samples) -> Tensor:
         """V of segments, `[S, L]`."""
-        return self.agent.value(
-            segments.obs, segments.first, segments.state, precision=self._precision
-        )
+        seen = (segments.obs, segments.first, segments.state)
+        return self.agent.value(*seen, precision=self._precision)
 
     def _truncations(
         self, truncated: Tensor, finals: dict[int, tuple[Tensor, Tensor]]
     ) -> list[Truncation]:
-        """The truncated episodes, `[T, B]`, with their rows of what was kept of each step in `finals`.
+        """The truncated episodes, `[T, B]`, with their rows of what `finals` kept of each step.
 
         After the rollout, so that the environments' device is waited for once and not at every
         step.
@@ -209,29 +203,31 @@ class Collector:
         for t, envs in cut.items():
             (final_obs, state), rows = finals[t], torch.tensor(envs)
             there = self.compute.upload(rows)
-            found.append(
-                (t, there, self.compute.upload(final_obs[rows.to(final_obs.device)]), state[there])
-            )
+            obs = self.compute.upload(final_obs[rows.to(final_obs.device)])
+            found.append((t, there, obs, state[there]))
         return found
 
     def _remember_anew(self, rollout: Rollout, truncations: list[Truncation]) -> list[Truncation]:
-        """Follow the rollout with the statistics of now: the memory's state after it, and the truncations with their states of then."""
+        """Follow the rollout with the statistics of now.
+
+        The memory's state after it is kept; the truncations are returned with their states of then.
+        """
         cut = {t: (envs, final_obs) for t, envs, final_obs, _ in truncations}
         self._state, followed = rollout.state.clone(), []
         for t in range(rollout.first.shape[1]):
             now = slice(t, t + 1)
-            self._state = self.agent(
-                rollout.obs[:, now], rollout.first[:, now], self._state, precision=self._precision
-            ).state
+            seen = (rollout.obs[:, now], rollout.first[:, now], self._state)
+            self._state = self.agent(*seen, precision=self._precision).state
             if t in cut:
                 followed.append((t, *cut[t], self._state[cut[t][0]]))
         return followed
 
     def _fill_next_values(self, rollout: Rollout, truncations: list[Truncation]) -> None:
-        """Value what each step led to. All observations that are in no rollout are valued in one batch: the last ones and the final ones.
+        """Value what each step led to.
 
-        A final observation still belongs to its episode: it is valued with the memory's state of
-        that moment.
+        All observations that are in no rollout, the last ones and the final ones, are valued in one
+        batch. A final observation still belongs to its episode: it is valued with the memory's
+        state of that moment.
         """
         obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
@@ -247,9 +243,10 @@ class Collector:
 
 
 def _require_finite(**said: Tensor) -> None:
-    """Refuse what a network says if it is not all finite: its weights have diverged, and would be saved over good ones.
+    """Refuse what a network says if it is not all finite.
 
-    Discrete actions do not show it, because the arg-max of NaN is action 0.
+    Its weights have diverged, and would be saved over good ones. Discrete actions do not show it,
+    because the arg-max of NaN is action 0.
 
     Raises:
         ValueError: names the networks, and what to do.

@@ -65,7 +65,8 @@ class Options(dict[str, OptionValue]):
 
     def _refuse_change(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(
-            "options of a configuration cannot be changed; make another one with dataclasses.replace"
+            "options of a configuration cannot be changed; "
+            "make another one with dataclasses.replace"
         )
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = (
@@ -124,20 +125,18 @@ class EnvConfig:
             start_level=self.start_level,
             heuristic_mask_steps=self.heuristic_mask_steps,
         )
-        for key, value in dict(self.options).items():
-            accepted = isinstance(value, str | int | float)  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's may be anything
+        for key, value in dict[str, Any](self.options).items():  # a user's may be anything
             _require(
-                accepted,
+                isinstance(value, str | int | float),
                 f"env.options has {key} = {value!r}; a text, a number, True or False was expected",
             )
-        object.__setattr__(
-            self, "options", Options(self.options)
-        )  # whoever gave a plain dict may change that later
+        # Whoever gave a plain dict may change that later.
+        object.__setattr__(self, "options", Options(self.options))
 
 
 PROCGEN_FIELDS = (
-    "distribution", "num_levels", "start_level", "center_agent", "use_backgrounds", "use_monochrome_assets",
-    "restrict_themes", "use_generated_assets", "paint_vel_info",
+    "distribution", "num_levels", "start_level", "center_agent", "use_backgrounds",
+    "use_monochrome_assets", "restrict_themes", "use_generated_assets", "paint_vel_info",
 )  # fmt: skip
 """Fields of `EnvConfig` that only Procgen understands."""
 
@@ -226,7 +225,8 @@ class ActionConfig:
         _require_positive("action", min_std=self.min_std)
         _require(
             self.mean == "raw" or self.squash != "tanh",
-            "action.mean tanh and action.squash tanh would squash twice, and the ends of the range could not be reached; choose one",
+            "action.mean tanh and action.squash tanh would squash twice, and the ends of the range "
+            "could not be reached; choose one",
         )
 
 
@@ -306,14 +306,15 @@ class PPOConfig:
     def __post_init__(self) -> None:
         """Refuse impossible values."""
         _require_positive(
-            "ppo", num_steps=self.num_steps, num_minibatches=self.num_minibatches, clip=self.clip, value_clip=self.value_clip,
-            learning_rate=self.learning_rate, adam_eps=self.adam_eps, max_grad_norm=self.max_grad_norm, n_step=self.n_step,
-            value_learning_rate=self.value_learning_rate, kl_penalty_target=self.kl_penalty_target, target_kl=self.target_kl,
-            schedule_kl=self.schedule_kl, reward_clip=self.reward_clip,
+            "ppo", num_steps=self.num_steps, num_minibatches=self.num_minibatches, clip=self.clip,
+            value_clip=self.value_clip, learning_rate=self.learning_rate, adam_eps=self.adam_eps,
+            max_grad_norm=self.max_grad_norm, n_step=self.n_step,
+            value_learning_rate=self.value_learning_rate, kl_penalty_target=self.kl_penalty_target,
+            target_kl=self.target_kl, schedule_kl=self.schedule_kl, reward_clip=self.reward_clip,
         )  # fmt: skip
         _require_not_negative(
-            "ppo", policy_epochs=self.policy_epochs, value_epochs=self.value_epochs, kl_penalty=self.kl_penalty,
-            entropy_coef=self.entropy_coef, value_coef=self.value_coef,
+            "ppo", policy_epochs=self.policy_epochs, value_epochs=self.value_epochs,
+            kl_penalty=self.kl_penalty, entropy_coef=self.entropy_coef, value_coef=self.value_coef,
         )  # fmt: skip
         for name in ("gamma", "gae_lambda"):
             _require(
@@ -326,12 +327,14 @@ class PPOConfig:
         )
         _require(
             self.baseline or self.estimator == "monte_carlo",
-            f"ppo.baseline is off, but ppo.estimator {self.estimator} needs values; use monte_carlo",
+            f"ppo.baseline is off, but ppo.estimator {self.estimator} needs values; "
+            "use monte_carlo",
         )
         _require(
             self.objective == "surrogate" or (self.clip is None and self.policy_epochs == 1),
-            f"ppo.objective log_prob knows no ratio to clip and holds for one pass only, but ppo.clip is {self.clip} and ppo.policy_epochs "
-            f"{self.policy_epochs}; set --ppo.clip none --ppo.policy-epochs 1 --ppo.value-epochs 1",
+            "ppo.objective log_prob knows no ratio to clip and holds for one pass only, "
+            f"but ppo.clip is {self.clip} and ppo.policy_epochs {self.policy_epochs}; "
+            "set --ppo.clip none --ppo.policy-epochs 1 --ppo.value-epochs 1",
         )
 
     @property
@@ -349,11 +352,8 @@ class PPOConfig:
     @property
     def follows_kl(self) -> bool:
         """Whether something is steered by the divergence of an epoch."""
-        return (
-            self.target_kl is not None
-            or self.kl_penalty_target is not None
-            or self.schedule == "adaptive_kl"
-        )
+        has_target = self.target_kl is not None or self.kl_penalty_target is not None
+        return has_target or self.schedule == "adaptive_kl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,14 +387,16 @@ class AuxConfig:
         """Refuse impossible values."""
         _require_positive(
             "aux", every=self.every, run_every=self.run_every, num_minibatches=self.num_minibatches,
-            iterations_per_epoch=self.iterations_per_epoch, learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm,
+            iterations_per_epoch=self.iterations_per_epoch, learning_rate=self.learning_rate,
+            max_grad_norm=self.max_grad_norm,
         )  # fmt: skip
         _require_not_negative(
             "aux", epochs=self.epochs, beta_clone=self.beta_clone, value_coef=self.value_coef
         )
         _require(
             self.iterations_per_epoch is None or self.iterations_per_epoch <= self.every,
-            f"aux.iterations_per_epoch is {self.iterations_per_epoch}, more than the {self.every} iterations of a phase (aux.every)",
+            f"aux.iterations_per_epoch is {self.iterations_per_epoch}, "
+            f"more than the {self.every} iterations of a phase (aux.every)",
         )
 
 
@@ -486,10 +488,8 @@ class ComputeConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        for name, size in (
-            ("micro_batch", self.micro_batch),
-            ("aux_micro_batch", self.aux_micro_batch),
-        ):
+        sizes = {"micro_batch": self.micro_batch, "aux_micro_batch": self.aux_micro_batch}
+        for name, size in sizes.items():
             _require_positive("compute", **{name: size if isinstance(size, int) else None})
         _require_positive("compute", num_threads=self.num_threads)
 
@@ -559,42 +559,43 @@ class Config:
         _require_not_negative("config", seed=self.seed)
         _require(
             self.total_env_steps > 0,
-            f"total_env_steps is {self.total_env_steps}; a run needs at least one rollout, {self.batch_size} steps here",
+            f"total_env_steps is {self.total_env_steps}; "
+            f"a run needs at least one rollout, {self.batch_size} steps here",
         )
         _require(
             self.budget > 0,
-            f"total_env_steps is {self.total_env_steps}, which budget_rounding down makes 0 rollouts of {self.batch_size} steps; "
-            f"give {self.batch_size} or more, or --budget-rounding up",
+            f"total_env_steps is {self.total_env_steps}, which budget_rounding down makes "
+            f"0 rollouts of {self.batch_size} steps; give {self.batch_size} or more, "
+            "or --budget-rounding up",
         )
         self._check_minibatches("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
-        for owner, by in (
-            ("ppo", self.ppo.minibatch_by),
-            ("aux", "segments" if self.aux is None else self.aux.minibatch_by),
-        ):
+        of_aux, memory = self.aux or AuxConfig(), self.model.memory
+        for owner, by in (("ppo", self.ppo.minibatch_by), ("aux", of_aux.minibatch_by)):
             _require(
-                self.model.memory == "none" or by == "segments",
-                f"{owner}.minibatch_by is {by}, but with a memory (model.memory {self.model.memory}) steps depend on each other; use segments",
+                memory == "none" or by == "segments",
+                f"{owner}.minibatch_by is {by}, but with a memory (model.memory {memory}) "
+                "steps depend on each other; use segments",
             )
         _require(
             self.ppo.baseline or self.aux is None,
-            "ppo.baseline is off, but the auxiliary phase distills values; switch it off with --aux none",
+            "ppo.baseline is off, but the auxiliary phase distills values; "
+            "switch it off with --aux none",
         )
         size = self.batch_size // self.ppo.num_minibatches
         _require(
             self.ppo.advantage_norm != "minibatch" or size > 1,
-            f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a minibatch, whose advantage would be normalized to 0; "
+            f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a minibatch, "
+            "whose advantage would be normalized to 0; "
             "take fewer minibatches, or ppo.advantage_norm batch",
         )
         _require(
-            self.ppo.advantage_norm != "batch"
-            or self.ppo.advantage_std == "biased"
+            (self.ppo.advantage_norm, self.ppo.advantage_std) != ("batch", "unbiased")
             or self.batch_size > 1,
-            "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; take longer rollouts, or biased",
+            "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; "
+            "take longer rollouts, or biased",
         )
-        if self.aux is not None:
-            self._check_minibatches(
-                "aux", self.aux.minibatch_by, self.aux.num_minibatches, self.aux.every
-            )
+        if (aux := self.aux) is not None:
+            self._check_minibatches("aux", aux.minibatch_by, aux.num_minibatches, aux.every)
 
     def _check_minibatches(
         self, owner: str, by: MinibatchBy, num_minibatches: int, iterations: int
@@ -606,10 +607,11 @@ class Config:
             items, what = items * self.ppo.num_steps, what + " × ppo.num_steps"
         divisors = [n for n in range(1, items // iterations + 1) if (items // iterations) % n == 0]
         nearest = sorted(divisors, key=lambda n: (abs(n - num_minibatches), n))[:2]
+        better = " or ".join(map(str, nearest))
         _require(
             items % parts == 0,
             f"{items} {by} ({what}) cannot be dealt out evenly to {parts} minibatches; "
-            f"set {owner}.num_minibatches to {' or '.join(map(str, nearest))}, or change env.num_envs",
+            f"set {owner}.num_minibatches to {better}, or change env.num_envs",
         )
 
     @property
@@ -620,11 +622,8 @@ class Config:
     @property
     def budget(self) -> int:
         """Steps with which a run is over, and at which falling rates would be zero."""
-        return (
-            self.total_env_steps // self.batch_size * self.batch_size
-            if self.budget_rounding == "down"
-            else self.total_env_steps
-        )
+        left_out = self.total_env_steps % self.batch_size if self.budget_rounding == "down" else 0
+        return self.total_env_steps - left_out
 
     @property
     def num_iterations(self) -> int:
@@ -644,9 +643,9 @@ class Config:
     @property
     def period(self) -> int:
         """Policy iterations up to and with an auxiliary phase that is run."""
-        return self.phase_length * (
-            self.aux.run_every if self.aux is not None and self.has_auxiliary_phase else 1
-        )
+        if self.aux is None or not self.has_auxiliary_phase:
+            return 1
+        return self.aux.every * self.aux.run_every
 
     @property
     def num_gradient_steps(self) -> int:
@@ -667,20 +666,14 @@ class Config:
         """How often an observation goes through the networks in auxiliary phases."""
         if self.aux is None or not self.has_auxiliary_phase:
             return 0.0
-        return (
-            self.aux.epochs
-            * (self.aux.iterations_per_epoch or self.aux.every)
-            / (self.aux.every * self.aux.run_every)
-        )
+        per_epoch = self.aux.iterations_per_epoch or self.aux.every
+        return self.aux.epochs * per_epoch / self.period
 
     @property
     def reward_gamma(self) -> float:
         """Discount of the reward normalizer's running return."""
-        return (
-            self.ppo.gamma
-            if self.reward_norm is None or self.reward_norm.gamma is None
-            else self.reward_norm.gamma
-        )
+        gamma = None if self.reward_norm is None else self.reward_norm.gamma
+        return self.ppo.gamma if gamma is None else gamma
 
     def changed(
         self, changes: Mapping[str, Any], *, reset_idle: bool = False, keep: Container[str] = ()
@@ -706,10 +699,8 @@ class Config:
                 within.setdefault(name, {})[field_name] = value
             else:
                 fields[name] = value
-        for (
-            name,
-            values,
-        ) in within.items():  # all of a group at once: half of them might not go together
+        # All of a group at once: half of them might not go together.
+        for name, values in within.items():
             group = fields.get(name, getattr(self, name))
             _require(
                 group is not None,
@@ -722,14 +713,11 @@ class Config:
             idle = [path for path in error.paths if path not in keep]
             if not reset_idle or not idle:
                 raise
-        kept = {
-            path: value for path, value in changes.items() if path.partition(".")[0] not in idle
-        }  # nothing within a group that goes
-        reset = {
-            path: defaults()[path]
-            for path in idle
-            if "." not in path or path.partition(".")[0] not in idle
-        }
+        # Nothing within a group that goes.
+        kept = {path: changes[path] for path in changes if path.partition(".")[0] not in idle}
+        groups = [path for path in idle if "." not in path]
+        reset = {path: defaults()[path] for path in idle if path.partition(".")[0] not in groups}
+        reset |= {path: defaults()[path] for path in groups}
         return self.changed(kept | reset, reset_idle=True, keep=keep)
 
     def identity(self) -> dict[str, Any]:
@@ -737,14 +725,14 @@ class Config:
 
         Runs of one experiment may differ in seed and length, and in where and how they run.
         """
-        return {
-            path: value
-            for path, value in self.values().items()
-            if not path.startswith(_NO_DIFFERENCE)
-        }
+        values = self.values()
+        return {path: values[path] for path in values if not path.startswith(_NO_DIFFERENCE)}
 
     def values(self) -> dict[str, Any]:
-        """Every knob by its path, each of `env.options` by its own; a group is `on`, or None if it is off."""
+        """Every knob by its path, each of `env.options` by its own.
+
+        A group is `on`, or None if it is off.
+        """
         values = {f"env.options.{key}": value for key, value in self.env.options.items()}
         for path, value in _values(self).items():
             if path != "env.options":
@@ -775,7 +763,9 @@ _NO_DIFFERENCE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What is known of the environments; None is "not known yet", and whatever needs it is not refused.
+    """What is known of the environments.
+
+    None is "not known yet", and whatever needs it is not refused.
 
     Attributes:
         name: of the environments, for messages.
@@ -801,7 +791,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What knobs need in order to have an effect: that `config` or `task` holds, of those that are given.
+    """What knobs need to have an effect: that `config` or `task` holds, of those that are given.
 
     Attributes:
         paths: of the knobs, separated by spaces.
@@ -826,41 +816,70 @@ _PROCGEN_PATHS = " ".join(f"env.{name}" for name in PROCGEN_FIELDS)
 _ACTION_PATHS = " ".join(f"action.{part.name}" for part in dataclasses.fields(ActionConfig))
 _SCALED = ("normalized", "orthogonal")
 NEEDS = (
-    Need("env.num_threads env.pin_threads", "a task of EnvPool (procgen:NAME or envpool:ID)", task=lambda t: t.backend in (None, "procgen", "envpool")),
-    Need("env.parallel", "environments of Gymnasium (gymnasium:ID) or your own", task=lambda t: t.backend in (None, "gymnasium", "own")),
+    Need("env.num_threads env.pin_threads", "a task of EnvPool (procgen:NAME or envpool:ID)",
+         task=lambda t: t.backend in (None, "procgen", "envpool")),
+    Need("env.parallel", "environments of Gymnasium (gymnasium:ID) or your own",
+         task=lambda t: t.backend in (None, "gymnasium", "own")),
     Need("env.action_masks", "an environment that has action masks", task=lambda t: t.has_masks),
-    Need("env.heuristic_mask_steps", "a function mask_actions, given from Python", task=lambda t: t.has_heuristic),
-    Need("env.options", "a task of EnvPool or Gymnasium by its id (Procgen's options are knobs of their own)", task=lambda t: t.backend in (None, "envpool", "gymnasium")),
-    Need(_PROCGEN_PATHS, "a game of Procgen (procgen:NAME)", task=lambda t: t.backend in (None, "procgen")),
-    Need("model.channels model.blocks model.pooling", "model.encoder impala", lambda c: c.model.encoder == "impala"),
-    Need("model.activation", "model.encoder mlp, or numbers beside the images", lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
-    Need("model.value_activation", "model.encoder mlp, or numbers beside the images", lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
-    Need("model.activation model.value_activation model.layer_norm", "dense layers (model.hidden_sizes)", lambda c: bool(c.model.hidden_sizes)),
-    Need("model.value_activation ppo.value_learning_rate ppo.grad_norm_of", "model.value_path separate", lambda c: c.model.value_path == "separate"),
-    Need("model.policy_head_scale model.value_head_scale", "model.head_init normalized or orthogonal", lambda c: c.model.heads in _SCALED),
+    Need("env.heuristic_mask_steps", "a function mask_actions, given from Python",
+         task=lambda t: t.has_heuristic),
+    Need("env.options",
+         "a task of EnvPool or Gymnasium by its id (Procgen's options are knobs of their own)",
+         task=lambda t: t.backend in (None, "envpool", "gymnasium")),
+    Need(_PROCGEN_PATHS, "a game of Procgen (procgen:NAME)",
+         task=lambda t: t.backend in (None, "procgen")),
+    Need("model.channels model.blocks model.pooling", "model.encoder impala",
+         lambda c: c.model.encoder == "impala"),
+    Need("model.activation", "model.encoder mlp, or numbers beside the images",
+         lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
+    Need("model.value_activation", "model.encoder mlp, or numbers beside the images",
+         lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
+    Need("model.activation model.value_activation model.layer_norm",
+         "dense layers (model.hidden_sizes)", lambda c: bool(c.model.hidden_sizes)),
+    Need("model.value_activation ppo.value_learning_rate ppo.grad_norm_of",
+         "model.value_path separate", lambda c: c.model.value_path == "separate"),
+    Need("model.policy_head_scale model.value_head_scale",
+         "model.head_init normalized or orthogonal", lambda c: c.model.heads in _SCALED),
     Need("model.memory_size", "model.memory lstm or gru", lambda c: c.model.memory != "none"),
     Need(_ACTION_PATHS, "continuous actions", task=lambda t: t.has_continuous_actions),
-    Need("action.min_std", "action.std softplus or exp", lambda c: c.action.std in ("softplus", "exp")),
-    Need("action.rescale", "action.squash none or clip, as tanh always stretches", lambda c: c.action.squash != "tanh"),
-    Need("ppo.gae_lambda ppo.value_target", "ppo.estimator gae", lambda c: c.ppo.estimator == "gae"),
+    Need("action.min_std", "action.std softplus or exp",
+         lambda c: c.action.std in ("softplus", "exp")),
+    Need("action.rescale", "action.squash none or clip, as tanh always stretches",
+         lambda c: c.action.squash != "tanh"),
+    Need("ppo.gae_lambda ppo.value_target", "ppo.estimator gae",
+         lambda c: c.ppo.estimator == "gae"),
     Need("ppo.n_step", "ppo.estimator n_step", lambda c: c.ppo.estimator == "n_step"),
-    Need("model.value_activation model.value_head_scale value_norm", "ppo.baseline", lambda c: c.ppo.baseline),
-    Need("ppo.value_epochs ppo.value_coef ppo.value_clip ppo.value_learning_rate ppo.grad_norm_of", "ppo.baseline", lambda c: c.ppo.baseline),
-    Need("ppo.recompute_advantages ppo.bootstrap_truncation", "ppo.baseline", lambda c: c.ppo.baseline),
-    Need("ppo.value_coef ppo.value_clip", "ppo.value_epochs above 0", lambda c: c.ppo.value_epochs > 0),
-    Need("ppo.recompute_advantages", "more than one epoch (ppo.policy_epochs, ppo.value_epochs)", lambda c: len(c.ppo.passes) > 1),
-    Need("ppo.kl_estimate ppo.kl_penalty_target", "ppo.kl_penalty above 0", lambda c: c.ppo.kl_penalty > 0),
-    Need("ppo.advantage_std", "ppo.advantage_norm batch or minibatch", lambda c: c.ppo.advantage_norm != "none"),
-    Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl", lambda c: c.ppo.follows_kl),
+    Need("model.value_activation model.value_head_scale value_norm", "ppo.baseline",
+         lambda c: c.ppo.baseline),
+    Need("ppo.value_epochs ppo.value_coef ppo.value_clip ppo.value_learning_rate ppo.grad_norm_of",
+         "ppo.baseline", lambda c: c.ppo.baseline),
+    Need("ppo.recompute_advantages ppo.bootstrap_truncation", "ppo.baseline",
+         lambda c: c.ppo.baseline),
+    Need("ppo.value_coef ppo.value_clip", "ppo.value_epochs above 0",
+         lambda c: c.ppo.value_epochs > 0),
+    Need("ppo.recompute_advantages", "more than one epoch (ppo.policy_epochs, ppo.value_epochs)",
+         lambda c: len(c.ppo.passes) > 1),
+    Need("ppo.kl_estimate ppo.kl_penalty_target", "ppo.kl_penalty above 0",
+         lambda c: c.ppo.kl_penalty > 0),
+    Need("ppo.advantage_std", "ppo.advantage_norm batch or minibatch",
+         lambda c: c.ppo.advantage_norm != "none"),
+    Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl",
+         lambda c: c.ppo.follows_kl),
     Need("ppo.target_kl", "ppo.policy_epochs above 1", lambda c: c.ppo.policy_epochs > 1),
     Need("ppo.schedule_kl", "ppo.schedule adaptive_kl", lambda c: c.ppo.schedule == "adaptive_kl"),
     Need("ppo.grad_norm_of", "ppo.max_grad_norm", lambda c: c.ppo.max_grad_norm is not None),
-    Need("aux.learning_rate", "aux.optimizer own", lambda c: c.aux is not None and c.aux.optimizer == "own"),
+    Need("aux.learning_rate", "aux.optimizer own",
+         lambda c: c.aux is not None and c.aux.optimizer == "own"),
     Need("obs_norm", "real numbers among the observations", task=lambda t: t.has_floats),
-    Need("obs_norm.decay", "obs_norm.statistics ema", lambda c: c.obs_norm is not None and c.obs_norm.statistics == "ema"),
-    Need("value_norm.decay", "value_norm.statistics ema", lambda c: c.value_norm is not None and c.value_norm.statistics == "ema"),
-    Need("compute.num_threads compute.pin_threads compute.take_turns", "a device that is not a GPU (compute.device)", lambda c: not c.compute.device.startswith("cuda")),
-    Need("compute.micro_batch compute.aux_micro_batch", "images among the observations", task=lambda t: t.has_images),
+    Need("obs_norm.decay", "obs_norm.statistics ema",
+         lambda c: c.obs_norm is not None and c.obs_norm.statistics == "ema"),
+    Need("value_norm.decay", "value_norm.statistics ema",
+         lambda c: c.value_norm is not None and c.value_norm.statistics == "ema"),
+    Need("compute.num_threads compute.pin_threads compute.take_turns",
+         "a device that is not a GPU (compute.device)",
+         lambda c: not c.compute.device.startswith("cuda")),
+    Need("compute.micro_batch compute.aux_micro_batch", "images among the observations",
+         task=lambda t: t.has_images),
     Need("compute.aux_micro_batch", "an auxiliary phase (aux)", lambda c: c.aux is not None),
     # Of PPO it is true, too, that nothing is done in anything but fp32.
     Need("compute.aux_precision", "an auxiliary phase (aux)", lambda c: c.aux is not None),
@@ -872,12 +891,14 @@ ALWAYS_MEANINGFUL = frozenset(
     """
     name seed total_env_steps budget_rounding output_dir env.id env.num_envs env.observe
     model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
-    ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs ppo.num_minibatches ppo.minibatch_by
-    ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_eps
-    ppo.adam_eps_hat ppo.max_grad_norm
-    aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by aux.beta_clone aux.value_coef
-    aux.optimizer aux.max_grad_norm
-    reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
+    ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs
+    ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef
+    ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_eps ppo.adam_eps_hat
+    ppo.max_grad_norm
+    aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by
+    aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm
+    reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at
+    obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
     compute.device compute.policy_precision compute.compile compute.deterministic
     log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.keep
     """.split()  # noqa: SIM905
@@ -916,50 +937,40 @@ def refuse_idle_env(config: EnvConfig, task: Task) -> None:
     Raises:
         IdleKnobError: which ones, with the given values and the way out.
     """
-    _refuse_idle(
-        {f"env.{part.name}": getattr(config, part.name) for part in dataclasses.fields(config)},
-        None,
-        task,
-    )
+    _refuse_idle(_paths_of("env", config), None, task)
 
 
 def _refuse_idle(values: dict[str, Any], config: Config | None, task: Task | None) -> None:
     """Refuse those of the given knobs that have no effect."""
     idle: dict[str, str] = {}
+    name = f"{task.name}: " if task and task.name else ""
+    changed = {path for path in values if values[path] != defaults()[path]}
     for need in NEEDS:
         for path in need.paths.split():
-            if (
-                path not in idle
-                and path in values
-                and values[path] != defaults()[path]
-                and not need.is_met(config, task)
-            ):
+            if path in changed and path not in idle and not need.is_met(config, task):
                 default = defaults()[path]
                 idle[path] = (
-                    f"{path} is {shown(values[path])}, which has no effect without {need.words}; "
+                    f"{name}{path} is {shown(values[path])}, "
+                    f"which has no effect without {need.words}; "
                     f"choose that, or leave {path} at {shown(default)} ({_flag(path, default)})"
                 )
     if idle:
-        raise IdleKnobError(
-            "\n".join(
-                (f"{task.name}: " if task and task.name else "") + text for text in idle.values()
-            ),
-            tuple(idle),
-        )
+        raise IdleKnobError("\n".join(idle.values()), tuple(idle))
 
 
 def _values(config: Config) -> dict[str, Any]:
     """Every knob that there is in a configuration by its path, and every group that can be off."""
     values: dict[str, Any] = {}
     for part in dataclasses.fields(config):
-        group = getattr(config, part.name)
-        values[part.name] = group
+        group = values[part.name] = getattr(config, part.name)
         if dataclasses.is_dataclass(group):
-            values |= {
-                f"{part.name}.{inner.name}": getattr(group, inner.name)
-                for inner in dataclasses.fields(group)
-            }
+            values |= _paths_of(part.name, group)
     return values
+
+
+def _paths_of(name: str, group: Any) -> dict[str, Any]:
+    """The knobs of a group by their paths."""
+    return {f"{name}.{part.name}": getattr(group, part.name) for part in dataclasses.fields(group)}
 
 
 @functools.cache
@@ -970,11 +981,8 @@ def defaults() -> dict[str, Any]:
     for part in dataclasses.fields(Config):
         found[part.name] = _default(part)
         for kind in (hints[part.name], *typing.get_args(hints[part.name])):
-            if dataclasses.is_dataclass(kind):
-                found |= {
-                    f"{part.name}.{inner.name}": _default(inner)
-                    for inner in dataclasses.fields(kind)
-                }
+            inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+            found |= {f"{part.name}.{each.name}": _default(each) for each in inner}
     return found
 
 
@@ -986,10 +994,8 @@ def _default(part: dataclasses.Field[Any]) -> Any:
 def shown(value: Any) -> str:
     """A value as it is given on the command line."""
     if isinstance(value, dict):
-        return (
-            " ".join(f"{key}={item}" for key, item in typing.cast(dict[str, Any], value).items())
-            or "none"
-        )
+        options = typing.cast(dict[str, Any], value)
+        return " ".join(f"{key}={item}" for key, item in options.items()) or "none"
     if isinstance(value, tuple):
         return " ".join(map(str, typing.cast(tuple[Any, ...], value)))
     return "on" if dataclasses.is_dataclass(value) else "none" if value is None else str(value)
@@ -1004,7 +1010,9 @@ def _flag(path: str, value: Any) -> str:
 
 
 def refuse_unasked_import(config: Config) -> None:
-    """Refuse an environment whose module nobody here has asked for: a configuration that was received must not run code.
+    """Refuse an environment whose module nobody here has asked for.
+
+    A configuration that was received must not run code.
 
     Raises:
         ValueError: `env.id` is Gymnasium's `module:Id`, and the module has not been imported yet.
@@ -1013,11 +1021,11 @@ def refuse_unasked_import(config: Config) -> None:
     module = name.rpartition(":")[0]
     if back_end == "gymnasium" and module and module not in sys.modules:
         raise ValueError(
-            f"env.id {config.env.id} imports the module {module}; if you trust it, add --import {module} (from Python, import it)"
+            f"env.id {config.env.id} imports the module {module}; "
+            f"if you trust it, add --import {module} (from Python, import it)"
         )
 
 
-@functools.cache
 @functools.cache
 def _classes() -> dict[str, ast.ClassDef]:
     """The syntax trees of the classes in this file, by name."""
@@ -1041,7 +1049,6 @@ def field_paths() -> list[str]:
     paths: list[str] = []
     for name, hint in typing.get_type_hints(Config).items():
         kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-        paths += [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)] or [
-            name
-        ]
+        inner = [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)]
+        paths += inner or [name]
     return paths

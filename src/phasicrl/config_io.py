@@ -18,8 +18,10 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 RETIRED_FIELDS = {"compute.settled"}
-"""Fields of earlier versions by path, whose values name the fields beside them that the run had chosen
-itself. They are passed over, and so are those that they name."""
+"""Fields of earlier versions by path, which are passed over.
+
+Their values name the fields beside them that the run had chosen itself: those are passed over too.
+"""
 RETIRED_VALUES: dict[str, tuple[tuple[Any, Any], ...]] = {"compute.compile": (("pools", "auto"),)}
 """Values of earlier versions by the path of their field: what was written, and how it is read."""
 
@@ -80,7 +82,7 @@ def read_json(path: Path, largest: int = 2**24) -> dict[str, Any]:
 
 
 def nearest_name(given: str, known: Iterable[str]) -> str:
-    """Part of an error message: ` (did you mean 'bigfish'?)`, or nothing if no known name is near."""
+    """Part of an error message: ` (did you mean 'bigfish'?)`, or nothing if no name is near."""
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)
     return f" (did you mean {lower[close[0]]!r}?)" if close else ""
@@ -89,9 +91,8 @@ def nearest_name(given: str, known: Iterable[str]) -> str:
 def _from_tree(kind: type[T], tree: Any, path: str) -> T:
     """Build the dataclass `kind` from nested dicts."""
     if not isinstance(tree, dict):
-        raise ValueError(
-            f"{path or 'the configuration'} is {tree!r}; a group of fields was expected"
-        )
+        what = path or "the configuration"
+        raise ValueError(f"{what} is {tree!r}; a group of fields was expected")
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     given = typing.cast(dict[str, Any], tree)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class EpisodeStatistics:
-    """What a run says of its episodes; it is told of whole rollouts, to read a device once for each.
+    """What a run says of its episodes; it is told of whole rollouts, each read from a device once.
 
     Args:
         num_envs: B.
@@ -32,9 +32,8 @@ class EpisodeStatistics:
             info: what the environments say of the steps besides (`TimeStep.info`), `[T, B]` each.
         """
         ends = ended.cpu().numpy()
-        sums = np.stack(
-            [reward.cpu().numpy(), np.ones(ends.shape)], axis=1
-        )  # [T, 2, B], of single steps as yet
+        # [T, 2, B], of single steps as yet
+        sums = np.stack([reward.cpu().numpy(), np.ones(ends.shape)], axis=1)
         # Step by step, so that no digit of a return depends on where the rollouts begin.
         for so_far, goes_on in zip(sums, ~ends, strict=True):
             so_far += self._under_way

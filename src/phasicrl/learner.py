@@ -49,12 +49,13 @@ class Learner:
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
         if (norm := config.reward_norm) is not None:
-            self.reward_normalizer = RewardNormalizer(
+            normalizer = RewardNormalizer(
                 config.env.num_envs,
                 gamma=config.reward_gamma,
                 clip=norm.clip,
                 per_step=norm.per == "step",
-            ).to(compute.device)
+            )
+            self.reward_normalizer = normalizer.to(compute.device)
         self.iteration = 0
         self.kl_coef = config.ppo.kl_penalty
         self.rate_factor = 1.0
@@ -66,26 +67,26 @@ class Learner:
 
     @property
     def auxiliary_phase_is_due(self) -> bool:
-        """Whether an auxiliary phase follows the latest policy phase: every k-th time that the buffer is full.
+        """Whether an auxiliary phase follows the latest policy phase.
 
-        None follows the run's last policy phase (OPPG ppg.py:259).
+        One does every k-th time that the buffer is full. None follows the run's last policy phase
+        (OPPG ppg.py:259).
         """
         config = self.config
-        is_full = (
-            config.has_auxiliary_phase
-            and self.iteration > 0
-            and self.iteration % config.period == 0
-        )
-        return is_full and self.iteration < config.num_iterations
+        is_under_way = 0 < self.iteration < config.num_iterations
+        return config.has_auxiliary_phase and is_under_way and self.iteration % config.period == 0
 
     @property
     def begins_statistics(self) -> bool:
-        """Whether the next rollout's observations enter their statistics before anything is learned from them."""
+        """Whether the next rollout's observations enter their statistics before its targets."""
         norm = self.config.obs_norm
         return norm is not None and norm.from_first_rollout and self.iteration == 0
 
     def start_iteration(self) -> Record:
-        """Count the iteration and set the learning rates, which are a function of progress; returns those of the policy phase."""
+        """Count the iteration and set the learning rates, which are a function of progress.
+
+        Returns those of the policy phase.
+        """
         progress = self.iteration * self.config.batch_size / self.config.budget
         self.iteration += 1
         for name, optimizer in self.optimizers.items():
@@ -93,30 +94,25 @@ class Learner:
                 group["lr"] = self._learning_rate(name, network, progress)
         rates = [group["lr"] for group in self.optimizers["policy"].param_groups]
         record = {"charts/learning_rate": rates[0]}
-        return (
-            record
-            if self.config.ppo.value_learning_rate is None
-            else record | {"charts/value_learning_rate": rates[1]}
-        )
+        if self.config.ppo.value_learning_rate is not None:
+            record["charts/value_learning_rate"] = rates[1]
+        return record
 
     def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
-        """The rewards to learn from, `[B, T]`: clipped, normalized by statistics that include this rollout, or as they came."""
-        clip = self.config.ppo.reward_clip
+        """The rewards to learn from, `[B, T]`: clipped, normalized, both, or as they came.
+
+        The statistics that they are normalized by include this rollout.
+        """
+        clip, norm = self.config.ppo.reward_clip, self.config.reward_norm
         reward = rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
-        if self.reward_normalizer is None:
+        normalizer = self.reward_normalizer
+        if normalizer is None:
             return reward, {}
-        by_termination = (
-            self.config.reward_norm is not None
-            and self.config.reward_norm.reset_at == "termination"
-        )
-        reward = self.reward_normalizer(
-            reward, rollout.terminated if by_termination else rollout.first
-        )
-        clipped = (reward.abs() >= self.reward_normalizer.clip).float().mean()
-        return reward, {
-            "rewards/scale": float(self.reward_normalizer.scale),
-            "rewards/clipped_fraction": float(clipped),
-        }
+        by_termination = norm is not None and norm.reset_at == "termination"
+        reward = normalizer(reward, rollout.terminated if by_termination else rollout.first)
+        clipped = float((reward.abs() >= normalizer.clip).float().mean())
+        record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
+        return reward, record
 
     def update_observation_statistics(self, rollout: Rollout) -> None:
         """Take a rollout's observations into their statistics, when all has been learned from it.
@@ -129,47 +125,40 @@ class Learner:
             self.agent.reader.update(rollout.obs)
 
     def follow_kl(self, kl: float) -> Record:
-        """Adapt what is steered by the divergence of an iteration's last epoch; returns the penalty's weight that was used."""
+        """Adapt what is steered by the divergence of an iteration's last epoch.
+
+        Returns the penalty's weight that was used.
+        """
         ppo, record = self.config.ppo, {}
         if ppo.kl_penalty_target is not None:
             record["losses/kl_penalty"] = self.kl_coef
-            self.kl_coef = objectives.adapted_kl_coef(
-                self.kl_coef, kl, target=ppo.kl_penalty_target
-            )
+            coef = objectives.adapted_kl_coef(self.kl_coef, kl, target=ppo.kl_penalty_target)
+            self.kl_coef = coef
         if ppo.schedule == "adaptive_kl":
-            rate = objectives.adapted_learning_rate(
-                ppo.learning_rate * self.rate_factor, kl, target=ppo.schedule_kl
-            )
+            rate = ppo.learning_rate * self.rate_factor
+            rate = objectives.adapted_learning_rate(rate, kl, target=ppo.schedule_kl)
             self.rate_factor = rate / ppo.learning_rate
         return record
 
     def settings(self, phase: Phase) -> StepSettings:
         """How gradients become steps in a phase."""
-        config = self.config
+        config, networks = self.config, self.agent.networks()
         if phase == "aux":
             assert config.aux is not None, "there is no auxiliary phase"
-            return StepSettings(
-                phase, self.agent.networks(), self.optimizers["aux"], config.aux.max_grad_norm
-            )
-        networks = (
-            self.agent.networks()
-            if config.ppo.grad_norm_of == "networks"
-            else [list[nn.Parameter](self.agent.parameters())]
-        )
+            return StepSettings(phase, networks, self.optimizers["aux"], config.aux.max_grad_norm)
+        if config.ppo.grad_norm_of == "agent":
+            networks = [list[nn.Parameter](self.agent.parameters())]
         # Joint passes have one optimizer, of which half goes on after a stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
         return StepSettings(phase, networks, optimizer, config.ppo.max_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive."""
+        normalizer = self.reward_normalizer
         return {
             "agent": self.agent.state_dict(),
-            "optimizers": {
-                name: optimizer.state_dict() for name, optimizer in self.optimizers.items()
-            },
-            "reward_normalizer": None
-            if self.reward_normalizer is None
-            else self.reward_normalizer.state_dict(),
+            "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
+            "reward_normalizer": None if normalizer is None else normalizer.state_dict(),
             "generator": self.generator.get_state(),
             "iteration": self.iteration,
             "kl_coef": self.kl_coef,
@@ -185,11 +174,8 @@ class Learner:
         if self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
         self.generator.set_state(state["generator"])
-        self.iteration, self.kl_coef, self.rate_factor = (
-            state["iteration"],
-            state["kl_coef"],
-            state["rate_factor"],
-        )
+        self.iteration = state["iteration"]
+        self.kl_coef, self.rate_factor = state["kl_coef"], state["rate_factor"]
 
     def _learning_rate(self, optimizer: str, network: int, progress: float) -> float:
         """Step size of an optimizer for one of the agent's networks, at a share of the budget."""
@@ -204,11 +190,9 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     """The optimizers by name; `optimize.step_` steps them."""
 
     def adam() -> Adam:
-        groups = [
-            {"params": parameters, "eps_hat": config.ppo.adam_eps_hat}
-            for parameters in agent.networks()
-        ]
-        return Adam(groups, lr=config.ppo.learning_rate, eps=config.ppo.adam_eps)
+        ppo = config.ppo
+        groups = [{"params": each, "eps_hat": ppo.adam_eps_hat} for each in agent.networks()]
+        return Adam(groups, lr=ppo.learning_rate, eps=ppo.adam_eps)
 
     optimizers = {"policy": adam()}
     if (False, True) in config.ppo.passes:

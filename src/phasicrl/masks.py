@@ -47,7 +47,8 @@ def _flat_mask(space: gym.Space[Any], mask: Any, path: Path) -> np.ndarray:
         given = f"shape {flat.shape}"
         if not np.isin(flat, (0, 1)).all():
             raise ValueError(
-                f"an action mask with the values {np.unique(flat)}{where(path)}; accepted: True and False, or 1 and 0"
+                f"an action mask with the values {np.unique(flat)}{where(path)}; "
+                "accepted: True and False, or 1 and 0"
             )
         if flat.shape == (size,):
             return flat.astype(bool)
@@ -62,8 +63,7 @@ def _flat_mask(space: gym.Space[Any], mask: Any, path: Path) -> np.ndarray:
 
 
 def _masks_of_parts(
-    space: gym.Space[Any],
-    mask: Any,
+    space: gym.Space[Any], mask: Any
 ) -> list[tuple[str | int, gym.Space[Any], Any]] | None:
     """The parts of a space, each with its mask; None if the mask does not have them."""
     if isinstance(space, gym.spaces.Dict):

@@ -1,4 +1,4 @@
-"""Running statistics and what is scaled by them. Kind: state (modules: the statistics are part of what is saved)."""
+"""Running statistics and what is scaled by them. Kind: state (modules, whose buffers are saved)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from phasicrl.returns import discounted_forward_return
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, merged batch by batch in parallel form (Chan et al. 1979), in float64.
+    """Mean and variance of everything seen so far, in float64.
+
+    They are merged batch by batch in parallel form (Chan et al. 1979).
 
     Args:
         shape: of one sample; each of its components has a mean and a variance of its own.
@@ -28,7 +30,7 @@ class RunningMoments(nn.Module):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     def update(self, batch: Float[Tensor, "..."]) -> None:
-        """Merge a batch in: `[*N, *shape]`, any number of leading axes over which to merge, none for a single sample."""
+        """Merge a batch `[*N, *shape]` in, over all leading axes; a single sample has none."""
         count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape)
         total = self.count + count
         delta = mean - self.mean
@@ -37,16 +39,15 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
     def update_by_steps(self, samples: Float[Tensor, "B T"]) -> Float[Tensor, " T"]:
-        """Merge T batches of B numbers in, one after the other; returns the biased variance after each.
+        """Merge T batches of B numbers in, one after the other; returns the variance after each.
 
-        The same as `update` for each, by running sums of the distances from one point, which is
-        near all of them.
+        It is the biased one. The same as `update` for each, by running sums of the distances from
+        one point, which is near all of them.
         """
         point = torch.where(self.count > 0, self.mean, samples.mean())
         away = samples - point
-        counts = self.count + len(samples) * torch.arange(
-            1, samples.shape[1] + 1, device=samples.device
-        )
+        batches = torch.arange(1, samples.shape[1] + 1, device=samples.device)
+        counts = self.count + len(samples) * batches
         # T numbers each, added up on the CPU: a GPU's `cumsum` of floats has no deterministic
         # kernel, which `compute.deterministic` asks for.
         sums, squares = (
@@ -61,7 +62,7 @@ class RunningMoments(nn.Module):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was no batch yet. Looks at a tensor's value, for which a GPU is waited for."""
+        """Whether there was no batch yet. It waits for a GPU, to look at a tensor's value."""
         return bool(self.count == 0)
 
     @property
@@ -71,13 +72,14 @@ class RunningMoments(nn.Module):
 
 
 class EmaMoments(nn.Module):
-    """Mean and variance of a mixture of all batches so far in which each counts `decay` times as much as the one after it, in float64.
+    """Mean and variance of a mixture of all batches so far, in float64.
 
-    The k-th batch moves the moments by its share of the mixture, `w = (1 − d) / (1 − dᵏ)`: 1 for
-    the first, near 1/k while k is small, 1 − d in the long run. (A constant 1 − d after the first
-    would at d = .999 leave the first batch, of an untrained policy, more than a third of the weight
-    for a thousand batches.) The variance is the mixture's, by the law of total variance: that
-    within batches and that between their means, so that a mean on the move widens it:
+    In it each batch counts `decay` times as much as the one after it. The k-th batch moves the
+    moments by its share of the mixture, `w = (1 − d) / (1 − dᵏ)`: 1 for the first, near 1/k while k
+    is small, 1 − d in the long run. (A constant 1 − d after the first would at d = .999 leave the
+    first batch, of an untrained policy, more than a third of the weight for a thousand batches.)
+    The variance is the mixture's, by the law of total variance: that within batches and that
+    between their means, so that a mean on the move widens it:
 
         mean ← (1 − w) mean + w m        variance ← (1 − w) variance + w v + w (1 − w) (m − mean)²
 
@@ -103,56 +105,63 @@ class EmaMoments(nn.Module):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was no batch yet. Looks at a tensor's value, for which a GPU is waited for."""
+        """Whether there was no batch yet. It waits for a GPU, to look at a tensor's value."""
         return bool(self.weight == 0)
 
     def update(self, batch: Float[Tensor, "..."]) -> None:
-        """Mix a batch in: `[*N, *shape]`, which counts as one whatever its size; no leading axes for a single sample."""
+        """Mix a batch `[*N, *shape]` in, which counts as one whatever its size.
+
+        A single sample has no leading axes.
+        """
         count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape)
         self.weight.mul_(self.decay).add_(1 - self.decay)
         share = (1 - self.decay) / self.weight
         delta = mean - self.mean
-        self.variance.copy_(
-            (1 - share) * (self.variance + share * delta.square()) + share * sum_of_squares / count
-        )
+        widened = self.variance + share * delta.square()
+        self.variance.copy_((1 - share) * widened + share * sum_of_squares / count)
         self.mean += share * delta
 
 
 Moments = RunningMoments | EmaMoments
-"""Either kind: `update(batch)`, and float64 tensors `mean` and `variance` of the shape given, 0 before the first batch."""
+"""Either kind: `update(batch)`, and `mean` and `variance`, float64 tensors of the shape given.
+
+Both are 0 before the first batch.
+"""
 
 
 def make_moments(statistics: Statistics, *, decay: float, shape: tuple[int, ...] = ()) -> Moments:
-    """Moments of everything (`moments`, which has no use for `decay`), or of an exponentially weighted past (`ema`)."""
+    """Moments of everything (`moments`), or of a past whose weight falls by `decay` (`ema`)."""
     return EmaMoments(decay, shape) if statistics == "ema" else RunningMoments(shape)
 
 
 def _batch_moments(
     batch: Float[Tensor, "..."], shape: torch.Size
 ) -> tuple[float, Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """Number of samples in a batch `[*N, *shape]`, their mean and the sum of their squared distances from it, in float64."""
+    """Number of samples in a batch `[*N, *shape]`, their mean and their sum of squares, in float64.
+
+    The squares are of the distances from the mean.
+    """
     num_axes = batch.dim() - len(shape)
-    assert batch.shape[num_axes:] == shape, (
-        f"a batch of shape {tuple(batch.shape)}, but samples have the shape {tuple(shape)}"
-    )
-    batch = batch.double().unsqueeze(
-        0
-    )  # so that there always is an axis to merge: to a reduction, none means all
+    fits, given = batch.shape[num_axes:] == shape, tuple(batch.shape)
+    assert fits, f"a batch of shape {given}, but samples have the shape {tuple(shape)}"
+    # So that there always is an axis to merge: to a reduction, none means all.
+    batch = batch.double().unsqueeze(0)
     axes = tuple(range(num_axes + 1))
     mean = batch.mean(axes)
     return batch.numel() / mean.numel(), mean, (batch - mean).square().sum(axes)
 
 
 def _deviation(variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """What to divide by: at least 1e-4, so that what has never varied, but for rounding, is not blown up."""
+    """What to divide by: at least 1e-4, so that rounding errors alone are not blown up."""
     return (variance + 1e-8).sqrt()
 
 
 class RewardNormalizer(nn.Module):
-    """Divides rewards by the running standard deviation of the discounted return, so that returns have about unit variance.
+    """Divides rewards by the running standard deviation of the discounted return.
 
-    As OPPG reward_normalizer.py: no mean is subtracted; rewards enter the statistics before they
-    are scaled by them; the running return of an environment starts anew where it is told to.
+    Returns then have about unit variance. As OPPG reward_normalizer.py: no mean is subtracted;
+    rewards enter the statistics before they are scaled by them; the running return of an
+    environment starts anew where it is told to.
 
     Args:
         num_envs: B; each environment has a running return of its own.
@@ -188,9 +197,8 @@ class RewardNormalizer(nn.Module):
                 episode; or those that terminate one, as in Gymnasium from 0.27 on: the reward of
                 such a step then goes into the next episode, and a time limit is passed over.
         """
-        returns = discounted_forward_return(
-            reward.double(), starts_anew, self.running_return, gamma=self.gamma
-        )
+        start, gamma = self.running_return, self.gamma
+        returns = discounted_forward_return(reward.double(), starts_anew, start, gamma=gamma)
         self.running_return.copy_(returns[:, -1])
         if self.per_step:
             scale = _deviation(self.moments.update_by_steps(returns))
@@ -201,10 +209,11 @@ class RewardNormalizer(nn.Module):
 
 
 class ObservationNormalizer(nn.Module):
-    """Shifts and scales each component of an observation to mean 0 and variance 1, and clips it (Baselines vec_normalize.py:36-40).
+    """Shifts and scales each component of an observation to mean 0 and variance 1, and clips it.
 
-    Unlike there, the statistics move only when `update` is called: a policy must not change while
-    it is acting, and not at all in an evaluation. They are buffers, so part of the agent's weights.
+    As Baselines (vec_normalize.py:36-40). Unlike there, the statistics move only when `update` is
+    called: a policy must not change while it is acting, and not at all in an evaluation. They are
+    buffers, so part of the agent's weights.
 
     A component that has never varied comes out as 0. Should it later differ by x, then 10⁴ x comes
     out, as 1e-8 is all the variance there is; the clip keeps that to ± clip. With the next update
@@ -228,16 +237,12 @@ class ObservationNormalizer(nn.Module):
         self.moments = make_moments(statistics, decay=decay, shape=(size,))
         # What acting needs, ready in float32: three kernels, and no question whether there are
         # statistics already.
-        for name, start in (
-            ("shift", 0.0),
-            ("scale", 1.0),
-            ("low", -torch.inf),
-            ("high", torch.inf),
-        ):
+        starts = {"shift": 0.0, "scale": 1.0, "low": -torch.inf, "high": torch.inf}
+        for name, start in starts.items():
             self.register_buffer(name, torch.full((size,), start))
 
     def forward(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """`(x − mean) / √(variance + 1e-8)`, clipped, in float32; x itself before the first update."""
+        """`(x − mean) / √(variance + 1e-8)`, clipped, in float32; x before the first update."""
         return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
 
     def update(self, x: Float[Tensor, "*N D"]) -> None:

@@ -1,8 +1,9 @@
-"""Losses, and the rules by which a divergence steers their weight or the step size. Kind: pure mathematics; imports torch only.
+"""Losses, and rules by which a divergence steers a weight or a step size. Kind: pure mathematics.
 
-Takes numbers and never a configuration. Every loss is one per sample, so that means over
-minibatches of any cut are exact; `[M]` is the samples of one gradient step. All value losses are
-half the squared error (PPG paper, equation 2; OPPG's `vfcoef` 0.5 is a weight of 1 on it).
+Imports torch only, takes numbers and never a configuration. Every loss is one per sample, so that
+means over minibatches of any cut are exact; `[M]` is the samples of one gradient step. All value
+losses are half the squared error (PPG paper, equation 2; OPPG's `vfcoef` 0.5 is a weight of 1 on
+it).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ def surrogate_loss(
     *,
     clip: float | None,
 ) -> Float[Tensor, "*M"]:
-    """Negative clipped surrogate (PPO paper, equation 7): `max(−A r, −A clip(r, 1−ε, 1+ε))`; the plain `−A r` without `clip`."""
+    """Negative clipped surrogate (PPO paper, equation 7): `max(−A r, −A clip(r, 1−ε, 1+ε))`.
+
+    Without `clip` it is the plain `−A r`.
+    """
     ratio = (log_prob - old_log_prob).exp()
     loss = -advantage * ratio
     if clip is None:
@@ -30,10 +34,10 @@ def surrogate_loss(
 def log_prob_loss(
     log_prob: Float[Tensor, "*M"], advantage: Float[Tensor, "*M"]
 ) -> Float[Tensor, "*M"]:
-    """`−A log π(a)`, whose gradient is the policy gradient: REINFORCE and actor-critic (Spinning Up vpg.py:216).
+    """`−A log π(a)`, whose gradient is the policy gradient: REINFORCE and actor-critic.
 
-    Right for one pass over a rollout only: nothing holds the policy near the one that drew the
-    actions.
+    As Spinning Up (vpg.py:216). Right for one pass over a rollout only: nothing holds the policy
+    near the one that drew the actions.
     """
     return -advantage * log_prob
 
@@ -41,7 +45,10 @@ def log_prob_loss(
 def sampled_kl_penalty(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
 ) -> Float[Tensor, "*M"]:
-    """Half the squared log-ratio of the actions taken: the estimate of the divergence that OPPG penalizes (ppo.py:104)."""
+    """Half the squared log-ratio of the actions taken: what OPPG penalizes (ppo.py:104).
+
+    It estimates the divergence.
+    """
     return 0.5 * (log_prob - old_log_prob).square()
 
 
@@ -52,7 +59,10 @@ def value_loss(
     *,
     clip: float | None = None,
 ) -> Float[Tensor, "*M"]:
-    """Half the squared error; with `clip`, the larger of it and that of the value clipped around the rollout's `old_value` (Baselines ppo2/model.py:72-80)."""
+    """Half the squared error; with `clip`, the larger of it and that of the clipped value.
+
+    The value is clipped around the rollout's `old_value` (Baselines ppo2/model.py:72-80).
+    """
     loss = 0.5 * (value - target).square()
     if clip is None or old_value is None:
         return loss
@@ -63,7 +73,10 @@ def value_loss(
 def approximate_kl(
     log_prob: Float[Tensor, "*M"], old_log_prob: Float[Tensor, "*M"]
 ) -> tuple[Float[Tensor, "*M"], Float[Tensor, "*M"]]:
-    """Two per-sample estimates of KL(old ‖ new) from actions of the old policy: `−log r` (k1) and `(r − 1) − log r` (k3, never negative)."""
+    """Two per-sample estimates of KL(old ‖ new) from actions of the old policy.
+
+    They are `−log r` (k1) and `(r − 1) − log r` (k3, never negative).
+    """
     log_ratio = log_prob - old_log_prob
     return -log_ratio, log_ratio.expm1() - log_ratio
 
@@ -85,7 +98,9 @@ def joint_auxiliary_loss(
     beta_clone: float,
     value_coef: float,
 ) -> Float[Tensor, "*M"]:
-    """`β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²` (PPG paper, equations 3 and 2; OPPG ppg.py:178-201).
+    """`β KL(π_old ‖ π) + ½ (V_aux − V̂)² + c ½ (V − V̂)²` (PPG paper, equations 3 and 2).
+
+    As OPPG (ppg.py:178-201).
 
     Args:
         kl: divergence of the policy from what it was before the auxiliary phase.
@@ -100,11 +115,12 @@ def joint_auxiliary_loss(
 
 
 def adapted_kl_coef(coef: float, kl: float, *, target: float) -> float:
-    """The penalty's weight β for the next iteration (PPO paper, section 4): halved below `target / 1.5`, doubled above `1.5 target`.
+    """The penalty's weight β for the next iteration (PPO paper, section 4).
 
-    It stays within [1e-6, 1e6]. Beyond, it would change nothing but the number of iterations that
-    it takes to come back, and after a thousand halvings it would be 0, from which no doubling leads
-    away. A `kl` that is not a number changes nothing.
+    It is halved below `target / 1.5`, doubled above `1.5 target`, and stays within [1e-6, 1e6].
+    Beyond, it would change nothing but the number of iterations that it takes to come back, and
+    after a thousand halvings it would be 0, from which no doubling leads away. A `kl` that is not a
+    number changes nothing.
 
     Args:
         coef: β of the iteration that is over.
@@ -119,12 +135,13 @@ def adapted_kl_coef(coef: float, kl: float, *, target: float) -> float:
 
 
 def adapted_learning_rate(rate: float, kl: float, *, target: float) -> float:
-    """The step size for what comes next: divided by 1.5 above `2 target`, multiplied by it under `target / 2` (rsl_rl ppo.py:246-249).
+    """The step size for what comes next (rsl_rl ppo.py:246-249).
 
-    It moves within [1e-5, 1e-2]. A rate that was set beyond is not moved further out, and, unlike
-    in rsl_rl, not to the nearer bound either, which would raise a small rate just when the
-    divergence is too large. A divergence of exactly 0, of a policy that did not move or was not
-    measured, changes nothing; nor does a negative estimate, or one that is not a number.
+    It is divided by 1.5 above `2 target`, multiplied by it under `target / 2`. It moves within
+    [1e-5, 1e-2]. A rate that was set beyond is not moved further out, and, unlike in rsl_rl, not to
+    the nearer bound either, which would raise a small rate just when the divergence is too large. A
+    divergence of exactly 0, of a policy that did not move or was not measured, changes nothing; nor
+    does a negative estimate, or one that is not a number.
 
     Args:
         rate: the step size so far.

@@ -1,7 +1,7 @@
-"""From gradients to a step of Adam: clipping and update. Kind: pure, but for what ends in `_`, which writes into its arguments.
+"""From gradients to a step of Adam: clipping and update. Kind: pure, but for what ends in `_`.
 
-Eager and compiled steps use the same functions. Between the gradients and the clipping is the place
-where several processes take the mean of theirs.
+That writes into its arguments. Eager and compiled steps use the same functions. Between the
+gradients and the clipping is the place where several processes take the mean of theirs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,10 @@ def clip(
             clipped.append(list(gradients))
             continue
         factor = (max_norm / (norms[-1] + 1e-6)).clamp(max=1.0)
-        scaled = (
-            torch._foreach_mul(list(gradients), factor)
-            if at_once
-            else [x * factor for x in gradients]
-        )
-        clipped.append(list(scaled))
+        if at_once:
+            clipped.append(list(torch._foreach_mul(list(gradients), factor)))
+        else:
+            clipped.append([gradient * factor for gradient in gradients])
     return clipped, norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
@@ -55,7 +53,9 @@ def _norm(tensors: Sequence[Tensor], *, at_once: bool) -> Tensor:
 def step_(
     optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, only_if: Tensor
 ) -> None:
-    """One step of Adam with these gradients, eagerly; other parameters stay as they are, and so do their moments.
+    """One step of Adam with these gradients, eagerly.
+
+    Other parameters stay as they are, and so do their moments.
 
     Args:
         optimizer: its groups have `lr`, `betas`, `eps`, and `eps_hat` where ε is added before the
@@ -65,30 +65,26 @@ def step_(
         only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil
             everything for good.
     """
-    of = {
-        id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)
-    }
+    of = dict(zip(map(id, parameters), gradients, strict=True))
     for group in optimizer.param_groups:
         members = [parameter for parameter in group["params"] if id(parameter) in of]
         if members:
+            theirs = [of[id(parameter)] for parameter in members]
             states = [moments(optimizer, parameter) for parameter in members]
-            first, second, steps = (
-                [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
-            )
+            names = ("exp_avg", "exp_avg_sq", "step")
+            columns = [[state[name] for state in states] for name in names]
             adam_(
-                members, [of[id(parameter)] for parameter in members], first, second, steps, rate=group["lr"],
-                betas=group["betas"], eps=group["eps"], eps_hat=group.get("eps_hat", False), only_if=only_if, at_once=True,
+                members, theirs, *columns, rate=group["lr"], betas=group["betas"], eps=group["eps"],
+                eps_hat=group.get("eps_hat", False), only_if=only_if, at_once=True,
             )  # fmt: skip
 
 
 def moments(optimizer: Adam, parameter: Tensor) -> dict[str, Tensor]:
-    """What Adam remembers of a parameter, begun as PyTorch begins it (torch/optim/adam.py:166-181)."""
+    """What Adam remembers of a parameter, begun as PyTorch does (torch/optim/adam.py:166-181)."""
     if parameter not in optimizer.state:
-        zeros = {
-            name: torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            for name in ("exp_avg", "exp_avg_sq")
-        }
-        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | zeros
+        state = optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)}
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     return optimizer.state[parameter]
 
 
@@ -133,7 +129,8 @@ def adam_(
         rate: step size, 0-d.
         betas: decays of the two means.
         eps: is added to the root of the second mean.
-        eps_hat: add it before the second mean's bias is corrected (TensorFlow), not after (PyTorch).
+        eps_hat: add it before the second mean's bias is corrected (TensorFlow), not after
+            (PyTorch).
         only_if: nothing changes unless this is true, 0-d.
         at_once: by PyTorch's kernel, else in plain operations, which a compiler fuses.
     """
@@ -147,8 +144,8 @@ def adam_(
         torch._foreach_add_(steps, [only_if.to(steps[0].dtype)] * len(steps))
         torch._fused_adam_(
             parameters, gradients, first, second, [], steps,
-            lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False, maximize=False,
-            found_inf=(~only_if).to(torch.float),
+            lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps,
+            amsgrad=False, maximize=False, found_inf=(~only_if).to(torch.float),
         )  # fmt: skip
         return
     columns = zip(parameters, gradients, first, second, steps, strict=True)
@@ -166,12 +163,13 @@ def adam_(
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient, in memory as the parameter is; a convolution may give it in another order than channels_last."""
-    return (
-        gradient
-        if gradient.stride() == parameter.stride()
-        else torch.empty_like(parameter).copy_(gradient)
-    )
+    """The gradient, in memory as the parameter is.
+
+    A convolution may give it in another order than channels_last.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 class DivergedError(ValueError):
@@ -183,6 +181,7 @@ class DivergedError(ValueError):
 def diverged(what: Sequence[str]) -> DivergedError:
     """The error for a run whose numbers are no longer finite: what they are, and what to do."""
     return DivergedError(
-        f"training has diverged: not every number of {' and '.join(what)} is finite; start again with a lower "
-        "ppo.learning_rate, with clipped gradients (ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
+        f"training has diverged: not every number of {' and '.join(what)} is finite; "
+        "start again with a lower ppo.learning_rate, with clipped gradients "
+        "(ppo.max_grad_norm 0.5), or with normalized rewards (reward_norm)"
     )

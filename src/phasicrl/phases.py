@@ -1,8 +1,9 @@
-"""The two phases: targets, epochs, minibatches. Kind: state (they train a learner and return numbers).
+"""The two phases: targets, epochs, minibatches. Kind: state (they train a learner).
 
-What they minimize is in `objectives.py`, the advantages are in `returns.py`. A loop of your own
-collects rollouts and calls `policy_phase` and `auxiliary_phase`, as examples/own_loop.py does: they
-see to targets, learning rates, the renewal of advantages, coefficients and statistics.
+They return numbers. What they minimize is in `objectives.py`, the advantages are in `returns.py`. A
+loop of your own collects rollouts and calls `policy_phase` and `auxiliary_phase`, as
+examples/own_loop.py does: they see to targets, learning rates, the renewal of advantages,
+coefficients and statistics.
 """
 
 from __future__ import annotations
@@ -74,21 +75,14 @@ class PolicyPhaseLoss:
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts; the one coefficient is that of the divergence."""
-        agent, conditions, (kl_coef,) = (
-            self.module,
-            (samples.obs, samples.first, samples.state),
-            coefficients,
-        )
-        precision = self.precision
+        agent, precision, (kl_coef,) = self.module, self.precision, coefficients
+        seen = (samples.obs, samples.first, samples.state)
         if not self.with_policy:
-            return self._value_loss(agent.value(*conditions, precision=precision), samples)
+            return self._value_loss(agent.value(*seen, precision=precision), samples)
         if not self.with_value:
-            return self._policy_loss(
-                agent.policy(*conditions, samples.action_mask, precision=precision)[0],
-                samples,
-                kl_coef,
-            )
-        output = agent(*conditions, samples.action_mask, precision=precision)
+            policy, _ = agent.policy(*seen, samples.action_mask, precision=precision)
+            return self._policy_loss(policy, samples, kl_coef)
+        output = agent(*seen, samples.action_mask, precision=precision)
         policy_loss, noted = self._policy_loss(output.policy, samples, kl_coef)
         value_loss, noted_of_value = self._value_loss(output.value, samples)
         return policy_loss + value_loss, noted | noted_of_value
@@ -106,9 +100,8 @@ class PolicyPhaseLoss:
         if samples.old_dist_params is None:
             penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
         else:
-            penalty = policy.kl_from(
-                self.module.policy_head.distribution(samples.old_dist_params)
-            ).mean()
+            old_policy = self.module.policy_head.distribution(samples.old_dist_params)
+            penalty = policy.kl_from(old_policy).mean()
         with torch.no_grad():
             k1, k3 = objectives.approximate_kl(log_prob, old)
             clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
@@ -125,9 +118,8 @@ class PolicyPhaseLoss:
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, Noted]:
         """The weighted value loss; it is noted before the weight."""
-        value, target, old = (
-            self.module.in_value_units(x) for x in (value, samples.value_target, samples.old_value)
-        )
+        in_units = self.module.in_value_units
+        value, target, old = map(in_units, (value, samples.value_target, samples.old_value))
         loss = objectives.value_loss(value, target, old, clip=self.ppo.value_clip).mean()
         return self.ppo.value_coef * loss, {"losses/value_loss": loss}
 
@@ -153,16 +145,12 @@ class AuxiliaryLoss:
     def __call__(self, samples: AuxiliarySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts."""
         agent, aux = self.module, self.aux
-        output = agent(
-            samples.obs, samples.first, samples.state, samples.action_mask, precision=self.precision
-        )
-        assert output.aux_value is not None, (
-            "the auxiliary phase needs an agent with an auxiliary head"
-        )
+        seen = (samples.obs, samples.first, samples.state, samples.action_mask)
+        output = agent(*seen, precision=self.precision)
+        assert output.aux_value is not None, "the auxiliary phase needs an auxiliary head"
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
-        aux_value, value, target = (
-            agent.in_value_units(x) for x in (output.aux_value, output.value, samples.value_target)
-        )
+        values = (output.aux_value, output.value, samples.value_target)
+        aux_value, value, target = map(agent.in_value_units, values)
         aux_loss = objectives.value_loss(aux_value, target).mean()
         real_loss = objectives.value_loss(value, target).mean()
         noted = {
@@ -170,9 +158,8 @@ class AuxiliaryLoss:
             "losses/aux/aux_value_loss": aux_loss,
             "losses/aux/real_value_loss": real_loss,
         }
-        return objectives.joint_auxiliary_loss(
-            kl, aux_loss, real_loss, beta_clone=aux.beta_clone, value_coef=aux.value_coef
-        ), noted
+        weights = {"beta_clone": aux.beta_clone, "value_coef": aux.value_coef}
+        return objectives.joint_auxiliary_loss(kl, aux_loss, real_loss, **weights), noted
 
 
 def compute_targets(
@@ -188,16 +175,10 @@ def compute_targets(
         reward: `[B, T]`, the rewards to learn from.
         ppo: the estimator, γ, λ, what a time limit is, and the kind of normalization.
     """
-    advantage = _advantages(rollout, reward, ppo)
-    record = (
-        {
-            "losses/explained_variance": returns.explained_variance(
-                rollout.value, rollout.value_target
-            )
-        }
-        if ppo.baseline
-        else {}
-    )
+    advantage, record = _advantages(rollout, reward, ppo), {}
+    if ppo.baseline:
+        explained = returns.explained_variance(rollout.value, rollout.value_target)
+        record["losses/explained_variance"] = explained
     if ppo.advantage_norm == "batch":
         advantage = returns.normalize(advantage, unbiased=ppo.advantage_std == "unbiased")
     return rollout.policy_samples(advantage), record
@@ -222,7 +203,11 @@ def _targets_and_units(
 
 
 def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
-    """Advantages `[B, T]` by the estimator, not normalized; the value targets are written into the rollout."""
+    """Advantages `[B, T]` by the estimator, not normalized.
+
+    The value targets are written into the rollout.
+    """
+    value, target, gamma = rollout.value, rollout.value_target, ppo.gamma
     ends = (rollout.terminated, rollout.truncated)
     if not ppo.bootstrap_truncation:
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
@@ -230,24 +215,18 @@ def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
     # those returns are cut short.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
     if ppo.estimator == "n_step":
-        rollout.value_target.copy_(
-            returns.n_step_return(
-                reward, rollout.value, next_value, *ends, gamma=ppo.gamma, n=ppo.n_step
-            )
+        target.copy_(
+            returns.n_step_return(reward, value, next_value, *ends, gamma=gamma, n=ppo.n_step)
         )
     elif ppo.estimator == "monte_carlo" or ppo.value_target == "monte_carlo":
-        rollout.value_target.copy_(
-            returns.monte_carlo_return(reward, next_value, *ends, gamma=ppo.gamma)
-        )
+        target.copy_(returns.monte_carlo_return(reward, next_value, *ends, gamma=gamma))
     if ppo.estimator != "gae":
-        return (
-            rollout.value_target - rollout.value if ppo.baseline else rollout.value_target.clone()
-        )
+        return target - value if ppo.baseline else target.clone()
     advantage = returns.gae(
-        reward, rollout.value, next_value, *ends, gamma=ppo.gamma, gae_lambda=ppo.gae_lambda
+        reward, value, next_value, *ends, gamma=gamma, gae_lambda=ppo.gae_lambda
     )
     if ppo.value_target == "gae":
-        rollout.value_target.copy_(rollout.value + advantage)
+        target.copy_(value + advantage)
     return advantage
 
 
@@ -259,10 +238,11 @@ def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
     truncated episodes, and what came last.
     """
     precision = compute.precision("value")
-    value = compute.per_segment(
-        rollout.segments(),
-        lambda piece: agent.value(piece.obs, piece.first, piece.state, precision=precision),
-    )
+
+    def value_of(piece: Samples) -> Tensor:
+        return agent.value(piece.obs, piece.first, piece.state, precision=precision)
+
+    value = compute.per_segment(rollout.segments(), value_of)
     inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
@@ -328,10 +308,10 @@ def policy_phase(
 
 
 def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _untold) -> Record:
-    """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper, over all data of the phase.
+    """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper.
 
-    How far it is stands in the buffer. If it is left by an exception, the next call goes on with
-    the minibatch that was under way.
+    They go over all data of the phase. How far it is stands in the buffer. If it is left by an
+    exception, the next call goes on with the minibatch that was under way.
 
     Args:
         learner: is trained in place; its agent has an auxiliary value head.
@@ -353,9 +333,8 @@ def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _un
         buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
     progress = buffer.progress
     samples = buffer.auxiliary_samples(progress.old_dist_params)
-    step = compute.gradient_step(
-        AuxiliaryLoss(agent, aux, compute.precision("aux")), learner.settings("aux")
-    )
+    loss = AuxiliaryLoss(agent, aux, compute.precision("aux"))
+    step = compute.gradient_step(loss, learner.settings("aux"))
     num_minibatches = aux.num_minibatches * aux.every
     num_used = aux.num_minibatches * (aux.iterations_per_epoch or aux.every)
     while progress.epoch < aux.epochs:
@@ -381,12 +360,8 @@ def _finite(record: Record) -> Record:
         ValueError: they were not. No step was made by such a gradient, and nothing may be saved as
             if all were well.
     """
-    bad = [
-        name
-        for name, value in record.items()
-        if name.endswith(("_loss", "_norm")) and not math.isfinite(value)
-    ]
-    if bad:
+    checked = {name: record[name] for name in record if name.endswith(("_loss", "_norm"))}
+    if bad := [name for name, value in checked.items() if not math.isfinite(value)]:
         raise diverged(bad)
     return record
 
@@ -395,18 +370,17 @@ def _finite(record: Record) -> Record:
 def dist_params(
     agent: Agent, segments: Samples, *, compute: Compute, phase: Phase = "policy"
 ) -> Tensor:
-    """Parameters `[S, L, P]` of the policy's distribution for every stored observation, by the policy's network alone.
+    """Parameters `[S, L, P]` of the policy's distribution for every stored observation.
 
-    They are to be compared with later ones in a phase, and so are asked for in its precision: else
-    their divergence would have its minimum where weights make up for rounding, not at those that
-    are to be kept.
+    Only the policy's network runs. They are to be compared with later ones in a phase, and so are
+    asked for in its precision: else their divergence would have its minimum where weights make up
+    for rounding, not at those that are to be kept.
     """
     precision = compute.precision(phase)
 
     def of_piece(piece: Samples) -> Tensor:
-        return agent.policy(
-            piece.obs, piece.first, piece.state, piece.action_mask, precision=precision
-        )[0].dist_params
+        seen = (piece.obs, piece.first, piece.state, piece.action_mask)
+        return agent.policy(*seen, precision=precision)[0].dist_params
 
     return compute.per_segment(segments, of_piece, phase=phase)
 
@@ -415,14 +389,13 @@ def dist_params(
 def divergence(
     agent: Agent, samples: PolicySamples, *, compute: Compute, estimate: Literal["k1", "k3"]
 ) -> float:
-    """Mean KL divergence, by one of its estimates, of the policy as it is now from the one that drew the actions."""
+    """Mean KL divergence of the policy of now from the one that drew the actions, estimated."""
     precision = compute.precision("policy")
 
     def log_prob(piece: Samples) -> Tensor:
         assert isinstance(piece, PolicySamples)
-        policy, _ = agent.policy(
-            piece.obs, piece.first, piece.state, piece.action_mask, precision=precision
-        )
+        seen = (piece.obs, piece.first, piece.state, piece.action_mask)
+        policy, _ = agent.policy(*seen, precision=precision)
         return policy.log_prob(piece.action)
 
     k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)

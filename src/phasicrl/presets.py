@@ -1,4 +1,4 @@
-"""Named configurations as Python values, each with its source and the preset it changes. Kind: data."""
+"""Named configurations, each with its source and the preset that it changes. Kind: data."""
 
 from __future__ import annotations
 
@@ -37,21 +37,14 @@ class Preset:
 
 
 # Procgen, phasic. OPPG's settings: no gradient clipping, no value clipping, Adam eps 1e-8, whole
-# segments in both phases. A time
-# limit is a termination in every published Procgen number, so bootstrap_truncation is off in all of
-# these. Without `-paper` they are
-# not what was published: easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards
-# are normalized by the algorithm's γ.
+# segments in both phases. A time limit is a termination in every published Procgen number, so
+# bootstrap_truncation is off in all of these. Without `-paper` they are not what was published:
+# easy levels, 64 environments, 25M steps as on CleanRL's page, and rewards are normalized by the
+# algorithm's γ.
 _PPG = Config(
     name="procgen-ppg",
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
-    model=ModelConfig(
-        value_path="separate",
-        encoder="impala",
-        init="normalized",
-        policy_head_scale=0.1,
-        value_head_scale=0.1,
-    ),
+    model=ModelConfig(value_path="separate", encoder="impala", init="normalized"),
     ppo=PPOConfig(bootstrap_truncation=False),
     aux=AuxConfig(),
     reward_norm=RewardNormConfig(),
@@ -75,9 +68,7 @@ _PPO = replace(
     ppo=replace(_PPG.ppo, policy_epochs=3, value_epochs=3),
     aux=None,
 )
-_PPO_PAPER = replace(
-    _PPO, name="procgen-ppo-paper", env=_PPG_PAPER.env, reward_norm=_PPG_PAPER.reward_norm, total_env_steps=100_000_000
-)  # fmt: skip
+_PPO_PAPER = replace(_PPG_PAPER, name="procgen-ppo-paper", model=_PPO.model, ppo=_PPO.ppo, aux=None)
 
 # Ten minutes on two cores: the phases of procgen-ppg, scaled down to fit several into the time.
 _QUICKSTART = replace(
@@ -95,25 +86,17 @@ _CLEANRL_PPG = replace(
     name="compat-cleanrl-ppg",
     budget_rounding="down",
     ppo=replace(
-        _PPG.ppo,
-        minibatch_by="transitions",
-        value_clip=0.2,
-        value_coef=0.5,
-        max_grad_norm=0.5,
+        _PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5,
         advantage_std="unbiased",
     ),
     aux=AuxConfig(optimizer="shared", max_grad_norm=0.5),
     reward_norm=RewardNormConfig(per="step"),
-)
+)  # fmt: skip
 _CLEANRL_PPO = replace(
     _CLEANRL_PPG,
     name="compat-cleanrl-ppo-procgen",
     model=ModelConfig(
-        value_path="shared",
-        encoder="impala",
-        init="torch",
-        policy_head_scale=0.01,
-        value_head_scale=1.0,
+        value_path="shared", init="torch", policy_head_scale=0.01, value_head_scale=1.0
     ),
     ppo=replace(
         _CLEANRL_PPG.ppo, policy_epochs=3, value_epochs=3, advantage_norm="minibatch", adam_eps=1e-5
@@ -129,44 +112,41 @@ _BASELINES_PPO = replace(
 )
 
 # Classic control, discrete. Eight environments of EnvPool, short rollouts, two tanh layers of 64
-# for each of policy and value. Rewards are
-# normalized because PPG weighs a squared error of returns against a divergence, and CartPole's
-# returns go up to 100.
+# for each of policy and value. Rewards are normalized because PPG weighs a squared error of returns
+# against a divergence, and CartPole's returns go up to 100.
 _CLASSIC_PPO = Config(
     name="classic-ppo",
     env=EnvConfig(id="envpool:CartPole-v1", num_envs=8),
     model=ModelConfig(
-        value_path="separate", encoder="mlp", hidden_sizes=(64, 64), activation="tanh", init="orthogonal",
-        policy_head_scale=0.01, value_head_scale=1.0,
+        value_path="separate", encoder="mlp", hidden_sizes=(64, 64), activation="tanh",
+        init="orthogonal", policy_head_scale=0.01, value_head_scale=1.0,
     ),
     ppo=PPOConfig(
-        num_steps=128, gamma=0.99, policy_epochs=8, value_epochs=8, num_minibatches=8, minibatch_by="transitions",
-        advantage_norm="minibatch", learning_rate=1e-3, schedule="linear", entropy_coef=0.0, adam_eps=1e-5, max_grad_norm=0.5,
+        num_steps=128, gamma=0.99, policy_epochs=8, value_epochs=8, num_minibatches=8,
+        minibatch_by="transitions", advantage_norm="minibatch", learning_rate=1e-3,
+        schedule="linear", entropy_coef=0.0, adam_eps=1e-5, max_grad_norm=0.5,
     ),
     reward_norm=RewardNormConfig(),
     total_env_steps=100_000,
 )  # fmt: skip
 _CLASSIC_AUX = AuxConfig(
-    every=8,
-    epochs=3,
-    num_minibatches=8,
-    minibatch_by="transitions",
-    learning_rate=5e-4,
-    max_grad_norm=0.5,
+    every=8, epochs=3, num_minibatches=8, minibatch_by="transitions", max_grad_norm=0.5
 )
 _CLASSIC_PPG = replace(_CLASSIC_PPO, name="classic-ppg", aux=_CLASSIC_AUX)
 
 # Continuous control. Advantages are made anew before each epoch and rates fall to zero, which is
-# what Tianshou's authors credit their
-# results on MuJoCo to; the rest is common to all published settings (semantics 2R).
+# what Tianshou's authors credit their results on MuJoCo to; the rest is common to all published
+# settings (semantics 2R).
 _MUJOCO_PPO = Config(
     name="halfcheetah-ppo",
     env=EnvConfig(id="envpool:HalfCheetah-v5", num_envs=16),
     model=replace(_CLASSIC_PPO.model),
     action=ActionConfig(std_value=0.6, squash="clip", rescale=True),
     ppo=PPOConfig(
-        num_steps=128, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32, minibatch_by="transitions", entropy_coef=0.0,
-        recompute_advantages=True, advantage_norm="minibatch", learning_rate=3e-4, schedule="linear", adam_eps=1e-5, max_grad_norm=0.5,
+        num_steps=128, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32,
+        minibatch_by="transitions", entropy_coef=0.0, recompute_advantages=True,
+        advantage_norm="minibatch", learning_rate=3e-4, schedule="linear", adam_eps=1e-5,
+        max_grad_norm=0.5,
     ),
     reward_norm=RewardNormConfig(),
     obs_norm=ObsNormConfig(),
@@ -180,15 +160,8 @@ _WALK_PPO = replace(
 )
 # The value network has had ten epochs on fresh targets when the phase comes; those of eight
 # rollouts ago would set it back.
-_MUJOCO_AUX = AuxConfig(
-    every=8,
-    epochs=3,
-    num_minibatches=16,
-    minibatch_by="transitions",
-    beta_clone=10.0,
-    value_coef=0.0,
-    learning_rate=3e-4,
-    max_grad_norm=0.5,
+_MUJOCO_AUX = replace(
+    _CLASSIC_AUX, num_minibatches=16, beta_clone=10.0, value_coef=0.0, learning_rate=3e-4
 )
 _WALK_AUX = replace(_MUJOCO_AUX, learning_rate=1e-4)
 # With a deviation of 0.6 at the start one seed of ten ended below −200, with 1 none
@@ -204,12 +177,14 @@ _ATARI_PPO = replace(
     _CLASSIC_PPO,
     env=EnvConfig(id="envpool:Breakout-v5", num_envs=8),
     model=ModelConfig(
-        value_path="shared", encoder="nature", hidden_sizes=(512,), init="orthogonal", policy_head_scale=0.01, value_head_scale=1.0
+        value_path="shared", encoder="nature", hidden_sizes=(512,), init="orthogonal",
+        policy_head_scale=0.01, value_head_scale=1.0
     ),
     ppo=PPOConfig(
-        num_steps=128, gamma=0.99, reward_clip=1.0, bootstrap_truncation=False, policy_epochs=4, value_epochs=4, num_minibatches=4,
-        minibatch_by="transitions", clip=0.1, value_clip=0.1, value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4,
-        schedule="linear", adam_eps=1e-5, max_grad_norm=0.5,
+        num_steps=128, gamma=0.99, reward_clip=1.0, bootstrap_truncation=False, policy_epochs=4,
+        value_epochs=4, num_minibatches=4, minibatch_by="transitions", clip=0.1, value_clip=0.1,
+        value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4, schedule="linear",
+        adam_eps=1e-5, max_grad_norm=0.5,
     ),
     reward_norm=None,
     total_env_steps=10_000_000,
@@ -222,14 +197,7 @@ _CLEANRL_ATARI = replace(
     env=replace(_ATARI_PPO.env, options={"episodic_life": True}),
     ppo=replace(_ATARI_PPO.ppo, advantage_std="unbiased"),
 )
-_ATARI_AUX = AuxConfig(
-    every=32,
-    epochs=6,
-    num_minibatches=8,
-    minibatch_by="segments",
-    learning_rate=2.5e-4,
-    max_grad_norm=0.5,
-)
+_ATARI_AUX = AuxConfig(num_minibatches=8, learning_rate=2.5e-4, max_grad_norm=0.5)
 
 # What other code bases run on classic and continuous control (semantics 2R; what is left is said in
 # docs/fidelity.md).
@@ -239,9 +207,10 @@ _CLEANRL_CLASSIC = replace(
     budget_rounding="down",
     env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
     ppo=PPOConfig(
-        num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4, num_minibatches=4,
-        minibatch_by="transitions", value_clip=0.2, value_coef=0.5, advantage_norm="minibatch", advantage_std="unbiased",
-        learning_rate=2.5e-4, schedule="linear", adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
+        num_steps=128, gamma=0.99, bootstrap_truncation=False, policy_epochs=4, value_epochs=4,
+        num_minibatches=4, minibatch_by="transitions", value_clip=0.2, value_coef=0.5,
+        advantage_norm="minibatch", advantage_std="unbiased", learning_rate=2.5e-4,
+        schedule="linear", adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
     ),
     reward_norm=None,
     total_env_steps=500_000,
@@ -252,18 +221,13 @@ _CLEANRL_CONTINUOUS = replace(
     env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
     action=ActionConfig(squash="clip"),
     ppo=replace(
-        _CLEANRL_CLASSIC.ppo,
-        num_steps=2048,
-        policy_epochs=10,
-        value_epochs=10,
-        num_minibatches=32,
-        learning_rate=3e-4,
-        entropy_coef=0.0,
+        _CLEANRL_CLASSIC.ppo, num_steps=2048, policy_epochs=10, value_epochs=10, num_minibatches=32,
+        learning_rate=3e-4, entropy_coef=0.0,
     ),
     reward_norm=RewardNormConfig(per="step", reset_at="termination"),
     obs_norm=ObsNormConfig(from_first_rollout=False),
     total_env_steps=1_000_000,
-)
+)  # fmt: skip
 _BASELINES_MUJOCO = replace(
     _CLEANRL_CONTINUOUS,
     name="compat-baselines-ppo-mujoco",
@@ -276,8 +240,9 @@ _SB3 = replace(
     budget_rounding="up",
     env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=1),
     ppo=replace(
-        _CLEANRL_CLASSIC.ppo, num_steps=2048, bootstrap_truncation=True, policy_epochs=10, value_epochs=10, num_minibatches=32,
-        learning_rate=3e-4, schedule="constant", entropy_coef=0.0, value_clip=None, value_coef=1.0,
+        _CLEANRL_CLASSIC.ppo, num_steps=2048, bootstrap_truncation=True, policy_epochs=10,
+        value_epochs=10, num_minibatches=32, learning_rate=3e-4, schedule="constant",
+        entropy_coef=0.0, value_clip=None, value_coef=1.0,
     ),
     total_env_steps=100_000,
 )  # fmt: skip
@@ -286,13 +251,15 @@ _SPINNING_UP = replace(
     name="compat-spinningup-ppo",
     env=EnvConfig(id="envpool:HalfCheetah-v4", num_envs=1),
     model=ModelConfig(
-        value_path="separate", encoder="mlp", hidden_sizes=(64, 64), activation="tanh", init="torch", head_init="torch",
+        value_path="separate", encoder="mlp", hidden_sizes=(64, 64), activation="tanh",
+        init="torch", head_init="torch",
     ),
     action=ActionConfig(std_value=0.6065306597126334),
     ppo=PPOConfig(
-        num_steps=4000, gamma=0.99, gae_lambda=0.97, value_target="monte_carlo", policy_epochs=80, value_epochs=80, num_minibatches=1, minibatch_by="segments",
-        entropy_coef=0.0, value_coef=2.0, advantage_norm="batch", learning_rate=3e-4, value_learning_rate=1e-3, epoch_kl="k1",
-        target_kl=0.015,
+        num_steps=4000, gamma=0.99, gae_lambda=0.97, value_target="monte_carlo", policy_epochs=80,
+        value_epochs=80, num_minibatches=1, minibatch_by="segments", entropy_coef=0.0,
+        value_coef=2.0, advantage_norm="batch", learning_rate=3e-4, value_learning_rate=1e-3,
+        epoch_kl="k1", target_kl=0.015,
     ),
     total_env_steps=1_000_000,
 )  # fmt: skip
@@ -303,8 +270,9 @@ _MVA = replace(
     model=_CLASSIC_PPO.model,
     action=ActionConfig(std="range", std_value=0.05),
     ppo=PPOConfig(
-        num_steps=2048, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32, minibatch_by="transitions", entropy_coef=0.0,
-        value_coef=2.0, advantage_norm="minibatch", learning_rate=1e-5, value_learning_rate=1e-5, schedule="linear", max_grad_norm=0.5,
+        num_steps=2048, gamma=0.99, policy_epochs=10, value_epochs=10, num_minibatches=32,
+        minibatch_by="transitions", entropy_coef=0.0, value_coef=2.0, advantage_norm="minibatch",
+        learning_rate=1e-5, value_learning_rate=1e-5, schedule="linear", max_grad_norm=0.5,
     ),
     reward_norm=RewardNormConfig(per="step"),
     obs_norm=ObsNormConfig(from_first_rollout=False),
@@ -322,42 +290,44 @@ _RECURRENT_AUX = replace(_CLASSIC_AUX, num_minibatches=4, minibatch_by="segments
 _TASKS: dict[str, tuple[Config, AuxConfig, dict[str, Any]]] = {
     "cartpole": (_CLASSIC_PPO, _CLASSIC_AUX, {}),
     # Without velocities: what a policy does not remember, it cannot know.
-    "cartpole-masked-velocity": (_RECURRENT_PPO, _RECURRENT_AUX, {"env.observe": (0, 2), "total_env_steps": 300_000}),
+    "cartpole-masked-velocity": (_RECURRENT_PPO, _RECURRENT_AUX,
+                                 {"env.observe": (0, 2), "total_env_steps": 300_000}),
     "pendulum-masked-velocity": (
-        _RECURRENT_PPO,
-        _RECURRENT_AUX,
-        {
-            "env.id": "envpool:Pendulum-v1", "env.observe": (0, 1), "ppo.gamma": 0.9, "action": ActionConfig(squash="clip", rescale=True),
-            "total_env_steps": 300_000,
-        },
+        _RECURRENT_PPO, _RECURRENT_AUX,
+        {"env.id": "envpool:Pendulum-v1", "env.observe": (0, 1), "ppo.gamma": 0.9,
+         "action": ActionConfig(squash="clip", rescale=True), "total_env_steps": 300_000},
     ),
-    "acrobot": (_CLASSIC_PPO, _CLASSIC_AUX, {"env.id": "envpool:Acrobot-v1", "total_env_steps": 300_000}),
+    "acrobot": (_CLASSIC_PPO, _CLASSIC_AUX,
+                {"env.id": "envpool:Acrobot-v1", "total_env_steps": 300_000}),
     "mountaincar": (
-        _CLASSIC_PPO, _CLASSIC_AUX, {"env.id": "envpool:MountainCar-v0", "env.num_envs": 16, "ppo.gae_lambda": 0.98, "total_env_steps": 1_000_000}
+        _CLASSIC_PPO, _CLASSIC_AUX,
+        {"env.id": "envpool:MountainCar-v0", "env.num_envs": 16, "ppo.gae_lambda": 0.98,
+         "total_env_steps": 1_000_000},
     ),
     "lunarlander": (
-        _CLASSIC_PPO,
-        _CLASSIC_AUX,
-        {
-            "env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999, "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01,
-            "total_env_steps": 1_000_000,
-        },
+        _CLASSIC_PPO, _CLASSIC_AUX,
+        {"env.id": "envpool:LunarLander-v3", "env.num_envs": 16, "ppo.gamma": 0.999,
+         "ppo.gae_lambda": 0.98, "ppo.entropy_coef": 0.01, "total_env_steps": 1_000_000},
     ),
     "pendulum": (_PENDULUM_PPO, replace(_MUJOCO_AUX, beta_clone=1.0, value_coef=1.0), {}),
-    "invertedpendulum": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:InvertedPendulum-v5", "total_env_steps": 100_000}),
-    "inverteddoublependulum": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:InvertedDoublePendulum-v5"}),
+    "invertedpendulum": (_MUJOCO_PPO, _MUJOCO_AUX,
+                         {"env.id": "envpool:InvertedPendulum-v5", "total_env_steps": 100_000}),
+    "inverteddoublependulum": (_MUJOCO_PPO, _MUJOCO_AUX,
+                               {"env.id": "envpool:InvertedDoublePendulum-v5"}),
     "reacher": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Reacher-v5"}),
-    "halfcheetah": (_WALK_PPO, _WALK_AUX, {"action.std_value": 0.135, "ppo.gamma": 0.98, "ppo.gae_lambda": 0.92}),
-    # A wide start, so that it does not learn to stand still, which already gives a reward of 1 a
-    # step.
+    "halfcheetah": (_WALK_PPO, _WALK_AUX,
+                    {"action.std_value": 0.135, "ppo.gamma": 0.98, "ppo.gae_lambda": 0.92}),
+    # A wide start, so that it does not learn to stand still, which already gives 1 a step.
     "hopper": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Hopper-v5", "action.std_value": 1.0}),
     "walker2d": (_WALK_PPO, _WALK_AUX, {"env.id": "envpool:Walker2d-v5"}),
-    "swimmer": (_MUJOCO_PPO, _MUJOCO_AUX, {"env.id": "envpool:Swimmer-v5", "ppo.gamma": 0.9999, "ppo.gae_lambda": 0.98}),
+    "swimmer": (_MUJOCO_PPO, _MUJOCO_AUX,
+                {"env.id": "envpool:Swimmer-v5", "ppo.gamma": 0.9999, "ppo.gae_lambda": 0.98}),
     "ant": (_WALK_PPO, _WALK_AUX, {"env.id": "envpool:Ant-v5"}),
-    "humanoid": (_WALK_PPO, _WALK_AUX, {"env.id": "envpool:Humanoid-v5", "total_env_steps": 10_000_000}),
+    "humanoid": (_WALK_PPO, _WALK_AUX,
+                 {"env.id": "envpool:Humanoid-v5", "total_env_steps": 10_000_000}),
     "atari": (_ATARI_PPO, _ATARI_AUX, {}),
 }  # fmt: skip
-"""For each environment that has presets: PPO's settings, the auxiliary phase that makes them PPG's, and what is different here."""
+"""For each environment that has presets: PPO's settings, PPG's auxiliary phase, and changes."""
 
 
 def _task_presets() -> list[Preset]:
@@ -366,61 +336,66 @@ def _task_presets() -> list[Preset]:
     for task, (ppo, aux, changes) in _TASKS.items():
         ppo = ppo.changed(changes)
         env = ppo.env.id.partition(":")[2] + " without velocities" * (ppo.env.observe is not None)
-        steps = f"{ppo.total_env_steps:,} steps"
-        presets.append(Preset(replace(ppo, name=f"{task}-ppo"), f"PPO on {env}, {steps}", "ours"))
-        presets.append(
-            Preset(
-                replace(ppo, name=f"{task}-ppg", aux=aux),
-                f"PPG on {env}, {steps}",
-                "ours",
-                f"{task}-ppo",
-            )
-        )
+        on = f"on {env}, {ppo.total_env_steps:,} steps"
+        ppo, ppg = replace(ppo, name=f"{task}-ppo"), replace(ppo, name=f"{task}-ppg", aux=aux)
+        presets += [
+            Preset(ppo, f"PPO {on}", "ours"),
+            Preset(ppg, f"PPG {on}", "ours", parent=ppo.name),
+        ]
     return presets
 
 
 _OPPG = "openai/phasic-policy-gradient, train.py and ppo.py"
-_EASY = "easy, 64 environments and 25M steps as CleanRL's page, rewards normalized by γ 0.999 where the published runs have hard, 256, 100M and 0.99"
+_EASY = (
+    "easy, 64 environments and 25M steps as CleanRL's page, rewards normalized by γ 0.999 "
+    "where the published runs have hard, 256, 100M and 0.99"
+)
 PRESETS: dict[str, Preset] = {
     preset.config.name: preset
     for preset in (
-        Preset(_PPG, "PPG on Procgen easy: two networks, 64 environments, 25M steps", f"PPG paper; {_OPPG}; {_EASY}"),
-        Preset(_PPG_PAPER, "PPG as published: hard, 256 environments, 100M steps", f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
-        Preset(_PPG_SINGLE, "figure 7's single network, in the setting of procgen-ppg", f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
-        Preset(
-            _PPG_KL, "figure 6's KL penalty instead of clipping, in the setting of procgen-ppg",
-            f"PPG paper; ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg",
-        ),
-        Preset(_PPO, "PPO on Procgen easy: shared network, 3 epochs, 64 environments, 25M steps", f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
-        Preset(_PPO_PAPER, "the PPO of the PPG paper: hard, 256 environments, 100M", "PPG paper, figure 2", "procgen-ppo"),
-        Preset(_QUICKSTART, "PPG in ten minutes on two cores, a scaled phase", "ours, for a first look", "procgen-ppg-single"),
-        Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py", "procgen-ppg-single"),
-        Preset(_CLEANRL_PPO, "CleanRL's ppo_procgen.py", "vwxyzjn/cleanrl, ppo_procgen.py", "compat-cleanrl-ppg"),
-        Preset(
-            _BASELINES_PPO, "the PPO of the Procgen paper", "openai/train-procgen with openai/baselines ppo2", "compat-cleanrl-ppo-procgen"
-        ),
-        Preset(_CLASSIC_PPO, "PPO for small vector tasks with discrete actions", "ours, tuned on CartPole-v1"),
+        Preset(_PPG, "PPG on Procgen easy: two networks, 64 environments, 25M steps",
+               f"PPG paper; {_OPPG}; {_EASY}"),
+        Preset(_PPG_PAPER, "PPG as published: hard, 256 environments, 100M steps",
+               f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
+        Preset(_PPG_SINGLE, "figure 7's single network, in the setting of procgen-ppg",
+               f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
+        Preset(_PPG_KL, "figure 6's KL penalty instead of clipping, in the setting of procgen-ppg",
+               f"PPG paper; ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
+        Preset(_PPO, "PPO on Procgen easy: shared network, 3 epochs, 64 environments, 25M steps",
+               f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
+        Preset(_PPO_PAPER, "the PPO of the PPG paper: hard, 256 environments, 100M",
+               "PPG paper, figure 2", "procgen-ppo"),
+        Preset(_QUICKSTART, "PPG in ten minutes on two cores, a scaled phase",
+               "ours, for a first look", "procgen-ppg-single"),
+        Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",
+               "procgen-ppg-single"),
+        Preset(_CLEANRL_PPO, "CleanRL's ppo_procgen.py", "vwxyzjn/cleanrl, ppo_procgen.py",
+               "compat-cleanrl-ppg"),
+        Preset(_BASELINES_PPO, "the PPO of the Procgen paper",
+               "openai/train-procgen with openai/baselines ppo2", "compat-cleanrl-ppo-procgen"),
+        Preset(_CLASSIC_PPO, "PPO for small vector tasks with discrete actions",
+               "ours, tuned on CartPole-v1"),
         Preset(_CLASSIC_PPG, "PPG for the same", "ours, tuned on CartPole-v1", "classic-ppo"),
         Preset(_CLEANRL_CLASSIC, "CleanRL's ppo.py", "vwxyzjn/cleanrl, ppo.py", "classic-ppo"),
-        Preset(
-            _CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py", "vwxyzjn/cleanrl, ppo_continuous_action.py", "compat-cleanrl-ppo"
-        ),
-        Preset(_CLEANRL_ATARI, "CleanRL's ppo_atari_envpool.py", "vwxyzjn/cleanrl, ppo_atari_envpool.py"),
-        Preset(_BASELINES_MUJOCO, "Baselines' ppo2 on MuJoCo", "openai/baselines, ppo2/defaults.py", "compat-cleanrl-ppo-continuous"),
-        Preset(_SB3, "Stable-Baselines3's defaults", "DLR-RM/stable-baselines3, ppo.py", "compat-cleanrl-ppo"),
+        Preset(_CLEANRL_CONTINUOUS, "CleanRL's ppo_continuous_action.py",
+               "vwxyzjn/cleanrl, ppo_continuous_action.py", "compat-cleanrl-ppo"),
+        Preset(_CLEANRL_ATARI, "CleanRL's ppo_atari_envpool.py",
+               "vwxyzjn/cleanrl, ppo_atari_envpool.py"),
+        Preset(_BASELINES_MUJOCO, "Baselines' ppo2 on MuJoCo", "openai/baselines, ppo2/defaults.py",
+               "compat-cleanrl-ppo-continuous"),
+        Preset(_SB3, "Stable-Baselines3's defaults", "DLR-RM/stable-baselines3, ppo.py",
+               "compat-cleanrl-ppo"),
         Preset(_SPINNING_UP, "Spinning Up's ppo.py", "openai/spinningup, ppo.py", "compat-sb3-ppo"),
-        Preset(_MVA, "the PPO report on InvertedPendulum (source 004)", "source 004, sections 2 to 4", "compat-spinningup-ppo"),
+        Preset(_MVA, "the PPO report on InvertedPendulum (source 004)",
+               "source 004, sections 2 to 4", "compat-spinningup-ppo"),
         *_task_presets(),
     )
 }  # fmt: skip
 
 
 RENAMED = {
-    f"{old}-{algorithm}": f"{new}-{algorithm}"
-    for old, new in {
-        "cartpolenovel": "cartpole-masked-velocity",
-        "pendulumnovel": "pendulum-masked-velocity",
-    }.items()
+    f"{task}novel-{algorithm}": f"{task}-masked-velocity-{algorithm}"
+    for task in ("cartpole", "pendulum")
     for algorithm in ("ppo", "ppg")
 }
 """Old names of presets, which work for one more release."""
@@ -433,11 +408,8 @@ def get_preset(name: str) -> Config:
         ValueError: there is none; the nearest name is given.
     """
     if name in RENAMED:
-        warnings.warn(
-            f"the preset {name} is called {RENAMED[name]} now; the old name will go",
-            FutureWarning,
-            stacklevel=2,
-        )
+        message = f"the preset {name} is called {RENAMED[name]} now; the old name will go"
+        warnings.warn(message, FutureWarning, stacklevel=2)
         name = RENAMED[name]
     if name not in PRESETS:
         raise ValueError(
@@ -447,10 +419,10 @@ def get_preset(name: str) -> Config:
 
 
 def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:
-    """Fields in which two configurations differ, by dotted path: (parent's value, config's value); names are left out.
+    """Fields in which two configurations differ: (parent's value, config's value) by dotted path.
 
-    A group that is off in `config` is one entry; one that is off in `parent` has an entry for each
-    field that it switches on.
+    Names are left out. A group that is off in `config` is one entry; one that is off in `parent`
+    has an entry for each field that it switches on.
     """
     ours, theirs = config.values(), parent.values()
     found: dict[str, tuple[Any, Any]] = {}

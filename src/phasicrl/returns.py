@@ -46,10 +46,10 @@ def gae(
 def _sums_from_behind(
     term: Float[Tensor, "B T"], keep: Float[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """`x_t = term_t + keep_t x_{t+1}`, with nothing after the last: log₂ T passes over everything instead of T over one step.
+    """`x_t = term_t + keep_t x_{t+1}`, with nothing after the last.
 
-    By doubling (Hillis & Steele 1986): after k passes each sum reaches 2ᵏ steps ahead, and so does
-    the product of what is kept.
+    It takes log₂ T passes over everything instead of T over one step, by doubling (Hillis & Steele
+    1986): after k passes each sum reaches 2ᵏ steps ahead, and so does the product of what is kept.
     """
     reach = 1
     while reach < term.shape[1]:
@@ -69,11 +69,12 @@ def n_step_return(
     gamma: float,
     n: int,
 ) -> Float[Tensor, "B T"]:
-    """`r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})` (Sutton & Barto 2018, equation 7.1), shorter before an end.
+    """`r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})`, shorter before an end.
 
-    By recursion over the number of steps: `G⁰_t = V(s_t)` and `Gᵏ_t = r_t + γ Gᵏ⁻¹_{t+1}`, each for
-    all steps at once. Where an episode or the rollout ends, only what the last step led to follows:
-    nothing after a termination, else its `next_value`.
+    That is equation 7.1 of Sutton & Barto 2018. By recursion over the number of steps: `G⁰_t =
+    V(s_t)` and `Gᵏ_t = r_t + γ Gᵏ⁻¹_{t+1}`, each for all steps at once. Where an episode or the
+    rollout ends, only what the last step led to follows: nothing after a termination, else its
+    `next_value`.
 
     Args:
         reward: rewards, in the units in which the values are.
@@ -92,9 +93,8 @@ def n_step_return(
     at_cut = reward + gamma * torch.where(terminated, 0.0, next_value)
     result = value
     for _ in range(min(n, reward.shape[1])):
-        result = torch.where(
-            cut, at_cut, reward + gamma * result.roll(-1, dims=1)
-        )  # what rolls over the edge lands on a cut
+        # What rolls over the edge lands on a cut.
+        result = torch.where(cut, at_cut, reward + gamma * result.roll(-1, dims=1))
     return result
 
 
@@ -124,9 +124,8 @@ def monte_carlo_return(
     cut = truncated.clone()
     cut[:, -1] = True
     after_cut = torch.where(cut & ~terminated, next_value, 0.0)
-    return _sums_from_behind(
-        reward + gamma * after_cut, gamma * (~(terminated | cut)).to(reward.dtype)
-    )
+    keep = gamma * (~(terminated | cut)).to(reward.dtype)
+    return _sums_from_behind(reward + gamma * after_cut, keep)
 
 
 def discounted_forward_return(
@@ -136,7 +135,7 @@ def discounted_forward_return(
     *,
     gamma: float,
 ) -> Float[Tensor, "B T"]:
-    """Running discounted sum `R_t = r_t + γ R_{t-1}`, with 0 in place of `R_{t-1}` where it starts anew.
+    """Running discounted sum `R_t = r_t + γ R_{t-1}`, without `R_{t-1}` where it starts anew.
 
     Args:
         reward: unnormalized rewards.
@@ -152,10 +151,12 @@ def discounted_forward_return(
 
 
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:
-    """`1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant; NaN for a constant target."""
-    if (
-        target.max() == target.min()
-    ):  # not by the variance: rounding leaves some even of equal numbers
+    """`1 − Var(target − value) / Var(target)`: 1 is perfect, 0 no better than a constant.
+
+    NaN for a constant target.
+    """
+    # Not by the variance: rounding leaves some even of equal numbers.
+    if target.max() == target.min():
         return float("nan")
     return float(1 - (target - value).var(correction=0) / target.var(correction=0))
 

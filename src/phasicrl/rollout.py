@@ -1,4 +1,4 @@
-"""Rollouts, the buffer that holds a phase of them, and how they become minibatches. Kind: state (tensors and their order).
+"""Rollouts, the buffer of a phase of them, and minibatches. Kind: state (tensors, their order).
 
 Letters: T steps of a rollout, B environments, K rollouts of a phase, S sequences of L steps in a
 minibatch, H memory state, P policy parameters. Storage is segment-major, `[B, T, …]`: the steps of
@@ -23,7 +23,10 @@ from phasicrl.config import MinibatchBy
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Sequences of steps to train on: tensors `[S, L, …]`, and the memory state `[S, H]` before each sequence."""
+    """Sequences of steps to train on: tensors `[S, L, …]`.
+
+    The memory state `[S, H]` is that before each sequence.
+    """
 
     obs: Shaped[Tensor, "S L *shape"]
     first: Bool[Tensor, "S L"]
@@ -45,15 +48,14 @@ class Samples:
         return self._map(lambda tensor: tensor[index])
 
     def as_transitions(self) -> Self:
-        """Every step as a sequence of its own, `[S·L, 1, …]`: without memory the steps are independent. Copies nothing."""
-        assert not self.has_memory, (
-            f"steps depend on a memory state of width {self.state.shape[-1]}"
-        )
-        num_steps = self.first.numel()
-        flat = self._map(
-            lambda tensor: tensor.flatten(0, 1).unsqueeze(1) if tensor is not self.state else tensor
-        )
-        return dataclasses.replace(flat, state=self.state.new_zeros(num_steps, 0))
+        """Every step as a sequence of its own, `[S·L, 1, …]`. Copies nothing.
+
+        Without memory the steps are independent.
+        """
+        width = self.state.shape[-1]
+        assert not self.has_memory, f"steps depend on a memory state of width {width}"
+        steps = self._map(lambda tensor: tensor.flatten(0, 1).unsqueeze(1))
+        return dataclasses.replace(steps, state=self.state.new_zeros(self.first.numel(), 0))
 
     def random_order(self, *, by: MinibatchBy, generator: Generator) -> Int[Tensor, " M"]:
         """A random order of all segments, or of all transitions."""
@@ -83,9 +85,8 @@ class Samples:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor."""
-        return dataclasses.replace(
-            self, **{name: function(value) for name, value in self.tensors().items()}
-        )
+        changed = {name: function(value) for name, value in self.tensors().items()}
+        return dataclasses.replace(self, **changed)
 
 
 S = TypeVar("S", bound=Samples)
@@ -111,7 +112,7 @@ class Minibatch(Generic[S]):
         return samples.as_transitions() if self.split else samples
 
     def gathered(self) -> Minibatch[S]:
-        """The same samples as a source of their own, whose tensors have the same shapes for every such minibatch."""
+        """The same samples as a source of their own, of one shape for all such minibatches."""
         samples = self.gather()
         return Minibatch(samples, torch.arange(len(samples), device=self.index.device), split=False)
 
@@ -130,9 +131,10 @@ class PolicySamples(Samples):
 
 @dataclass(frozen=True, slots=True)
 class AuxiliarySamples(Samples):
-    """What the auxiliary phase learns from: `old_dist_params` are the parameters of the policy before the phase."""
+    """What the auxiliary phase learns from."""
 
     old_dist_params: Float[Tensor, "S L P"]
+    """Parameters of the policy before the phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,8 @@ class Rollout:
     def policy_samples(self, advantage: Float[Tensor, "B T"]) -> PolicySamples:
         """What the policy phase learns from, once the advantages are known."""
         return PolicySamples(
-            self.obs, self.first, self.state, self.action_mask, self.value_target, self.action, self.log_prob, self.value, advantage
+            self.obs, self.first, self.state, self.action_mask, self.value_target,
+            self.action, self.log_prob, self.value, advantage,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
@@ -205,10 +208,12 @@ class MeanAccumulator:
         self._weights: dict[tuple[str, ...], float] = {}
 
     def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
-        """Add means over `weight` samples, one for each name; copied at once, as they may be overwritten afterwards (CUDA graphs)."""
-        assert values.shape == (len(names),), (
-            f"{len(names)} names, {names}, but values of shape {tuple(values.shape)}"
-        )
+        """Add means over `weight` samples, one for each name.
+
+        They are copied at once, as they may be overwritten afterwards (CUDA graphs).
+        """
+        shape = tuple(values.shape)
+        assert shape == (len(names),), f"{len(names)} names, {names}, but values of shape {shape}"
         with torch.inference_mode():  # one kernel, however many names
             if names not in self._sums:
                 self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
@@ -217,7 +222,10 @@ class MeanAccumulator:
         self._weights[names] += weight
 
     def result(self) -> dict[str, float]:
-        """The mean of every name that was added, in alphabetical order; NaN where all weights are zero."""
+        """The mean of every name that was added, in alphabetical order.
+
+        NaN where all weights are zero.
+        """
         sums: dict[str, tuple[float, float]] = {}
         for names, tensor in self._sums.items():
             totals = cast(list[float], tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
@@ -305,7 +313,10 @@ class PhaseBuffer:
 
     @staticmethod
     def num_bytes(num_rollouts: int, num_envs: int, num_steps: int, *, step_bytes: int) -> int:
-        """Memory for a buffer: `step_bytes` for observation, action and mask of a step, and 64 bytes for everything else of it."""
+        """Memory for a buffer.
+
+        A step takes `step_bytes` for observation, action and mask, and 64 for everything else.
+        """
         return num_rollouts * num_envs * num_steps * (step_bytes + 64)
 
     @property
@@ -315,18 +326,15 @@ class PhaseBuffer:
 
     def next_rollout(self) -> Rollout:
         """The slot to write the next rollout into; it counts as filled."""
-        assert not self.is_full, (
-            f"all {self.num_rollouts} rollouts of the phase are filled; clear the buffer first"
-        )
+        num = self.num_rollouts
+        assert not self.is_full, f"all {num} rollouts of the phase are filled; clear it first"
         self.num_filled += 1
         return self.rollout(self.num_filled - 1)
 
     def rollout(self, slot: int) -> Rollout:
         """Views of one slot."""
-        return dataclasses.replace(
-            self.rollouts,
-            **{name: tensor[slot] for name, tensor in self.rollouts.tensors().items()},
-        )
+        views = {name: tensor[slot] for name, tensor in self.rollouts.tensors().items()}
+        return dataclasses.replace(self.rollouts, **views)
 
     def clear(self) -> None:
         """Forget the phase; the memory is kept and written over."""
@@ -334,16 +342,14 @@ class PhaseBuffer:
         self.progress = None
 
     def auxiliary_samples(self, old_dist_params: Float[Tensor, "KB T P"]) -> AuxiliarySamples:
-        """All segments of the phase, `[K·B, T, …]`, with the parameters of the policy before the auxiliary phase. Copies nothing."""
+        """All segments of the phase, `[K·B, T, …]`. Copies nothing.
+
+        With them go the parameters of the policy before the auxiliary phase.
+        """
+        fields = dataclasses.fields(Samples)
         segments = self.segments()
-        return AuxiliarySamples(
-            segments.obs,
-            segments.first,
-            segments.state,
-            segments.action_mask,
-            segments.value_target,
-            old_dist_params,
-        )
+        known = {field.name: getattr(segments, field.name) for field in fields}
+        return AuxiliarySamples(**known, old_dist_params=old_dist_params)
 
     def segments(self) -> Samples:
         """All segments of the phase, `[K·B, T, …]`. Copies nothing."""

@@ -11,9 +11,8 @@ PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
 def derive_seed(seed: int, purpose: str, *extra: int) -> int:
     """Derive the seed of one stream of a run; `extra` tells apart streams of one purpose."""
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *extra))
-    return int(
-        sequence.generate_state(1, np.uint32)[0] >> 1
-    )  # 31 bits: what every back end accepts
+    # 31 bits: what every back end accepts
+    return int(sequence.generate_state(1, np.uint32)[0] >> 1)
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:

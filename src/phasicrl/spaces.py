@@ -32,17 +32,16 @@ Path = tuple[str | int, ...]
 
 def leaves(space: gym.Space[Any], path: Path = ()) -> list[tuple[Path, gym.Space[Any]]]:
     """The parts of a space that are neither `Dict` nor `Tuple`, in order, with the path to each."""
-    return (
-        [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))]
-        if _is_tree(space)
-        else [(path, space)]
-    )
+    if not _is_tree(space):
+        return [(path, space)]
+    return [leaf for key, part in _parts(space) for leaf in leaves(part, (*path, key))]
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
-    """How many options each discrete component of an action space has, in order: `Discrete(5)` (5,), `MultiBinary(2)` (2, 2), `Box` none.
+    """How many options each discrete component of an action space has, in order.
 
-    Their sum is the width of an action mask.
+    `Discrete(5)` has (5,), `MultiBinary(2)` (2, 2), `Box` none. Their sum is the width of an action
+    mask.
     """
     widths: list[int] = []
     for _, leaf in leaves(space):
@@ -68,38 +67,29 @@ def check_spaces(
     Raises:
         ValueError: which space it is, and what is supported.
     """
-    for what, space, is_supported, supported in (
-        (
-            "observations",
-            observation_space,
-            lambda leaf: _stored_dtype(leaf) is not None,
-            SUPPORTED_OBSERVATIONS,
-        ),
-        ("actions", action_space, _can_act_in, SUPPORTED_ACTIONS),
-    ):
-        parts = leaves(space)
-        for path, leaf in parts:
-            if not is_supported(leaf):
-                hint = (
-                    "; write a Box of integers as a MultiDiscrete"
-                    if what == "actions" and isinstance(leaf, gym.spaces.Box)
-                    else ""
-                )
-                raise ValueError(
-                    f"{name}: {what} of the kind {leaf}{where(path)} are not supported; supported: {supported}{hint}"
-                )
-        for path, leaf in parts:
-            if (
-                what == "observations"
-                and isinstance(leaf, gym.spaces.Box)
-                and leaf.dtype == np.uint8
-                and len(leaf.shape) > 3
-            ):
-                raise ValueError(
-                    f"{name}: observations of the kind Box{leaf.shape} uint8{where(path)} look like a stack of color images; fold the stack into "
-                    "the channels (gymnasium.wrappers.ReshapeObservation), height × width × channels"
-                )
-        if not sum(math.prod(leaf.shape or ()) for _, leaf in parts):
+    for path, leaf in leaves(observation_space):
+        what = f"{name}: observations of the kind"
+        if _stored_dtype(leaf) is None:
+            raise ValueError(
+                f"{what} {leaf}{where(path)} are not supported; supported: {SUPPORTED_OBSERVATIONS}"
+            )
+        if isinstance(leaf, gym.spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) > 3:
+            raise ValueError(
+                f"{what} Box{leaf.shape} uint8{where(path)} look like a stack of color images; "
+                "fold the stack into the channels (gymnasium.wrappers.ReshapeObservation), "
+                "height × width × channels"
+            )
+    for path, leaf in leaves(action_space):
+        if not _can_act_in(leaf):
+            is_box = isinstance(leaf, gym.spaces.Box)
+            raise ValueError(
+                f"{name}: actions of the kind {leaf}{where(path)} are not supported; "
+                f"supported: {SUPPORTED_ACTIONS}"
+                + "; write a Box of integers as a MultiDiscrete"
+                * is_box
+            )
+    for what, space in (("observations", observation_space), ("actions", action_space)):
+        if not sum(math.prod(leaf.shape or ()) for _, leaf in leaves(space)):
             raise ValueError(
                 f"{name}: the space of {what} {space} is empty; give it at least one number"
             )
@@ -156,22 +146,21 @@ class ObservationLayout:
             dtype, shape = _stored_dtype(leaf), leaf.shape
             if dtype is None or shape is None:
                 raise ValueError(
-                    f"observations of the kind {leaf} are not supported; supported: {SUPPORTED_OBSERVATIONS}"
+                    f"observations of the kind {leaf} are not supported; "
+                    f"supported: {SUPPORTED_OBSERVATIONS}"
                 )
-            placed.append(
-                ObservationLeaf(
-                    path, leaf, tuple(shape), dtype, end, math.prod(shape) * dtype.itemsize
-                )
-            )
-            end += placed[-1].num_bytes
+            num_bytes = math.prod(shape) * dtype.itemsize
+            placed.append(ObservationLeaf(path, leaf, tuple(shape), dtype, end, num_bytes))
+            end += num_bytes
         self.leaves = tuple(placed)
         self.shape: tuple[int, ...] = (end,) if self.is_tree else placed[0].shape
         self.dtype: np.dtype[Any] = np.dtype(np.uint8) if self.is_tree else placed[0].dtype
 
     def pack(self, obs: Any, num: int) -> np.ndarray:
-        """Store observations: from arrays `[num, …]` (in the structure of the space) to one array `[num, *shape]`.
+        """Store observations: from arrays `[num, …]` to one array `[num, *shape]`.
 
-        What is in the right dtype already, and no tree, is returned as it is: no copy is made.
+        The arrays come in the structure of the space. What is in the right dtype already, and no
+        tree, is returned as it is: no copy is made.
 
         Raises:
             ValueError: a part is missing, has another shape, or a dtype that does not fit.
@@ -181,70 +170,63 @@ class ObservationLayout:
         rows = np.empty((num, *self.shape), dtype=np.uint8)
         for leaf in self.leaves:
             values = np.ascontiguousarray(_stored(leaf, _at(obs, leaf.path), num))
-            rows[:, leaf.offset : leaf.offset + leaf.num_bytes] = values.reshape(
-                num, math.prod(leaf.shape)
-            ).view(np.uint8)
+            values = values.reshape(num, math.prod(leaf.shape))
+            rows[:, leaf.offset : leaf.offset + leaf.num_bytes] = values.view(np.uint8)
         return rows
 
     def unpack(self, stored: Tensor) -> Any:
-        """Read observations: from one tensor `[N, *shape]` to tensors `[N, *leaf.shape]` in the structure of the space.
+        """Read observations: from one tensor `[N, *shape]` to tensors `[N, *leaf.shape]`.
 
-        Without a tree that is the tensor itself.
+        They come in the structure of the space. Without a tree that is the tensor itself.
         """
         if not self.is_tree:
             return stored
-        import torch  # not above: the processes of environments pack, and would each wait for torch and hold it
+        # Not above: the processes of environments pack, and would each wait for torch and hold it.
+        import torch
 
         values: dict[Path, Tensor] = {}
         for leaf in self.leaves:
             rows = stored[:, leaf.offset : leaf.offset + leaf.num_bytes]
             if leaf.dtype != np.uint8:
                 # Not `contiguous()`: it returns a single row as it is, at an address that wider
-                # numbers must not have. Flat, since rows of
-                # no bytes have strides that cannot be viewed.
-                rows = (
-                    rows.clone(memory_format=torch.contiguous_format)
-                    .flatten()
-                    .view(getattr(torch, leaf.dtype.name))
-                )
+                # numbers must not have. Flat, since rows of no bytes have strides that cannot be
+                # viewed.
+                rows = rows.clone(memory_format=torch.contiguous_format).flatten()
+                rows = rows.view(getattr(torch, leaf.dtype.name))
             values[leaf.path] = rows.reshape(stored.shape[0], *leaf.shape)
         return _assembled(self.space, values)
 
     def find_fault(self, stored: np.ndarray) -> tuple[int, str] | None:
-        """Find the first of the observations `[N, *shape]` that holds no usable numbers, and say what is wrong with it.
+        """Find the first of the observations `[N, *shape]` that is not usable, and say why.
 
-        That is: floats that are not finite, and numbers outside of a discrete space, which would
-        index beyond a network's weights.
+        Not usable are floats that are not finite, and numbers outside of a discrete space, which
+        would index beyond a network's weights.
         """
         for leaf in self.leaves:
             if leaf.dtype == np.uint8 and isinstance(leaf.space, gym.spaces.Box):
                 continue
             values = stored
             if self.is_tree:
-                values = (
-                    stored[:, leaf.offset : leaf.offset + leaf.num_bytes]
-                    .view(leaf.dtype)
-                    .reshape(len(stored), *leaf.shape)
-                )
-            is_float = leaf.dtype == np.float32
-            good = (
-                np.isfinite(values)
-                if is_float
-                else (values >= 0) & (values < _num_options(leaf.space))
-            )
+                values = stored[:, leaf.offset : leaf.offset + leaf.num_bytes].view(leaf.dtype)
+                values = values.reshape(len(stored), *leaf.shape)
+            if leaf.dtype == np.float32:
+                good, what = np.isfinite(values), "is not finite"
+            else:
+                good = (values >= 0) & (values < _num_options(leaf.space))
+                what = f"is outside of {leaf.space}"
             if not good.all():
                 index = int(np.argwhere(~good)[0, 0])
-                what = "is not finite" if is_float else f"is outside of {leaf.space}"
-                return (
-                    index,
-                    f"an observation that {what}{where(leaf.path)}: {values[index] + _first(leaf.space)}",
-                )
+                value = values[index] + _first(leaf.space)
+                return index, f"an observation that {what}{where(leaf.path)}: {value}"
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _ActionLeaf:
-    """One part of an action: columns `begin` to `end` of the trainer's; a discrete part is counted from `start`."""
+    """One part of an action: columns `begin` to `end` of the trainer's.
+
+    A discrete part is counted from `start`.
+    """
 
     path: Path
     space: gym.Space[Any]
@@ -272,29 +254,27 @@ class ActionLayout:
         self._leaves: list[_ActionLeaf] = []
         options, names = [], []
         for path, leaf in leaves(space):
-            size = math.prod(leaf.shape or ())
-            start = None if isinstance(leaf, gym.spaces.Box) else _first(leaf)
+            is_box, shape = isinstance(leaf, gym.spaces.Box), leaf.shape or ()
+            size = math.prod(shape)
+            start = None if is_box else _first(leaf)
             self._leaves.append(_ActionLeaf(path, leaf, len(names), len(names) + size, start))
-            options.append(
-                np.zeros(size, np.int64)
-                if isinstance(leaf, gym.spaces.Box)
-                else np.broadcast_to(_num_options(leaf), leaf.shape or ()).reshape(-1)
-            )
+            options.append(np.broadcast_to(0 if is_box else _num_options(leaf), shape).reshape(-1))
             names += [path if size == 1 else (*path, index) for index in range(size)]
         has_box = any(isinstance(leaf.space, gym.spaces.Box) for leaf in self._leaves)
-        self.shape: tuple[int, ...] = (
-            () if isinstance(space, gym.spaces.Discrete) else (len(names),)
-        )
+        is_plain = isinstance(space, gym.spaces.Discrete)
+        self.shape: tuple[int, ...] = () if is_plain else (len(names),)
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if has_box else np.int64)
         self._num_options = np.concatenate(options)  # [K], zero for numbers of a Box
         self._discrete = np.flatnonzero(self._num_options)
-        self._mask_offsets = np.cumsum([0, *choices(space)])[
-            :-1
-        ]  # [C], where each discrete component begins in a mask
+        # [C], where each discrete component begins in a mask
+        self._mask_offsets = np.cumsum([0, *choices(space)])[:-1]
         self._names = names
 
     def unflatten(self, action: np.ndarray) -> Any:
-        """From the trainer's actions `[B, *shape]` to the environments' `[B, …]`, as copies in the structure and dtypes of the space."""
+        """From the trainer's actions `[B, *shape]` to the environments' `[B, …]`.
+
+        They are copies in the structure and dtypes of the space.
+        """
         num = len(action)
         if not self.shape:  # no parts to be taken apart: much the most frequent case
             return (action + self._leaves[0].start).astype(self.space.dtype)
@@ -322,16 +302,11 @@ class ActionLayout:
         if self._is_plainly_good(action, num_envs) and action_mask is None:
             return
         shape, wanted = (num_envs, *self.shape), "iu" if self.dtype == np.int64 else "iuf"
-        if (
-            not isinstance(action, np.ndarray)
-            or action.dtype.kind not in wanted
-            or action.shape != shape
-        ):
-            given = (
-                f"{action.dtype}, shape {action.shape}"
-                if isinstance(action, np.ndarray)
-                else f"a {type(action).__name__}"
-            )
+        is_array = isinstance(action, np.ndarray)
+        if not is_array or action.dtype.kind not in wanted or action.shape != shape:
+            given = f"a {type(action).__name__}"
+            if is_array:
+                given = f"{action.dtype}, shape {action.shape}"
             kind = "integers" if self.dtype == np.int64 else "numbers"
             raise ValueError(
                 f"{name}: the actions are {given}; a tensor of {kind}, shape {shape}, was expected"
@@ -339,39 +314,31 @@ class ActionLayout:
         rows = action.reshape(num_envs, len(self._names))
         if not np.isfinite(rows).all():
             index, component = map(int, np.argwhere(~np.isfinite(rows))[0])
-            raise ValueError(
-                f"{name}: {self._describe(rows, index, component)} is not finite; a network has diverged"
-            )
-        chosen = rows[:, self._discrete]
-        outside = (
-            (chosen < 0)
-            | (chosen >= self._num_options[self._discrete])
-            | (chosen != np.floor(chosen))
-        )
+            taken = self._describe(rows, index, component)
+            raise ValueError(f"{name}: {taken} is not finite; a network has diverged")
+        chosen, ends = rows[:, self._discrete], self._num_options[self._discrete]
+        outside = (chosen < 0) | (chosen >= ends) | (chosen != np.floor(chosen))
         if outside.any():
             index, column = map(int, np.argwhere(outside)[0])
             component = int(self._discrete[column])
             taken, last = self._describe(rows, index, component), self._num_options[component] - 1
             raise ValueError(f"{name}: {taken} is outside of 0 … {last} (integers, from zero)")
         if action_mask is not None:
-            allowed = np.take_along_axis(
-                action_mask, chosen.astype(np.int64) + self._mask_offsets, axis=1
-            )
+            places = chosen.astype(np.int64) + self._mask_offsets
+            allowed = np.take_along_axis(action_mask, places, axis=1)
             if not allowed.all():
                 index, column = map(int, np.argwhere(~allowed)[0])
                 taken = self._describe(rows, index, int(self._discrete[column]))
                 raise ValueError(
-                    f"{name}: {taken} is not allowed now; choose among those that `action_mask` allows"
+                    f"{name}: {taken} is not allowed now; "
+                    "choose among those that `action_mask` allows"
                 )
 
     def _is_plainly_good(self, action: Any, num_envs: int) -> bool:
-        """Whether these are options of a plain `Discrete` space: asked at every step, so that the usual case is quick."""
-        if (
-            self.shape
-            or not isinstance(action, np.ndarray)
-            or action.dtype.kind != "i"
-            or action.shape != (num_envs,)
-        ):
+        """Whether these are options of a plain `Discrete` space: quick, as it is the usual case."""
+        if self.shape or not isinstance(action, np.ndarray):
+            return False
+        if action.dtype.kind != "i" or action.shape != (num_envs,):
             return False
         return bool(action.min() >= 0 and action.max() < self._num_options[0])
 
@@ -387,18 +354,16 @@ def as_float32(space: gym.Space[Any]) -> gym.Space[Any]:
         return gym.spaces.Dict([(key, as_float32(part)) for key, part in space.spaces.items()])
     if isinstance(space, gym.spaces.Tuple):
         return gym.spaces.Tuple([as_float32(part) for part in space.spaces])
-    if (
-        not isinstance(space, gym.spaces.Box)
-        or space.dtype == np.float32
-        or np.dtype(space.dtype).kind != "f"
-    ):
+    if not isinstance(space, gym.spaces.Box):
+        return space
+    if space.dtype == np.float32 or np.dtype(space.dtype).kind != "f":
         return space
     limit = np.finfo(np.float32).max
-    low, high = (
-        np.where(np.isinf(bound), bound, np.clip(bound, -limit, limit)).astype(np.float32)
-        for bound in (space.low, space.high)
-    )
-    return gym.spaces.Box(low, high, dtype=np.float32)
+
+    def in_float32(bound: np.ndarray) -> np.ndarray:
+        return np.where(np.isinf(bound), bound, bound.clip(-limit, limit)).astype(np.float32)
+
+    return gym.spaces.Box(in_float32(space.low), in_float32(space.high), dtype=np.float32)
 
 
 def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any) -> Any:
@@ -448,8 +413,9 @@ def _at(tree: Any, path: Path) -> Any:
         try:
             tree = tree[key]
         except (KeyError, IndexError, TypeError):
+            missing = place(path[: depth + 1])
             raise ValueError(
-                f"an observation without {place(path[: depth + 1])!r}, which its observation_space has"
+                f"an observation without {missing!r}, which its observation_space has"
             ) from None
     return tree
 
@@ -468,23 +434,22 @@ def _stored(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
     array = np.asarray(values)
     if not leaf.shape and array.size == num:
         array = array.reshape(num)  # a single number may come in brackets
+    at, wanted = where(leaf.path), leaf.space.dtype
     if array.shape != (num, *leaf.shape):
+        given = array.shape[1:]
         raise ValueError(
-            f"an observation of shape {array.shape[1:]}{where(leaf.path)}; its observation_space says {leaf.shape}"
+            f"an observation of shape {given}{at}; its observation_space says {leaf.shape}"
         )
-    if array.dtype != leaf.space.dtype and not np.can_cast(
-        array.dtype, np.dtype(leaf.space.dtype), "same_kind"
-    ):
+    if array.dtype != wanted and not np.can_cast(array.dtype, np.dtype(wanted), "same_kind"):
         raise ValueError(
-            f"an observation of dtype {array.dtype}{where(leaf.path)}; its observation_space says {leaf.space.dtype}"
+            f"an observation of dtype {array.dtype}{at}; its observation_space says {wanted}"
         )
     if leaf.dtype == np.int64:
         return array.astype(np.int64, copy=False) - _first(leaf.space)
     if array.dtype == leaf.dtype:
         return array
-    with np.errstate(
-        over="ignore"
-    ):  # infinity is told by `find_fault`, with the environment's number
+    # Infinity is told by `find_fault`, with the environment's number.
+    with np.errstate(over="ignore"):
         return array.astype(leaf.dtype, copy=False)
 
 
@@ -494,15 +459,13 @@ def _first(space: gym.Space[Any]) -> np.ndarray:
 
 
 def _num_options(space: gym.Space[Any]) -> np.ndarray:
-    """How many options each component of a discrete space has, in its shape; one number where all have the same."""
-    options = (
-        space.nvec
-        if isinstance(space, gym.spaces.MultiDiscrete)
-        else space.n
-        if isinstance(space, gym.spaces.Discrete)
-        else 2
-    )
-    return np.asarray(options, dtype=np.int64)
+    """How many options each component of a discrete space has, in its shape.
+
+    It is one number where all have the same.
+    """
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return np.asarray(space.nvec, dtype=np.int64)
+    return np.asarray(space.n if isinstance(space, gym.spaces.Discrete) else 2, dtype=np.int64)
 
 
 def _can_act_in(leaf: gym.Space[Any]) -> bool:

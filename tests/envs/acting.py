@@ -1,4 +1,7 @@
-"""Environments of a user's own, and actions for any environment, for the tests of the adapters. Kind: effects."""
+"""Environments of a user's own, and actions for any environment, for the tests of the adapters.
+
+Kind: effects.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
 
 
 def check_known_episodes(envs: VectorEnv) -> None:
-    """Play three environments of `Counting`: every step is there once, with the right flags, ends and last observations; then close them."""
+    """Play three environments of `Counting`.
+
+    Every step is there once, with the right flags, ends and last observations; then close them.
+    """
     obs = envs.reset()
     assert obs.dtype == torch.float32
     ids, episode, clock = obs[:, 0].numpy().copy(), np.zeros(3, int), np.zeros(3, int)

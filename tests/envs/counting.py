@@ -15,7 +15,8 @@ import numpy as np
 
 
 class Counting(gym.Env[np.ndarray, Any]):
-    """Counts: the observation is (id of the environment, episode, step of the episode), the reward the step.
+    """Counts: the observation is (id of the environment, episode, step of the episode), the reward
+    the step.
 
     Episode e lasts 2 + (id + e) % 3 steps. Even episodes terminate, odd ones are truncated, and
     every sixth says both. Observations are written into one buffer, as many environments do.
@@ -59,7 +60,10 @@ class Counting(gym.Env[np.ndarray, Any]):
 
 
 class PlainCounting(Counting):
-    """The same in arrays of its own and with nothing in `info`: Gymnasium's vector environments keep the one and send the other."""
+    """The same in arrays of its own and with nothing in `info`.
+
+    Gymnasium's vector environments keep the one and send the other.
+    """
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -88,7 +92,9 @@ class FromFive(Counting):
 
 
 class Structured(Counting):
-    """The same counts in all kinds of spaces; the reward is the action that arrived, each number at a decimal place of its own.
+    """The same counts in all kinds of spaces.
+
+    The reward is the action that arrived, each number at a decimal place of its own.
 
     The image has the step in every pixel, `flags` the step in binary digits; `stage` is the step,
     counted from two.
@@ -131,7 +137,9 @@ class Structured(Counting):
 
 
 class Masked(Counting):
-    """Forbids two actions, which depend on episode and step; at the last step of an episode it forbids everything, or has no answer.
+    """Forbids two actions, which depend on episode and step.
+
+    At the last step of an episode it forbids everything, or has no answer.
 
     It says so in its observation, by a method, or in `info`; actions are a pair of a `Discrete(4)`
     and a `Discrete(3)`.
@@ -192,7 +200,9 @@ class MaskedInInfo(Masked):
 
 
 class MaskedInFlatInfo(MaskedInInfo):
-    """The same in one array, which vector environments can stack, and with observations in arrays of their own."""
+    """The same in one array, which vector environments can stack, and with observations in arrays
+    of their own.
+    """
 
     def _observe(self) -> np.ndarray:
         return super()._observe().copy()
@@ -248,7 +258,7 @@ class Faulty(gym.Env[np.ndarray, Any]):
 
 
 class FaultyStructure(Structured):
-    """As `Structured`, with one part of its observation replaced, or without it, at the third step."""
+    """As `Structured`; at the third step one part of its observation is replaced, or missing."""
 
     def __init__(self, part: str, value: Any) -> None:
         super().__init__()

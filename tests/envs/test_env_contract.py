@@ -109,7 +109,10 @@ def make(case: str, seed: int = 1) -> VectorEnv:
 
 @dataclass
 class Played:
-    """A run with random actions. `masks[t]` is what was allowed in the observations before step t; None without masks."""
+    """A run with random actions.
+
+    `masks[t]` is what was allowed in the observations before step t; None without masks.
+    """
 
     env: VectorEnv
     first_obs: Tensor
@@ -188,9 +191,8 @@ def test_observations_are_those_of_the_space(played: Played) -> None:
                 values = values[key]
             assert values.shape == (B, *leaf.shape)
             own = values.numpy() + getattr(leaf.space, "start", 0)
-            if (
-                values.dtype == torch.float32
-            ):  # EnvPool's dm_control has bounds that its numbers do not keep
+            # EnvPool's dm_control has bounds that its numbers do not keep.
+            if values.dtype == torch.float32:
                 continue
             assert all(leaf.space.contains(np.asarray(value, leaf.space.dtype)) for value in own), (
                 f"{own} is not in {leaf.space}"
@@ -313,9 +315,8 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
         with pytest.raises(ValueError, match=message) as caught:
             env.step(action)
         assert str(caught.value).startswith(f"{env.name}: ")
-    env.step(
-        good.to(torch.int32 if good.dtype == torch.int64 else torch.float64)
-    )  # still usable, and any dtype of the kind will do
+    # Still usable, and any dtype of the kind will do.
+    env.step(good.to(torch.int32 if good.dtype == torch.int64 else torch.float64))
 
 
 REPLAYED = (
@@ -345,7 +346,8 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
         twin = make(case)
         if case in REPLAYED:
             assert torch.equal(twin.load_state_dict(state), obs)
-            assert twin.state_dict() is not None and torch.equal(twin.state_dict()["obs"], obs)  # type: ignore[index]
+            of_twin = twin.state_dict()
+            assert of_twin is not None and torch.equal(of_twin["obs"], obs)
             for _ in range(120):
                 action = draw_action(envs, rng)
                 one, other = envs.step(action), twin.step(action)

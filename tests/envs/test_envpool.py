@@ -1,4 +1,6 @@
-"""EnvPool's adapter against environments stepped by hand, and the facts about EnvPool that it rests on."""
+"""EnvPool's adapter against environments stepped by hand, and the facts about EnvPool that it rests
+on.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def test_fact_a_masked_reset_answers_in_order_and_leaves_no_reset_row(family: st
 
 @pytest.mark.parametrize("game", ["leaper", "bigfish", "coinrun"])
 def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
-    """One environment stepped in EnvPool's own mode, its reset rows dropped by hand, gives what the adapter gives."""
+    """One environment stepped in EnvPool's own mode, its reset rows dropped by hand, gives what the
+    adapter gives.
+    """
     num_envs, steps = 3, 220
     envs = make_envs(EnvConfig(id=f"procgen:{game}", num_envs=num_envs, num_levels=50), seed=3)
     actions = list(random_actions(envs.action_space, num_envs, steps))
@@ -141,9 +145,8 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
             assert step.final_obs is not None
             np.testing.assert_array_equal(step.final_obs[index], obs[0])
             assert step.info["level_complete"][index] == bool(info["prev_level_complete"][0])
-            obs, reward, _, _, info = pool.step(
-                np.zeros(1, np.int32)
-            )  # the reset row: it ignores the action
+            # The reset row: it ignores the action.
+            obs, reward, _, _, info = pool.step(np.zeros(1, np.int32))
             level = info["level_seed"][0]
             assert reward[0] == 0
             np.testing.assert_array_equal(step.obs[index], obs[0])
@@ -189,7 +192,8 @@ def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.Monke
 
 
 class Arrays:
-    """Four environments in the arrays of EnvPool's C++ layer, and the public call of its Python layer, as in 1.2.5 or 1.2.7.
+    """Four environments in the arrays of EnvPool's C++ layer, and the public call of its Python
+    layer, as in 1.2.5 or 1.2.7.
 
     In every step the first one goes on, the second ends by its rules, the third by its limit, the
     last by both at once.
@@ -269,7 +273,10 @@ KEYS = {
 def test_an_end_by_the_rules_at_the_time_limit_is_what_the_version_tells(
     version: str, way: str
 ) -> None:
-    """Worked out by hand: 1.2.5 cannot tell such an end from a cut; 1.2.7 can, and then nothing follows, so it is no truncation."""
+    """Worked out by hand: 1.2.5 cannot tell such an end from a cut.
+
+    1.2.7 can, and then nothing follows, so it is no truncation.
+    """
     envs, pool = make("CartPole-v1", num_envs=4, seed=1, num_threads=1), Arrays(KEYS[version])
     calls = (
         envpool_adapter._public_calls(pool)
@@ -399,12 +406,13 @@ def test_workers_that_are_not_kept_on_cores_may_use_all() -> None:
         from phasicrl.envs.make import make_envs, EnvConfig
         from phasicrl.host.machine import thread_ids, usable_cores
         before = thread_ids()
-        fields = dict(id="envpool:InvertedPendulum-v5", num_envs=4)
-        several = make_envs(EnvConfig(**fields, num_threads=len(usable_cores()), pin_threads=False), seed=1)
-        alone = make_envs(EnvConfig(**fields, num_threads=1, pin_threads=False), seed=1)
+        fields = dict(id="envpool:InvertedPendulum-v5", num_envs=4, pin_threads=False)
+        several = make_envs(EnvConfig(**fields, num_threads=len(usable_cores())), seed=1)
+        alone = make_envs(EnvConfig(**fields, num_threads=1), seed=1)
         alone.reset(), alone.step(torch.from_numpy(alone.action_space.sample()[None].repeat(4, 0)))
         places = [os.sched_getaffinity(thread) for thread in thread_ids() - before]
-        print(len(os.sched_getaffinity(0)), len(places) > len(usable_cores()), all(place == usable_cores() for place in places))
+        everywhere = all(place == usable_cores() for place in places)
+        print(len(os.sched_getaffinity(0)), len(places) > len(usable_cores()), everywhere)
     """
     words = [sys.executable, "-c", code]
     run = subprocess.run(
@@ -435,7 +443,10 @@ def test_level_complete_means_the_level_was_solved() -> None:
 
 
 def test_cartpole_is_the_cartpole_of_gymnasium() -> None:
-    """Each environment, stepped beside Gymnasium's physics: observations, ends, and the true last observation."""
+    """Each environment, stepped beside Gymnasium's physics.
+
+    Observations, ends, and the true last observation.
+    """
     num_envs = 4
     envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=num_envs), seed=1)
     twins: list[Any] = [gym.make("CartPole-v1").unwrapped for _ in range(num_envs)]
@@ -543,9 +554,8 @@ def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -
     assert isinstance(raw, gym.spaces.Box) and raw.dtype == np.int32
     np.testing.assert_array_equal(raw.high, [24, 3, 8, 8])
     assert task_spaces("FlatPack-v0")[1] == gym.spaces.MultiDiscrete([25, 4, 9, 9])
-    envs = make(
-        "Cleaner-v0", num_envs=2, seed=1, num_threads=1
-    )  # three cleaners; four moves each, as its own mask says
+    # Three cleaners; four moves each, as its own mask says.
+    envs = make("Cleaner-v0", num_envs=2, seed=1, num_threads=1)
     assert envs.action_space == gym.spaces.MultiDiscrete([4, 4, 4])
     layout = ObservationLayout(envs.observation_space)
 
@@ -586,7 +596,8 @@ def test_a_part_that_is_not_finite_is_refused() -> None:
     envs.reset()
     with pytest.raises(
         EnvError,
-        match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  1.\], from step",
+        match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  "
+        r"1.\], from step",
     ):
         envs.step(torch.zeros(2, 1))
 
@@ -605,7 +616,10 @@ def test_time_limits_are_truncations() -> None:
 
 
 def test_fact_an_end_in_the_last_allowed_step_counts_as_truncated() -> None:
-    """CartPole falls in step n; with a limit of n steps EnvPool calls that a truncation, which nobody can tell apart afterwards."""
+    """CartPole falls in step n.
+
+    With a limit of n steps EnvPool calls that a truncation, which nobody can tell apart afterwards.
+    """
     envs = make("CartPole-v1", num_envs=1, seed=1, num_threads=1)
     envs.reset()
     length = next(
@@ -629,7 +643,10 @@ REPLAYED = {
 
 
 def play(pool: Any, actions: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Step with masked resets; return observations and rewards in turn, how often each was reset, and when each last began."""
+    """Step with masked resets.
+
+    Return observations and rewards in turn, how often each was reset, and when each last began.
+    """
     answers, resets, began = [], np.zeros(len(actions[0]), int), np.zeros(len(actions[0]), int)
     for number, action in enumerate(actions, 1):
         obs, reward, terminated, truncated, _ = pool.step(action)
@@ -645,7 +662,10 @@ def play(pool: Any, actions: list[np.ndarray]) -> tuple[list[np.ndarray], np.nda
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 @pytest.mark.parametrize("family", REPLAYED)
 def test_fact_seed_resets_and_actions_restore_an_environment(family: str) -> None:
-    """What `exact_state = "replay"` promises: resets as many as before, then the actions of the current episode."""
+    """What `exact_state = "replay"` promises.
+
+    Resets as many as before, then the actions of the current episode.
+    """
     task_id, options, steps = REPLAYED[family]
     num_envs = 3
     pool, twin = (raw_pool(task_id, options, num_envs) for _ in range(2))
@@ -667,8 +687,10 @@ def test_fact_seed_resets_and_actions_restore_an_environment(family: str) -> Non
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals are told apart on Linux")
 def test_fact_a_short_batch_aborts_the_process() -> None:
     code = (
-        "from phasicrl.envs.envpool import import_envpool; import numpy as np; pool = import_envpool().make_gymnasium('CartPole-v1', num_envs=3); pool.reset();"
-        "pool.step(np.full(3, 99, np.int32)); print('99 accepted', flush=True); pool.step(np.zeros(2, np.int32))"
+        "from phasicrl.envs.envpool import import_envpool; import numpy as np; "
+        "pool = import_envpool().make_gymnasium('CartPole-v1', num_envs=3); pool.reset();"
+        "pool.step(np.full(3, 99, np.int32)); print('99 accepted', flush=True); "
+        "pool.step(np.zeros(2, np.int32))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
@@ -740,7 +762,8 @@ def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
     )
     with pytest.raises(
         EnvError,
-        match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), at step 1",
+        match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), "
+        "at step 1",
     ):
         envs.step(torch.zeros(2, dtype=torch.int64))
 

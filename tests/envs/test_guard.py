@@ -60,7 +60,8 @@ def test_actions_that_are_not_allowed_are_refused() -> None:
     action[2, 1] = envs.action_mask[2, 4:].int().argmin()
     with pytest.raises(
         ValueError,
-        match=rf"mine: action {action[2, 1]} for environment 2, component 1 \(1\) is not allowed now",
+        match=f"mine: action {action[2, 1]} for environment 2, "
+        r"component 1 \(1\) is not allowed now",
     ):
         envs.step(action)
     envs.close()
@@ -93,7 +94,8 @@ def test_masks_are_found_through_wrappers() -> None:
 def test_numbers_are_not_masked() -> None:
     """Without a discrete component `action_mask` is nothing special."""
     envs = make(MaskedNumbers)
-    assert envs.mask_size == 0 and "action_mask" in envs.observation_space.spaces  # type: ignore[attr-defined]
+    assert envs.mask_size == 0
+    assert "action_mask" in envs.observation_space.spaces  # type: ignore[attr-defined]
     envs.reset()
     envs.step(torch.zeros(3, 2))
     assert envs.action_mask is None
@@ -104,7 +106,8 @@ FAULTY_MASKS = {
     "missing": (None, "returned no 'action_mask' in its info, where it had one at first"),
     "too short": (
         [1, 1],
-        r"gave an action mask of shape \(2,\); accepted for MultiDiscrete.*: shape \(5,\), or one mask for each part",
+        r"gave an action mask of shape \(2,\); accepted for MultiDiscrete.*: shape \(5,\), "
+        "or one mask for each part",
     ),
     "no numbers": ("all", "gave an action mask of a str"),
     "values": (
@@ -113,7 +116,8 @@ FAULTY_MASKS = {
     ),
     "nothing left": (
         [[1, 1], [0, 0, 0]],
-        r"gave an action mask that allows nothing in component 1: \[ True  True False False False\]",
+        r"gave an action mask that allows nothing in component 1: \[ True  True False False "
+        r"False\]",
     ),
 }
 
@@ -201,9 +205,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_names_environment_call_and_step(fault: str) -> None:
-    made = iter(
-        ["nothing", "nothing", fault]
-    )  # for the probe of the spaces, for environment 0, for environment 1
+    # For the probe of the spaces, for environment 0, for environment 1.
+    made = iter(["nothing", "nothing", fault])
     envs = make(lambda: Faulty(next(made)), num_envs=2)
     envs.reset()
     envs.step(NEVER[:2])
@@ -233,9 +236,8 @@ def test_faults_of_a_reset_are_told_too(parallel: Parallel) -> None:
         "reset raises": "RuntimeError: no level today",
         "reset without info": r"\(obs, info\) was expected",
     }.items():
-        made = iter(
-            ["nothing", fault, fault]
-        )  # for the environment that is only looked at, then for those that are stepped
+        # For the environment that is only looked at, then for those that are stepped.
+        made = iter(["nothing", fault, fault])
         envs = make(
             lambda fault=fault, made=made: Faulty(next(made) if os.getpid() == home else fault),
             parallel,
@@ -245,6 +247,7 @@ def test_faults_of_a_reset_are_told_too(parallel: Parallel) -> None:
             envs.reset()
         with pytest.raises(
             EnvError,
-            match=rf"mine: reset\(\) of the environment that was made to learn the spaces: .*{message}.*; repair",
+            match=r"mine: reset\(\) of the environment that was made to learn the spaces: "
+            f".*{message}.*; repair",
         ):
             make(lambda fault=fault: Faulty(fault))

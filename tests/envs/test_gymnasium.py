@@ -30,7 +30,9 @@ from tests.envs.counting import (
 @pytest.mark.parametrize("kind", [Counting, CountingInFloat32])
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_known_episodes_come_out_whole(parallel: Parallel, kind: type[Counting]) -> None:
-    """Every step of every episode of `Counting` is there once, with the right flags, ends and last observations."""
+    """Every step of every episode of `Counting` is there once, with the right flags, ends and last
+    observations.
+    """
     check_known_episodes(make(kind, parallel))
 
 
@@ -58,7 +60,9 @@ def test_actions_are_counted_from_zero() -> None:
 
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_all_kinds_of_spaces_at_once(parallel: Parallel) -> None:
-    """Every part of the observations of `Structured` arrives, at the ends of episodes too, and every part of the actions."""
+    """Every part of the observations of `Structured` arrives, at the ends of episodes too, and
+    every part of the actions.
+    """
     envs = make(Structured, parallel)
     layout = ObservationLayout(envs.observation_space)
 
@@ -196,7 +200,8 @@ BOX = gym.spaces.Box(0, 1, (2,), np.float32)
         (
             gym.spaces.Text(5),
             gym.spaces.Discrete(2),
-            r"observations of the kind Text\(.*\) are not supported; supported: Box .*Tuple of these$",
+            r"observations of the kind Text\(.*\) are not supported; "
+            "supported: Box .*Tuple of these$",
         ),
         (
             BOX,
@@ -216,7 +221,8 @@ BOX = gym.spaces.Box(0, 1, (2,), np.float32)
         (
             None,
             gym.spaces.Discrete(2),
-            "observation_space is an object of type NoneType and action_space an object of type Discrete",
+            "observation_space is an object of type NoneType and action_space an object of type "
+            "Discrete",
         ),
     ],
 )

@@ -187,9 +187,12 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
     for name, expected in {
         "Ant-v4": "EnvPool, mujoco, gym; Box 27 float32 → Box 8 float64",
         "MiniGrid-Empty-5x5-v0": "EnvPool, minigrid; "
-        "Dict(direction: Discrete(4), image: Box 7 × 7 × 3 uint8, mission: Box 96 uint8) → Discrete(7)",
-        "RubiksCube-v0": "EnvPool, jumanji; Dict(cube: Box 6 × 3 × 3 int8, step_count: Discrete(201)) → MultiDiscrete([6, 1, 3])",
-        "TicTacToe-v1": "EnvPool, pgx; cannot be trained here: envpool:TicTacToe-v1 has 2 players; only tasks of one player are supported",
+        "Dict(direction: Discrete(4), image: Box 7 × 7 × 3 uint8, "
+        "mission: Box 96 uint8) → Discrete(7)",
+        "RubiksCube-v0": "EnvPool, jumanji; "
+        "Dict(cube: Box 6 × 3 × 3 int8, step_count: Discrete(201)) → MultiDiscrete([6, 1, 3])",
+        "TicTacToe-v1": "EnvPool, pgx; cannot be trained here: "
+        "envpool:TicTacToe-v1 has 2 players; only tasks of one player are supported",
     }.items():
         assert list_envs(f"envpool:{name}")[0].description == expected
     everything = list_envs()

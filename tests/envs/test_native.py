@@ -1,4 +1,7 @@
-"""What EnvPool leaves to the system: the ways it is found, the stand-ins, and the words when there is none."""
+"""What EnvPool leaves to the system.
+
+The ways it is found, the stand-ins, and the words when there is none.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,14 @@ FRAMES = """
 import hashlib, numpy as np
 pool = import_envpool(procgen=True).make_gymnasium("CoinrunHard-v0", num_envs=2, seed=3)
 frames = [pool.reset()[0]] + [pool.step(np.full(2, 7, np.int32))[0] for _ in range(30)]
-print("ANSWER" + json.dumps([source, hashlib.sha256(np.stack(frames).tobytes()).hexdigest(), int(np.max(frames))]))
+digest = hashlib.sha256(np.stack(frames).tobytes()).hexdigest()
+print("ANSWER" + json.dumps([source, digest, int(np.max(frames))]))
 """
-HEAD = "import json, os\nfrom phasicrl.envs import native\nfrom phasicrl.envs.envpool import import_envpool\n"
+HEAD = """
+import json, os
+from phasicrl.envs import native
+from phasicrl.envs.envpool import import_envpool
+"""
 
 
 def run(code: str) -> list[object]:
@@ -49,15 +57,18 @@ def run(code: str) -> list[object]:
 
 @needs_wheel
 def test_all_ways_to_qt_draw_the_same_images() -> None:
-    """The usual way; the wheel with all three stand-ins; and EnvPool imported by somebody else before Qt was there."""
+    """The usual way; the wheel with all three stand-ins.
+
+    And EnvPool imported by somebody else before Qt was there.
+    """
     usual = run("source = native.ensure_qt()" + FRAMES)
     stand_ins = run(
-        "native.load_with_stand_ins(native._wheel_folder(), force=True); source = os.environ['QT_NO_GLIB']"
-        + FRAMES
+        "native.load_with_stand_ins(native._wheel_folder(), force=True); "
+        "source = os.environ['QT_NO_GLIB']" + FRAMES
     )
     late = run(
-        "native.ensure_graphics(); import envpool, envpool.procgen as p; source = str(p._PROCGEN_IMPORT_ERROR is not None)"
-        + FRAMES
+        "native.ensure_graphics(); import envpool, envpool.procgen as p; "
+        "source = str(p._PROCGEN_IMPORT_ERROR is not None)" + FRAMES
     )
     assert usual[0] in ("system", "wheel", "wheel with stand-ins", "not needed")
     assert stand_ins[0] == "1"
@@ -158,7 +169,10 @@ print("ANSWER" + json.dumps(answer))
 
 
 def test_graphics_libraries_that_are_absent_are_stood_in_for() -> None:
-    """In a process of its own, as if the machine had none; afterwards the loader finds them by name, and there is no display."""
+    """In a process of its own, as if the machine had none.
+
+    Afterwards the loader finds them by name, and there is no display.
+    """
     assert run(GRAPHICS) == ["stand-ins", 0]
 
 
@@ -166,7 +180,10 @@ def test_graphics_libraries_that_are_absent_are_stood_in_for() -> None:
     not native.envpool_has_own_qt(), reason="this EnvPool needs no graphics libraries"
 )
 def test_envpool_works_with_the_stand_ins_and_does_not_end_the_process_when_it_draws() -> None:
-    """Whether the machine has graphics libraries or not. Drawing is the one thing that calls them: it must fail as Python does."""
+    """Whether the machine has graphics libraries or not.
+
+    Drawing is the one thing that calls them: it must fail as Python does.
+    """
     steps = """
 envpool = import_envpool()
 pool = envpool.make_gymnasium("HalfCheetah-v4", num_envs=1, seed=3)

@@ -1,4 +1,7 @@
-"""Options of environments: what a task takes, in which types, and that they reach training, evaluation and film."""
+"""Options of environments.
+
+What a task takes, in which types, and that they reach training, evaluation and film.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ def test_values_are_read_as_the_type_of_the_default(
     [
         (
             {"flagg": "true"},
-            r"x has no option 'flagg' \(did you mean 'flag'\?\) \(env.options\); .* any=None, count=3, flag=True",
+            r"x has no option 'flagg' \(did you mean 'flag'\?\) \(env.options\); .* any=None, "
+            "count=3, flag=True",
         ),
         (
             {"flag": "2"},
@@ -124,7 +128,8 @@ def test_a_command_line_adds_to_the_options_of_its_preset(
         return parse_config(["compat-cleanrl-ppo-atari", *words]).env.options
 
     assert options() == {"episodic_life": True}
-    assert options("--env.options", "noop_max=3", "--seed", "2", "--env.options", "a=b=c", "stack_num=2") == {
+    words = ("--env.options", "noop_max=3", "--seed", "2", "--env.options", "a=b=c", "stack_num=2")
+    assert options(*words) == {
         "episodic_life": True, "noop_max": "3", "a": "b=c", "stack_num": "2",
     }  # fmt: skip
     assert options("--env.options=episodic_life=False") == {"episodic_life": "False"}
@@ -172,11 +177,12 @@ def test_options_reach_envpool() -> None:
         ),
         ("Breakout-v5", {"num_envs": 4}, "env.options cannot set num_envs; use --env.num-envs"),
         ("Breakout-v5", {"seed": 4}, "env.options cannot set seed"),
+        # A segmentation fault in EnvPool.
         (
             "Breakout-v5",
             {"noop_max": 0},
             "env.options has noop_max = 0; it must be above zero",
-        ),  # a segmentation fault in EnvPool
+        ),
         (
             "Breakout-v5",
             {"stack_num": "-1"},
@@ -185,7 +191,8 @@ def test_options_reach_envpool() -> None:
         (
             "Breakout-v5",
             {"mode": 99},
-            "envpool:Breakout-v5: EnvPool does not take env.options {'mode': 99}: Invalid game mode",
+            "envpool:Breakout-v5: EnvPool does not take env.options {'mode': 99}: Invalid game "
+            "mode",
         ),
         ("Breakout-v5", {"stack_num": 10**14}, "EnvPool does not take env.options"),
         (
@@ -361,9 +368,8 @@ def test_a_module_works_in_processes_and_a_run_that_was_received_does_not_import
             }
         )
     )
-    assert (
-        main(["evaluate", str(run.directory), "--episodes", "1"]) == 0
-    )  # this process has imported it
+    # This process has imported it.
+    assert main(["evaluate", str(run.directory), "--episodes", "1"]) == 0
     sys.modules.pop("module_of_mine")
     del gym.registry["Unheard-v0"]
     capsys.readouterr()

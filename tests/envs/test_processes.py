@@ -63,7 +63,8 @@ def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
         "from phasicrl.envs.gymnasium import GymnasiumEnv\n"
         "if __name__ == '__main__':\n"
         "    make_env = functools.partial(counting.Faulty, 'hangs')\n"
-        "    envs = GymnasiumEnv(make_env, num_envs=1, seed=1, name='mine', parallel='processes', step_seconds=0.5)\n"
+        "    envs = GymnasiumEnv(make_env, num_envs=1, seed=1, name='mine', parallel='processes', "
+        "step_seconds=0.5)\n"
         "    envs.reset()\n"
         "    for _ in range(3): envs.step(numpy.zeros(1, int))\n"
     )
@@ -124,7 +125,8 @@ def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
         "import sys\n"
         "from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id\n"
         "if __name__ == '__main__':\n"
-        "    envs = GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=2, seed=1, name='mine', parallel='processes')\n"
+        "    envs = GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=2, seed=1, name='mine', "
+        "parallel='processes')\n"
         "    envs.reset()\n"
         "    print(*(process.pid for process in envs._vector.processes), flush=True)\n"
         f"    {end}\n"
@@ -144,7 +146,8 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id\n"
-        "GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=1, seed=1, name='mine', parallel='processes')\n"
+        "GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=1, seed=1, name='mine', "
+        "parallel='processes')\n"
     )
     result = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False

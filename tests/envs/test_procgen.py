@@ -24,7 +24,8 @@ def test_every_game_has_its_distributions() -> None:
                 procgen_task(game, config) == f"{game.capitalize()}{distribution.capitalize()}-v0"
             )
     refused(
-        "bigfish has no 'memory' levels.*it has easy, hard; games with 'memory' levels: caveflyer.*miner",
+        "bigfish has no 'memory' levels.*it has easy, hard; "
+        "games with 'memory' levels: caveflyer.*miner",
         id="bigfish",
         distribution="memory",
     )
@@ -57,8 +58,9 @@ def test_what_envpool_would_abort_on_is_refused() -> None:
 @needs_envpool
 def test_every_setting_of_procgen_reaches_the_game() -> None:
     config = EnvConfig(
-        num_levels=7, start_level=3, center_agent=False, use_backgrounds=False, use_monochrome_assets=True,
-        restrict_themes=True, use_generated_assets=True, paint_vel_info=True,
+        num_levels=7, start_level=3, center_agent=False, use_backgrounds=False,
+        use_monochrome_assets=True, restrict_themes=True, use_generated_assets=True,
+        paint_vel_info=True,
     )  # fmt: skip
     options = procgen_options("starpilot", config)
     assert set(options) == {*PROCGEN_FIELDS, "channel_first"} - {"distribution"}

@@ -1,4 +1,7 @@
-"""Vector environments of a user's own: every autoreset mode gives the same steps, and what is refused, in words."""
+"""Vector environments of a user's own.
+
+Every autoreset mode gives the same steps, and what is refused, in words.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def sync(
 @pytest.mark.parametrize("of_processes", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_gives_known_episodes_whole(mode: AutoresetMode, of_processes: bool) -> None:
-    """Every step of every episode of `PlainCounting` is there once, with the right flags, ends and last observations, and no other row."""
+    """Every step of every episode of `PlainCounting` is there once, with the right flags, ends and
+    last observations, and no other row.
+    """
     kind = AsyncVectorEnv if of_processes else SyncVectorEnv
     check_known_episodes(
         make(lambda num_envs: kind([PlainCounting] * num_envs, autoreset_mode=mode))
@@ -98,7 +103,8 @@ def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end
     envs.reset()
     with pytest.raises(
         EnvError,
-        match=r"mine: its autoreset mode is NEXT_STEP, and reset.* alone; make it with autoreset_mode=SAME_STEP",
+        match=r"mine: its autoreset mode is NEXT_STEP, and reset.* alone; "
+        "make it with autoreset_mode=SAME_STEP",
     ):
         for _ in range(50):
             envs.step(NEVER)
@@ -138,7 +144,8 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no function": (
         3,
         ValueError,
-        "make_vector_env is an object of type int; a function of the number of environments was expected",
+        "make_vector_env is an object of type int; a function of the number of environments was "
+        "expected",
     ),
     "no environment": (
         lambda num_envs: object(),

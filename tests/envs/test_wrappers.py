@@ -1,4 +1,4 @@
-"""Wrappers: some components of an observation alone, and a mask of your own over the first steps."""
+"""Wrappers: some components of an observation alone, and your own mask over the first steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_the_same_episodes_are_seen_through_fewer_components() -> None:
     whole, part = cartpole(None), cartpole((2, 0))
     assert isinstance(part, PartialObservation)
     assert part.observation_space.shape == (2,)
-    np.testing.assert_array_equal(part.observation_space.high, whole.observation_space.high[[2, 0]])  # type: ignore[attr-defined]
+    highs: Any = [envs.observation_space for envs in (part, whole)]
+    np.testing.assert_array_equal(highs[0].high, highs[1].high[[2, 0]])
     np.testing.assert_array_equal(part.reset(), whole.reset()[:, [2, 0]])
     ended = 0
     for t in range(60):
@@ -130,7 +131,8 @@ def test_something_must_be_left() -> None:
     envs.reset()
     with pytest.raises(
         EnvError,
-        match=r"mine: the heuristic mask leaves nothing for environment 1 in component 1, at env_steps 3; allow",
+        match="mine: the heuristic mask leaves nothing for environment 1 in component 1, "
+        "at env_steps 3; allow",
     ):
         envs.step(draw_action(envs, RNG))
     envs.close()
@@ -158,6 +160,7 @@ def test_there_must_be_something_to_mask() -> None:
     numbers = gym.spaces.Box(-1, 1, (2,))
     with pytest.raises(
         ValueError,
-        match=r"mine: actions of the kind Box.* have nothing to mask; accepted: those with discrete components",
+        match=r"mine: actions of the kind Box.* have nothing to mask; "
+        "accepted: those with discrete components",
     ):
         HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, num_steps=1)

@@ -39,14 +39,14 @@ from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
-    """In place of `compile_`: the function that would be compiled, after a call such as tracing makes."""
+    """In place of `compile_`.
+
+    The function that would be compiled, after a call such as tracing makes.
+    """
     return function
 
 
-def both(
-    config: Config,
-    make_env: Callable[[], gym.Env[Any, Any]],
-) -> None:
+def both(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
     """Train with and without compiled steps and compare weights, moments and metrics."""
 
     def trained(choice: str) -> tuple[Run, list[dict[str, float]]]:
@@ -135,7 +135,10 @@ def test_steps_written_for_the_compiler_equal_eager_ones(
 
 
 def again_in_place(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """In place of a CUDA graph, which needs a GPU: what was recorded runs again, on the same inputs and into the same outputs."""
+    """In place of a CUDA graph, which needs a GPU.
+
+    What was recorded runs again, on the same inputs and into the same outputs.
+    """
     for _ in range(3):
         function()
     outputs = function()
@@ -158,7 +161,10 @@ RECORDED = [name for name in CASES if name != "eps-hat"]
 def test_steps_that_are_recorded_equal_eager_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but the CUDA graph itself: what is copied in, what is read where it lies, what a recording leaves behind."""
+    """All but the CUDA graph itself.
+
+    What is copied in, what is read where it lies, what a recording leaves behind.
+    """
     record_with(again_in_place, monkeypatch)
     changes, make_env = CASES[name]
     both(setting(tmp_path, **changes), make_env)
@@ -422,7 +428,8 @@ def test_smaller_micro_batches_are_advised_only_where_they_can_be_smaller(
         (
             "policy",
             RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+                "9 bytes"
             ),
             "ppo.num_minibatches",
         ),
@@ -454,11 +461,12 @@ def test_a_step_that_does_not_fit_names_the_knob(
     [
         ("separate", "policy", "collecting a rollout"),
         ("separate", "value", "asking the networks about a rollout"),
+        # What came last is in no rollout and is valued by itself.
         (
             "shared",
             "value",
             "collecting a rollout",
-        ),  # what came last is in no rollout and is valued by itself
+        ),
     ],
 )
 def test_a_rollout_that_does_not_fit_names_the_knob(
@@ -466,7 +474,8 @@ def test_a_rollout_that_does_not_fit_names_the_knob(
 ) -> None:
     def full(self: Agent, *args: Any, **options: Any) -> Any:
         raise RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 "
+            "bytes"
         )
 
     monkeypatch.setattr(Agent, method, full)
@@ -523,7 +532,10 @@ def _determinism_is_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_determinism_is_put_back")
 def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) -> None:
-    """PyTorch knows no deterministic `put_`, on a CPU either: it must be refused, and nothing that training needs may be."""
+    """PyTorch knows no deterministic `put_`, on a CPU either.
+
+    It must be refused, and nothing that training needs may be.
+    """
 
     def put() -> Tensor:
         return torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
@@ -577,7 +589,10 @@ def test_an_upload_on_a_cpu_is_the_same_tensor() -> None:
     reason="only glibc is asked",
 )
 def test_freed_memory_is_kept_for_the_next_layer() -> None:
-    """Else every activation would be mapped, faulted in and unmapped again. In a process of its own, whose allocator nobody has asked yet."""
+    """Else every activation would be mapped, faulted in and unmapped again.
+
+    In a process of its own, whose allocator nobody has asked yet.
+    """
     program = """
 import torch
 from phasicrl.execution.device import keep_memory
@@ -608,7 +623,10 @@ print(after_a_large_tensor() - given_back)
 def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_: Callable[..., Any] | None
 ) -> None:
-    """Here the others' gradients are zero: the mean of two is half. Eagerly, and in two compiled calls with the mean between them."""
+    """Here the others' gradients are zero: the mean of two is half.
+
+    Eagerly, and in two compiled calls with the mean between them.
+    """
     if compile_ is not None:
         monkeypatch.setattr(compiled, "compile_", compile_)
 

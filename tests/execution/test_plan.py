@@ -1,4 +1,7 @@
-"""What is chosen, from wishes, machine and workload: a pure function, so that every case is a line."""
+"""What is chosen, from wishes, machine and workload.
+
+A pure function, so that every case is a line.
+"""
 
 from __future__ import annotations
 

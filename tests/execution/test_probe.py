@@ -61,9 +61,8 @@ class Brittle(nn.Module):
 def test_bf16_of_a_sound_network_is_right_and_every_rate_is_measured() -> None:
     network = small_network()
     found = probe(network, list(network.parameters()), OBS, seconds=0.02)
-    assert (
-        found.bf16_is_right and 0.5 < found.error < 1.5
-    )  # bf16 rounds: an error of zero would mean that it was not used
+    # bf16 rounds: an error of zero would mean that it was not used.
+    assert found.bf16_is_right and 0.5 < found.error < 1.5
     assert set(found.micro_batch.values()) <= {32, 64} and min(found.rate.values()) > 0
     assert all(parameter.grad is None for parameter in network.parameters())
 
@@ -79,12 +78,15 @@ def test_bf16_of_a_sound_network_is_right_and_every_rate_is_measured() -> None:
 def test_what_rounding_makes_explains_bf16_whatever_the_width(
     side: int, channels: tuple[int, ...], hidden: int, init: str
 ) -> None:
-    """Relative to fp32 the gradients of the narrowest are off by a twentieth, those of the standard network by a hundredth."""
+    """Relative to fp32 the gradients of the narrowest are off by a twentieth, those of the standard
+    network by a hundredth.
+    """
     obs = torch.randint(
         256, (16, side, side, 3), dtype=torch.uint8, generator=Generator().manual_seed(0)
     )
     for seed in range(2):
-        config = ModelConfig(channels=channels, blocks=1, hidden_sizes=(hidden,), init=init)  # type: ignore[arg-type]
+        sizes = {"channels": channels, "blocks": 1, "hidden_sizes": (hidden,)}
+        config = ModelConfig(**sizes, init=init)  # type: ignore[arg-type]
         network = ImpalaCNN((side, side, 3), config, generator=Generator().manual_seed(seed))
         assert probe_module.bf16_error(network, list(network.parameters()), obs) == pytest.approx(
             1.0, abs=0.3
@@ -161,12 +163,16 @@ def test_one_small_layer_whose_gradient_is_wrong_does_not_hide_among_the_others(
     assert 0.5 * sizes[smallest] < 0.03 * whole, "the error of all gradients together would show it"
     assert probe_module.bf16_error(network, list(network.parameters()), OBS) < 1.5
     monkeypatch.setattr(probe_module, "forward_backward", broken)
+    # Of a least rounding of 0.1.
     assert probe_module.bf16_error(network, list(network.parameters()), OBS) == pytest.approx(
         5, abs=1
-    )  # of a least rounding of 0.1
+    )
 
 
-FULL = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+FULL = (
+    "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 9 bytes"
+)
 
 
 @pytest.mark.parametrize("message", [FULL, "an illegal instruction"])
@@ -386,7 +392,8 @@ def test_bf16_that_is_wrong_and_used_because_someone_said_so_is_told(
     assert len(warnings) == len(said)
     for line, name in zip(warnings, said, strict=True):
         assert re.fullmatch(
-            rf"bf16 is wrong on this machine \(off by 5\d times what rounding makes\), and used because of {name}",
+            r"bf16 is wrong on this machine \(off by 5\d times what rounding makes\), "
+            f"and used because of {name}",
             line,
         )
 
@@ -469,11 +476,12 @@ def test_each_phase_runs_in_its_precision_and_the_rollout_in_that_of_the_policy_
 def test_the_policy_that_is_updated_is_the_one_that_acted(
     tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another precision the ratios of the first minibatch would not be one, and the surrogate would see a policy that never acted."""
+    """In another precision the ratios of the first minibatch would not be one, and the surrogate
+    would see a policy that never acted.
+    """
     config = images(tmp_path, policy_precision=precision).changed({"ppo.num_minibatches": 1})
-    config = config.changed(
-        {"model.policy_head_scale": 3.0}
-    )  # so that rounding is seen in the probabilities
+    # So that rounding is seen in the probabilities.
+    config = config.changed({"model.policy_head_scale": 3.0})
     with start_run(config, make_env=Image) as run:
         rollout = run.buffer.next_rollout()
         run.collect(rollout)
@@ -495,7 +503,9 @@ def test_the_policy_that_is_updated_is_the_one_that_acted(
 def test_the_policy_that_is_distilled_is_the_old_one_in_the_same_precision(
     tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another precision the divergence of the first minibatch would not be zero, and its gradient would make up for rounding."""
+    """In another precision the divergence of the first minibatch would not be zero, and its
+    gradient would make up for rounding.
+    """
     config = images(
         tmp_path,
         aux_precision=precision,
@@ -510,9 +520,8 @@ def test_the_policy_that_is_distilled_is_the_old_one_in_the_same_precision(
 
         monkeypatch.setattr(optimize, "step_", lambda *args, **options: None)  # nothing moves
         same = divergence()
-        old = phases.dist_params(
-            run.agent, run.buffer.segments(), compute=run.compute
-        )  # in the policy phase's precision
+        # In the policy phase's precision.
+        old = phases.dist_params(run.agent, run.buffer.segments(), compute=run.compute)
         monkeypatch.setattr(phases, "dist_params", lambda *args, **options: old)
         other = divergence()
     assert abs(same) < 1e-7 and other > 20 * abs(same)

@@ -82,9 +82,8 @@ def test_the_report_by_hand() -> None:
 def test_greedy_takes_the_most_likely_action_and_sampled_draws(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     torch.nn.init.zeros_(run.agent.policy_head.linear.weight)
-    run.agent.policy_head.linear.bias.data = torch.tensor(
-        [0.0, 0.3]
-    )  # right is a little likelier everywhere
+    # Right is a little likelier everywhere.
+    run.agent.policy_head.linear.bias.data = torch.tensor([0.0, 0.3])
     run.save()
     greedy, sampled = evaluate(run.directory, episodes=20, make_env=lambda: Corridor(limit=30))
     assert set(greedy.lengths) <= {3, 4} and set(greedy.returns) == {1.0}  # straight to the end
@@ -107,9 +106,8 @@ def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
                 float(row["return"]),
             )
             before = ends.get(key, (0, 0.0))
-            assert step == before[0] + 1 and so_far == before[1] + float(
-                row["reward"]
-            )  # none is missing, none is there twice
+            # None is missing, none is there twice.
+            assert step == before[0] + 1 and so_far == before[1] + float(row["reward"])
             ends[key] = (step, so_far)
             assert result.policy == "sampled" or row["action_0"] == row["mean_0"]
             assert 0 <= float(row["entropy"]) <= np.log(2) + 1e-6 and row["std"] == ""
@@ -136,9 +134,8 @@ def test_the_file_of_steps_has_mean_and_deviation_of_continuous_actions(tmp_path
     )
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert {float(row["std"]) for row in rows} == {0.25}
-    noise = np.array(
-        [float(row["action_1"]) - float(row["mean_1"]) for row in rows]
-    )  # component 0 is the lever to pull
+    # Component 0 is the lever to pull.
+    noise = np.array([float(row["action_1"]) - float(row["mean_1"]) for row in rows])
     assert (
         {row["mean_0"] for row in rows} <= {"0.0", "1.0", "2.0"}
         and 0.15 < noise.std() < 0.35
@@ -218,7 +215,6 @@ def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(
     monkeypatch.setattr(Agent, "policy", spy)
     evaluate(run.directory, episodes=2, make_env=corridor)
     assert seen == {"bf16"}
-    (run.directory / "card.json").write_text(
-        '{"own": ["environment"]}'
-    )  # of a version without plans
+    # Of a version without plans.
+    (run.directory / "card.json").write_text('{"own": ["environment"]}')
     assert evaluation_module.acting_precision(run.files) == "fp32"

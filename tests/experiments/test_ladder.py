@@ -122,9 +122,10 @@ def test_taxi_is_trained_with_its_last_rung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ladder, "TRICKS", TRICKS[5:6] + TRICKS[-1:])
+    # An untrained one takes long.
     monkeypatch.setattr(
         ladder, "evaluate", lambda *_, **__: [Evaluation("greedy", (-200.0,), (200,))]
-    )  # an untrained one takes long
+    )
     found = run_ladder("gymnasium:Taxi-v4", seeds=1, total_env_steps=1024, output_dir=tmp_path)
     assert [rung.name for rung in found] == ["REINFORCE", "+ action masking"]
 

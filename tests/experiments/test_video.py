@@ -70,12 +70,13 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
     path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
     assert path.parent == run.directory / "videos" and len(result.returns) == 2
     images = read(path, 64, 64)
+    # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end.
     assert images.shape == (
         13,
         64,
         64,
         3,
-    )  # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end
+    )
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
@@ -94,9 +95,8 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     run = train(config)
     path, _ = film(run.directory, episodes=1, size=100)
     images = read(path, 400, 600)
-    assert (
-        len(images) > 5 and images.mean() > 150 and images.std() > 1
-    )  # a white field with a cart on it
+    # A white field with a cart on it.
+    assert len(images) > 5 and images.mean() > 150 and images.std() > 1
 
 
 def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(

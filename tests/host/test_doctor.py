@@ -76,11 +76,7 @@ BLANK = json.dumps(
             "ImportError: Procgen draws with Qt 5",
             "pip install PyQt5-Qt5",
         ),
-        (
-            f"print('PROBE' + {BLANK!r})",
-            "black",
-            "--force-reinstall envpool",
-        ),
+        (f"print('PROBE' + {BLANK!r})", "black", "--force-reinstall envpool"),
         ("import time; time.sleep(60)", "no answer within 1 s", "idle"),
     ],
 )
@@ -122,11 +118,7 @@ ALLOWED = "the container allows the time"
     [
         ({0, 1, 2, 3}, None, "4 cores are used (4 in the machine)"),
         ({1, 3}, None, "2 cores are used (4 in the machine, this process may use 2)"),
-        (
-            {0, 1, 2, 3},
-            1.25,
-            f"1 core is used (4 in the machine, {ALLOWED} of 1.25)",
-        ),
+        ({0, 1, 2, 3}, 1.25, f"1 core is used (4 in the machine, {ALLOWED} of 1.25)"),
         (
             {0, 1, 2},
             8.0,

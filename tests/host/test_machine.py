@@ -274,11 +274,12 @@ The sum that it is given takes hundredths of one.
         ("import phasicrl, torch", {}, True),
         ("import phasicrl, torch", {"GOMP_SPINCOUNT": "200000"}, False),
         ("import phasicrl, torch", {"OMP_WAIT_POLICY": "active"}, False),
+        # It has been read by then, as the documentation says.
         (
             "import torch, phasicrl",
             {},
             False,
-        ),  # it has been read by then, as the documentation says
+        ),
     ],
 )
 def test_threads_without_work_soon_sleep_unless_the_user_says_otherwise(

@@ -214,7 +214,8 @@ def test_an_own_encoder_takes_the_place_of_the_configured_one(value_path: ValueP
 def test_an_own_encoder_without_its_width_is_refused(num_features: Any) -> None:
     with pytest.raises(ValueError, match="OwnEncoder needs an integer attribute num_features"):
         Agent(
-            VECTORS, ACTIONS, SMALL, generator=Generator(), auxiliary=False, make_encoder=lambda space: OwnEncoder(space.shape or (), num_features)
+            VECTORS, ACTIONS, SMALL, generator=Generator(), auxiliary=False,
+            make_encoder=lambda space: OwnEncoder(space.shape or (), num_features)
         )  # fmt: skip
 
 
@@ -287,9 +288,10 @@ def test_with_memory_sequences_are_their_steps_one_by_one_for_policy_and_values(
         )
         now = one.state
     torch.testing.assert_close(now, whole.state, rtol=1e-5, atol=1e-6)
+    # The state matters.
     assert not torch.allclose(
         agent(obs, first, torch.zeros_like(state)).value[0], whole.value[0], atol=1e-4
-    )  # the state matters
+    )
 
 
 def test_two_networks_have_memories_of_their_own() -> None:
@@ -353,9 +355,8 @@ def test_observed_numbers_are_normalized_and_nothing_else_is(tree: bool) -> None
         now, before = agent.reader(flat), agent.reader.layout.unpack(flat)
         assert torch.equal(now["eye"], before["eye"]) and torch.equal(now["mode"], before["mode"])
         assert torch.equal(now["legs"][1], before["legs"][1])
-    assert any(
-        name.startswith("reader.normalizer") for name in agent.state_dict()
-    )  # part of the weights
+    # Part of the weights.
+    assert any(name.startswith("reader.normalizer") for name in agent.state_dict())
 
 
 def test_normalizing_numbers_that_are_not_there_is_refused() -> None:
@@ -411,9 +412,8 @@ def test_values_stay_what_they_are_when_their_statistics_move(
     )
     assert agent.value_normalizer is not None
     places = [parameter.data_ptr() for parameter in agent.parameters()]
-    assert agent.update_value_statistics(
-        torch.tensor([[10.0, 30.0]])
-    )  # the first units: mean 20, deviation 10
+    # The first units: mean 20, deviation 10.
+    assert agent.update_value_statistics(torch.tensor([[10.0, 30.0]]))
     first, raw = ask(agent, observations()), agent.value_normalizer
     # Far away, wide, then hardly any deviation (the floor), then wide again: everything in float32,
     # so in parts of the largest unit.

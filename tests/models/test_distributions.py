@@ -51,9 +51,8 @@ def test_log_prob_is_that_of_the_action_taken() -> None:
 def test_entropy_and_divergence_are_scipys() -> None:
     new, old = random_logits(S, L, A, seed=1), random_logits(S, L, A, seed=2)
     entropy = scipy.stats.entropy(probabilities(new), axis=-1)
-    divergence = scipy.stats.entropy(
-        probabilities(old), probabilities(new), axis=-1
-    )  # KL(old ‖ new): the old policy comes first
+    # KL(old ‖ new): the old policy comes first.
+    divergence = scipy.stats.entropy(probabilities(old), probabilities(new), axis=-1)
     np.testing.assert_allclose(policy_of(new).entropy().numpy(), entropy, rtol=1e-12)
     np.testing.assert_allclose(
         policy_of(new).kl_from(policy_of(old)).numpy(), divergence, rtol=1e-12
@@ -202,9 +201,8 @@ def test_the_squashs_correction_is_exact_where_the_tanh_has_rounded_to_one() -> 
         correction(moderate), (1 - moderate.tanh() ** 2).log(), rtol=1e-9, atol=1e-12
     )
     large = torch.tensor([-1000.0, -30.0, -10.5, 10.5, 30.0, 1000.0], dtype=torch.float64)
-    exact = (
-        2 * math.log(2) - 2 * large.abs() - 2 * (-2 * large.abs()).exp().log1p()
-    )  # log sech², for either sign
+    # log sech², for either sign
+    exact = 2 * math.log(2) - 2 * large.abs() - 2 * (-2 * large.abs()).exp().log1p()
     torch.testing.assert_close(correction(large), exact, rtol=1e-13, atol=0)
     torch.testing.assert_close(correction(large.float()), exact.float())
 
@@ -230,7 +228,10 @@ def test_the_squashed_entropy_is_as_near_to_the_integral_as_it_says(
 
 
 def test_what_a_gpu_keeps_for_the_entropy_serves_training_too() -> None:
-    """An evaluation in inference mode may be the first to ask; a gradient step could not save tensors of that mode."""
+    """An evaluation in inference mode may be the first to ask.
+
+    A gradient step could not save tensors of that mode.
+    """
     where = torch.device("meta"), torch.float32
     distributions._kept.cache_clear()
     with torch.inference_mode():

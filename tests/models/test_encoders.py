@@ -1,4 +1,6 @@
-"""Encoders: sizes by hand, the IMPALA network against its formula, both image layouts, TensorFlow's padding, refusals."""
+"""Encoders: sizes by hand, the IMPALA network against its formula, both image layouts, TensorFlow's
+padding, refusals.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,10 @@ def test_impala_computes_its_formula(height: int, width: int) -> None:
 
 
 def pooled(image: Tensor, pooling: Any) -> list[list[float]]:
-    """One max-pool, seen from outside: a stack with no blocks, whose convolution passes the image on, and no dense layer."""
+    """One max-pool, seen from outside.
+
+    A stack with no blocks, whose convolution passes the image on, and no dense layer.
+    """
     height, width = image.shape
     encoder = impala(
         (height, width, 1), ModelConfig(channels=(1,), blocks=0, pooling=pooling, hidden_sizes=())

@@ -1,4 +1,4 @@
-"""What heads make of spaces, masks and settings, and what masks and equal policies promise exactly."""
+"""What heads make of spaces, masks and settings; what masks and equal policies promise exactly."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ S, L, A, D = 3, 4, 5, 6
 MASK = torch.tensor([True, False, True, True, False])
 
 BOX = gym.spaces.Box(np.array([-2, 0], np.float32), np.array([4, 1], np.float32))
+# Components: 4 options, two continuous, 2 options, 4 options, one continuous.
 MIXED = gym.spaces.Dict(
     a=gym.spaces.Discrete(4),
     b=gym.spaces.Box(-2, 4, (2, 1)),
     c=gym.spaces.Tuple((gym.spaces.MultiDiscrete([2, 4]), gym.spaces.Box(0, 1, ()))),
-)  # components: 4 options, two continuous, 2 options, 4 options, one continuous
+)
 CASES: dict[str, tuple[gym.Space[Any], ActionConfig]] = {
     "discrete": (gym.spaces.Discrete(A), ActionConfig()),
     "multi-discrete": (gym.spaces.MultiDiscrete([3, 2, 3]), ActionConfig()),
@@ -260,7 +261,9 @@ def test_combinations_are_drawn_by_their_probabilities() -> None:
 def mixed_head(
     **action: Any,
 ) -> tuple[PolicyHead, Tensor, list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """A head with chosen outputs, its mask, each discrete component's probabilities, and means and deviations."""
+    """A head with chosen outputs, its mask, each discrete component's probabilities, and means and
+    deviations.
+    """
     head = make_head(MIXED, ActionConfig(**action))
     # Two options; four of the first and of the last discrete component; three means.
     set_outputs(
@@ -368,9 +371,8 @@ def test_heads_that_squash_ask_the_squashed_distribution(case: str) -> None:
     )
     policy, other = squashing(features()), plain(features())
     action = policy.sample(Generator().manual_seed(0))
-    assert torch.equal(
-        action, other.sample(Generator().manual_seed(0))
-    )  # what is stored is before the tanh
+    # What is stored is before the tanh.
+    assert torch.equal(action, other.sample(Generator().manual_seed(0)))
     continuous = [1, 2, 5] if case == "mixed-tanh" else [0, 1]
     correction = torch.from_numpy(log_slope(action[..., continuous].double().numpy())).sum(-1)
     torch.testing.assert_close(
@@ -521,7 +523,8 @@ INTEGERS = gym.spaces.Box(0, 3, (2,), np.int64)
 def test_other_action_spaces_are_refused_with_what_is_supported(space: gym.Space[Any]) -> None:
     with pytest.raises(
         ValueError,
-        match=r"(Text|Dict|Box)\(.*\) are not supported; supported: Discrete, MultiDiscrete, MultiBinary, Box",
+        match=r"(Text|Dict|Box)\(.*\) are not supported; supported: Discrete, MultiDiscrete, "
+        "MultiBinary, Box",
     ):
         make_head(space)
 
@@ -543,7 +546,8 @@ def test_bounds_are_asked_for_where_they_are_needed(
     space = gym.spaces.Dict(a=BOX, b=gym.spaces.Box(*bounds, (2,)))
     with pytest.raises(
         ValueError,
-        match=rf"Box\(.*\) have no bounds that are finite and apart, which {needs} cannot.*; take action\.std parameter",
+        match=rf"Box\(.*\) have no bounds that are finite and apart, which {needs} cannot.*; "
+        r"take action\.std parameter",
     ):
         make_head(space, ActionConfig(**action))
     make_head(BOX, ActionConfig(**action))

@@ -1,4 +1,4 @@
-"""Initial weights: norms, orthogonality and bounds, and that they follow from the generator alone."""
+"""Initial weights: norms, orthogonality and bounds; they follow from the generator alone."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ def test_normalized_gives_every_output_unit_the_norm_of_the_scale(kind: str, sca
     layer = initialized(LAYERS[kind](), "normalized", scale=scale)
     assert_all_norms(layer.weight, scale)
     weights = layer.weight.detach().flatten(1)
-    assert (
-        weights.unique().numel() == weights.numel()
-    )  # drawn one by one, not one vector for all units
+    # Drawn one by one, not one vector for all units.
+    assert weights.unique().numel() == weights.numel()
 
 
 def test_normalized_impala_has_the_norms_of_the_source() -> None:
@@ -145,7 +144,10 @@ def test_heads_of_schemes_without_a_scale_are_orthogonal(init: Initialization) -
 
 @pytest.mark.parametrize("head_init", SCHEMES)
 def test_heads_may_have_a_scheme_of_their_own(head_init: Initialization) -> None:
-    """Worked out by hand for 32 features; five actions and a value. The encoder before them keeps its scheme."""
+    """Worked out by hand for 32 features; five actions and a value.
+
+    The encoder before them keeps its scheme.
+    """
     config = ModelConfig(
         encoder="mlp",
         hidden_sizes=(32,),

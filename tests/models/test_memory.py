@@ -1,4 +1,7 @@
-"""Memories against single steps and against a loop written out; what a state may and may not know."""
+"""Memories against single steps and against a loop written out.
+
+What a state may and may not know.
+"""
 
 from __future__ import annotations
 

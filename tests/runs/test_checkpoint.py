@@ -1,4 +1,7 @@
-"""Checkpoints: what goes in comes out, whole or not at all; the newest whole one is taken; nothing is executed."""
+"""Checkpoints: what goes in comes out, whole or not at all; the newest whole one is taken.
+
+Nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -213,9 +216,8 @@ def test_chunks_are_written_once_and_linked_afterwards(tmp_path: Path) -> None:
     save(tmp_path, 1, chunks={"a": chunk("a", 1.0)}, keep=1)
     save(tmp_path, 2, chunks={"a": chunk("a", 1.0), "b": chunk("b", 2.0)}, keep=1)
     assert calls == ["a", "b"]
-    _, chunks, _ = load_checkpoint(
-        tmp_path
-    )  # the checkpoint that wrote `a` is gone, the chunk is not
+    # The checkpoint that wrote `a` is gone, the chunk is not.
+    _, chunks, _ = load_checkpoint(tmp_path)
     assert chunks["a"]["x"].tolist() == [1.0] * 3 and chunks["b"]["x"].tolist() == [2.0] * 3
 
 

@@ -140,14 +140,17 @@ def test_speed_is_recent() -> None:
 
 def test_plain_lines_by_hand(clock: Clock, terminal: FakeTerminal) -> None:
     record = {
-        "charts/episodic_return_100": 12.345, "charts/episodic_length": 1234.5, "losses/entropy": 2.7, "losses/approx_kl": 0.004212,
-        "losses/explained_variance": math.nan, "charts/SPS": 3.0,
+        "charts/episodic_return_100": 12.345, "charts/episodic_length": 1234.5,
+        "losses/entropy": 2.7, "losses/approx_kl": 0.004212, "losses/explained_variance": math.nan,
+        "charts/SPS": 3.0,
     }  # fmt: skip
     with shown(config(iterations=20), terminal) as display:
         clock.now += 4
         display.record(record, BATCH)
-    line = "  5.0 %  128/2.56k steps  32 steps/s  return 12.3  length 1,234  entropy 2.70  kl 0.00421  expl.var -  76 s left\n"
-    assert terminal.getvalue() == line
+    assert terminal.getvalue() == (
+        "  5.0 %  128/2.56k steps  32 steps/s  return 12.3  length 1,234  entropy 2.70"
+        "  kl 0.00421  expl.var -  76 s left\n"
+    )
 
 
 def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(

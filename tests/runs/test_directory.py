@@ -1,4 +1,7 @@
-"""A run's files through their one reader: what is there, what is not yet, and what was not made by a run."""
+"""A run's files through their one reader.
+
+What is there, what is not yet, and what was not made by a run.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,8 @@ def test_objects_of_ones_own_are_asked_for(
     files.write_card({"own": [what]})
     with pytest.raises(
         ValueError,
-        match=f"was trained with {words} of its user's own; call this from Python with {argument}=…",
+        match=f"was trained with {words} of its user's own; call this from Python with "
+        f"{argument}=…",
     ):
         files.config_for(**{argument: None})
     assert files.config_for(**{argument: len}) == files.config_for() == tiny(tmp_path)

@@ -14,7 +14,13 @@ from phasicrl.runs.build import resume_run
 from phasicrl.runs.lock import RunLock
 from tests.helpers import corridor, tiny
 
-HOLD = "import sys, pathlib; from phasicrl.runs.lock import RunLock; lock = RunLock(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+HOLD = """
+import sys, pathlib
+from phasicrl.runs.lock import RunLock
+lock = RunLock(pathlib.Path(sys.argv[1]))
+print('held', flush=True)
+sys.stdin.read()
+"""
 
 
 def test_a_directory_that_another_process_holds_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -135,12 +135,12 @@ def test_a_row_holds_the_place_in_the_run_and_every_metric(tmp_path: Path, clock
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, config()) as log:
-        record = {
+        record: Any = {
             "losses/entropy": math.nan,
             "losses/value_loss": math.inf,
             "losses/policy_loss": torch.tensor(-math.inf),
         }
-        log.write(record, env_steps=128, iteration=1, phase=0)  # pyright: ignore[reportArgumentType]
+        log.write(record, env_steps=128, iteration=1, phase=0)
     text = (tmp_path / "metrics.jsonl").read_text()
     row = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert row["losses/entropy"] is row["losses/value_loss"] is row["losses/policy_loss"] is None

@@ -305,19 +305,24 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Path) -> None:
-    """Every module, optimizer, generator and counter that the run holds is restored; what is not is on the list, with its reason."""
+    """Every module, optimizer, generator and counter that the run holds is restored.
+
+    What is not is on the list, with its reason.
+    """
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
     covered = {"learner", "env_steps"}
+    # action_generator, episodes; chunks and num_filled; seconds.
     through_others = {
         "collector",
         "buffer",
         "_seconds_before",
-    }  # action_generator, episodes; chunks and num_filled; seconds
+    }
     not_state = {
         "config", "files", "own", "_origin", "envs_since",  # fixed for the run
         "log",  # its rows are on the disk already
-        "_started", "_iteration_started", "_last_save", "_rollout_seconds", "_lock", "_signals",  # of this process
+        "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # of this process
+        "_lock", "_signals",  # of this process, too
         "_kept",  # what the next checkpoint holds
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
@@ -400,7 +405,8 @@ def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_director
     monkeypatch.setattr(build, "free_memory", lambda: 4096)
     with pytest.raises(
         ValueError,
-        match=r"the phase buffer needs .* GiB \(32 rollouts of 4 environments × 8 steps\).*--aux.every \d+",
+        match=r"the phase buffer needs .* GiB \(32 rollouts of 4 environments × 8 "
+        r"steps\).*--aux.every \d+",
     ):
         start_run(tiny(tmp_path, aux=tiny_aux(every=32)), make_env=corridor)
     assert not list(tmp_path.iterdir())
@@ -504,7 +510,10 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
 
 
 def test_a_resumed_optimizer_steps_as_the_unbroken_one_on_convolutions_too(tmp_path: Path) -> None:
-    """Convolution weights are channels_last, files are not, and the fused Adam looks at no strides: equal numbers are not enough."""
+    """Convolution weights are channels_last, files are not, and the fused Adam looks at no strides.
+
+    Equal numbers are not enough.
+    """
     config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64)
     config = replace(
         config,
@@ -612,10 +621,11 @@ def test_two_networks_learn_at_their_own_rates(tmp_path: Path) -> None:
         }
         run.finish_iteration(record)
     (row,) = RunDirectory(run.directory).metrics()
+    # Where the iteration began.
     assert (row["charts/learning_rate"], row["charts/value_learning_rate"]) == (
         pytest.approx(0.005),
         pytest.approx(0.05),
-    )  # where the iteration began
+    )
 
 
 @pytest.mark.parametrize(("target", "factor"), [(1e-9, 1 / 1.5), (1e9, 1.5)])
@@ -654,7 +664,10 @@ def test_the_weight_of_the_divergences_penalty_follows_the_divergence(tmp_path: 
 
 
 class Steady(gym.Env[np.ndarray, np.int64]):
-    """Reward −8 for ever, in episodes that are cut after 25 steps; what is seen and done does not count."""
+    """Reward −8 for ever, in episodes that are cut after 25 steps.
+
+    What is seen and done does not count.
+    """
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -701,7 +714,9 @@ def test_observations_enter_their_statistics_once_each_the_first_ones_before_the
 
 
 class Parts(Steady):
-    """What is seen is a tree with numbers, a member of a finite set, and more numbers, far from zero."""
+    """What is seen is a tree with numbers, a member of a finite set, and more numbers, far from
+    zero.
+    """
 
     observation_space = gym.spaces.Dict(  # type: ignore[assignment]
         {
@@ -755,9 +770,8 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
     done = train(config, make_env=corridor)
     again = resume(done.directory, make_env=corridor)
     assert_same_state(done, again)
-    for path in sorted((done.directory / "checkpoints").iterdir())[
-        2:
-    ]:  # before the first iteration, and after it
+    # Before the first iteration, and after it.
+    for path in sorted((done.directory / "checkpoints").iterdir())[2:]:
         shutil.rmtree(path)
     counts: list[float] = []
     collect = Run.collect
@@ -786,11 +800,17 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
 def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """V = −8 / (1 − 0.99) = −800. Where the statistics move without the heads, values reach −1,200 here, and go on."""
-    config = tiny(tmp_path, total_env_steps=36 * 128, reward_norm=None, value_norm=ValueNormConfig()).changed(
-        {"ppo.num_steps": 32, "ppo.gamma": 0.99, "ppo.policy_epochs": 4, "ppo.value_epochs": 4, "ppo.num_minibatches": 4,
-         "ppo.minibatch_by": "transitions", "ppo.learning_rate": 0.02, "ppo.schedule": "linear", "model.value_head_scale": 1.0, **changes}
-    )  # fmt: skip
+    """V = −8 / (1 − 0.99) = −800.
+
+    Where the statistics move without the heads, values reach −1,200 here, and go on.
+    """
+    knobs: dict[str, Any] = {
+        "total_env_steps": 36 * 128, "reward_norm": None, "value_norm": ValueNormConfig(),
+        "ppo.num_steps": 32, "ppo.gamma": 0.99, "ppo.policy_epochs": 4, "ppo.value_epochs": 4,
+        "ppo.num_minibatches": 4, "ppo.minibatch_by": "transitions", "ppo.learning_rate": 0.02,
+        "ppo.schedule": "linear", "model.value_head_scale": 1.0,
+    }  # fmt: skip
+    config = tiny(tmp_path).changed(knobs | changes)
     means: list[float] = []
 
     def note(run: Run, record: dict[str, float]) -> None:
@@ -800,14 +820,15 @@ def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(
 
     train(config, make_env=Steady, on_iteration=note)
     assert means[0] > -100
-    assert max(after - before for before, after in itertools.pairwise(means)) < 4, (
-        means
-    )  # downwards in every iteration, up to 0.5 %
+    # Downwards in every iteration, up to 0.5 %.
+    assert max(after - before for before, after in itertools.pairwise(means)) < 4, means
     assert -804 < means[-1] < -750, means
 
 
 def test_constant_targets_are_met_at_once(tmp_path: Path) -> None:
-    """γ = 0: all targets are −8 and have no deviation, so that nothing could be learned in units of it."""
+    """γ = 0: all targets are −8 and have no deviation, so that nothing could be learned in units of
+    it.
+    """
     config = tiny(
         tmp_path, total_env_steps=64, reward_norm=None, value_norm=ValueNormConfig()
     ).changed({"ppo.gamma": 0.0})
@@ -839,7 +860,7 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
                 rollout.value_target, target
             )
             assert torch.equal(samples.advantage, expected.advantage)
-        else:  # all that was said is read in the first targets' mean and deviation, and the targets follow from that
+        else:  # what was said is read in the first targets' units, and the targets follow from that
             mean, std = target.mean(), target.std(correction=0)
             torch.testing.assert_close(rollout.value, mean + std * values[0])
             torch.testing.assert_close(rollout.next_value, mean + std * values[1])
@@ -910,7 +931,8 @@ def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
     )
     with pytest.raises(
         ValueError,
-        match=rf"training has diverged: not every number of the {wanted}.*ppo\.learning_rate.*max_grad_norm",
+        match="training has diverged: not every number of the "
+        rf"{wanted}.*ppo\.learning_rate.*max_grad_norm",
     ):
         train(
             config,
@@ -947,7 +969,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
             weights[:] = [parameter.detach().clone() for parameter in run.agent.parameters()]
             return reward, record
 
-        plain, run.learner.learning_reward = run.learner.learning_reward, rewards  # type: ignore[method-assign]
+        plain = run.learner.learning_reward
+        run.learner.learning_reward = rewards  # type: ignore[method-assign]
         with pytest.raises(
             ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"
         ):
@@ -1007,9 +1030,8 @@ def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path
         (batch == 0).any() for batch in actions[2:]
     )
     assert seen == [None] * 16
-    for path in sorted((run.directory / "checkpoints").iterdir())[
-        2:
-    ]:  # before the first iteration, and after it
+    # The first two are of before the first iteration, and after it.
+    for path in sorted((run.directory / "checkpoints").iterdir())[2:]:
         shutil.rmtree(path)
     with pytest.raises(ValueError, match="mask_actions="):
         resume(run.directory, make_env=corridor)
