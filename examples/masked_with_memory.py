@@ -1,7 +1,4 @@
-"""PPG with an LSTM on a masked environment of your own.
-
-A code of twelve keys, and nothing shows how many were pressed.
-"""
+"""PPG with an LSTM on a masked environment: a code of keys, and nothing counts them."""
 
 from dataclasses import replace
 
@@ -12,11 +9,7 @@ from phasicrl import EnvConfig, evaluate, get_preset, train
 
 
 class Keypad(gym.Env):
-    """A code of twelve keys out of a thousand.
-
-    Four of the twelve work at each place: the right one, which earns a point, and three drawn anew,
-    which earn nothing. Any other key ends the episode.
-    """
+    """Press twelve of a thousand keys in order: a point each; a key that does not work ends it."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(1000)
@@ -30,19 +23,17 @@ class Keypad(gym.Env):
     def step(self, action):
         works, right = action in self.working, action == self.code[self.place]
         self.place += 1
-        obs, info = self._answer()
-        return obs, float(right), self.place == 12 or not works, False, info
+        return self._answer(float(right), self.place == 12 or not works, False)
 
-    def _answer(self):
+    def _answer(self, *result):
         right = self.code[self.place % 12]
         others = self.np_random.choice(self.code[self.code != right], 3, replace=False)
         self.working = [right, *others]
         mask = np.isin(np.arange(1000), self.working)
-        return np.array([self.place == 0], dtype=np.float32), {"action_mask": mask}
+        return np.array([self.place == 0], np.float32), *result, {"action_mask": mask}
 
 
-# Brings the LSTM; everything else about it is CartPole's.
-config = get_preset("cartpole-masked-velocity-ppg")
+config = get_preset("cartpole-masked-velocity-ppg")  # it brings the LSTM
 config = replace(config, env=EnvConfig(id="keypad", num_envs=16), total_env_steps=25_000)
 run = train(config, make_env=Keypad)
 print(evaluate(run.directory, episodes=50, make_env=Keypad)[0].mean_return, "of 12 points")

@@ -1,7 +1,4 @@
-"""Your own environment and network, passed as objects.
-
-Nothing is registered, no class name stands in a configuration.
-"""
+"""Your own environment and network, passed as objects: nothing is registered."""
 
 from dataclasses import replace
 
@@ -36,11 +33,8 @@ class Encoder(nn.Sequential):
         super().__init__(nn.Linear(gym.spaces.flatdim(space), 32), nn.LayerNorm(32), nn.ReLU())
 
 
-config = replace(
-    get_preset("classic-ppg"), env=EnvConfig(id="lamps", num_envs=8), total_env_steps=20_000
-)
+env = EnvConfig(id="lamps", num_envs=8)
+config = replace(get_preset("classic-ppg"), env=env, total_env_steps=20_000)
 run = train(config, make_env=Lamps, make_encoder=Encoder)
-print(
-    evaluate(run.directory, episodes=50, make_env=Lamps, make_encoder=Encoder)[0].mean_return,
-    "of 16",
-)
+report = evaluate(run.directory, episodes=50, make_env=Lamps, make_encoder=Encoder)
+print(report[0].mean_return, "of 16")

@@ -1,4 +1,4 @@
-"""Dataclasses of knobs as JSON and back, fields by name. Kind: effects (reads files). Imports nothing of ours.
+"""Dataclasses of knobs as JSON and back, fields by name. Kind: effects. Imports nothing of ours.
 
 A file that an earlier version wrote is still read: `RETIRED_FIELDS` and `RETIRED_VALUES` say what
 became of what is no longer there.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def test_processes_do_not_wait_for_torch() -> None:
         def step(self, action: Any) -> Any:
             return *super().step(action)[:1], float("torch" in sys.modules), False, False, {}
 
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # other tests give it torch
+    forkserver.set_forkserver_preload([])
     envs = make(HasTorch, "processes", num_envs=1)
     envs.reset()
     assert envs.step(draw_action(envs, np.random.default_rng(1))).reward.tolist() == [0.0]

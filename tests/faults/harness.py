@@ -1,4 +1,4 @@
-"""Runs in processes of their own, to be killed: how they are started, and how what they leave is compared."""
+"""Runs in processes of their own, to be killed: starting them, comparing what they leave."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ WRITES = ("replace", "rename", "fsync", "link", "mkdir", "unlink", "rmdir")
 
 @contextmanager
 def at_operation(number: int, strike: Callable[[str], None]) -> Iterator[list[str]]:
-    """Call `strike` before the operation of that number on the disk (from 1); yields the operations so far."""
+    """Call `strike` before this operation on the disk (from 1); yields the operations so far."""
     done: list[str] = []
 
     def audit(name: str, plain: Callable[..., Any], args: tuple[Any, ...], options: Any) -> Any:
@@ -182,7 +182,7 @@ def at_operation(number: int, strike: Callable[[str], None]) -> Iterator[list[st
 
 
 def kill_before_operation(folder: Path, kind: str, number: int) -> None:
-    """Train and die before the operation of that number; write how many there were if it was not reached."""
+    """Train and die before the operation of that number; else write how many there were."""
     with at_operation(number, lambda _: os.kill(os.getpid(), signal.SIGKILL)) as done:
         begin_or_resume(folder, kind)
     (folder / "operations.txt").write_text(str(len(done)))

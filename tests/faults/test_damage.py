@@ -27,7 +27,7 @@ STOPPED, BEFORE = "step-000000000160", "step-000000000128"
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor], Any]:
-    """A run that was stopped in the middle of a phase, and what it becomes when nothing is damaged."""
+    """A run that was stopped in the middle of a phase, and what becomes of it undamaged."""
     folder = tmp_path_factory.mktemp("stopped")
     config = tiny(folder, aux=tiny_aux(every=3), total_env_steps=256)
     config = config.changed({"checkpoint.every_minutes": 0.0, "log.console": "plain"})

@@ -1,4 +1,4 @@
-"""Runs that are killed or told to end at any time go on as if nothing had been (F-01, F-02, F-06 to F-08)."""
+"""Runs that are killed or told to end at any time go on as if nothing had been."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.En
 
 
 def _end_with_the_trainer() -> None:
-    """End this process when the trainer's ends, however that ends: else an environment that hangs would stay."""
+    """End this process with the trainer's: else an environment that hangs would stay."""
     trainer = multiprocessing.parent_process()
     assert trainer is not None
     multiprocessing.connection.wait([trainer.sentinel])

@@ -1,4 +1,4 @@
-"""Calls into environments of this process get a deadline: a hang becomes an error. Kind: effects."""
+"""Environments of this process get deadlines: a call that hangs becomes an error. Kind: effects."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from phasicrl.envs.protocol import EnvError
+from phasicrl.host.machine import place, usable_cores
 
 STEP_SECONDS, RESET_SECONDS = 60.0, 300.0
 """How long environments may take; the first reset includes their start."""
 TICK_SECONDS, GRACE_SECONDS = 0.25, 10.0
 """Between two looks; and after a signal until a call counts as one that none can interrupt."""
 _last_resorts: list[Callable[[EnvError], None]] = []
+_overdue: list[_Watch] = []
+"""What the signal is about; a process has one handler of it, for all its environments."""
 
 
 @contextmanager
@@ -53,7 +55,7 @@ class Watchdog:
         self._watch: _Watch | None = None
         self._thread: threading.Thread | None = None
         self._watched = 0
-        self._before: Any = None
+        self._can_interrupt = False
         self._stop = threading.Event()
 
     def watch(self, call: str, seconds: float) -> _Watch:
@@ -71,21 +73,20 @@ class Watchdog:
         self._watch = None
 
     def close(self) -> None:
-        """Stop watching, and give the signal back."""
+        """Stop watching."""
         self._stop.set()
-        if self._before is not None and signal.getsignal(signal.SIGVTALRM) == self._interrupt:
-            signal.signal(signal.SIGVTALRM, self._before)
-        self._before = None
 
     def _start(self) -> None:
         self._watched = threading.get_ident()
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGVTALRM) == signal.SIG_DFL:
-            self._before = signal.signal(signal.SIGVTALRM, self._interrupt)
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGVTALRM) == signal.SIG_DFL:
+                signal.signal(signal.SIGVTALRM, _interrupt)
+            self._can_interrupt = signal.getsignal(signal.SIGVTALRM) is _interrupt
         self._thread = threading.Thread(target=self._look, daemon=True, name="env-watchdog")
         self._thread.start()
 
     def _look(self) -> None:
+        place({0}, usable_cores())  # not where OpenMP may have bound the thread that started this
         while not self._stop.wait(TICK_SECONDS):
             watch = self._watch
             if watch is not None and time.monotonic() > watch.due:
@@ -100,7 +101,8 @@ class Watchdog:
             f"{watch.seconds:g} s; it hangs, or the machine is overloaded; "
             "where it stands is printed above"
         )
-        if self._before is not None and self._watch is watch:
+        if self._can_interrupt and self._watch is watch:
+            _overdue.append(watch)
             signal.pthread_kill(self._watched, signal.SIGVTALRM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self._watch is watch and time.monotonic() < deadline:
@@ -108,29 +110,34 @@ class Watchdog:
         if self._watch is watch and _last_resorts:
             _last_resorts[-1](watch.error)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._watch is not None and self._watch.error is not None:
-            raise _Interrupt
-
 
 class _Watch:
     """One call with its deadline."""
 
-    __slots__ = ("_dog", "call", "due", "error", "seconds")
+    __slots__ = ("_dog", "call", "due", "error", "is_open", "seconds")
 
     def __init__(self, dog: Watchdog, call: str, seconds: float) -> None:
         self._dog, self.call, self.seconds = dog, call, seconds
         self.error: EnvError | None = None
+        self.is_open = True
 
     def __enter__(self) -> None:
         self.due = time.monotonic() + self.seconds
         self._dog.begin(self)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.is_open = False
         self._dog.end()
         if kind is not None and issubclass(kind, _Interrupt):
             assert self.error is not None
             raise self.error from None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the call that is overdue, if it has not come back by now."""
+    while _overdue:
+        if _overdue.pop().is_open:
+            raise _Interrupt
 
 
 def _environment(frame: FrameType | None) -> str:

@@ -218,9 +218,8 @@ def _build_run(
         machine = this_machine(config.compute.device)
         _check_memory(config, envs, torch.device(machine.device))
         agent = make_agent(config, envs, make_encoder=make_encoder).to(machine.device)
-        if plan is None:
-            standard = make_encoder is None
-            plan = choose_plan(planned_as or config, machine, agent, can_be_probed=standard)
+        known = make_encoder is None
+        plan = plan or choose_plan(planned_as or config, machine, agent, can_be_probed=known)
         files = resumed or RunDirectory.make(config)
         if resumed is None:
             undo.callback(shutil.rmtree, files.path)

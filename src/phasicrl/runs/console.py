@@ -310,7 +310,7 @@ def open_display(config: Config, env_steps: int, stream: TextIO) -> Display:
 
 
 def silence(stream: TextIO) -> Display:
-    """The display for a stream whose reader has gone; what others still print there goes nowhere."""
+    """The display for a stream whose reader has gone; what others print there goes nowhere."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
     return _Silent()

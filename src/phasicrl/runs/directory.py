@@ -243,7 +243,7 @@ class RunDirectory:
         self._replace(WEIGHTS_FILE, lambda path: save_tensors(weights, path, about=about))
 
     def _replace(self, name: str, write: Callable[[Path], object] | str) -> None:
-        """Write a file, or a text with a line's end, under another name; then put it in the old one's place."""
+        """Write a file, or a line of text, under another name; then replace the old one."""
         from phasicrl.runs.checkpoint import flush
 
         temporary = self.path / f".{name}.tmp"

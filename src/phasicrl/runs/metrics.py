@@ -178,7 +178,7 @@ class MetricsLog:
         self._show(lambda display: display.message(text))
 
     def _show(self, what: Callable[[Display], None]) -> None:
-        """Show something; where nobody reads any more (`| head -1`), the run goes on without a display."""
+        """Show something; where nobody reads it (`| head -1`), the run goes on silently."""
         try:
             what(self._display)
         except OSError:
@@ -194,7 +194,7 @@ class MetricsLog:
             self._synced = monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the file of rows is, and its digest: so that a resumed run sees what was changed."""
+        """Length and digest of the file of rows: a resumed run sees what was changed."""
         return self._file.state_dict()
 
     def close(self) -> None:
