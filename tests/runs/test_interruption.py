@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
 from phasicrl.runs.build import start_run
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.runs.signals import Preempted
+from phasicrl.runs.signals import Preempted, ToldToEnd
 from tests.helpers import Corridor, corridor, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)
@@ -96,6 +97,42 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
     assert all(
         torch.equal(weights, expected_weights[name]) for name, weights in files.weights().items()
     )
+
+
+class Signaled(Corridor):
+    """The signal comes while it steps, in its third rollout; it ends whatever else raises."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        type(self).steps += 1
+        if type(self).steps == 4 * 8 * 2 + 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().step(action)
+
+
+def test_a_signal_in_the_middle_of_an_environments_step_is_no_fault_of_it(tmp_path: Path) -> None:
+    Signaled.steps = 0
+    config = tiny(tmp_path, checkpoint=AT_THE_END)
+    with pytest.raises(Preempted) as caught, start_run(config, make_env=Signaled) as run:
+        learn(run)
+    assert caught.value.code == 75
+    assert [path.name for path in RunDirectory(run.directory).checkpoints] == ["step-000000000064"]
+
+
+def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phasicrl.runs.signals._AT_ONCE", 0.05)
+    with pytest.raises(Preempted), start_run(tiny(tmp_path), make_env=corridor) as run:
+        for _ in range(2):
+            with contextlib.suppress(ToldToEnd):
+                os.kill(os.getpid(), signal.SIGTERM)
+                pytest.fail("it was not heard")
+            os.kill(os.getpid(), signal.SIGTERM)  # at once: of the same kind
+            time.sleep(0.06)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert run.env_steps == 0
 
 
 def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from phasicrl.runs.checkpoint import Chunks, save_checkpoint
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
-from phasicrl.runs.signals import Signals
+from phasicrl.runs.signals import Preempted, Signals, ToldToEnd
 from phasicrl.seeding import derive_seed
 
 
@@ -331,6 +331,8 @@ class Run:
         finally:
             self._session.close()
             self._signals.remove()
+        if isinstance(error, ToldToEnd):
+            raise Preempted(str(error)) from None
 
     def _end_at_once(self, error: EnvError) -> None:
         """Save from another thread, because this one hangs for good, and end the process."""

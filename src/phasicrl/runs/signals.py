@@ -5,19 +5,27 @@ A signal becomes an exception, after which the run is saved.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
 PREEMPTED, INTERRUPTED = 75, 130
 """Exit codes of a run that was told to end: start it again; Ctrl-C."""
+_AT_ONCE = 1.0
+"""Seconds."""
 _ASKS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
+class ToldToEnd(BaseException):
+    """A signal came. No SystemExit: an environment that calls `sys.exit()` raises that."""
+
+
 class Preempted(SystemExit):
-    """The process was told to end; `code` is 75, "try again later"."""
+    """The process was told to end, and the run is saved; `code` is 75, "try again later"."""
 
     def __init__(self, name: str) -> None:
         super().__init__(PREEMPTED)
@@ -33,13 +41,13 @@ class Signals:
 
     No later one interrupts what follows.
 
-    SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `Preempted`. A second SIGINT
+    SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `ToldToEnd`. A second SIGINT
     ends the process at once. Signals that the program has handlers for are left to these.
     """
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
-        self._closing = False
+        self._closing, self._raised_at = False, -math.inf
 
     def install(self) -> None:
         """Take over the signals that nobody has taken; only a main thread can."""
@@ -64,7 +72,12 @@ class Signals:
             if number == signal.SIGINT:
                 os._exit(INTERRUPTED)
             return
-        self._closing = True
+        # Several of a kind come at once to a group of processes. One that comes later is heard: the
+        # first may have been raised where Python passes exceptions over, such as a destructor.
+        now = time.monotonic()
+        if now - self._raised_at < _AT_ONCE:
+            return
+        self._raised_at = now
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise Preempted(signal.Signals(number).name)
+        raise ToldToEnd(signal.Signals(number).name)
