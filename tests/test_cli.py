@@ -8,11 +8,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from phasicrl import cli
+from phasicrl.algorithm import train
 from phasicrl.cli import arguments_for, main, parse_config
 from phasicrl.config import AuxConfig, ModelConfig
 from phasicrl.experiments.evaluate import evaluate
@@ -484,6 +485,30 @@ def test_train_evaluate_plot_film_and_resume_a_run(
     assert all((tmp_path / f"curves.{kind}").stat().st_size > 0 for kind in ("png", "svg", "csv"))
     assert main(["resume", str(run)]) == 0
     assert f"run directory: {run}" in capsys.readouterr().out
+
+
+def test_resume_auto_goes_on_where_there_is_something_to_go_on_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["classic-ppo", *SMALL, *QUIET, "--output-dir", str(tmp_path)]
+
+    def runs() -> dict[int, int]:
+        """Rows of metrics by seed; there is one run of each."""
+        found = [RunDirectory(path) for path in tmp_path.iterdir()]
+        assert len({files.config.seed for files in found}) == len(found)
+        return {files.config.seed: len(files.metrics()) for files in found}
+
+    def stop(run: Run, record: object) -> Literal["stop"] | None:
+        return "stop" if run.iteration == 1 else None
+
+    begun = train(parse_config(words), on_iteration=stop)
+    assert runs() == {begun.config.seed: 1}
+    for _ in range(2):  # the second time it is done
+        assert main(["train", *words, "--resume", "auto"]) == 0
+        assert runs() == {begun.config.seed: 4}
+        assert str(begun.directory) in capsys.readouterr().out
+    assert main(["train", *words, "--seed", "17", "--resume", "auto"]) == 0
+    assert runs() == {begun.config.seed: 4, 17: 4}
 
 
 def test_a_run_is_repeated_with_its_plan(

@@ -252,18 +252,23 @@ class _TrainOptions:
 
     same_plan: tyro.conf.FlagCreatePairsOff[bool] = False
     """With `--from RUN`: execute it as that run was, without a look at this machine."""
+    resume: Literal["never", "auto"] = "never"
+    """`auto`: go on with the newest run of this experiment, seed and length, if there is one."""
 
 
 def _train(words: list[str]) -> None:
-    """Train an agent: `phasicrl train PRESET [--seed 3 …]`, or `--from RUN [--same-plan]`."""
+    """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     options, words = tyro.cli(
         _TrainOptions, args=words, prog="phasicrl train", return_unknown_args=True, add_help=False
     )
     config = parse_config(words)
     plan = _plan_of(words) if options.same_plan else None
-    from phasicrl.algorithm import train
+    from phasicrl.algorithm import resume, train
+    from phasicrl.runs.directory import RunDirectory
 
-    _print_result(train(config, plan=plan))
+    begun = RunDirectory.of(config) if options.resume == "auto" else []
+    begun = [files for files in begun if files.checkpoints]
+    _print_result(resume(begun[-1].path) if begun else train(config, plan=plan))
 
 
 def _plan_of(words: list[str]) -> Plan:
@@ -317,7 +322,8 @@ def _base(words: list[str]) -> tuple[Config, str, list[str]]:
     """
     if not words or words[0] in ("-h", "--help"):
         print("usage: phasicrl train PRESET [FIELDS]")
-        print("       phasicrl train --from RUN [--same-plan] [FIELDS]\n\npresets:")
+        print("       phasicrl train --from RUN [--same-plan] [FIELDS]")
+        print("       … --resume auto goes on with the newest run of the same\n\npresets:")
         for name, preset in PRESETS.items():
             print(f"  {name:<30}{preset.summary}")
         print("\n`phasicrl train PRESET --help` lists every field with its value in that preset.")
