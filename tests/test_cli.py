@@ -511,6 +511,35 @@ def test_resume_auto_goes_on_where_there_is_something_to_go_on_from(
     assert runs() == {begun.config.seed: 4, 17: 4}
 
 
+def test_a_reader_that_goes_away_ends_no_run(tmp_path: Path) -> None:
+    """As in `phasicrl train … | head -1`."""
+    words = [
+        sys.executable,
+        "-m",
+        "phasicrl",
+        "train",
+        "classic-ppo",
+        *SMALL,
+        "--log.no-tensorboard",
+    ]
+    words += ["--log.console", "plain", "--output-dir", str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(60) == 0, process.stderr.read().decode()
+        assert b"Broken" not in process.stderr.read()
+    (run,) = tmp_path.iterdir()
+    assert len(RunDirectory(run).metrics()) == 4
+
+
+def test_a_reader_that_goes_away_ends_a_list_without_a_word() -> None:
+    words = [sys.executable, "-m", "phasicrl", "presets"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(60) in (1, 141) and process.stderr.read() == b""
+
+
 def test_a_run_is_repeated_with_its_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,7 +181,7 @@ class MetricsLog:
         """Show something; where nobody reads it (`| head -1`), the run goes on silently."""
         try:
             what(self._display)
-        except OSError:
+        except (OSError, SystemExit):  # rich makes the second of a broken pipe
             self._display = silence(sys.stdout)
 
     def flush(self) -> None:
