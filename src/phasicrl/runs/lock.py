@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -31,6 +32,7 @@ class RunLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            time.sleep(0.1)  # it may have the lock, and not have written yet who it is
             holder = _holder(self._file)
             self._file.close()
             raise ValueError(
