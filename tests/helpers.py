@@ -21,6 +21,7 @@ from phasicrl.config import (
     RewardNormConfig,
 )
 from phasicrl.runs.build import start_run
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import Run
 
 
@@ -141,3 +142,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def rows_of(files: RunDirectory) -> list[dict[str, float]]:
+    """A run's rows of metrics, without times: what two runs that are the same have in common."""
+    times = ("charts/SPS", "wall_time")
+    return [
+        {name: v for name, v in row.items() if not name.startswith("time/") and name not in times}
+        for row in files.metrics()
+    ]

@@ -16,7 +16,7 @@ class Fault:
     """What one test injects: how many, and how many of them held.
 
     Attributes:
-        id: as in the list of faults, docs/reliability.md.
+        id: names it in the table, F-01 and on.
         what: is injected, and what has to hold.
         wanted: number of tries.
     """

@@ -22,7 +22,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import CheckpointConfig, Config, EnvConfig, ObsNormConfig
 from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
-from tests.helpers import tiny, tiny_aux
+from tests.helpers import rows_of, tiny, tiny_aux
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.faults.harness"])
@@ -110,12 +110,7 @@ def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     assert state.pop("env_steps") == config.total_env_steps
     del state["seconds"], state["log"]
     state |= {"chunks": chunks, "weights": files.weights()}
-    rows = [{name: v for name, v in row.items() if not _is_time(name)} for row in files.metrics()]
-    return state, rows
-
-
-def _is_time(name: str) -> bool:
-    return name.startswith("time/") or name in ("charts/SPS", "wall_time")
+    return state, rows_of(files)
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:

@@ -20,7 +20,7 @@ from phasicrl.runs.checkpoint import CheckpointError
 from phasicrl.runs.directory import RunDirectory
 from tests.faults.conftest import Fault
 from tests.faults.harness import begin_or_resume, differences, finish, left, small, start
-from tests.helpers import corridor, tiny, tiny_aux
+from tests.helpers import corridor, rows_of, tiny, tiny_aux
 
 STOPPED, BEFORE = "step-000000000160", "step-000000000128"
 
@@ -41,15 +41,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, T
     resume(copy, make_env=corridor)
     files = RunDirectory(copy)
     return run.directory, files.weights(), rows_of(files)
-
-
-def rows_of(files: RunDirectory) -> list[dict[str, float]]:
-    """Rows without times."""
-    times = ("charts/SPS", "wall_time")
-    return [
-        {name: v for name, v in row.items() if not name.startswith("time/") and name not in times}
-        for row in files.metrics()
-    ]
 
 
 FILES = (

@@ -16,9 +16,7 @@ import torch
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig
-from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import Run
-from tests.helpers import Corridor, Levers, tiny, tiny_aux
+from tests.helpers import Corridor, Levers, rows_of, tiny, tiny_aux
 
 
 class Drawing(gym.Env[np.ndarray, Any]):
@@ -60,18 +58,6 @@ class Hidden(Drawing):
         return self._place.copy(), {}
 
 
-def rows_of(run: Run) -> list[dict[str, float]]:
-    rows = RunDirectory(run.directory).metrics()
-    return [
-        {
-            name: v
-            for name, v in row.items()
-            if not name.startswith("time/") and name not in ("charts/SPS", "wall_time")
-        }
-        for row in rows
-    ]
-
-
 def assert_resumed_is_unbroken(
     config: Config, tmp_path: Path, stops: tuple[int, ...], **own: Any
 ) -> None:
@@ -87,7 +73,7 @@ def assert_resumed_is_unbroken(
         )
     for name, weights in unbroken.agent.state_dict().items():
         assert torch.equal(weights, run.agent.state_dict()[name]), name
-    ours, theirs = rows_of(run), rows_of(unbroken)
+    ours, theirs = rows_of(run.files), rows_of(unbroken.files)
     assert len(ours) == config.num_iterations
     for one, other in zip(ours, theirs, strict=True):
         assert one.keys() == other.keys()

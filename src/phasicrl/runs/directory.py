@@ -156,7 +156,6 @@ class RunDirectory:
         """Write what is known of how the run was made, replacing the file at once."""
         from phasicrl.runs.checkpoint import digest_of_json
 
-        card = json.loads(json.dumps(card))
         self._replace(CARD_FILE, json.dumps(card | {"sha256": digest_of_json(card)}, indent=2))
 
     def metrics(self) -> list[dict[str, float]]:
