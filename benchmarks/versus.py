@@ -13,10 +13,11 @@ peers; ours takes its own choice.
 
 The rate of a run is its slope after the second iteration (after the first where an iteration takes
 minutes): environment steps over seconds, training included; start-up, compiling and capturing count
-in `wall_to_end`. On CartPole and HalfCheetah all have the same budget, as longer episodes mean
-fewer resets (PureJaxRL, whose program has no marks, a longer one; its environments reset at no
-cost). The ratio is the median over rounds of ours over theirs, in the same group of settings, with
-the 95 % bootstrap interval over rounds from five rounds on, else their range.
+in `wall_to_end`. On CartPole and HalfCheetah all are set to the same length and stopped at the
+same step, as longer episodes mean fewer resets (PureJaxRL, whose program has no marks, runs for
+longer; its environments reset at no cost). The ratio is the median over rounds of ours over theirs,
+in the same group of settings, with the 95 % bootstrap interval over rounds from five rounds on,
+else their range.
 
 CleanRL's and PureJaxRL's scripts are run as they are, but for what must be listened to (`print`) or
 is not there (Procgen's package, whose environments are EnvPool's here, as ours are; modules of
@@ -118,12 +119,14 @@ def _sb3(
     settings: dict[str, Any],
     *,
     group: str = "",
+    ends: int = -1,
 ) -> Contestant:
     return Contestant(
         name,
         "sb3",
         (backend, task, str(num_envs), str(steps), "{seed}", json.dumps(settings)),
         group,
+        ends=ends,
     )
 
 
@@ -151,9 +154,12 @@ ZOO_CARTPOLE = {
 """RL-Zoo's settings for CartPole, with 8 environments."""
 
 
-def _cartpole(num_envs: int, *, steps: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
-    """PPO on CartPole with the settings of CleanRL's ppo.py, with so many environments."""
-    common = f"--env.num-envs {num_envs} --total-env-steps {steps} --compute.compile on"
+def _cartpole(num_envs: int, *, ends: int, purejaxrl_steps: int) -> tuple[Contestant, ...]:
+    """PPO on CartPole with the settings of CleanRL's ppo.py, with so many environments.
+
+    All are set to the 500,000 steps of that script and stopped at the mark `ends`.
+    """
+    common = f"--env.num-envs {num_envs}"
     sb3 = CLEANRL_CARTPOLE | {"batch_size": num_envs * 32}
     cleanrl = (
         "{cleanrl}/cleanrl/ppo.py",
@@ -162,22 +168,31 @@ def _cartpole(num_envs: int, *, steps: int, purejaxrl_steps: int) -> tuple[Conte
         "--num-steps",
         "128",
         "--total-timesteps",
-        str(steps),
+        "500000",
         "--seed",
         "{seed}",
     )
+    pool = f"--env.id envpool:CartPole-v1 {common}"
+    ours = (
+        ("phasicrl", pool),
+        ("phasicrl, Gymnasium", common),
+        ("phasicrl, compiled", f"{pool} --compute.compile on"),
+        ("phasicrl, Gymnasium, compiled", f"{common} --compute.compile on"),
+    )
+    # A run of 500,000 steps with 4 environments is compiled by default.
+    by_hand = num_envs > 4
     return (
-        _ours("phasicrl", "compat-cleanrl-ppo", f"--env.id envpool:CartPole-v1 {common}"),
-        _ours("phasicrl, Gymnasium", "compat-cleanrl-ppo", common),
-        Contestant("CleanRL ppo.py", "cleanrl", cleanrl),
-        _sb3("SB3, Gymnasium", "gymnasium", "CartPole-v1", num_envs, steps, sb3),
-        _sb3("SB3, EnvPool", "envpool", "CartPole-v1", num_envs, steps, sb3),
+        *(_ours(name, "compat-cleanrl-ppo", fields, ends=ends)
+          for name, fields in ours[: 4 if by_hand else 2]),
+        Contestant("CleanRL ppo.py", "cleanrl", cleanrl, ends=ends),
+        _sb3("SB3, Gymnasium", "gymnasium", "CartPole-v1", num_envs, 500_000, sb3, ends=ends),
+        _sb3("SB3, EnvPool", "envpool", "CartPole-v1", num_envs, 500_000, sb3, ends=ends),
         Contestant(
             "PureJaxRL ppo.py",
             "purejaxrl",
             ("{purejaxrl}", str(num_envs), "128", "4", "4", str(purejaxrl_steps), "{seed}"),
         ),
-    )
+    )  # fmt: skip
 
 
 def _procgen(
@@ -222,10 +237,12 @@ _GPU = "--env.id starpilot --compute.device cuda --compute.compile on"
 _GPU_PPO = f"{_GPU} --total-env-steps 163840"
 _GPU_PPG = f"{_GPU} --aux.every 1 --total-env-steps 114688"
 _ALL_BF16 = "--compute.policy-precision bf16 --compute.aux-precision bf16"
-_CHEETAH = "--env.id envpool:HalfCheetah-v4 --compute.compile on --total-env-steps 40960"
+# All are set to a million steps, in which ours is compiled by default, and stopped after 20
+# iterations of 2,048.
+_CHEETAH = "--env.id envpool:HalfCheetah-v4"
 WORKS: dict[str, tuple[Contestant, ...]] = {
-    "cartpole": _cartpole(4, steps=100_000, purejaxrl_steps=2_000_000),
-    "cartpole64": _cartpole(64, steps=500_000, purejaxrl_steps=4_000_000),
+    "cartpole": _cartpole(4, ends=195, purejaxrl_steps=2_000_000),
+    "cartpole64": _cartpole(64, ends=61, purejaxrl_steps=4_000_000),
     # Each with settings of its own: how soon after the start of the process 100 training episodes
     # have a mean of 475.
     "cartpole-475": (
@@ -277,19 +294,21 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         )),
     ),
     "halfcheetah": (
-        _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1"),
+        _ours("phasicrl, 1 environment", "compat-cleanrl-ppo-continuous", _CHEETAH, group="1",
+              ends=20),
         _ours("phasicrl, 1 environment, Gymnasium", "compat-cleanrl-ppo-continuous",
-              _CHEETAH.replace("envpool:", "gymnasium:"), group="1", needs="mujoco, imageio"),
+              _CHEETAH.replace("envpool:", "gymnasium:"), group="1", ends=20,
+              needs="mujoco, imageio"),
         _ours("phasicrl, 16 environments", "compat-cleanrl-ppo-continuous",
-              f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16"),
-        _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 40960,
-             CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1"),
-        _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 40960,
-             CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16"),
+              f"{_CHEETAH} --env.num-envs 16 --ppo.num-steps 128", group="16", ends=20),
+        _sb3("SB3, 1 environment", "envpool", "HalfCheetah-v4", 1, 1_000_000,
+             CLEANRL_CONTINUOUS | {"n_steps": 2048, "batch_size": 64}, group="1", ends=20),
+        _sb3("SB3, 16 environments", "envpool", "HalfCheetah-v4", 16, 1_000_000,
+             CLEANRL_CONTINUOUS | {"batch_size": 64}, group="16", ends=20),
         Contestant("CleanRL ppo_continuous_action.py", "cleanrl", (
             "{cleanrl}/cleanrl/ppo_continuous_action.py", "--num-envs", "1", "--num-steps", "2048",
-            "--total-timesteps", "40960", "--seed", "{seed}"
-        ), "1"),
+            "--total-timesteps", "1000000", "--seed", "{seed}"
+        ), "1", ends=20),
     ),
 }  # fmt: skip
 

@@ -1,6 +1,8 @@
 """Runs a script of CleanRL as it is, and says when each iteration was done.
 
-usage: run_cleanrl.py [--keep-memory] [--envpool] SCRIPT [FLAGS]
+usage: run_cleanrl.py [--marks NUMBER] [--keep-memory] [--envpool] SCRIPT [FLAGS]
+
+With `--marks` it stops after so many iterations, whatever the budget.
 
 With `--envpool` one thing is swapped: the constructor of the environments, which
 `envpool_constructors` replaces by EnvPool's. With `--keep-memory` the C library is asked to keep
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import math
 import re
 import runpy
 import sys
@@ -18,7 +21,9 @@ import time
 from collections import deque
 from pathlib import Path
 
-words = sys.argv[1:]
+words, most = sys.argv[1:], math.inf
+if words[0] == "--marks":
+    most, words = int(words[1]), words[2:]
 if words[0] == "--keep-memory":
     for number, value in ((-4, 0), (-1, 2**31 - 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD
         ctypes.CDLL(None).mallopt(number, value)
@@ -45,6 +50,8 @@ def hear(*args: object, **options: object) -> None:
         state["iterations"] += 1
         mean = sum(recent) / len(recent) if recent else float("nan")
         shout(f"@ {state['iterations'] * batch} {time.time()} {mean}", flush=True)
+        if state["iterations"] >= most:
+            sys.exit()
     elif found := re.search(r"episodic_return=\[?([-+.\deE]+)", text):
         recent.append(float(found[1]))
 

@@ -1,6 +1,8 @@
 """Trains Stable-Baselines3's PPO and says when each iteration was done.
 
-usage: run_sb3.py BACKEND TASK NUM_ENVS STEPS SEED SETTINGS
+usage: run_sb3.py [--marks NUMBER] BACKEND TASK NUM_ENVS STEPS SEED SETTINGS
+
+With `--marks` it stops after so many iterations, whatever the budget.
 
 BACKEND is `gymnasium` (their `make_vec_env`, as their documentation has it) or `envpool` (the same
 pool of environments that we step). SETTINGS is JSON: arguments of their PPO; `normalize` asks for
@@ -11,6 +13,7 @@ fall to zero. Time limits are bootstrapped, as they always do.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -23,9 +26,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
-backend, task = sys.argv[1:3]
-num_envs, total, seed = map(int, sys.argv[3:6])
-settings = json.loads(sys.argv[6])
+words, most = sys.argv[1:], math.inf
+if words[0] == "--marks":
+    most, words = int(words[1]), words[2:]
+backend, task = words[:2]
+num_envs, total, seed = map(int, words[2:5])
+settings = json.loads(words[5])
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 torch.set_num_threads(THREADS)
 
@@ -95,6 +101,8 @@ class Mark(BaseCallback):
             f"@ {self.num_timesteps} {time.time()} {np.mean(returns) if returns else float('nan')}",
             flush=True,
         )
+        if self.num_timesteps >= most * num_envs * self.model.n_steps:
+            sys.exit()
 
     def _on_step(self) -> bool:
         return True
