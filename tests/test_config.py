@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+import typing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,8 +21,11 @@ from phasicrl.config import (
     ObsNormConfig,
     PPOConfig,
     RewardNormConfig,
+    ValueNormConfig,
     field_paths,
+    nearest_divisors,
 )
+from phasicrl.config_io import ConfigError
 from phasicrl.presets import PRESETS, differences, get_preset
 
 
@@ -34,7 +40,7 @@ from phasicrl.presets import PRESETS, differences, get_preset
         (lambda: ModelConfig(hidden_sizes=(64, 0)), "model.hidden_sizes"),
         (lambda: PPOConfig(gamma=1.1), "ppo.gamma is 1.1; it must lie between 0 and 1"),
         (lambda: PPOConfig(clip=0.0), "ppo.clip is 0.0"),
-        (lambda: PPOConfig(policy_epochs=0), "the policy would never be trained"),
+        (lambda: PPOConfig(policy_epochs=0), "ppo.policy_epochs is 0"),
         (lambda: AuxConfig(every=0), "aux.every is 0"),
         (
             lambda: AuxConfig(every=4, iterations_per_epoch=5),
@@ -82,6 +88,95 @@ def test_impossible_values_are_refused_with_the_numbers_and_the_way_out(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def _numbers() -> list[tuple[str, type]]:
+    """The path of every knob that is a number, with its kind."""
+    found: list[tuple[str, type]] = []
+    for name, hint in typing.get_type_hints(Config).items():
+        kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+        within = [
+            (f"{name}.{field}", each)
+            for kind in kinds
+            for field, each in typing.get_type_hints(kind).items()
+        ]
+        for path, each in within or [(name, hint)]:
+            of = {each, *typing.get_args(each)} & {int, float}
+            found += [(path, kind) for kind in of if typing.get_origin(each) is not tuple]
+    return found
+
+
+@pytest.mark.parametrize(("path", "kind"), _numbers())
+def test_numbers_that_mean_nothing_are_refused_at_once(path: str, kind: type) -> None:
+    of = path.partition(".")[0]
+    base = dataclasses.replace(
+        Config(env=EnvConfig(num_envs=1, id="x"), ppo=PPOConfig(num_minibatches=1)),
+        **({of: defaults_of(of)} if of in ("aux", "reward_norm", "obs_norm", "value_norm") else {}),
+    )
+    for value in (math.nan, math.inf, -math.inf) if kind is float else (-(10**12),):
+        with pytest.raises(ValueError, match=re.escape(f"{path} is {value}")):
+            base.changed({path: value})
+
+
+def defaults_of(group: str) -> object:
+    kinds = {"aux": AuxConfig(num_minibatches=1), "reward_norm": RewardNormConfig()}
+    return kinds.get(group) or {"obs_norm": ObsNormConfig, "value_norm": ValueNormConfig}[group]()
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"compute.num_threads": 100_000},
+        {"env.num_threads": 100_000},
+        {"env.num_envs": 10**9},
+        {"model.hidden_sizes": (10**9,)},
+        {"model.blocks": 10**6},
+        {"total_env_steps": 10**30},
+        {"ppo.num_steps": 10**12, "ppo.num_minibatches": 7, "ppo.minibatch_by": "transitions"},
+    ],
+)
+def test_absurd_numbers_are_refused_at_once(absurd: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=next(iter(absurd)).replace("num_steps", "num_minibatches")
+    ):
+        Config().changed(absurd)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    wrong = {"env.num_envs": 0, "ppo.gamma": 2.0, "ppo.clip": -1.0, "checkpoint.keep": 0}
+    with pytest.raises(ConfigError) as error:
+        Config().changed(wrong)
+    assert [said.partition(" ")[0] for said in error.value.problems] == [
+        "env.num_envs", "ppo.clip", "ppo.gamma", "checkpoint.keep",
+    ]  # fmt: skip
+    text = Config().to_json().replace('"gamma": 0.999', '"gamma": 2.0, "gama": 1')
+    text = text.replace('"num_envs": 64', '"num_envs": "many"')
+    with pytest.raises(ConfigError) as error:
+        Config.from_json(text)
+    assert len(error.value.problems) == 2, "a wrong type and an unknown name; then values"
+    with pytest.raises(ConfigError) as error:
+        Config(env=EnvConfig(num_envs=3), seed=-1, total_env_steps=0)
+    assert [said.partition(" ")[0] for said in error.value.problems] == [
+        "config.seed", "total_env_steps", "3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "/abs/x", "a\\b", "", ".hidden", "a\x1b[31mred", "a\nb", "x" * 101]
+)
+def test_names_that_leave_the_folder_or_the_terminal_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="begins the run directory's name"):
+        Config(name=name)
+    Config(name="my run [b] é")
+
+
+@pytest.mark.parametrize("number", [1, 12, 97, 1024, 3600, 99991])
+@pytest.mark.parametrize("to", [1, 5, 8, 1000, 10**7])
+def test_nearest_divisors_are_those_of_a_search_through_all(number: int, to: int) -> None:
+    every = sorted((n for n in range(1, number + 1) if number % n == 0), key=lambda n: abs(n - to))
+    found = nearest_divisors(number, to)
+    assert [abs(n - to) for n in found] == [abs(n - to) for n in every[:2]]
+    assert all(number % n == 0 for n in found)
 
 
 def test_derived_numbers() -> None:

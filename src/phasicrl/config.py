@@ -12,15 +12,16 @@ import ast
 import dataclasses
 import functools
 import inspect
+import math
 import sys
 import typing
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NoReturn
 
 from phasicrl import config_io
-from phasicrl.config_io import nearest_name
+from phasicrl.config_io import ConfigError, nearest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
 ValuePath = Literal["separate", "detached", "shared"]
@@ -34,24 +35,53 @@ Precision = Literal["fp32", "bf16"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 
-def _require(condition: bool, message: str) -> None:
-    """Raise a `ValueError` with `message` unless `condition` holds."""
-    if not condition:
-        raise ValueError(message)
+def _refuse(problems: Iterator[str]) -> None:
+    """Raise all of `problems` at once, if there are any."""
+    if found := list(problems):
+        raise ConfigError(found)
 
 
-def _require_positive(owner: str, **values: float | None) -> None:
-    """Refuse numbers that are zero or below; `None` is "off" and passes."""
+def _not_positive(owner: str, **values: float | None) -> Iterator[str]:
+    """Problems with numbers that must be above zero and finite; `None` is "off" and passes."""
     for name, value in values.items():
-        _require(value is None or value > 0, f"{owner}.{name} is {value}; it must be above zero")
+        if value is not None and not 0 < value < math.inf:
+            yield f"{owner}.{name} is {value}; it must be above zero{_finite(value)}"
 
 
-def _require_not_negative(owner: str, **values: float | None) -> None:
-    """Refuse numbers below zero; `None` is "off" and passes."""
+def _negative(owner: str, **values: float | None) -> Iterator[str]:
+    """Problems with numbers that must not be negative, and finite; `None` is "off" and passes."""
     for name, value in values.items():
-        _require(
-            value is None or value >= 0, f"{owner}.{name} is {value}; it must not be below zero"
-        )
+        if value is not None and not 0 <= value < math.inf:
+            yield f"{owner}.{name} is {value}; it must not be below zero{_finite(value)}"
+
+
+def _beyond_one(owner: str, **values: float | None) -> Iterator[str]:
+    """Problems with numbers that must lie between 0 and 1; `None` is "off" and passes."""
+    for name, value in values.items():
+        if value is not None and not 0 <= value <= 1:
+            yield f"{owner}.{name} is {value}; it must lie between 0 and 1"
+
+
+def _no_decay(owner: str, value: float) -> Iterator[str]:
+    """The problem with a share of old statistics that would never be renewed."""
+    if not 0 <= value < 1:
+        yield f"{owner}.decay is {value}; it must be at least 0 and below 1"
+
+
+def _finite(value: float) -> str:
+    return "" if math.isfinite(value) else ", and a finite number"
+
+
+def _too_many(owner: str, most: int, **values: int | None) -> Iterator[str]:
+    """Problems with numbers that no machine has so many of; `None` is "off" and passes."""
+    for name, value in values.items():
+        if value is not None and value > most:
+            yield f"{owner}.{name} is {value:,}; at most {most:,} make sense"
+
+
+MOST_THREADS, MOST_ENVS, MOST_STEPS = 1024, 2**20, 2**53
+MOST_UNITS, MOST_BLOCKS = 2**16, 1000
+"""Beyond these numbers a typing error is likelier than a machine that can do it."""
 
 
 class Options(dict[str, OptionValue]):
@@ -117,21 +147,26 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
-        _require(bool(self.id), "env.id is empty; `phasicrl envs` lists what can be trained")
-        _require_positive("env", num_envs=self.num_envs, num_threads=self.num_threads)
-        _require_not_negative(
+        _refuse(self._problems())
+        # Whoever gave a plain dict may change that later.
+        object.__setattr__(self, "options", Options(self.options))
+
+    def _problems(self) -> Iterator[str]:
+        if not self.id:
+            yield "env.id is empty; `phasicrl envs` lists what can be trained"
+        yield from _not_positive("env", num_envs=self.num_envs, num_threads=self.num_threads)
+        yield from _too_many("env", MOST_ENVS, num_envs=self.num_envs)
+        yield from _too_many("env", MOST_THREADS, num_threads=self.num_threads)
+        yield from _negative(
             "env",
             num_levels=self.num_levels,
             start_level=self.start_level,
             heuristic_mask_steps=self.heuristic_mask_steps,
         )
         for key, value in dict[str, Any](self.options).items():  # a user's may be anything
-            _require(
-                isinstance(value, str | int | float),
-                f"env.options has {key} = {value!r}; a text, a number, True or False was expected",
-            )
-        # Whoever gave a plain dict may change that later.
-        object.__setattr__(self, "options", Options(self.options))
+            if not isinstance(value, str | int | float):
+                expected = "a text, a number, True or False was expected"
+                yield f"env.options has {key} = {value!r}; {expected}"
 
 
 PROCGEN_FIELDS = (
@@ -183,18 +218,20 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
         for name in ("channels", "hidden_sizes"):
             sizes = getattr(self, name)
-            _require(
-                all(size > 0 for size in sizes),
-                f"model.{name} is {sizes}; every width must be above zero",
-            )
-        _require(
-            len(self.channels) > 0,
-            "model.channels is empty; give a width for each stack, for example 16 32 32",
-        )
-        _require_not_negative("model", blocks=self.blocks)
-        _require_positive(
+            if not all(0 < size <= MOST_UNITS for size in sizes):
+                range_of = f"every width must be above zero, and at most {MOST_UNITS:,}"
+                yield f"model.{name} is {sizes}; {range_of}"
+        if not self.channels:
+            yield "model.channels is empty; give a width for each stack, for example 16 32 32"
+        yield from _negative("model", blocks=self.blocks)
+        yield from _too_many("model", MOST_BLOCKS, blocks=self.blocks)
+        yield from _too_many("model", MOST_UNITS, memory_size=self.memory_size)
+        yield from _not_positive(
             "model",
             policy_head_scale=self.policy_head_scale,
             value_head_scale=self.value_head_scale,
@@ -221,13 +258,15 @@ class ActionConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require_positive("action", std_value=self.std_value)
-        _require_positive("action", min_std=self.min_std)
-        _require(
-            self.mean == "raw" or self.squash != "tanh",
-            "action.mean tanh and action.squash tanh would squash twice, and the ends of the range "
-            "could not be reached; choose one",
-        )
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _not_positive("action", std_value=self.std_value, min_std=self.min_std)
+        if self.mean == "tanh" and self.squash == "tanh":
+            yield (
+                "action.mean tanh and action.squash tanh would squash twice, and the ends of the "
+                "range could not be reached; choose one"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,37 +344,31 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require_positive(
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _not_positive(
             "ppo", num_steps=self.num_steps, num_minibatches=self.num_minibatches, clip=self.clip,
             value_clip=self.value_clip, learning_rate=self.learning_rate, adam_eps=self.adam_eps,
             max_grad_norm=self.max_grad_norm, n_step=self.n_step,
             value_learning_rate=self.value_learning_rate, kl_penalty_target=self.kl_penalty_target,
             target_kl=self.target_kl, schedule_kl=self.schedule_kl, reward_clip=self.reward_clip,
+            policy_epochs=self.policy_epochs,
         )  # fmt: skip
-        _require_not_negative(
-            "ppo", policy_epochs=self.policy_epochs, value_epochs=self.value_epochs,
-            kl_penalty=self.kl_penalty, entropy_coef=self.entropy_coef, value_coef=self.value_coef,
+        yield from _negative(
+            "ppo", value_epochs=self.value_epochs, kl_penalty=self.kl_penalty,
+            entropy_coef=self.entropy_coef, value_coef=self.value_coef,
         )  # fmt: skip
-        for name in ("gamma", "gae_lambda"):
-            _require(
-                0 <= getattr(self, name) <= 1,
-                f"ppo.{name} is {getattr(self, name)}; it must lie between 0 and 1",
+        yield from _beyond_one("ppo", gamma=self.gamma, gae_lambda=self.gae_lambda)
+        if not self.baseline and self.estimator != "monte_carlo":
+            needs = f"ppo.estimator {self.estimator} needs values"
+            yield f"ppo.baseline is off, but {needs}; use monte_carlo"
+        if self.objective == "log_prob" and (self.clip is not None or self.policy_epochs != 1):
+            yield (
+                "ppo.objective log_prob knows no ratio to clip and holds for one pass only, "
+                f"but ppo.clip is {self.clip} and ppo.policy_epochs {self.policy_epochs}; "
+                "set --ppo.clip none --ppo.policy-epochs 1 --ppo.value-epochs 1"
             )
-        _require(
-            self.policy_epochs > 0,
-            "ppo.policy_epochs is 0: the policy would never be trained; give 1 or more",
-        )
-        _require(
-            self.baseline or self.estimator == "monte_carlo",
-            f"ppo.baseline is off, but ppo.estimator {self.estimator} needs values; "
-            "use monte_carlo",
-        )
-        _require(
-            self.objective == "surrogate" or (self.clip is None and self.policy_epochs == 1),
-            "ppo.objective log_prob knows no ratio to clip and holds for one pass only, "
-            f"but ppo.clip is {self.clip} and ppo.policy_epochs {self.policy_epochs}; "
-            "set --ppo.clip none --ppo.policy-epochs 1 --ppo.value-epochs 1",
-        )
 
     @property
     def passes(self) -> tuple[tuple[bool, bool], ...]:
@@ -385,19 +418,22 @@ class AuxConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require_positive(
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _not_positive(
             "aux", every=self.every, run_every=self.run_every, num_minibatches=self.num_minibatches,
             iterations_per_epoch=self.iterations_per_epoch, learning_rate=self.learning_rate,
             max_grad_norm=self.max_grad_norm,
         )  # fmt: skip
-        _require_not_negative(
+        yield from _negative(
             "aux", epochs=self.epochs, beta_clone=self.beta_clone, value_coef=self.value_coef
         )
-        _require(
-            self.iterations_per_epoch is None or self.iterations_per_epoch <= self.every,
-            f"aux.iterations_per_epoch is {self.iterations_per_epoch}, "
-            f"more than the {self.every} iterations of a phase (aux.every)",
-        )
+        if self.iterations_per_epoch is not None and self.iterations_per_epoch > self.every:
+            yield (
+                f"aux.iterations_per_epoch is {self.iterations_per_epoch}, "
+                f"more than the {self.every} iterations of a phase (aux.every)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -415,11 +451,11 @@ class RewardNormConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require(
-            self.gamma is None or 0 <= self.gamma <= 1,
-            f"reward_norm.gamma is {self.gamma}; it must lie between 0 and 1",
-        )
-        _require_positive("reward_norm", clip=self.clip)
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _beyond_one("reward_norm", gamma=self.gamma)
+        yield from _not_positive("reward_norm", clip=self.clip)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -437,11 +473,11 @@ class ObsNormConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require(
-            0 <= self.decay < 1,
-            f"obs_norm.decay is {self.decay}; it must be at least 0 and below 1",
-        )
-        _require_positive("obs_norm", clip=self.clip)
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _no_decay("obs_norm", self.decay)
+        yield from _not_positive("obs_norm", clip=self.clip)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -455,10 +491,7 @@ class ValueNormConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require(
-            0 <= self.decay < 1,
-            f"value_norm.decay is {self.decay}; it must be at least 0 and below 1",
-        )
+        _refuse(_no_decay("value_norm", self.decay))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -488,10 +521,14 @@ class ComputeConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
         sizes = {"micro_batch": self.micro_batch, "aux_micro_batch": self.aux_micro_batch}
         for name, size in sizes.items():
-            _require_positive("compute", **{name: size if isinstance(size, int) else None})
-        _require_positive("compute", num_threads=self.num_threads)
+            yield from _not_positive("compute", **{name: size if isinstance(size, int) else None})
+        yield from _not_positive("compute", num_threads=self.num_threads)
+        yield from _too_many("compute", MOST_THREADS, num_threads=self.num_threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -519,8 +556,11 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _require_not_negative("checkpoint", every_minutes=self.every_minutes)
-        _require_positive("checkpoint", keep=self.keep)
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _negative("checkpoint", every_minutes=self.every_minutes)
+        yield from _not_positive("checkpoint", keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -551,68 +591,69 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what does not go together, and knobs that have no effect."""
-        self.check_values()
+        _refuse(self._problems())
         refuse_idle(self)
 
-    def check_values(self) -> None:
-        """Refuse values that do not go together, with the numbers and the way out."""
-        _require_not_negative("config", seed=self.seed)
-        _require(
-            self.total_env_steps > 0,
-            f"total_env_steps is {self.total_env_steps}; "
-            f"a run needs at least one rollout, {self.batch_size} steps here",
-        )
-        _require(
-            self.budget > 0,
-            f"total_env_steps is {self.total_env_steps}, which budget_rounding down makes "
-            f"0 rollouts of {self.batch_size} steps; give {self.batch_size} or more, "
-            "or --budget-rounding up",
-        )
-        self._check_minibatches("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
+    def _problems(self) -> Iterator[str]:
+        """Values that do not go together, with the numbers and the way out."""
+        yield from _negative("config", seed=self.seed)
+        yield from _bad_name(self.name)
+        if not 0 < self.total_env_steps <= MOST_STEPS:
+            yield (
+                f"total_env_steps is {self.total_env_steps}; a run needs at least one rollout, "
+                f"{self.batch_size} steps here, and at most {MOST_STEPS} make sense"
+            )
+        elif self.budget <= 0:
+            yield (
+                f"total_env_steps is {self.total_env_steps}, which budget_rounding down makes "
+                f"0 rollouts of {self.batch_size} steps; give {self.batch_size} or more, "
+                "or --budget-rounding up"
+            )
+        yield from self._uneven("ppo", self.ppo.minibatch_by, self.ppo.num_minibatches, 1)
+        if (aux := self.aux) is not None:
+            yield from self._uneven("aux", aux.minibatch_by, aux.num_minibatches, aux.every)
         of_aux, memory = self.aux or AuxConfig(), self.model.memory
         for owner, by in (("ppo", self.ppo.minibatch_by), ("aux", of_aux.minibatch_by)):
-            _require(
-                memory == "none" or by == "segments",
-                f"{owner}.minibatch_by is {by}, but with a memory (model.memory {memory}) "
-                "steps depend on each other; use segments",
+            if memory != "none" and by != "segments":
+                yield (
+                    f"{owner}.minibatch_by is {by}, but with a memory (model.memory {memory}) "
+                    "steps depend on each other; use segments"
+                )
+        if not self.ppo.baseline and self.aux is not None:
+            yield (
+                "ppo.baseline is off, but the auxiliary phase distills values; "
+                "switch it off with --aux none"
             )
-        _require(
-            self.ppo.baseline or self.aux is None,
-            "ppo.baseline is off, but the auxiliary phase distills values; "
-            "switch it off with --aux none",
-        )
         size = self.batch_size // self.ppo.num_minibatches
-        _require(
-            self.ppo.advantage_norm != "minibatch" or size > 1,
-            f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a minibatch, "
-            "whose advantage would be normalized to 0; "
-            "take fewer minibatches, or ppo.advantage_norm batch",
-        )
-        _require(
-            (self.ppo.advantage_norm, self.ppo.advantage_std) != ("batch", "unbiased")
-            or self.batch_size > 1,
-            "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; "
-            "take longer rollouts, or biased",
-        )
-        if (aux := self.aux) is not None:
-            self._check_minibatches("aux", aux.minibatch_by, aux.num_minibatches, aux.every)
+        if self.ppo.advantage_norm == "minibatch" and size == 1:
+            yield (
+                f"ppo.num_minibatches {self.ppo.num_minibatches} leaves {size} sample in a "
+                "minibatch, whose advantage would be normalized to 0; "
+                "take fewer minibatches, or ppo.advantage_norm batch"
+            )
+        by_std = (self.ppo.advantage_norm, self.ppo.advantage_std)
+        if by_std == ("batch", "unbiased") and self.batch_size == 1:
+            yield (
+                "ppo.advantage_std is unbiased, but a batch of 1 step has no such deviation; "
+                "take longer rollouts, or biased"
+            )
 
-    def _check_minibatches(
+    def _uneven(
         self, owner: str, by: MinibatchBy, num_minibatches: int, iterations: int
-    ) -> None:
-        """Refuse minibatches that do not divide the data evenly."""
-        items, parts = self.env.num_envs * iterations, num_minibatches * iterations
-        what = f"env.num_envs × {iterations} iterations" if iterations > 1 else "env.num_envs"
+    ) -> Iterator[str]:
+        """The problem with minibatches that do not divide the data evenly."""
+        items, what = self.env.num_envs, "env.num_envs"
+        if iterations > 1:
+            what += f" × {iterations} iterations"
         if by == "transitions":
             items, what = items * self.ppo.num_steps, what + " × ppo.num_steps"
-        divisors = [n for n in range(1, items // iterations + 1) if (items // iterations) % n == 0]
-        nearest = sorted(divisors, key=lambda n: (abs(n - num_minibatches), n))[:2]
-        better = " or ".join(map(str, nearest))
-        _require(
-            items % parts == 0,
-            f"{items} {by} ({what}) cannot be dealt out evenly to {parts} minibatches; "
-            f"set {owner}.num_minibatches to {better}, or change env.num_envs",
-        )
+        if items % num_minibatches:
+            better = " or ".join(map(str, nearest_divisors(items, num_minibatches)))
+            yield (
+                f"{items * iterations} {by} ({what}) cannot be dealt out evenly to "
+                f"{num_minibatches * iterations} minibatches; "
+                f"set {owner}.num_minibatches to {better}, or change env.num_envs"
+            )
 
     @property
     def batch_size(self) -> int:
@@ -700,13 +741,21 @@ class Config:
             else:
                 fields[name] = value
         # All of a group at once: half of them might not go together.
+        problems: list[str] = []
         for name, values in within.items():
             group = fields.get(name, getattr(self, name))
-            _require(
-                group is not None,
-                f"{name} is off, so that {', '.join(values)} cannot be set; give the whole group",
-            )
-            fields[name] = replace(group, **values)
+            if group is None:
+                all_of = "give the whole group"
+                problems.append(
+                    f"{name} is off, so that {', '.join(values)} cannot be set; {all_of}"
+                )
+                continue
+            try:
+                fields[name] = replace(group, **values)
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
         try:
             return replace(self, **fields)
         except IdleKnobError as error:
@@ -752,6 +801,26 @@ class Config:
                 type.
         """
         return config_io.from_json(Config, text)
+
+
+def nearest_divisors(number: int, to: int) -> list[int]:
+    """The two divisors of a number that are nearest to another, among those that can be looked at.
+
+    The number may be far too large for its divisors to be counted up to it.
+    """
+    to = min(to, number)
+    reach = range(max(1, to - 10**5), min(number, to + 10**5) + 1)
+    near = [n for n in (1, *reach, number) if number % n == 0]
+    return sorted(set(near), key=lambda n: (abs(n - to), n))[:2]
+
+
+def _bad_name(name: str) -> Iterator[str]:
+    """The problem with a name that cannot begin a folder's name, or would leave `output_dir`."""
+    if not (0 < len(name) <= 100 and name.isprintable()) or name[0] == "." or {*name} & {*"/\\"}:
+        yield (
+            f"name is {name!r}; it begins the run directory's name, and must have 1 to 100 "
+            "characters that can be seen, without / and \\, and no dot as the first"
+        )
 
 
 _NO_DIFFERENCE = (

@@ -26,6 +26,18 @@ RETIRED_VALUES: dict[str, tuple[tuple[Any, Any], ...]] = {"compute.compile": (("
 """Values of earlier versions by the path of their field: what was written, and how it is read."""
 
 
+class ConfigError(ValueError):
+    """A configuration that cannot work.
+
+    Attributes:
+        problems: everything that is wrong with it, a sentence each.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
 def to_json(knobs: Any) -> str:
     """Write a dataclass as indented JSON."""
     return json.dumps(dataclasses.asdict(knobs), indent=2)
@@ -35,7 +47,8 @@ def from_json(kind: type[T], text: str) -> T:
     """Read back what `to_json` wrote of the dataclass `kind`.
 
     Raises:
-        ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong type.
+        ConfigError: unknown fields (with the nearest name) and values of wrong types, all of them.
+        ValueError: not JSON.
     """
     try:
         tree = json.loads(text)
@@ -98,13 +111,20 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
     given = typing.cast(dict[str, Any], tree)
     passed_over = {name for name in given if f"{path}{name}" in RETIRED_FIELDS}
     passed_over |= {name for retired in passed_over for name in given[retired]}
+    problems: list[str] = []
     for name, value in given.items():
         if name in passed_over:
             continue
-        if name in hints:
+        try:
+            if name not in hints:
+                raise ValueError(f"unknown field {path}{name}{nearest_name(name, hints)}")
             values[name] = _from_value(hints[name], value, f"{path}{name}")
-        else:
-            raise ValueError(f"unknown field {path}{name}{nearest_name(name, hints)}")
+        except ConfigError as error:
+            problems += error.problems
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(problems)
     return kind(**values)
 
 

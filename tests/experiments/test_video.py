@@ -114,3 +114,11 @@ def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(
         "each environment is drawn by its own camera"
     )
     assert np.abs(left[0] - left[-1]).max() > 50, "it moves"
+
+
+@pytest.mark.parametrize(
+    "size", [{"num_envs": 10**6}, {"episodes": 0}, {"fps": 0}, {"size": 10**6}, {"num_envs": 0}]
+)
+def test_sizes_that_no_film_has_are_refused_before_anything_is_opened(size: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(size))):
+        film("nothing is looked for there", **size)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,9 @@ def test_the_command_prints_a_table_and_saves_everything(
 def test_a_preset_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench"]) == cli.USER_ERROR
     assert "phasicrl bench PRESET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
+def test_a_length_of_time_that_never_ends_is_refused(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(ValueError, match=f"seconds is {seconds}"):
+        measure(tiny(tmp_path), seconds=seconds)

@@ -25,6 +25,7 @@ from phasicrl.config import (
     AuxConfig,
     CheckpointConfig,
     Config,
+    ModelConfig,
     ObsNormConfig,
     RewardNormConfig,
     ValueNormConfig,
@@ -457,11 +458,28 @@ def test_environments_are_closed_when_the_start_fails(
 
     monkeypatch.setattr(build, "make_envs", spy)
     config = tiny(tmp_path)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="toaster"):  # before there is anything to close
         start_run(
             replace(config, compute=replace(config.compute, device="toaster")), make_env=corridor
         )
+    assert not closed
+    with pytest.raises(ValueError, match="are not images"):
+        start_run(replace(config, model=ModelConfig(encoder="impala")), make_env=corridor)
     assert closed == [True]
+
+
+def test_memory_is_counted_before_environments_are_made(tmp_path: Path) -> None:
+    def never() -> gym.Env:
+        raise AssertionError("an environment was made")
+
+    large = tiny(tmp_path).changed({"ppo.num_steps": 10**12})
+    with pytest.raises(ValueError, match="the phase buffer needs"):
+        start_run(large, make_env=never)
+    many = tiny(tmp_path).changed(
+        {"env.num_envs": 10**6, "ppo.num_steps": 1, "env.parallel": "processes"}
+    )
+    with pytest.raises(ValueError, match=r"1,000,000 processes of environments .* need 31250"):
+        start_run(many, make_env=never)
 
 
 def test_a_users_encoder_is_initialized_from_the_seed_and_leaves_the_global_generator_alone(

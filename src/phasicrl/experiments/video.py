@@ -76,9 +76,7 @@ def film(
         ValueError: not a run directory, or nothing to be seen in this environment.
         ImportError: the encoder is not installed; the message says how.
     """
-    if episodes < 1 or num_envs < 1:
-        given = f"episodes is {episodes} and num_envs is {num_envs}"
-        raise ValueError(f"{given}; give at least 1 of each")
+    _refuse_sizes(episodes, num_envs, fps, size)
     files = RunDirectory(Path(run_dir))
     config = files.config_for(make_env=make_env, make_encoder=make_encoder)
     output = output or files.path / "videos" / f"{policy}-seed{seed}.mp4"
@@ -98,6 +96,19 @@ def film(
                 on_obs=lambda obs: write(tile(image_of(obs.numpy()))),
             )
     return output, result
+
+
+def _refuse_sizes(episodes: int, num_envs: int, fps: int, size: int) -> None:
+    """Refuse numbers that no film can have."""
+    if episodes < 1 or num_envs < 1:
+        given = f"episodes is {episodes} and num_envs is {num_envs}"
+        raise ValueError(f"{given}; give at least 1 of each")
+    if num_envs > episodes:
+        given = f"num_envs is {num_envs:,}, but only {episodes:,} episodes are played"
+        raise ValueError(f"{given}; give more episodes, or fewer environments")
+    if not 1 <= fps <= 240 or not 1 <= size <= 4096:
+        given = f"fps is {fps} and size is {size}"
+        raise ValueError(f"{given}; give 1 to 240 images a second, and 1 to 4,096 pixels")
 
 
 def tile(images: np.ndarray) -> np.ndarray:

@@ -116,7 +116,12 @@ def measure(
             iterations (with PPG phases).
         make_env: makes one of your own Gymnasium environments, as for `train`.
         trace: Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it.
+
+    Raises:
+        ValueError: `seconds` is no length of time, or a configuration that cannot work here.
     """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds is {seconds}; give a number above zero, for example 30")
     notes: list[str] = []
     changes: dict[str, Any] = {
         "log.console": "off",

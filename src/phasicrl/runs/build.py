@@ -173,6 +173,8 @@ def _make_envs(
     config: Config, own: dict[str, Any], *, since: int = 0, env_steps: int = 0
 ) -> VectorEnv:
     """The run's environments, with the user's masks; knobs without effect on them are refused."""
+    _check_workers(config, own)
+    _check_memory(config, None, torch.device(this_machine(config.compute.device).device))
     seed, mask_actions = derive_seed(config.seed, "env", since), own["mask_actions"]
     makers = {name: own[name] for name in ("make_env", "make_vector_env")}
     envs = make_envs(config.env, seed=seed, **makers)
@@ -213,9 +215,9 @@ def _build_run(
     """
     make_encoder = own["make_encoder"]
     with ExitStack() as undo:  # whatever fails, nothing was started
+        machine = this_machine(config.compute.device)
         opened = _open_envs(config, own, state)
         envs = undo.enter_context(closing(opened.envs))
-        machine = this_machine(config.compute.device)
         _check_memory(config, envs, torch.device(machine.device))
         agent = make_agent(config, envs, make_encoder=make_encoder).to(machine.device)
         known = make_encoder is None
@@ -364,13 +366,36 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _check_memory(config: Config, envs: VectorEnv, device: torch.device) -> None:
-    """Refuse a phase buffer that is larger than the memory that is free."""
-    layouts = (ObservationLayout(envs.observation_space), ActionLayout(envs.action_space))
-    step_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in layouts)
+_WORKER_BYTES = 32 * 2**20
+"""Memory that a process has for itself whose environment needs nothing: interpreter, Gymnasium."""
+
+
+def _check_workers(config: Config, own: dict[str, Any]) -> None:
+    """Refuse more worker processes than there is memory for, before they are made."""
+    if config.env.parallel != "processes" or own["make_vector_env"] is not None:
+        return
+    needed, free = config.env.num_envs * _WORKER_BYTES, free_memory()
+    if free is not None and needed > free:
+        raise ValueError(
+            f"{config.env.num_envs:,} processes of environments (env.parallel processes) need "
+            f"{needed / 2**30:.1f} GiB at least, {free / 2**30:.1f} GiB are free; "
+            "try fewer environments (--env.num-envs), or --env.parallel sync"
+        )
+
+
+def _check_memory(config: Config, envs: VectorEnv | None, device: torch.device) -> None:
+    """Refuse a phase buffer that is larger than the memory that is free.
+
+    Without environments it is the least that steps of any need.
+    """
+    step_bytes = 0
+    if envs is not None:
+        layouts = (ObservationLayout(envs.observation_space), ActionLayout(envs.action_space))
+        step_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in layouts)
+        step_bytes += envs.mask_size
     num_envs, num_steps = config.env.num_envs, config.ppo.num_steps
     sizes = (config.phase_length, num_envs, num_steps)
-    needed = PhaseBuffer.num_bytes(*sizes, step_bytes=step_bytes + envs.mask_size)
+    needed = PhaseBuffer.num_bytes(*sizes, step_bytes=step_bytes)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and needed > free:
         what = f"{config.phase_length} rollouts of {num_envs} environments × {num_steps} steps"
