@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         expected = not isinstance(error, RuntimeError) or hasattr(error, "exit_code")
         if common.debug or not expected:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return getattr(error, "exit_code", USER_ERROR if expected else 1)
 
 

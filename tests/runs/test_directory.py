@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from phasicrl import train
-from phasicrl.config import LogConfig
+from phasicrl.config import Config, LogConfig
 from phasicrl.runs.directory import RunDirectory, read_config
 from tests.helpers import corridor, tiny
 
@@ -112,3 +112,34 @@ def test_a_configuration_that_cannot_be_read_names_its_file(tmp_path: Path) -> N
     assert files.config.env.id == "gymnasium:nobodys_module:X-v0"
     with pytest.raises(ValueError, match=rf"{path}: env.id .* imports the module nobodys_module"):
         files.config_for()
+
+
+def _with_rows(folder: Path, count: int) -> RunDirectory:
+    (folder / "config.json").write_text(Config().to_json())
+    lines = [
+        json.dumps({"env_steps": 8 * n, "iteration": n, "phase": 1, "a": n, "b": None, "c": 0.5})
+        for n in range(1, count + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return RunDirectory(folder)
+
+
+def test_rows_hold_what_is_asked_for_and_where_they_belong(tmp_path: Path) -> None:
+    files = _with_rows(tmp_path, 3)
+    rows = files.metrics("b", "unknown")
+    assert [row.keys() for row in rows] == [{"env_steps", "iteration", "phase", "b"}] * 3
+    assert all(math.isnan(row["b"]) for row in rows)
+    assert [row["env_steps"] for row in rows] == [8, 16, 24]
+    assert files.metrics()[0].keys() == {"env_steps", "iteration", "phase", "a", "b", "c"}
+
+
+@pytest.mark.parametrize("count", [1, 5, 2000])
+def test_the_last_rows_are_the_last_of_all(tmp_path: Path, count: int) -> None:
+    files = _with_rows(tmp_path, count)
+    every = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert files.last_rows(3) == every[-3:]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 1')  # torn
+    assert files.last_rows(3) == every[-2:]
+    (tmp_path / "metrics.jsonl").unlink()
+    assert files.last_rows(3) == []

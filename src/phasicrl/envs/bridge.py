@@ -236,11 +236,13 @@ class BatchReader:
         return stored
 
     def reward(self, reward: np.ndarray) -> np.ndarray:
-        """The rewards, refusing those that are not finite."""
-        good = np.isfinite(reward)
+        """The rewards as float32, refusing those that are not finite then."""
+        with np.errstate(over="ignore"):
+            stored = reward.astype(np.float32, copy=False)
+        good = np.isfinite(stored)
         if not good.all():
             self._refuse(f"a reward that is not finite: {reward}", "step", int(np.argmin(good)))
-        return reward
+        return stored
 
     def _refuse(self, what: str, call: str, index: int) -> NoReturn:
         raise EnvError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import traceback
 from collections.abc import Mapping
@@ -30,6 +29,9 @@ from phasicrl.envs.interface import (
 )
 from phasicrl.masks import find_blocked, flatten_mask
 from phasicrl.spaces import ActionLayout, ObservationLayout, choices, map_leaves
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Of a single step."""
 
 
 class GuardedEnv(gym.Env[Any, Any]):
@@ -82,8 +84,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             own_action = map_leaves(self._interface.action_space, lambda part: part[0], batch)
             expected = "(obs, reward, terminated, truncated, info)"
             obs, reward, terminated, truncated, info = answer(self._env.step(own_action), expected)
-            if not math.isfinite(reward):
-                raise Fault(f"returned the reward {reward}")
+            if not abs(reward) <= LARGEST_REWARD:
+                raise Fault(f"returned the reward {reward}, which is no number for float32")
             if terminated not in (False, True) or truncated not in (False, True):
                 raise Fault(
                     f"returned terminated = {terminated!r} and truncated = {truncated!r}; "

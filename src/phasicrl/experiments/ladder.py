@@ -285,8 +285,8 @@ def _trained(trial: Trial) -> tuple[float, float]:
 def _train_and_evaluate(config: Config) -> tuple[Path, dict[str, float]]:
     """Train a run; returns its directory and what it reached."""
     directory = train(config).directory
-    rows = RunDirectory(directory).metrics()
-    returns = [row.get("charts/episodic_return_100") for row in rows]
+    metric = "charts/episodic_return_100"
+    returns = [row.get(metric) for row in RunDirectory(directory).metrics(metric)]
     greedy = evaluate(directory, episodes=20, policies=("greedy",))[0].mean_return
     last = next((value for value in reversed(returns) if value is not None), float("nan"))
     return directory, {"greedy": greedy, "last_100": last}

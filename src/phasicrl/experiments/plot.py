@@ -259,10 +259,11 @@ def _choose_experiments(
 
 def _read_series(run: Path, metric: str) -> Points:
     """Steps and values of the rows that have a number."""
-    rows = RunDirectory(run).metrics()
+    rows = RunDirectory(run).metrics(metric)
     pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in rows]
     known = [pair for pair in pairs if math.isfinite(pair[1])]
     if not known:
+        rows = RunDirectory(run).metrics()
         held = ((name, row[name]) for row in rows for name in METRICS.keys() & row)
         others = ", ".join(sorted({name for name, value in held if math.isfinite(value)}))
         raise ValueError(f"{run} has no {metric!r} in its {len(rows)} iterations; it has: {others}")

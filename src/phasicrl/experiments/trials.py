@@ -163,7 +163,7 @@ def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
     run = train(trial.config)
     files = RunDirectory(run.directory)
     metric = "charts/episodic_return_100"
-    reached = (row for row in files.metrics() if row.get(metric, float("-inf")) >= threshold)
+    reached = (row for row in files.metrics(metric) if row.get(metric, float("-inf")) >= threshold)
     steps_to_threshold = int(next(reached, {"env_steps": 0})["env_steps"])
     greedy, sampled = evaluate(run.directory, episodes=20)
     row: Row = {

@@ -165,6 +165,8 @@ def checkpoints(folder: Path) -> list[Path]:
 class CheckpointError(ValueError):
     """No checkpoint can be used; the message says why."""
 
+    exit_code = 5
+
 
 def _load(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Read one checkpoint, checking every file against the manifest."""

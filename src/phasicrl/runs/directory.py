@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
 WEIGHTS_FILE = "agent.safetensors"
+PLACE = ("env_steps", "iteration", "phase")
+"""What says where a row of metrics belongs."""
 OWN_OBJECTS = {
     "make_env": "environment",
     "make_vector_env": "environment",
@@ -156,40 +157,61 @@ class RunDirectory:
         """Write what is known of how the run was made, replacing the file at once."""
         from phasicrl.runs.checkpoint import digest_of_json
 
-        self._replace(CARD_FILE, json.dumps(card | {"sha256": digest_of_json(card)}, indent=2))
+        self.write_json(CARD_FILE, card | {"sha256": digest_of_json(card)})
 
-    def metrics(self) -> list[dict[str, float]]:
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """Write an object as a file of the run, replacing what was there at once."""
+        self._replace(name, json.dumps(value, indent=2))
+
+    def metrics(self, *names: str) -> list[dict[str, float]]:
         """Read the rows of `metrics.jsonl`: null is NaN; a last line torn by a crash is left out.
+
+        Args:
+            names: of the metrics that are wanted, beside those that say where a row belongs; none
+                is all. A long run has a gigabyte of them.
 
         Raises:
             ValueError: not a run directory, no rows yet, or a line before the last is damaged.
         """
-        path = self.path / METRICS_FILE
-        if not path.is_file():
-            self._check()
         rows: list[dict[str, float]] = []
-        damaged = 0
-        with (
-            path.open(encoding="utf-8", errors="replace")
-            if path.is_file()
-            else nullcontext(()) as lines
-        ):
-            for number, line in enumerate(lines, start=1):
-                if damaged:
-                    raise ValueError(
-                        f"line {damaged} of {path} is damaged; remove it, or restore the file"
-                    )
-                row = read_row(line)
-                if row is None:
-                    damaged = number  # or torn, if it is the last: the process died while it wrote
-                else:
-                    rows.append({name: math.nan if x is None else x for name, x in row.items()})
+        damaged, wanted = 0, {*names, *PLACE}
+        for number, line in enumerate(self._lines(), start=1):
+            if damaged:
+                raise ValueError(
+                    f"line {damaged} of {self.path / METRICS_FILE} is damaged; "
+                    "remove it, or restore the file"
+                )
+            row = read_row(line)
+            if row is None:
+                damaged = number  # or torn, if it is the last: the process died while it wrote
+                continue
+            if names:
+                row = {name: row[name] for name in row.keys() & wanted}
+            rows.append({name: math.nan if x is None else x for name, x in row.items()})
         if not rows:
             raise ValueError(
                 f"{self.path} has no data yet: its first iteration is not finished; "
                 "leave it out or try again later"
             )
         return rows
+
+    def last_rows(self, count: int) -> list[dict[str, Any]]:
+        """The last rows of `metrics.jsonl`, at most so many, without a look at those before."""
+        path = self.path / METRICS_FILE
+        if not path.is_file():
+            return []
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096 * count))
+            lines = file.read().decode(errors="replace").splitlines()[-count:]
+        return [row for line in lines if (row := read_row(line)) is not None]
+
+    def _lines(self) -> Iterator[str]:
+        """The lines of `metrics.jsonl`, of which a run that has just begun has none."""
+        path = self.path / METRICS_FILE
+        if not path.is_file():
+            return self._check()
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield from lines
 
     @property
     def checkpoint_folder(self) -> Path:

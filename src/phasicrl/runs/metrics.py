@@ -270,20 +270,21 @@ class _Rows:
     @classmethod
     def _sorted_out(cls, path: Path, resumed_at: int) -> tuple[_Rows, str]:
         """Keep the lines that can be read as rows up to the checkpoint."""
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        found = [(line, read_row(line)) for line in lines]
-        good = [(line, row) for line, row in found if row and row["env_steps"] <= resumed_at]
         shorter = path.with_name(path.name + ".tmp")
         shorter.unlink(missing_ok=True)
-        rows = cls(shorter)
-        for line, row in good:
-            rows.write(line, float(row.get("wall_time", 0.0)))
+        rows, good, damaged = cls(shorter), 0, 0
+        with path.open(encoding="utf-8", errors="replace") as lines:  # a gigabyte, perhaps
+            for line in lines:
+                row = read_row(line)
+                damaged += row is None
+                if row is not None and row["env_steps"] <= resumed_at:
+                    rows.write(line.rstrip("\n"), float(row.get("wall_time", 0.0)))
+                    good += 1
         rows.flush()
         shorter.replace(path)
-        damaged = sum(row is None for _, row in found)
         return rows, (
             f"warning: {path} is not what it was when the checkpoint was made; "
-            f"{len(good)} rows are kept as they are, {damaged} damaged lines are left out"
+            f"{good} rows are kept as they are, {damaged} damaged lines are left out"
         )
 
     @property

@@ -27,9 +27,10 @@ from phasicrl.host import provenance
 from phasicrl.host.machine import num_cores, package_version, processor
 from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
-from phasicrl.optimize import diverged
+from phasicrl.optimize import DivergedError, diverged
 from phasicrl.rollout import PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, save_checkpoint
+from phasicrl.runs.crash import report_crash
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
@@ -288,9 +289,10 @@ class Run:
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
-        records, name = self.files.metrics(), "charts/episodic_return_100"
-        returns = [record[name] for record in records if record.get(name) is not None]
         parts = ("rollout", "policy", "value", "auxiliary")
+        name, count_of = "charts/episodic_return_100", "charts/num_episodes"
+        records = self.files.metrics(name, count_of, *(f"time/{part}" for part in parts))
+        returns = [record[name] for record in records if record.get(name) is not None]
         seconds = {part: sum(row.get(f"time/{part}") or 0.0 for row in records) for part in parts}
         total = sum(seconds.values()) or 1.0
         split = [f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value]
@@ -301,7 +303,7 @@ class Run:
             "time split": ", ".join(split),
         }
         if returns:
-            finished = accumulate(record["charts/num_episodes"] for record in records)
+            finished = accumulate(record[count_of] for record in records)
             full = [row for row, count in zip(records, finished, strict=True) if count >= 100]
             first = (full or records[-1:])[0]
             rows |= {
@@ -336,6 +338,8 @@ class Run:
         """
         self._signals.hold()
         try:
+            if isinstance(error, DivergedError):
+                self._explain(error)
             if error is not None:
                 self._save_what_is_left()
             self.close()
@@ -344,6 +348,13 @@ class Run:
             self._signals.remove()
         if isinstance(error, ToldToEnd):
             raise Preempted(str(error)) from None
+
+    def _explain(self, error: DivergedError) -> None:
+        """Add to an error where it began, and write that down."""
+        try:
+            error.add_note(report_crash(self, error))
+        except OSError as problem:
+            error.add_note(f"what is known of it could not be written: {problem}")
 
     def _end_at_once(self, error: EnvError) -> None:
         """Save from another thread, because this one hangs for good, and end the process."""

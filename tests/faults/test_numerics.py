@@ -1,0 +1,179 @@
+"""Numbers that are not finite end a run before they reach the weights, and it says where."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasicrl import phases, returns
+from phasicrl.algorithm import train
+from phasicrl.cli import main
+from phasicrl.config import CheckpointConfig
+from phasicrl.envs.protocol import EnvError
+from phasicrl.optimize import DivergedError
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.run import Run
+from tests.faults.conftest import Fault
+from tests.helpers import Corridor, corridor, rows_of, tiny, tiny_aux
+
+EVERY = CheckpointConfig(every_minutes=0.0, keep=10)
+BAD_ITERATION = 3
+
+
+class Bad(Corridor):
+    """Gives a bad number in its 20th step: in the third iteration of `tiny`."""
+
+    def __init__(self, what: str, number: float) -> None:
+        super().__init__()
+        self.what, self.number, self.count = what, number, 0
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, *rest = super().step(action)
+        self.count += 1
+        if self.count == 20:
+            obs = np.full(obs.shape, self.number) if self.what == "observation" else obs
+            reward = self.number if self.what == "reward" else reward
+        return obs, reward, *rest  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300, -1e300])
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.fault(
+    "F-10", "NaN, inf or 1e300 from an environment: it is named, nothing learnt", 1, 1
+)
+def test_bad_numbers_of_environments(
+    tmp_path: Path, what: str, number: float, fault: Fault
+) -> None:
+    before: list[dict[str, Tensor]] = []
+    for _ in fault:
+        with pytest.raises(
+            EnvError, match=rf"environment 0, step\(\) at step 20: returned .*{what}"
+        ):
+            train(
+                tiny(tmp_path, checkpoint=EVERY),
+                make_env=lambda: Bad(what, number),
+                on_iteration=lambda run, _: before.append(_weights(run)),
+            )
+        (folder,) = tmp_path.iterdir()
+        assert len(before) == 2
+        _assert_saved(folder, before[-1])
+
+
+def _weights(run: Run) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in run.agent.state_dict().items()}
+
+
+def _assert_saved(folder: Path, weights: dict[str, Tensor]) -> None:
+    saved = RunDirectory(folder).weights()
+    assert saved.keys() == weights.keys()
+    assert all(torch.equal(saved[name], weights[name]) for name in weights)
+
+
+def _poison_advantages(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    plain = returns.gae
+
+    def poisoned(*args: Any, **options: Any) -> Tensor:
+        advantage = plain(*args, **options)
+        advantage[0, 0] = math.nan
+        return advantage
+
+    monkeypatch.setattr(phases.returns, "gae", poisoned)
+
+
+def _poison_logits(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    head = run.agent.policy_head
+    plain = head.distribution
+
+    def poisoned(params: Tensor, *args: Any) -> Any:
+        return plain(params * torch.tensor(math.inf), *args)
+
+    monkeypatch.setattr(head, "distribution", poisoned)
+
+
+def _poison_gradient(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    parameter = next(run.agent.parameters())
+    parameter.register_hook(lambda gradient: gradient * math.nan)
+
+
+def _poison_weights(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    with torch.no_grad():
+        next(run.agent.parameters()).view(-1)[0] = math.inf
+
+
+PLACES = {
+    "advantages": (_poison_advantages, "value targets"),
+    "logits": (_poison_logits, "rollout.log_prob"),
+    "a gradient": (_poison_gradient, "gradient.encoder"),
+    "a weight": (_poison_weights, "weights.encoder"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.fault("F-10", "NaN inside a run: no step is made with it, exit 3, a report", 1, 1)
+def test_bad_numbers_inside(
+    tmp_path: Path, place: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison, first = PLACES[place]
+    before: list[dict[str, Tensor]] = []
+    rows: list[list[dict[str, float]]] = []
+
+    def on_iteration(run: Run, _: dict[str, float]) -> None:
+        before.append(_weights(run))
+        rows.append(rows_of(run.files))
+        if run.iteration == BAD_ITERATION - 1:
+            poison(monkeypatch, run)
+
+    for _ in fault:
+        with pytest.raises(DivergedError, match="training has diverged") as caught:
+            train(
+                tiny(tmp_path, aux=tiny_aux(), checkpoint=EVERY),
+                make_env=corridor,
+                on_iteration=on_iteration,
+            )
+        assert caught.value.exit_code == 3 and len(before) == BAD_ITERATION - 1
+        (folder,) = tmp_path.iterdir()
+        _assert_saved(folder, before[-1])
+        assert rows_of(RunDirectory(folder)) == rows[-1], "nothing is logged of what was not done"
+        report = json.loads((folder / "crash.json").read_text())
+        assert report["first_bad"].startswith(first), report["first_bad"]
+        assert (report["env_steps"], report["iteration"]) in ((64, 2), (96, 3))
+        assert len(report["rows"]) == BAD_ITERATION - 1
+        (note,) = caught.value.__notes__
+        assert report["first_bad"] in note and str(folder / "crash.json") in note
+
+
+@pytest.mark.parametrize(
+    ("changes", "likely"),
+    [
+        ({"ppo.learning_rate": 1e30}, "weights have grown to .*: lower ppo.learning_rate"),
+        ({"reward_norm": None}, r"rewards are as large as 1e\+30: normalize them"),
+    ],
+)
+def test_what_is_likely_to_help_is_said(
+    tmp_path: Path, changes: dict[str, Any], likely: str
+) -> None:
+    def make() -> Corridor:
+        return Bad("reward", 1e30 if "reward_norm" in changes else 0.0)
+
+    with pytest.raises(DivergedError) as caught:
+        train(tiny(tmp_path).changed(changes), make_env=make)
+    (note,) = caught.value.__notes__
+    assert re.search(likely, note), note
+
+
+def test_the_command_line_says_it_and_exits_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"train classic-ppo --env.id gymnasium:CartPole-v1 --output-dir {tmp_path}"
+    words += " --ppo.learning-rate 1e30 --total-env-steps 20000 --log.console off"
+    assert main(words.split()) == 3
+    said = capsys.readouterr().err
+    assert "error: training has diverged" in said and "\nthe first bad numbers: " in said
