@@ -41,7 +41,7 @@ from phasicrl.config import (
     refuse_unasked_import,
     shown,
 )
-from phasicrl.config_io import nearest_name
+from phasicrl.config_io import nearest_name, printable
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
         expected = not isinstance(error, RuntimeError) or hasattr(error, "exit_code")
         if common.debug or not expected:
             traceback.print_exc()
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        said = "\n".join([f"error: {error}", *getattr(error, "__notes__", ())])
+        print(printable(said), file=sys.stderr)
         return getattr(error, "exit_code", USER_ERROR if expected else 1)
 
 
@@ -123,7 +124,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _usage() -> str:
     """What `phasicrl --help` prints."""
-    verbs = "".join(f"  {name:<10}{_first_line(verb)}\n" for name, verb in VERBS.items())
+    verbs = "".join(f"  {name:<12}{_first_line(verb)}\n" for name, verb in VERBS.items())
     return (
         "usage: phasicrl COMMAND ...\n\n"
         "Phasic Policy Gradient and Proximal Policy Optimization.\n\n"
@@ -449,6 +450,10 @@ def _added_options(
     return Options(options)
 
 
+_AS_IT_IS: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+"""How rich prints text that may hold anything, names of files for example."""
+
+
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
     from phasicrl.algorithm import resume
@@ -457,18 +462,65 @@ def _resume(words: list[str]) -> None:
     _print_result(resume(**arguments))
 
 
+def _checkpoint(words: list[str]) -> None:
+    """Look at checkpoints: `phasicrl checkpoint ls|verify|diff RUN`."""
+    uses = {"ls": _list_checkpoints, "verify": _verify_run, "diff": _diff_checkpoints}
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: phasicrl checkpoint COMMAND RUN\n\ncommands:")
+        for name, use in uses.items():
+            print(f"  {name:<8}{_first_line(use)}")
+        raise SystemExit(0 if words else USER_ERROR)
+    if words[0] not in uses:
+        near = nearest_name(words[0], uses)
+        raise ValueError(f"unknown: checkpoint {words[0]!r}{near}; accepted: {', '.join(uses)}")
+    uses[words[0]](words[1:])
+
+
+def _list_checkpoints(words: list[str]) -> None:
+    """The checkpoints that there are, and which cannot be used."""
+    from phasicrl.runs.inspect import list_checkpoints
+
+    arguments, *_ = arguments_for("checkpoint ls", list_checkpoints, words)
+    for each in list_checkpoints(**arguments):
+        megabytes = f"{each.num_bytes / 1e6:,.1f} MB"
+        print(printable(f"{each.name}  {megabytes:>12}  {each.problem or 'good'}"))
+
+
+def _verify_run(words: list[str]) -> None:
+    """Read every file as a resumed run or an evaluation would."""
+    from phasicrl.runs.inspect import verify_run
+
+    arguments, *_ = arguments_for("checkpoint verify", verify_run, words)
+    if problems := verify_run(**arguments):
+        raise ValueError("\n".join(problems))
+    print("all files are as they were saved")
+
+
+def _diff_checkpoints(words: list[str]) -> None:
+    """In what two checkpoints differ, the last two unless they are named."""
+    from phasicrl.runs.inspect import diff_checkpoints
+
+    arguments, *_ = arguments_for("checkpoint diff", diff_checkpoints, words)
+    one, other, differences = diff_checkpoints(**arguments)
+    for each in differences:
+        what = f"{each.one} → {each.other}" if each.one else each.other
+        print(printable(f"{each.name}: {what}"))
+    print(f"{len(differences)} differences between {one} and {other}")
+
+
 def _print_result(run: Run) -> None:
     """Where the run directory is, and one table of results."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     title = f"{run.config.name} on {run.envs.name}, seed {run.config.seed}"
-    table = Table(title=title, show_header=False)
+    table = Table(title=Text(printable(title)), show_header=False)
     for name, value in run.summary().items():
         table.add_row(name, value)
     console = Console()
     console.print(table)
-    console.print(f"run directory: {run.directory}", highlight=False, soft_wrap=True)
+    console.print(printable(f"run directory: {run.directory}"), **_AS_IT_IS)
 
 
 def _ladder(words: list[str]) -> None:
@@ -482,13 +534,13 @@ def _ladder(words: list[str]) -> None:
     env, seeds = arguments["env"], arguments["seeds"]
     output_dir = arguments["output_dir"] / env.replace(":", "-").replace("/", "-")
     arguments["output_dir"] = output_dir
-    console = Console(highlight=False)
+    console = Console()
 
     def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True)
+        console.print(printable(sentence), **_AS_IT_IS)
 
     def on_run(name: str, seed: int, reached: float) -> None:
-        console.print(f"{name}, seed {seed}: {reached:.1f}")
+        console.print(f"{name}, seed {seed}: {reached:.1f}", **_AS_IT_IS)
 
     found = run_ladder(**arguments, on_run=on_run, say=say)
     mode = "leave-one-out" if arguments["leave_one_out"] else "ladder"
@@ -569,8 +621,9 @@ def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
     """The returns as a table."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     table.add_column("policy")
     for column in ("mean return", "95 % interval", "standard deviation", "median", "mean length"):
         table.add_column(column, justify="right")
@@ -589,7 +642,7 @@ def _video(words: list[str]) -> None:
     arguments, *_ = arguments_for("video", film, words)
     path, result = film(**arguments)
     returns = ", ".join(f"{value:g}" for value in result.returns)
-    print(f"{path}: {len(result.returns)} episodes, returns {returns}")
+    print(f"{printable(str(path))}: {len(result.returns)} episodes, returns {returns}")
 
 
 def _plot(words: list[str]) -> None:
@@ -598,7 +651,7 @@ def _plot(words: list[str]) -> None:
 
     arguments, *_ = arguments_for("plot", plot_runs, words)
     for path in plot_runs(**arguments):
-        print(path)
+        print(printable(str(path)))
 
 
 # --- lists
@@ -659,6 +712,7 @@ def _doctor(words: list[str]) -> None:
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "resume": _resume,
+    "checkpoint": _checkpoint,
     "evaluate": _evaluate,
     "video": _video,
     "plot": _plot,

@@ -152,8 +152,9 @@ class EnvConfig:
         object.__setattr__(self, "options", Options(self.options))
 
     def _problems(self) -> Iterator[str]:
-        if not self.id:
-            yield "env.id is empty; `phasicrl envs` lists what can be trained"
+        if not self.id or not self.id.isprintable():
+            what = "has characters that cannot be seen" if self.id else "is empty"
+            yield f"env.id {what}; `phasicrl envs` lists what can be trained"
         yield from _not_positive("env", num_envs=self.num_envs, num_threads=self.num_threads)
         yield from _too_many("env", MOST_ENVS, num_envs=self.num_envs)
         yield from _too_many("env", MOST_THREADS, num_threads=self.num_threads)
@@ -550,7 +551,9 @@ class CheckpointConfig:
     """When the run's state is saved."""
 
     every_minutes: float | None = 5.0
-    """Minutes between checkpoints; 0: one each iteration; off: only at the end."""
+    """Minutes between checkpoints; 0: one each iteration; off: not by the clock."""
+    every_iterations: int | None = None
+    """Iterations between checkpoints; off: not by count. With both off: only at the end."""
     keep: int = 2
     """Checkpoints that are kept."""
 
@@ -560,7 +563,13 @@ class CheckpointConfig:
 
     def _problems(self) -> Iterator[str]:
         yield from _negative("checkpoint", every_minutes=self.every_minutes)
-        yield from _not_positive("checkpoint", keep=self.keep)
+        every, keep = self.every_iterations, self.keep
+        yield from _not_positive("checkpoint", every_iterations=every, keep=keep)
+
+    @property
+    def while_training(self) -> bool:
+        """Whether there are checkpoints before the end."""
+        return self.every_minutes is not None or self.every_iterations is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -969,7 +978,8 @@ ALWAYS_MEANINGFUL = frozenset(
     reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at
     obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
     compute.device compute.policy_precision compute.compile compute.deterministic
-    log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.keep
+    log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.every_iterations
+    checkpoint.keep
     """.split()  # noqa: SIM905
 )
 """All other knobs. A test sees to it that each one stands here or in `NEEDS`.

@@ -94,6 +94,11 @@ def read_json(path: Path, largest: int = 2**24) -> dict[str, Any]:
     return typing.cast(dict[str, Any], value)
 
 
+def printable(text: str) -> str:
+    """Text that a terminal shows and does not obey: names in files may hold escape sequences."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def nearest_name(given: str, known: Iterable[str]) -> str:
     """Part of an error message: ` (did you mean 'bigfish'?)`, or nothing if no name is near."""
     lower = {name.lower(): name for name in known}

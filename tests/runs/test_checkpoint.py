@@ -5,6 +5,7 @@ Nothing is executed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -215,7 +216,7 @@ def test_chunks_are_written_once_and_linked_afterwards(tmp_path: Path) -> None:
 
     save(tmp_path, 1, chunks={"a": chunk("a", 1.0)}, keep=1)
     save(tmp_path, 2, chunks={"a": chunk("a", 1.0), "b": chunk("b", 2.0)}, keep=1)
-    assert calls == ["a", "b"]
+    assert calls == ["a", "a", "b", "b"]  # each in one save, to be counted and then written
     # The checkpoint that wrote `a` is gone, the chunk is not.
     _, chunks, _ = load_checkpoint(tmp_path)
     assert chunks["a"]["x"].tolist() == [1.0] * 3 and chunks["b"]["x"].tolist() == [2.0] * 3
@@ -248,3 +249,23 @@ def test_a_pickle_in_the_place_of_a_file_is_not_executed(tmp_path: Path) -> None
     with pytest.raises(CheckpointError):
         load_checkpoint(tmp_path)
     assert not canary.exists()
+
+
+def test_a_checkpoint_that_would_not_fit_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, chunks={"a": lambda: {"x": torch.zeros(250_000)}})
+    before = sorted(tmp_path.rglob("*"))
+    usage = shutil.disk_usage(tmp_path)
+
+    def disk_usage(_: object) -> object:
+        return usage._replace(free=3_000_000)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    many = {"b": lambda: {"x": torch.zeros(500_000)}}
+    with pytest.raises(OSError, match="a checkpoint needs 3 MB, 3 MB are free") as error:
+        save(tmp_path, 2, chunks={"a": lambda: {"x": torch.zeros(250_000)}, **many})
+    assert error.value.errno == errno.ENOSPC
+    assert sorted(tmp_path.rglob("*")) == before
+    # What is linked needs no room.
+    save(tmp_path, 3, chunks={"a": lambda: {"x": torch.zeros(250_000)}})

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from phasicrl import train
+from phasicrl import resume, train
 from phasicrl.config import Config, LogConfig
+from phasicrl.config_io import printable
 from phasicrl.runs.directory import RunDirectory, read_config
 from tests.helpers import corridor, tiny
 
@@ -143,3 +144,24 @@ def test_the_last_rows_are_the_last_of_all(tmp_path: Path, count: int) -> None:
     assert files.last_rows(3) == every[-2:]
     (tmp_path / "metrics.jsonl").unlink()
     assert files.last_rows(3) == []
+
+
+@pytest.mark.parametrize("link", ["metrics.jsonl", "checkpoints", "checkpoints/step-000000000128"])
+def test_links_among_the_files_of_a_run_are_refused(tmp_path: Path, link: str) -> None:
+    folder = train(tiny(tmp_path), make_env=corridor).directory
+    outside = tmp_path / "outside"
+    (folder / link).rename(outside)
+    (folder / link).symlink_to(outside)
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=f"{link} is a link"):
+        resume(folder, make_env=corridor)
+    assert before == {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    whole = tmp_path / "whole"
+    (folder / link).unlink()
+    outside.rename(folder / link)
+    whole.symlink_to(folder)
+    resume(whole, make_env=corridor)  # a name for all of it is the user's own
+
+
+def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
+    assert printable("a\x1b[31mb\x07\u202e\nc\té") == "a\\x1b[31mb\\x07\\u202e\nc\té"

@@ -398,6 +398,10 @@ def test_checkpoints_come_at_their_cadence(tmp_path: Path, monkeypatch: pytest.M
 
     learn(run, on_iteration=pass_a_minute)
     assert saved == [0, 3, 5]
+    saved.clear()
+    by_count = CheckpointConfig(every_minutes=None, every_iterations=4)
+    learn(open_run(tiny(tmp_path, checkpoint=by_count, total_env_steps=320)))
+    assert saved == [0, 4, 8]
 
 
 def test_a_buffer_larger_than_memory_is_refused_with_the_numbers_and_no_directory(

@@ -76,7 +76,7 @@ def start_run(
     run, _ = _build_run(config, own, plan=plan, planned_as=planned_as)
     run.keep()
     # So that there is something to go on from, whatever happens in the first iteration.
-    if config.checkpoint.every_minutes is not None:
+    if config.checkpoint.while_training:
         run.save()
     return run
 

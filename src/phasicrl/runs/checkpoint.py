@@ -8,13 +8,14 @@ strings and tensors.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 _LARGEST_STATE = 2**28
 """Bytes: more is not read into memory."""
+_ROOM_BESIDE = 2**20
+"""Bytes for all that is no tensor: names, numbers, the file system's own."""
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 _DAMAGE = (
     OSError,
@@ -44,7 +47,7 @@ _DAMAGE = (
 Chunks = dict[str, Callable[[], dict[str, Tensor]]]
 """Big parts that never change once they exist, by a name that is used for nothing else.
 
-They are called only when they must be written.
+They are called only when they must be written: once to be counted, and once more then.
 """
 
 
@@ -81,6 +84,9 @@ def save_checkpoint(
     before, known = _chunks_before(folder)
     for left_over in folder.glob(".*.tmp"):
         shutil.rmtree(left_over, ignore_errors=True)
+    linked = {file.removesuffix(".safetensors") for file in known}
+    new = [make for name, make in (chunks or {}).items() if name not in linked]
+    _refuse_full_disk(folder, tree, new)
     temporary.mkdir()
     try:
         files = _write_files(temporary, tree, chunks or {}, before, known)
@@ -95,6 +101,27 @@ def save_checkpoint(
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _refuse_full_disk(
+    folder: Path, tree: Any, chunks: Iterable[Callable[[], dict[str, Tensor]]]
+) -> None:
+    """Raise an `OSError` where a checkpoint needs more room than there is."""
+    parts = [tree, *(make() for make in chunks)]
+    needed = sum(map(_num_bytes, parts)) + _ROOM_BESIDE
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        room = f"a checkpoint needs {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
+        raise OSError(errno.ENOSPC, room, str(folder))
+
+
+def _num_bytes(tree: Any) -> int:
+    """Memory of the tensors in a tree."""
+    if isinstance(tree, Tensor):
+        return tree.nbytes
+    if isinstance(tree, dict | list | tuple):
+        return sum(map(_num_bytes, tree.values() if isinstance(tree, dict) else tree))
+    return 0
 
 
 def _write_files(
@@ -154,6 +181,26 @@ def load_checkpoint(
         return tree, chunks, rejected
     reasons = "; ".join(rejected) or "there is none; the run ended before its first one"
     raise CheckpointError(f"no usable checkpoint in {folder}: {reasons}")
+
+
+def problem_of(path: Path, run: str, *, every_file: bool) -> str:
+    """Why a checkpoint cannot be used; empty if nothing was found.
+
+    Args:
+        path: of the checkpoint.
+        run: the id of the run that it must be of; empty is any.
+        every_file: read all of it, else only what it says of itself.
+    """
+    try:
+        _ = _load(path, run) if every_file else _manifest(path)
+    except _DAMAGE as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def load_at(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """Load one checkpoint, which must be whole: the tree, and the chunks by name."""
+    return _load(path, "")
 
 
 def checkpoints(folder: Path) -> list[Path]:

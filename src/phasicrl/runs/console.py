@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phasicrl.config import Config
+from phasicrl.config_io import printable
 
 _REFRESH_SECONDS = 0.25  # of the live display
 _LINE_SECONDS = 2.0  # between two plain lines
@@ -169,7 +170,7 @@ class _Lines:
 
     def message(self, text: str) -> None:
         """Print a line of text."""
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Print the last iteration's line, if it was held back."""
@@ -220,7 +221,7 @@ class _Live:
 
     def message(self, text: str) -> None:
         """Print a line of text above the display."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def close(self) -> None:
         """Draw the last state, leave it on the screen and give the terminal back."""

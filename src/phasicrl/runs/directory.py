@@ -102,9 +102,11 @@ class RunDirectory:
 
         Raises:
             ValueError: not a run directory, its configuration cannot be read or names a module that
-                nobody asked for, or the run had an object of its user's own that is missing here.
+                nobody asked for, the run had an object of its user's own that is missing here, or
+                something in its directory is a link, which could lead anywhere.
         """
         self._check()
+        self._refuse_links()
         for what in self.card.get("own", ()):
             ways = [way for way, of in OWN_OBJECTS.items() if of == what and way in given]
             if ways and all(given[argument] is None for argument in ways):
@@ -275,6 +277,15 @@ class RunDirectory:
         flush(temporary)
         os.replace(temporary, self.path / name)
         flush(self.path)
+
+    def _refuse_links(self) -> None:
+        """Refuse links among the files of a run: what is written to them would land elsewhere."""
+        for path in (*self.path.iterdir(), *self.path.glob("checkpoints/*")):
+            if path.is_symlink():
+                raise ValueError(
+                    f"{path} is a link; a run directory may hold none: "
+                    "put what it points to in its place, or remove it"
+                )
 
     def _check(self) -> None:
         """Refuse a folder that no run made."""

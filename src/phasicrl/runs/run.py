@@ -159,9 +159,16 @@ class Run:
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
         self.log.write(record, **place, phase=self.learner.phase)
         self.keep()
-        every = self.config.checkpoint.every_minutes
-        if every is not None and time.perf_counter() - self._last_save >= 60 * every:
+        if self._checkpoint_is_due:
             self._save_if_possible()
+
+    @property
+    def _checkpoint_is_due(self) -> bool:
+        """By the clock, or by the number of iterations."""
+        every = self.config.checkpoint
+        minutes, iterations = every.every_minutes, every.every_iterations
+        by_clock = minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes
+        return by_clock or (iterations is not None and self.iteration % iterations == 0)
 
     def keep(self) -> None:
         """Remember the state as it is between two iterations.

@@ -1,0 +1,150 @@
+"""What is in the checkpoints of a run, for people. Kind: effects (reads files)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasicrl.runs.checkpoint import load_at, problem_of
+from phasicrl.runs.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One checkpoint.
+
+    Attributes:
+        name: of its folder.
+        env_steps: after which it was saved.
+        num_bytes: of its files; chunks that others link count in each.
+        problem: why it cannot be used; empty if nothing was found.
+    """
+
+    name: str
+    env_steps: int
+    num_bytes: int
+    problem: str
+
+
+def list_checkpoints(run_dir: Path, *, every_file: bool = False) -> list[CheckpointInfo]:
+    """The checkpoints of a run, oldest first.
+
+    Args:
+        run_dir: Run directory.
+        every_file: read them as a resumed run would, and not only what they say of themselves.
+
+    Raises:
+        ValueError: not a run directory.
+    """
+    files, found = RunDirectory(run_dir), []
+    run = files.card.get("run", "") if files.config else ""
+    for path in files.checkpoints:
+        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        problem = problem_of(path, run, every_file=every_file)
+        found.append(CheckpointInfo(path.name, int(path.name[5:]), size, problem))
+    return found
+
+
+def verify_run(run_dir: Path) -> list[str]:
+    """Read everything that a resumed run or an evaluation would read; returns what is wrong.
+
+    Args:
+        run_dir: Run directory.
+
+    Raises:
+        ValueError: not a run directory.
+    """
+    files, problems = RunDirectory(run_dir), []
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: files.config, lambda: files.card, files.weights, files.metrics
+    )  # fmt: skip
+    for read in readers:
+        try:
+            read()
+        except ValueError as error:
+            problems.append(str(error))
+    found = [(path, problem_of(path, "", every_file=True)) for path in files.checkpoints]
+    problems += [f"{path.name}: {problem}" for path, problem in found if problem]
+    return problems if found else [*problems, f"{run_dir} has no checkpoint"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which two checkpoints differ: tensors by their largest difference."""
+
+    name: str
+    one: str
+    other: str
+
+
+def diff_checkpoints(
+    run_dir: Path, *, one: str | None = None, other: str | None = None
+) -> tuple[str, str, list[Difference]]:
+    """In what two checkpoints of a run differ.
+
+    Args:
+        run_dir: Run directory.
+        one: Name of a checkpoint; none: the last but one.
+        other: Name of another one; none: the last.
+
+    Returns:
+        Both names, and the differences.
+
+    Raises:
+        ValueError: they are not there, or damaged.
+    """
+    known = {path.name: path for path in RunDirectory(run_dir).checkpoints}
+    names = [one or "", other or ""]
+    for place, name in enumerate(names):
+        if not name and len(known) < 2:
+            raise ValueError(f"{run_dir} has {len(known)} checkpoints; two are compared")
+        names[place] = name or list(known)[place - 2]
+        if names[place] not in known:
+            raise ValueError(f"{run_dir} has no checkpoint {name!r}; it has {', '.join(known)}")
+    trees = []
+    for name in names:
+        if problem := problem_of(known[name], "", every_file=True):
+            raise ValueError(f"{name}: {problem}")
+        tree, chunks = load_at(known[name])
+        trees.append(dict(_leaves(tree | {"rollouts": chunks}, "")))
+    before, after = trees
+    paths = dict.fromkeys([*before, *after])
+    found = [_difference(path, before.get(path), after.get(path)) for path in paths]
+    return names[0], names[1], [each for each in found if each is not None]
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Everything that is no container, by its path."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}/{key}" if path else str(key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _leaves(value, f"{path}/{index}")
+    else:
+        yield path, tree
+
+
+def _difference(path: str, one: Any, other: Any) -> Difference | None:
+    """In what two leaves differ; None is one that is not there, and no difference is None."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if one.shape == other.shape and torch.equal(one, other):
+            return None
+        if one.shape == other.shape:
+            most = float((one.double() - other.double()).abs().max())
+            return Difference(path, "", f"differs by {most:.4g} at most")
+    elif type(one) is type(other) and one == other:
+        return None
+    return Difference(path, _shown(one), _shown(other))
+
+
+def _shown(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return f"tensor {tuple(leaf.shape)}"
+    text = "–" if leaf is None else str(leaf)
+    return text if len(text) <= 40 else f"{text[:37]}…"
