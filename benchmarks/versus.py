@@ -232,6 +232,20 @@ _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152"
 _FP32 = "--compute.micro-batch 64"
 _BF16 = "--compute.micro-batch 128 --compute.policy-precision bf16"
 _AUX_BF16 = "--compute.aux-micro-batch 128 --compute.aux-precision bf16"
+
+
+def _ppg(*precisions: tuple[str, str]) -> tuple[Contestant, ...]:
+    """PPG on Procgen with one network, as CleanRL has it, and with two, in some precisions."""
+    presets = (("one network", "compat-cleanrl-ppg"), ("two networks", "procgen-ppg"))
+    ours = tuple(
+        _ours(f"phasicrl, {networks}{precision}", preset, f"{_PPG} {flags}", begins=1, ends=2)
+        for networks, preset in presets
+        for precision, flags in precisions
+    )
+    flags = ("--n-iteration", "1", "--total-timesteps", "32768")
+    return _procgen(ours, "ppg_procgen.py", *flags, memory_kept=False)
+
+
 # A GPU takes minibatches as they are, and is warm after two iterations.
 _GPU = "--env.id starpilot --compute.device cuda --compute.compile on"
 _GPU_PPO = f"{_GPU} --total-env-steps 163840"
@@ -262,14 +276,9 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
         _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} {_FP32}", begins=1),
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} {_BF16}", begins=1),
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
-    "procgen-ppg": _procgen((
-        *(_ours(f"phasicrl, {networks}{precision}", preset, f"{_PPG} {flags}", begins=1, ends=2)
-          for networks, preset in (("one network", "compat-cleanrl-ppg"),
-                                   ("two networks", "procgen-ppg"))
-          for precision, flags in (("", _FP32),
-                                   (", auxiliary phase bf16", f"{_FP32} {_AUX_BF16}"),
-                                   (", both phases bf16", f"{_BF16} {_AUX_BF16}"))),
-    ), "ppg_procgen.py", "--n-iteration", "1", "--total-timesteps", "32768", memory_kept=False),
+    "procgen-ppg": _ppg(("", _FP32)),
+    "procgen-ppg-bf16": _ppg((", auxiliary phase bf16", f"{_FP32} {_AUX_BF16}"),
+                             (", both phases bf16", f"{_BF16} {_AUX_BF16}")),
     "procgen-ppo-gpu": _procgen((
         _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _GPU_PPO),
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen",
