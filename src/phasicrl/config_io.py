@@ -115,7 +115,9 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
     values: dict[str, Any] = {}
     given = typing.cast(dict[str, Any], tree)
     passed_over = {name for name in given if f"{path}{name}" in RETIRED_FIELDS}
-    passed_over |= {name for retired in passed_over for name in given[retired]}
+    for retired in passed_over.copy():
+        names: list[Any] = given[retired] if isinstance(given[retired], list) else []
+        passed_over |= {name for name in names if isinstance(name, str)}
     problems: list[str] = []
     for name, value in given.items():
         if name in passed_over:

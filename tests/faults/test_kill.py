@@ -61,7 +61,7 @@ def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> Non
         assert_unbroken(folder, expected)
 
 
-@pytest.mark.fault("F-02", "kill -9 before an operation on the disk", 3, 10_000)
+@pytest.mark.fault("F-02", "kill -9 before an operation on the disk", 2, 10_000)
 def test_killed_before_an_operation_on_the_disk(
     tmp_path: Path, fault: Fault, is_full: bool
 ) -> None:

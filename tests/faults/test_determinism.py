@@ -1,0 +1,129 @@
+"""What only watches a run changes nothing in it, and only the seed does."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import CheckpointConfig, Config
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.runs.run import Run
+from tests.faults.conftest import Fault
+from tests.faults.harness import KINDS, small
+from tests.helpers import rows_of, tiny, tiny_aux
+
+EVERY = CheckpointConfig(every_minutes=None, every_iterations=1)
+WATCHED: dict[str, dict[str, Any]] = {
+    "a checkpoint each iteration": {"checkpoint": EVERY},
+    "a checkpoint every seventh": {"checkpoint": CheckpointConfig(every_iterations=7)},
+    "no checkpoints": {"checkpoint": CheckpointConfig(every_minutes=None)},
+    "TensorBoard": {"log.tensorboard": True},
+    "a display": {"log.console": "plain"},
+    "evaluations": {"checkpoint": EVERY, "evaluated": True},
+}
+
+
+def _trained(config: Config, *, evaluated: bool = False) -> tuple[dict[str, Tensor], Any]:
+    def on_iteration(run: Run, _: dict[str, float]) -> None:
+        if evaluated:
+            evaluate(run.directory, episodes=2)
+
+    run = train(config, on_iteration=on_iteration)
+    return run.agent.state_dict(), rows_of(run.files)
+
+
+def _is_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tensor], Any]) -> bool:
+    return one[1] == other[1] and all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+
+
+@pytest.mark.fault("F-12", "evaluations, logs and checkpoints on or off: the same run", 6, 6)
+def test_what_watches_a_run_does_not_move_it(tmp_path: Path, fault: Fault) -> None:
+    plain = small(tmp_path / "plain", "ppg").changed({"total_env_steps": 640})
+    expected = _trained(plain)
+    ways = list(WATCHED.items())
+    for number in fault:
+        name, changes = ways[number]
+        evaluated = "evaluated" in changes
+        folder = {"output_dir": str(tmp_path / str(number))}
+        knobs = {path: value for path, value in changes.items() if path != "evaluated"}
+        assert _is_same(expected, _trained(plain.changed(folder | knobs), evaluated=evaluated)), (
+            name
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault("F-13", "one seed twice is one run, two seeds are two", 3, 8)
+def test_only_the_seed_makes_another_run(tmp_path: Path, kind: str, fault: Fault) -> None:
+    base, found = small(tmp_path, kind).changed({"total_env_steps": 384}), []
+    for seed in fault:
+        twice = [_trained(base.changed({"seed": seed + 1})) for _ in range(2)]
+        assert _is_same(*twice)
+        found.append(twice[0])
+    assert not any(_is_same(one, other) for one, other in combinations(found, 2))
+
+
+CHANGED: dict[str, tuple[Any, str]] = {
+    "ppo.learning_rate": (1e-5, "ppo.learning_rate was 0.0005 and is 1e-05"),
+    "ppo.gamma": (0.5, "ppo.gamma was 0.9 and is 0.5"),
+    "ppo.clip": (None, "ppo.clip was 0.2 and is none"),
+    "seed": (99, "seed was 3 and is 99"),
+    "total_env_steps": (10_000, "total_env_steps was 1536 and is 10000"),
+    "env.id": ("gymnasium:Acrobot-v1", "env.id was gymnasium:CartPole-v1 and is"),
+    "env.num_envs": (8, "env.num_envs was 4 and is 8"),
+    "model.hidden_sizes": ((16,), "model.hidden_sizes was 8 and is 16"),
+    "reward_norm": (None, "reward_norm was on and is none"),
+    "aux.every": (4, "aux.every was 3 and is 4"),
+}
+MAY_CHANGE: dict[str, Any] = {
+    "name": "another", "log.console": "plain", "checkpoint.keep": 7, "env.parallel": "processes",
+    "compute.num_threads": 1,
+}  # fmt: skip
+
+
+def _stop(run: Run, _: dict[str, float]) -> Any:
+    return "stop" if run.iteration == 2 else None
+
+
+@pytest.mark.fault(
+    "F-18", "a knob changed before a resume: refused with both values, or allowed", 15, 15
+)
+def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path, fault: Fault) -> None:
+    folder = train(small(tmp_path, "ppg"), on_iteration=_stop).directory
+    file = folder / "config.json"
+    text, ways = file.read_text(), [*CHANGED, *MAY_CHANGE]
+    fault.wanted = len(ways)
+    for number in fault:
+        path = ways[number]
+        value, said = CHANGED.get(path) or (MAY_CHANGE[path], "")
+        file.write_text(Config.from_json(text).changed({path: value}).to_json())
+        if said:
+            with pytest.raises(ValueError, match="has changed since the checkpoint") as error:
+                resume(folder)
+            assert said in str(error.value)
+        else:
+            resume(folder, on_iteration=lambda run, _: "stop")
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+@pytest.mark.fault("F-22", "evaluated from memory and from the files: the same returns", 1, 1)
+def test_statistics_and_memory_are_saved_with_the_policy(
+    tmp_path: Path, memory: str, fault: Fault
+) -> None:
+    config = small(tmp_path, "lstm" if memory == "lstm" else "ppo", total_env_steps=640)
+    for _ in fault:
+        run = train(config)
+        before = evaluate(run.directory, episodes=6, seed=5)
+        for name, tensor in run.agent.state_dict().items():
+            assert torch.equal(run.files.weights()[name], tensor), name
+        again = evaluate(resume(run.directory).directory, episodes=6, seed=5)
+        assert [each.returns for each in before] == [each.returns for each in again]
+
+
+def test_the_aux_phase_is_in_what_is_compared() -> None:
+    assert tiny(Path(), aux=tiny_aux()).has_auxiliary_phase and "aux" in KINDS["ppg"]

@@ -1,0 +1,125 @@
+"""Environments that go wrong end a run in a sentence that names them, and lose nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import CheckpointConfig
+from phasicrl.envs.protocol import EnvError
+from phasicrl.runs.directory import RunDirectory
+from tests.faults.conftest import Fault
+from tests.helpers import Corridor, tiny
+
+GOOD = np.zeros(2, np.float32)
+ANSWERS: dict[str, Any] = {
+    "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
+    "dtype": (np.zeros(2, np.complex64), 0.0, False, False, {}),
+    "NaN seen": (np.array([0, np.nan], np.float32), 0.0, False, False, {}),
+    "infinity seen": (np.array([np.inf, 0], np.float32), 0.0, False, False, {}),
+    "1e300 seen": (np.full(2, 1e300), 0.0, False, False, {}),
+    "NaN reward": (GOOD, float("nan"), False, False, {}),
+    "1e300 reward": (GOOD, -1e300, False, False, {}),
+    "no reward": (GOOD, None, False, False, {}),
+    "old step": (GOOD, 0.0, False, {}),
+    "None": None,
+    "terminated None": (GOOD, 0.0, None, False, {}),
+    "truncated text": (GOOD, 0.0, False, "no", {}),
+    "ragged": ([[1.0], [1.0, 2.0]], 0.0, False, False, {}),
+    "keys": ({"a": GOOD}, 0.0, False, False, {}),
+}
+RAISES = ("raises", "exits", "dies")
+MOMENTS = (1, 2, 8, 9, 21)
+"""Steps of an environment; an iteration of `tiny` has eight."""
+
+
+class Misbehaving(Corridor):
+    """Goes wrong at one of its steps, or at a reset."""
+
+    def __init__(self, what: str, at: int | str) -> None:
+        super().__init__()
+        self.what, self.at, self.count, self.resets = what, at, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.resets += 1
+        if (self.at, self.resets) in (("first reset", 1), ("later reset", 2)):
+            answer = self._go_wrong()
+            return answer if answer is None or len(answer) < 5 else (answer[0], answer[-1])
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.int64) -> Any:
+        self.count += 1
+        return self._go_wrong() if self.count == self.at else super().step(action)
+
+    def _go_wrong(self) -> Any:
+        match self.what:
+            case "raises":
+                raise ZeroDivisionError("division by zero")
+            case "exits":
+                sys.exit(3)
+            case "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return ANSWERS[self.what]
+
+
+def _cases(parallel: str) -> list[tuple[str, int | str]]:
+    """What goes wrong, and when."""
+    steps = [*product((*RAISES[:2], *ANSWERS), MOMENTS)]
+    seen = [what for what in ANSWERS if what in ("shape", "dtype", "ragged", "keys", "None")]
+    resets = product((*RAISES[:2], *seen), ("first reset", "later reset"))
+    deaths = product(RAISES[2:], (*MOMENTS, "first reset", "later reset"))
+    return [*steps, *resets, *(deaths if parallel == "processes" else ())]
+
+
+def _try(folder: Path, what: str, at: int | str, parallel: str) -> None:
+    """Train until it goes wrong; nothing of what was finished may be lost."""
+    rows: list[int] = []
+    config = tiny(folder, total_env_steps=4 * 32, checkpoint=CheckpointConfig(every_minutes=None))
+    call = "reset" if isinstance(at, str) else "step"
+    with pytest.raises(EnvError) as error:
+        train(
+            config.changed({"env.parallel": parallel}),
+            make_env=lambda: Misbehaving(what, at),
+            on_iteration=lambda run, _: rows.append(run.env_steps),
+        )
+    said = str(error.value)
+    assert re.search(rf"environment \d.*{call}\(\)", said), (what, at, said)
+    assert error.value.exit_code == 4
+    assert not multiprocessing.active_children(), (what, at)
+    found = list(folder.glob("tiny_*"))
+    if at == "first reset":
+        assert not found, (what, at)
+        return
+    if isinstance(at, int):
+        assert len(rows) == (at - 1) // 8, (what, at)
+    (path,) = found
+    assert [row["env_steps"] for row in _rows(RunDirectory(path))] == rows
+    run = resume(path, make_env=Corridor)
+    assert run.env_steps == 4 * 32, (what, at)
+
+
+def _rows(files: RunDirectory) -> list[dict[str, float]]:
+    return files.metrics() if (files.path / "metrics.jsonl").stat().st_size else []
+
+
+@pytest.mark.parametrize(("parallel", "few", "most"), [("sync", 10, 999), ("processes", 2, 40)])
+@pytest.mark.fault("F-09", "an environment goes wrong: it is named, nothing is lost", 10, 999)
+def test_environments_that_go_wrong(
+    tmp_path: Path, parallel: str, few: int, most: int, fault: Fault, is_full: bool
+) -> None:
+    every = _cases(parallel)
+    cases = random.Random(2).sample(every, min(most if is_full else few, len(every)))
+    fault.wanted = len(cases)
+    for number in fault:
+        _try(tmp_path / str(number), *cases[number], parallel)
