@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -251,3 +252,18 @@ def test_faults_of_a_reset_are_told_too(parallel: Parallel) -> None:
             f".*{message}.*; repair",
         ):
             make(lambda fault=fault: Faulty(fault))
+
+
+@pytest.mark.parametrize("where", ["made", "reset"])
+def test_an_environment_that_exits_before_training_ends_in_a_sentence(where: str) -> None:
+    class Exiting(Faulty):
+        def reset(self, **_: Any) -> Any:
+            raise SystemExit(3)
+
+    def exits() -> Faulty:
+        if where == "made":
+            raise SystemExit(3)
+        return Exiting("nothing")
+
+    with pytest.raises(EnvError, match="SystemExit: 3"):
+        make(exits)

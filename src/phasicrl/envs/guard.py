@@ -134,7 +134,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             if start["generator"] is not None and self._env is not None:
                 self._env.unwrapped.np_random.bit_generator.state = start["generator"]
                 obs, info = self.reset()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._place = self._blank_obs(), self._report("set_state", error)
             return
         for action in actions:

@@ -65,7 +65,7 @@ def probe(name: str, make_env: MakeEnv) -> Interface:
         env = make_env()
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ImportError(f"{name} needs a package that is not installed: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(env, gym.Env):
         raise ValueError(
@@ -110,7 +110,7 @@ def _has_mask_in_info(name: str, env: gym.Env[Any, Any]) -> bool:
     """Reset an environment to look into its `info`."""
     try:
         _, info = answer(env.reset(seed=0), "(obs, info)")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         words = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
         raise EnvError(
             f"{name}: reset() of the environment that was made to learn the spaces: {words}; "

@@ -123,7 +123,7 @@ class OwnVectorEnv:
         expected = {"reset": 2, "step": 5}[call]
         try:
             result = getattr(self._vector, call)(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvError(
                 f"{self.name}: {call}() raised {type(error).__name__}: {error}; {REMEDY}"
             ) from error
@@ -210,7 +210,7 @@ def _made(name: str, make_vector_env: MakeVectorEnv, num_envs: int) -> Any:
         )
     try:
         vector = make_vector_env(num_envs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
     missing = [attribute for attribute in WANTED if not hasattr(vector, attribute)]
     if missing:
