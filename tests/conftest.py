@@ -1,6 +1,7 @@
 """What every test gets: runs that it opened are closed when it ends. And the table of faults.
 
-`--faults full --fault-table FILE` injects every fault of tests/faults and writes what held.
+`--faults full --fault-table FILE` injects every fault of tests/faults and writes what held, and of
+which commit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from phasicrl.host.provenance import commit
 from tests import helpers
 
 _FAULTS: list[tuple[str, str, int, int]] = []
@@ -38,7 +40,22 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path: Path | None = session.config.getoption("--fault-table")
     if path is not None and not hasattr(session.config, "workerinput"):
-        with path.open("w", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(("fault", "what", "tried", "held"))
-            table.writerows(sorted(_FAULTS))
+        _write_faults(path)
+
+
+def _write_faults(path: Path) -> None:
+    """Write what held; rows of an earlier run stay where this one did not try the same."""
+    columns = ("fault", "what", "tried", "held", "commit")
+    now: dict[tuple[str, str], list[int]] = {}
+    for name, what, tried, held in _FAULTS:
+        sums = now.setdefault((name, what), [0, 0])
+        sums[0], sums[1] = sums[0] + tried, sums[1] + held
+    rows = {key: (*key, *sums, commit()) for key, sums in now.items()}
+    if path.is_file():
+        with path.open(newline="") as file:
+            before = [tuple(row) for row in csv.reader(file)][1:]
+        rows = {(row[0], row[1]): row for row in before} | rows
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(rows[key] for key in sorted(rows))

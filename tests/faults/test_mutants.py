@@ -1,0 +1,89 @@
+"""Would these tests see a mistake? Each is put into a copy of the code, and must be seen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Fault
+
+ROOT = Path(__file__).parents[2]
+RESUME, SAVE = "tests/runs/test_exact_resume.py", "tests/runs/test_checkpoint.py"
+MUTANTS: tuple[tuple[str, str, str, str], ...] = (
+    ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
+    ("runs/run.py", "generator.set_state(action_state)", "pass", RESUME),
+    ("learner.py", "self.reward_normalizer.load_state_dict", "str", RESUME),
+    ("learner.py", 'optimizer.load_state_dict(state["optimizers"][name])', "pass", RESUME),
+    ("learner.py", "optimize.restore_layout_(optimizer)", "pass", RESUME),
+    ("runs/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
+    ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
+    ("envs/replay.py", "self._lengths[ended] = 0", "pass", RESUME),
+    (
+        "runs/metrics.py", 'file.truncate(kept["bytes"])', "pass",
+        "tests/runs/test_run.py -k resumed",
+    ),
+    (
+        "runs/checkpoint.py", "os.replace(temporary, final)",
+        "shutil.copytree(temporary, final)", SAVE,
+    ),
+    ("runs/checkpoint.py", "    flush(folder)\n", "", SAVE),
+    ("runs/checkpoint.py", "checkpoints(folder)[:-keep]", "checkpoints(folder)[:keep]", SAVE),
+    (
+        "runs/checkpoint.py", "if said != _described(path / file):", "if False:",
+        "tests/faults/test_damage.py -k damaged_file",
+    ),
+    (
+        "runs/checkpoint.py", 'if run and manifest["run"] != run:', "if False:",
+        "tests/faults/test_damage.py",
+    ),
+    (
+        "runs/lock.py", "fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
+        "tests/runs/test_lock.py",
+    ),
+    (
+        "optimize.py", "(~only_if).to(torch.float)", "torch.zeros(())",
+        "tests/faults/test_numerics.py",
+    ),
+    (
+        "runs/build.py", "    if changed:\n", "    if False:\n",
+        "tests/faults/test_determinism.py -k changed",
+    ),
+    (
+        "runs/run.py", "self._save_what_is_left()\n            self.close()",
+        "self.close()", "tests/runs/test_interruption.py",
+    ),
+)  # fmt: skip
+"""A file of the package, what is there, what is put there, and the tests that have to fail."""
+
+
+@pytest.mark.fault("F-24", "a mistake put into the code: a test fails", 1, 18)
+def test_mistakes_are_seen(tmp_path: Path, fault: Fault) -> None:
+    fault.wanted = min(fault.wanted, len(MUTANTS))
+    for number in fault:
+        file, old, new, tests = MUTANTS[number]
+        folder = tmp_path / str(number)
+        shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__"))
+        path = folder / "phasicrl" / file
+        text = path.read_text()
+        assert text.count(old) == 1, f"{file} has no {old!r} any more; name another mistake"
+        path.write_text(text.replace(old, new))
+        words = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests.split()]
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1, f"{file}: {old!r} was not seen\n{done.stdout[-1000:]}"
+
+
+def test_the_mistakes_can_be_put_in() -> None:
+    for file, old, _, tests in MUTANTS:
+        assert (ROOT / "src" / "phasicrl" / file).read_text().count(old) == 1, (file, old)
+        assert (ROOT / tests.split()[0]).is_file()
