@@ -21,6 +21,7 @@ PAGES_WITH_TABLES = (
     "installation.md",
     "learning.md",
     "performance.md",
+    "runs.md",
     "../README.md",
 )
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"

@@ -91,6 +91,7 @@ def blocks() -> dict[str, str]:
         "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
+        "faults": faults_table(),
         "ladder": ladder_table("ladder"),
         "leave-one-out": ladder_table("leave-one-out"),
         "reacher-tricks": reacher_tricks_table(),
@@ -111,6 +112,15 @@ def blocks() -> dict[str, str]:
             for name in ("reacher", "rewards", "inverted", "pendulum", "mva")
         },
     }
+
+
+def faults_table() -> str:
+    """What held of the faults that `make test-faults` injects."""
+    text = _head("fault", "what is injected, and what has to hold", "held", "commit")
+    for row in read("faults"):
+        held = f"{int(row['held']):,} of {int(row['tried']):,}"
+        text += _row(row["fault"], row["what"], held, f"`{row['commit']}`")
+    return text
 
 
 def fresh_table() -> str:
