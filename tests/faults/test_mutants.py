@@ -25,7 +25,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("envs/replay.py", "self._lengths[ended] = 0", "pass", RESUME),
     (
         "runs/metrics.py", 'file.truncate(kept["bytes"])', "pass",
-        "tests/runs/test_run.py -k resumed",
+        "tests/runs/test_metrics.py",
     ),
     (
         "runs/checkpoint.py", "os.replace(temporary, final)",
@@ -39,7 +39,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "runs/checkpoint.py", 'if run and manifest["run"] != run:', "if False:",
-        "tests/faults/test_damage.py",
+        SAVE,
     ),
     (
         "runs/lock.py", "fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",

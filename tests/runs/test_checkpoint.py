@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +270,28 @@ def test_a_checkpoint_that_would_not_fit_is_not_begun(
     assert sorted(tmp_path.rglob("*")) == before
     # What is linked needs no room.
     save(tmp_path, 3, chunks={"a": lambda: {"x": torch.zeros(250_000)}})
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc for names")
+def test_files_are_on_the_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace_ = os.fsync, os.replace
+
+    def fsync_(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def replaced(source: Path, target: Path) -> None:
+        done.append(f"{source.name} → {target.name}")
+        replace_(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync_)
+    monkeypatch.setattr(os, "replace", replaced)
+    final = save(tmp_path, 1, chunks={"a": lambda: {"x": torch.zeros(3)}})
+    temporary = f".{final.name}.tmp"
+    named = done.index(f"{temporary} → {final.name}")
+    assert set(done[: named - 1]) == {path.name for path in final.iterdir()}
+    assert done[named - 2] == "manifest.json", "the manifest is last: it says that all is there"
+    assert done[named - 1] == temporary and done[named + 1 :] == [tmp_path.name]
