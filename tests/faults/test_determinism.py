@@ -58,7 +58,7 @@ def test_what_watches_a_run_does_not_move_it(tmp_path: Path, fault: Fault) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fault("F-13", "one seed twice is one run, two seeds are two", 3, 8)
+@pytest.mark.fault("F-13", "one seed twice is one run, two seeds are two", 2, 8)
 def test_only_the_seed_makes_another_run(tmp_path: Path, kind: str, fault: Fault) -> None:
     base, found = small(tmp_path, kind).changed({"total_env_steps": 384}), []
     for seed in fault:

@@ -15,6 +15,10 @@ from tests.faults.conftest import Fault
 ROOT = Path(__file__).parents[2]
 RESUME, SAVE = "tests/runs/test_exact_resume.py", "tests/runs/test_checkpoint.py"
 MUTANTS: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "optimize.py", "(~only_if).to(torch.float)", "torch.zeros(())",
+        "tests/faults/test_numerics.py",
+    ),
     ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
     ("runs/run.py", "generator.set_state(action_state)", "pass", RESUME),
     ("learner.py", "self.reward_normalizer.load_state_dict", "str", RESUME),
@@ -44,10 +48,6 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     (
         "runs/lock.py", "fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
         "tests/runs/test_lock.py",
-    ),
-    (
-        "optimize.py", "(~only_if).to(torch.float)", "torch.zeros(())",
-        "tests/faults/test_numerics.py",
     ),
     (
         "runs/build.py", "    if changed:\n", "    if False:\n",
