@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from phasicrl import cli
 from phasicrl.config import ModelConfig
+from phasicrl.host import bench
 from phasicrl.host.bench import measure
 from tests.helpers import Levers, corridor, tiny, tiny_aux
+
+
+@pytest.fixture(autouse=True)
+def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured does not depend on for how long."""
+    plain = bench._timed
+
+    def timed(*args: Any, repeat: int = 5, **_: Any) -> bench.Rate:
+        return plain(*args, repeat=repeat, seconds=0.01)
+
+    monkeypatch.setattr(bench, "_timed", timed)
 
 
 @pytest.mark.parametrize("phases", [False, True])
