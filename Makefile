@@ -28,7 +28,7 @@ test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pytest -m slow --timeout 3600 $(ARGS)
 
 FAULTS := benchmarks/results/faults.csv
-test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; half an hour
+test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long
 	$(BIN)/pytest tests/faults -n $(WORKERS) --faults full --fault-table $(FAULTS) --timeout 3600 $(ARGS)
 
 bench: $(READY) .peers/sb3/.ready  ## Whole training loops beside Stable-Baselines3's, interleaved; ten minutes (benchmarks/versus.py has more)

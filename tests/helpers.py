@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+TRAIN = (sys.executable, "-m", "phasicrl", "train", "classic-ppo", "--log.no-tensorboard")
+"""A training as a process of its own, on the preset's own task."""
 
 
 def rows_of(files: RunDirectory) -> list[dict[str, float]]:

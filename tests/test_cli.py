@@ -23,6 +23,7 @@ from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.run import Run
+from tests.helpers import TRAIN
 
 SMALL = [
     "--total-env-steps",
@@ -513,16 +514,7 @@ def test_resume_auto_goes_on_where_there_is_something_to_go_on_from(
 
 def test_a_reader_that_goes_away_ends_no_run(tmp_path: Path) -> None:
     """As in `phasicrl train … | head -1`."""
-    words = [
-        sys.executable,
-        "-m",
-        "phasicrl",
-        "train",
-        "classic-ppo",
-        *SMALL,
-        "--log.no-tensorboard",
-    ]
-    words += ["--log.console", "plain", "--output-dir", str(tmp_path)]
+    words = [*TRAIN, *SMALL, "--log.console", "plain", "--output-dir", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

@@ -22,7 +22,7 @@ from phasicrl.envs.protocol import EnvError
 from phasicrl.runs.build import start_run
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
 from phasicrl.runs.signals import Preempted, ToldToEnd
-from tests.helpers import Corridor, corridor, tiny, tiny_aux
+from tests.helpers import TRAIN, Corridor, corridor, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)
 """So that whatever is saved before is saved because of what happened."""
@@ -151,26 +151,9 @@ def test_a_process_that_is_told_to_end_says_so_by_its_exit_code_and_can_go_on(
     tmp_path: Path,
 ) -> None:
     """As a scheduler sees it: SIGTERM, 75, and the same run goes on."""
-    words = [
-        sys.executable,
-        "-m",
-        "phasicrl",
-        "train",
-        "classic-ppo",
-        "--output-dir",
-        str(tmp_path),
-        "--log.console",
-        "off",
-    ]
-    words += [
-        "--log.no-tensorboard",
-        "--total-env-steps",
-        "10_000_000",
-        "--checkpoint.every-minutes",
-        "none",
-        "--compute.compile",
-        "off",
-    ]
+    words = [*TRAIN, "--output-dir", str(tmp_path), "--log.console", "off"]
+    words += ["--total-env-steps", "10_000_000", "--compute.compile", "off"]
+    words += ["--checkpoint.every-minutes", "none"]
     with subprocess.Popen(words, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
         while (

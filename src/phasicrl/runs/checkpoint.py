@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +107,22 @@ def _refuse_full_disk(
     folder: Path, tree: Any, chunks: Iterable[Callable[[], dict[str, Tensor]]]
 ) -> None:
     """Raise an `OSError` where a checkpoint needs more room than there is."""
-    parts = [tree, *(make() for make in chunks)]
-    needed = sum(map(_num_bytes, parts)) + _ROOM_BESIDE
+    parts = [leaf for _, leaf in leaves([tree, *(make() for make in chunks)])]
+    needed = sum(part.nbytes for part in parts if isinstance(part, Tensor)) + _ROOM_BESIDE
     free = shutil.disk_usage(folder).free
     if needed > free:
         room = f"a checkpoint needs {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
         raise OSError(errno.ENOSPC, room, str(folder))
 
 
-def _num_bytes(tree: Any) -> int:
-    """Memory of the tensors in a tree."""
-    if isinstance(tree, Tensor):
-        return tree.nbytes
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a tree that is no container, by its path."""
     if isinstance(tree, dict | list | tuple):
-        return sum(map(_num_bytes, tree.values() if isinstance(tree, dict) else tree))
-    return 0
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in items:
+            yield from leaves(value, f"{path}/{key}" if path else str(key))
+    else:
+        yield path, tree
 
 
 def _write_files(
@@ -194,13 +195,24 @@ def problem_of(path: Path, run: str, *, every_file: bool) -> str:
     try:
         _ = _load(path, run) if every_file else _manifest(path)
     except _DAMAGE as error:
-        return str(error) or type(error).__name__
+        return _said(error)
     return ""
 
 
 def load_at(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Load one checkpoint, which must be whole: the tree, and the chunks by name."""
-    return _load(path, "")
+    """Load one checkpoint of any run: the tree, and the chunks by name.
+
+    Raises:
+        ValueError: it is damaged; the message names it.
+    """
+    try:
+        return _load(path, "")
+    except _DAMAGE as error:
+        raise ValueError(f"{path.name}: {_said(error)}") from None
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def checkpoints(folder: Path) -> list[Path]:

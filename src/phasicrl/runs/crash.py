@@ -34,7 +34,7 @@ def report_crash(run: Run, error: BaseException) -> str:
         max((each["largest"] for name, each in tensors.items() if name.startswith(of)), default=0.0)
         for of in ("rollout.reward", "weights")
     )
-    first, likely = _first_bad(run, rollout), _likely(run, reward, weight)
+    first, likely = _first_bad(run, rollout, tensors), _likely(run, reward, weight)
     run.files.write_json(
         CRASH_FILE,
         {
@@ -79,11 +79,11 @@ def _is_bad(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and not bool(tensor.isfinite().all())
 
 
-def _first_bad(run: Run, rollout: Rollout) -> str:
+def _first_bad(run: Run, rollout: Rollout, tensors: dict[str, dict[str, Any]]) -> str:
     """What was not finite first, in the order in which an iteration computes."""
     # Targets are computed anew below: those of the rollout may be of the one before.
-    for name, tensor in _tensors(run, rollout):
-        if name != "rollout.value_target" and _is_bad(tensor):
+    for name, described in tensors.items():
+        if name != "rollout.value_target" and described["bad"]:
             return name
     try:
         return _first_bad_of_learning(run, rollout)

@@ -188,7 +188,7 @@ class RunDirectory:
                 damaged = number  # or torn, if it is the last: the process died while it wrote
                 continue
             if names:
-                row = {name: row[name] for name in row.keys() & wanted}
+                row = {name: row[name] for name in row if name in wanted}
             rows.append({name: math.nan if x is None else x for name, x in row.items()})
         if not rows:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasicrl.runs.checkpoint import load_at, problem_of
+from phasicrl.runs.checkpoint import leaves, load_at, problem_of
 from phasicrl.runs.directory import RunDirectory
 
 
@@ -108,26 +108,12 @@ def diff_checkpoints(
             raise ValueError(f"{run_dir} has no checkpoint {name!r}; it has {', '.join(known)}")
     trees = []
     for name in names:
-        if problem := problem_of(known[name], "", every_file=True):
-            raise ValueError(f"{name}: {problem}")
         tree, chunks = load_at(known[name])
-        trees.append(dict(_leaves(tree | {"rollouts": chunks}, "")))
+        trees.append(dict(leaves(tree | {"rollouts": chunks})))
     before, after = trees
     paths = dict.fromkeys([*before, *after])
     found = [_difference(path, before.get(path), after.get(path)) for path in paths]
     return names[0], names[1], [each for each in found if each is not None]
-
-
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Everything that is no container, by its path."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}/{key}" if path else str(key))
-    elif isinstance(tree, list):
-        for index, value in enumerate(tree):
-            yield from _leaves(value, f"{path}/{index}")
-    else:
-        yield path, tree
 
 
 def _difference(path: str, one: Any, other: Any) -> Difference | None:
