@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def test_verifying_finds_a_change_in_any_file(
     assert said in problem
     assert main(["checkpoint", "verify", str(folder)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_verifying_finds_a_checkpoint_of_another_run(folder: Path, tmp_path: Path) -> None:
+    other = train(tiny(tmp_path / "other"), make_env=corridor).directory
+    name = "checkpoints/step-000000000128"
+    shutil.rmtree(folder / name)
+    shutil.copytree(other / name, folder / name)
+    (problem,) = verify_run(folder)
+    assert problem.startswith("step-000000000128: it is of another run")
 
 
 def test_a_difference_is_of_what_has_changed(

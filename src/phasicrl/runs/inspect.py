@@ -68,7 +68,8 @@ def verify_run(run_dir: Path) -> list[str]:
             read()
         except ValueError as error:
             problems.append(str(error))
-    found = [(path, problem_of(path, "", every_file=True)) for path in files.checkpoints]
+    run = "" if problems else files.card.get("run", "")
+    found = [(path, problem_of(path, run, every_file=True)) for path in files.checkpoints]
     problems += [f"{path.name}: {problem}" for path, problem in found if problem]
     return problems if found else [*problems, f"{run_dir} has no checkpoint"]
 
