@@ -192,7 +192,7 @@ def test_workers_end_with_their_trainer(tmp_path: Path) -> None:
         "from tests.helpers import Corridor\n"
         "class Hanging(Corridor):\n"
         "    def step(self, action):\n"
-        "        print(os.getpid(), flush=True)\n"
+        "        os.write(1, f'{os.getpid()}\\n'.encode())  # at once: two share the pipe\n"
         "        time.sleep(1000)\n"
         "if __name__ == '__main__':\n"
         "    how = {'name': 'm', 'parallel': 'processes'}\n"

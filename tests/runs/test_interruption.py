@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,17 @@ def test_an_environment_that_fails_costs_no_finished_iteration(tmp_path: Path, a
     assert again.env_steps == 224 and [row["env_steps"] for row in files.metrics()] == [
         32 * n for n in range(1, 8)
     ]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_ignores_signals() -> Iterator[None]:
+    """As `nohup make test &` would: what is ignored is left to whoever ignores it."""
+    usual = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL)
+    usual |= {signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
