@@ -34,7 +34,6 @@ are not run again, if the machine and the commit are the same.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import math
@@ -50,6 +49,7 @@ from typing import Any
 
 import numpy as np
 
+from phasicrl.host import provenance
 from phasicrl.host.machine import describe, num_cores, package_version, processor
 
 PEERS = Path(__file__).parent / "peers"
@@ -604,19 +604,8 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def commit(folder: Path) -> str:
-    """Of a working tree, with a `-dirty` where it was changed.
-
-    Of another folder a digest of its Python files.
-    """
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    if found := subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, check=False
-    ).stdout.strip():
-        return found
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return f"files {digest.hexdigest()[:12]}"
+    """Of a working tree, with a `-dirty` where it was changed; of other files their digest."""
+    return provenance.commit(folder) or f"files {provenance.tree(folder)[:12]}"
 
 
 if __name__ == "__main__":

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from phasicrl.algorithm import train
 from phasicrl.config import ModelConfig
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.video import enlarge, film, tile
 from tests.golden import Image
-from tests.helpers import corridor, tiny
+from tests.helpers import Corridor, corridor, tiny
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
 
@@ -84,6 +88,60 @@ def test_an_environment_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
         film(run.directory, make_env=corridor)
+
+
+class Drawn(Corridor):
+    """A corridor that draws where the agent is: brighter from cell to cell."""
+
+    def __init__(self, render_mode: str | None = "rgb_array") -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> np.ndarray:
+        return np.full((16, 32, 3), 40 + 40 * self._at, np.uint8)
+
+
+def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:
+    same_step = AutoresetMode.SAME_STEP
+    return lambda num_envs: SyncVectorEnv([kind] * num_envs, autoreset_mode=same_step)
+
+
+def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path) -> None:
+    """Two corridors side by side; each image is as bright as the cell is far."""
+    run = train(tiny(tmp_path), make_vector_env=vectors(Drawn))
+    path, result = film(
+        run.directory, episodes=2, num_envs=2, size=16, make_vector_env=vectors(Drawn)
+    )
+    images = read(path, 16, 64).astype(int)
+    assert len(images) >= max(result.lengths) and len(result.returns) == 2
+    shown = images.mean(axis=(1, 3)).reshape(-1, 2, 32)
+    assert (shown.std(axis=2) < 8).all()  # each is of one color, but for the codec
+    cells = (shown.mean(axis=2) - 40) / 40
+    assert np.abs(cells - cells.round()).max() < 0.2
+    assert set(cells[0].round()) <= {0, 1} and (np.abs(np.diff(cells.round(), axis=0)) <= 3).all()
+    assert cells.max() > 0.5
+
+
+def test_a_vector_environment_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
+    config = replace(tiny(tmp_path), model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
+    run = train(config, make_vector_env=vectors(Image))
+    path, _ = film(run.directory, episodes=1, size=64, make_vector_env=vectors(Image))
+    assert read(path, 64, 64).max() > 150
+
+
+def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_vector_env=vectors(Corridor))
+    with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
+        film(run.directory, make_vector_env=vectors(Corridor))
+
+    class Blind(SyncVectorEnv):
+        def render(self) -> None:
+            return None
+
+    with pytest.raises(ValueError, match="returned nothing; one for each of its 1 env"):
+        film(run.directory, make_vector_env=lambda num_envs: Blind([Drawn] * num_envs))
+    with pytest.raises(ValueError, match="make_env and make_vector_env were both given"):
+        film(run.directory, make_env=Drawn, make_vector_env=vectors(Drawn))
 
 
 def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:

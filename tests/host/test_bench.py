@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from phasicrl import cli
 from phasicrl.config import ModelConfig
@@ -112,6 +113,20 @@ def test_environments_alone_get_actions_of_every_kind_and_masks_are_kept_to(
     report = measure(
         tiny(tmp_path), seconds=0.01, make_env=lambda: Levers(discrete=discrete, masked=True)
     )
+    assert report.rate("environments alone") > 0
+
+
+def test_a_vector_environment_of_ones_own_is_measured(tmp_path: Path) -> None:
+    """The two ways make the same environments, and both are asked for alone, too."""
+    made: list[int] = []
+
+    def make(num_envs: int) -> SyncVectorEnv:
+        made.append(num_envs)
+        return SyncVectorEnv([corridor] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    config = tiny(tmp_path)
+    report = measure(config, seconds=0.01, make_vector_env=make)
+    assert made == [config.env.num_envs] * 2  # the loop's, and those that step alone
     assert report.rate("environments alone") > 0
 
 

@@ -24,7 +24,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from phasicrl.envs.bridge import BatchReader, NumpyStep
-from phasicrl.envs.interface import MASK, describe, interface_of_spaces
+from phasicrl.envs.interface import MASK, Fault, answer, describe, interface_of_spaces
 from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import ActionLayout, check_spaces, choices
@@ -38,6 +38,8 @@ WANTED = (
     "reset", "step", "close",
 )  # fmt: skip
 """What is used of Gymnasium's interface."""
+RETURNS = {"reset": "(obs, info)", "step": "(obs, reward, terminated, truncated, info)"}
+"""What its calls must return."""
 
 
 class OwnVectorEnv:
@@ -120,19 +122,12 @@ class OwnVectorEnv:
 
     def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
         """Call it, and say in words what it raises or returns."""
-        expected = {"reset": 2, "step": 5}[call]
         try:
-            result = getattr(self._vector, call)(*args, **kwargs)
+            return answer(getattr(self._vector, call)(*args, **kwargs), RETURNS[call])
         except (Exception, SystemExit) as error:
-            raise EnvError(
-                f"{self.name}: {call}() raised {type(error).__name__}: {error}; {REMEDY}"
-            ) from error
-        if not isinstance(result, tuple) or len(result) != expected:
-            raise EnvError(
-                f"{self.name}: {call}() returned {describe(result)}; "
-                f"a tuple of {expected} was expected; {REMEDY}"
-            )
-        return result
+            raised = f"raised {type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, Fault) else raised
+            raise EnvError(f"{self.name}: {call}() {said}; {REMEDY}") from error
 
     def _row(self, what: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
         """A copy of one number for each environment."""

@@ -156,17 +156,12 @@ class Compute:
         Raises:
             MemoryError: in place of PyTorch's error.
         """
-        try:
+        size = self.plan.micro_batch[phase]
+        if size and not whole:
+            name = "aux_micro_batch" if phase == "aux" else "micro_batch"
+            knob += f", or smaller micro-batches (compute.{name} is {size})"
+        with explaining_memory(what, knob, device=self.device):
             yield
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            size = self.plan.micro_batch[phase]
-            if size and not whole:
-                name = "aux_micro_batch" if phase == "aux" else "micro_batch"
-                knob += f", or smaller micro-batches (compute.{name} is {size})"
-            full = f"{what} does not fit into the memory of {self.device}"
-            raise MemoryError(f"{full}; try {knob}: {reason(error)}") from error
 
     def _compiled_call(
         self,
@@ -319,6 +314,27 @@ class OneCallStep:
 def one_call(compute: Compute) -> str:
     """How something becomes one call, for people."""
     return "recorded as a CUDA graph" if compute.records else "compiled"
+
+
+@contextmanager
+def explaining_memory(what: str, knob: str, *, device: torch.device) -> Iterator[None]:
+    """Say what to do when something does not fit into memory.
+
+    Args:
+        what: is done, for the message.
+        knob: and which way to turn it.
+        device: whose memory it is.
+
+    Raises:
+        MemoryError: in place of PyTorch's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        full = f"{what} does not fit into the memory of {device}"
+        raise MemoryError(f"{full}; try {knob}: {reason(error)}") from error
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from phasicrl.config import ComputeConfig, Precision
 from phasicrl.config_io import read_json
-from phasicrl.execution.compute import Compute, is_out_of_memory
+from phasicrl.execution.compute import explaining_memory, is_out_of_memory
 from phasicrl.execution.plan import (
     Findings,
     Machine,
@@ -77,15 +77,16 @@ def probed_plan(
         MemoryError: not even the probe fits.
     """
     plan, findings = make_plan(wishes, machine, workload), None
-    compute = Compute(plan)
+    device = torch.device(plan.device)
 
     def images(number: int) -> Tensor:
         generator = Generator().manual_seed(0)
         noise = torch.randint(256, (number, *shape), dtype=torch.uint8, generator=generator)
-        return noise.to(compute.device)
+        return noise.to(device)
 
     most = probe_size(wishes, machine, workload, largest=max(MICRO_BATCHES))
-    with compute.explaining_memory("trying the networks", "a small number for compute.micro_batch"):
+    smaller = "a small number for compute.micro_batch"
+    with explaining_memory("trying the networks", smaller, device=device):
         if needs_probe(wishes, machine, workload):
             findings = probe_once(network, parameters, images(most), num_threads=plan.num_threads)
             plan = make_plan(wishes, machine, workload, findings)

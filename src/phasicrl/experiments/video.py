@@ -21,6 +21,7 @@ from phasicrl.config import Config, Options
 from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.evaluate import (
     Evaluation,
     Levels,
@@ -52,6 +53,7 @@ def film(
     fps: int = 15,
     size: int = 512,
     make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
 ) -> tuple[Path, Evaluation]:
     """Film the agent of a run.
@@ -67,6 +69,7 @@ def film(
         fps: Images a second.
         size: At least this many pixels high and wide; images are enlarged by whole factors.
         make_env: what training was given, for runs on an environment of your own.
+        make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
 
     Returns:
@@ -78,11 +81,16 @@ def film(
     """
     _refuse_sizes(episodes, num_envs, fps, size)
     files = RunDirectory(Path(run_dir))
-    config = files.config_for(make_env=make_env, make_encoder=make_encoder)
+    own = {"make_env": make_env, "make_vector_env": make_vector_env}
+    config = files.config_for(**own, make_encoder=make_encoder)
     output = output or files.path / "videos" / f"{policy}-seed{seed}.mp4"
     output.parent.mkdir(parents=True, exist_ok=True)
     make_envs = partial(make_evaluation_envs, num_envs=num_envs, levels=levels, seed=seed)
-    envs, image_of = _open(config, make_envs, make_env)
+    if make_vector_env is not None:
+        make_vectors = partial(make_envs, make_env=make_env)  # which refuses both
+        envs, image_of = _open_vector(config, make_vectors, make_vector_env)
+    else:
+        envs, image_of = _open(config, make_envs, make_env)
     with closing(envs):
         agent = load_agent(files, config, envs, make_encoder)
         with _writer(output, fps=fps, size=size) as write:
@@ -136,11 +144,48 @@ def _open(
 ) -> tuple[VectorEnv, ImageOf]:
     """Environments, and a function from their observations to images."""
     envs = make_envs(config, make_env=make_env)
-    shape = tuple(envs.observation_space.shape or ())
-    if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
-        return envs, lambda obs: _as_rgb(obs, shape)
+    if seen := _seen(envs):
+        return envs, seen
     envs.close()
     return _open_rendered(config, envs.name, make_envs, make_env)
+
+
+def _open_vector(
+    config: Config, make_envs: Callable[..., VectorEnv], make_vector_env: MakeVectorEnv
+) -> tuple[VectorEnv, ImageOf]:
+    """A user's own vector environment, and what it shows: its observations, or its `render()`."""
+    made: list[gym.vector.VectorEnv[Any, Any, Any]] = []
+
+    def make(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+        made.append(make_vector_env(num_envs))
+        return made[-1]
+
+    envs = make_envs(config, make_vector_env=make)
+    if seen := _seen(envs):
+        return envs, seen
+    if made[-1].render_mode != "rgb_array":
+        envs.close()
+        raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
+
+    def images(_: np.ndarray) -> np.ndarray:
+        rendered = made[-1].render()
+        if rendered is None or len(rendered) != envs.num_envs:
+            shown = "nothing" if rendered is None else f"{len(rendered)} images"
+            raise ValueError(
+                f"{envs.name}: render() of the vector environment returned {shown}; "
+                f"one for each of its {envs.num_envs} environments was expected"
+            )
+        return np.stack(rendered)
+
+    return envs, images
+
+
+def _seen(envs: VectorEnv) -> ImageOf | None:
+    """From observations that are images to `[B, H, W, 3]`; None of other observations."""
+    shape = tuple(envs.observation_space.shape or ())
+    if len(shape) != 3 or envs.observation_space.dtype != np.uint8:
+        return None
+    return lambda obs: _as_rgb(obs, shape)
 
 
 def _open_rendered(

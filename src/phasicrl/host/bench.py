@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from phasicrl.algorithm import learn
 from phasicrl.config import AuxConfig, Config
 from phasicrl.envs.make import make_envs
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import describe, peak_memory
 from phasicrl.phases import Record
@@ -103,6 +104,7 @@ def measure(
     *,
     seconds: float = 30.0,
     make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
     trace: Path | None = None,
 ) -> Report:
     """Measure how fast this machine trains, and where the time goes.
@@ -115,6 +117,7 @@ def measure(
         seconds: How long the whole loop is measured, after it has warmed up; at least three
             iterations (with PPG phases).
         make_env: makes one of your own Gymnasium environments, as for `train`.
+        make_vector_env: makes a vector environment of your own, as for `train`.
         trace: Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it.
 
     Raises:
@@ -137,11 +140,12 @@ def measure(
     real, config = config, config.changed(changes)
     with tempfile.TemporaryDirectory() as folder:
         endless = config.changed({"output_dir": folder, "total_env_steps": 10**12})
-        with start_run(endless, make_env=make_env, planned_as=real) as run:
+        own = {"make_env": make_env, "make_vector_env": make_vector_env}
+        with start_run(endless, **own, planned_as=real) as run:
             run.compute.say = notes.append
             notes.extend(run.compute.plan.remarks)
             loops = _whole_loops(run, seconds)
-            rates = [*_rates(run, loops), _environments(run, make_env), _acting(run)]
+            rates = [*_rates(run, loops), _environments(run, **own), _acting(run)]
             limit, passes, flops = _networks(run)
             if trace is not None:
                 notes.extend(_write_trace(run, trace))
@@ -231,13 +235,13 @@ def _split(loops: list[_Loop]) -> dict[str, float]:
     return split | {"everything else": 1 - sum(split.values())}
 
 
-def _environments(run: Run, make_env: EnvFactory | None) -> Rate:
+def _environments(run: Run, **own: Any) -> Rate:
     """The environments alone, with random actions.
 
     They are drawn beforehand. Where masks must be kept to, they are drawn before each step, and
     that is not counted.
     """
-    envs = make_envs(run.config.env, seed=derive_seed(run.config.seed, "env", 1), make_env=make_env)
+    envs = make_envs(run.config.env, seed=derive_seed(run.config.seed, "env", 1), **own)
     head, generator = run.agent.policy_head, Generator(run.compute.device).manual_seed(0)
     features = torch.zeros(envs.num_envs, head.linear.in_features, device=run.compute.device)
 
