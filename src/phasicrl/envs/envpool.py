@@ -49,7 +49,7 @@ from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import ExactState
-from phasicrl.host.machine import FollowingThreads, place, spread, thread_ids, usable_cores
+from phasicrl.host.machine import FollowingThreads, on_all_cores, spread, thread_ids, usable_cores
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, as_float32, check_spaces
 
@@ -103,22 +103,19 @@ class EnvPoolEnv:
         self._reader = BatchReader(self.name, self.observation_space, num_envs, remedy=REMEDY)
         self._actions = ActionLayout(self.action_space)
         before = thread_ids()
-        self._pool: Any = envpool.make_gymnasium(
-            task_id,
-            num_envs=num_envs,
-            num_threads=num_threads,
-            seed=env_seeds(seed, num_envs),
-            **options,
-        )
+        with on_all_cores():  # also those that its threads start later
+            self._pool: Any = envpool.make_gymnasium(
+                task_id,
+                num_envs=num_envs,
+                num_threads=num_threads,
+                seed=env_seeds(seed, num_envs),
+                **options,
+            )
         made = thread_ids() - before
         self._worker = FollowingThreads(made) if num_threads == 1 and pin_threads else None
-        cores = usable_cores()
-        if num_threads == len(cores) > 1 and pin_threads:
+        if num_threads == len(usable_cores()) > 1 and pin_threads:
+            # Fewer are left to the system: other runs may have the other cores.
             spread(made)
-        else:
-            # Fewer are left to the system: other runs may have the other cores. They inherited the
-            # caller's, which OpenMP may have bound.
-            place(made, cores)
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         direct = _direct_calls(self._pool, told)
         self._step: Any

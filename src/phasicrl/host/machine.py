@@ -205,6 +205,23 @@ def place(threads: set[int], cores: set[int]) -> None:
             os.sched_setaffinity(thread, cores)
 
 
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """Meanwhile the caller may run on every usable core, and so may every thread that starts.
+
+    A thread inherits the cores of the one that starts it, which OpenMP may have bound to one.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    place({0}, usable_cores())
+    try:
+        yield
+    finally:
+        place({0}, own)
+
+
 def free_memory() -> int | None:
     """Bytes; None where the system does not say."""
     try:
