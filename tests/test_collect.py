@@ -565,12 +565,20 @@ def test_procgen_levels_are_counted_once_and_completion_only_where_an_episode_en
     assert again["procgen/num_levels_seen"] == 5
 
 
-def test_the_window_and_the_levels_survive_a_restart() -> None:
+def test_episodes_survive_a_restart_before_and_after_a_report() -> None:
     collector = make_collector(Scripted(info=True))
     collect(collector)
-    restarted = EpisodeStatistics(B)
-    restarted.load_state_dict(collector.episodes.state_dict())
-    before, after = collector.episodes.report(), restarted.report()
+
+    def restarted() -> EpisodeStatistics:
+        again = EpisodeStatistics(B)
+        again.load_state_dict(collector.episodes.state_dict())
+        return again
+
+    unreported = restarted()
+    before = collector.episodes.report()
+    assert before["charts/num_episodes"] == 12
+    assert unreported.report() == before
+    after = restarted().report()
     for name in ("charts/episodic_return_100", "procgen/num_levels_seen"):
         assert after[name] == before[name]
     assert after["charts/num_episodes"] == 0

@@ -7,10 +7,14 @@ import math
 import re
 import typing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
+from phasicrl.algorithm import train
 from phasicrl.config import (
     AuxConfig,
     CheckpointConfig,
@@ -501,3 +505,31 @@ def test_presets_named_after_another_code_learn_from_the_first_rollout_as_it_doe
         name for name in first if name.startswith("compat-")
     }
     assert len(first) > 10 and not all(first.values())
+
+
+def test_values_of_other_types_given_from_python_are_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    """Python looks at no type, and takes any word for a choice."""
+
+    def never() -> gym.Env:
+        raise AssertionError("an environment was made")
+
+    config = get_preset("cartpole-ppo").changed(
+        {
+            "output_dir": str(tmp_path),
+            "ppo.objective": "surogate",
+            "seed": True,
+            "ppo.learning_rate": np.float32(1e-3),
+            "env.num_envs": np.int64(4),
+        }
+    )
+    with pytest.raises(ConfigError) as refused:
+        train(config, make_env=never)
+    assert set(refused.value.problems) == {
+        "ppo.objective is 'surogate'; accepted: surrogate, log_prob",
+        "seed is True; int was expected",
+        f"ppo.learning_rate is {np.float32(1e-3)!r}; float was expected",
+        f"env.num_envs is {np.int64(4)!r}; int was expected",
+    }
+    assert not list(tmp_path.iterdir())

@@ -94,6 +94,9 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "obs_norm": (ObsNormConfig(), Task(has_floats=True)),
     "obs_norm.decay": (0.5, {"obs_norm": ObsNormConfig(statistics="ema")}),
     "value_norm.decay": (0.5, {"value_norm": ValueNormConfig(statistics="ema")}),
+    "evaluation.episodes": (3, {"evaluation.every_iterations": 1}),
+    "evaluation.policy": ("sampled", {"evaluation.every_iterations": 1}),
+    "evaluation.levels": ("train", {"evaluation.every_iterations": 1}),
     "compute.num_threads": (1, {"compute.device": "cpu"}),
     "compute.pin_threads": (False, {"compute.device": "cpu"}),
     "compute.take_turns": (False, {"compute.device": "cpu"}),
@@ -134,6 +137,7 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
         {"ppo.policy_epochs": 1, "ppo.value_epochs": 1},
         None,
     ),
+    "evaluation.every_iterations": ({"evaluation.every_iterations": None}, None),
     "ppo.kl_penalty above 0": ({"ppo.kl_penalty": 0.0}, None),
     "ppo.advantage_norm batch or minibatch": ({"ppo.advantage_norm": "none"}, None),
     "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl": (

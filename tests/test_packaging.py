@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "phasicrl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_FUNCTION_LINES = 60
-MAX_ROOM_LINES = 1900
+MAX_ROOM_LINES = 1950
 MAX_CODE_LINES = 10900  # all of the package; reached: take something out
 
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load"}

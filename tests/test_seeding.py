@@ -28,5 +28,6 @@ def test_seeds_are_those_of_earlier_versions() -> None:
         1374802077,
         1528361072,
         1867002961,
+        240241362,
     ]
     assert env_seeds(0, 2) == [1484405855, 1838574579]

@@ -31,22 +31,25 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
     """Train until the budget is used up, or `on_iteration` says "stop"."""
     learner, buffer = run.learner, run.buffer
     while run.env_steps < run.config.budget:
-        # Perform rollouts under the current policy π, straight into the buffer B
-        rollout = run.collect(buffer.next_rollout())
+        if buffer.progress is None:  # else the run is resumed in the middle of an auxiliary phase
+            # Perform rollouts under the current policy π, straight into the buffer B
+            rollout = run.collect(buffer.next_rollout())
 
-        # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for E_V
-        # epochs, the value function
-        record = policy_phase(learner, rollout, stage=run.stage)
+            # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for
+            # E_V epochs, the value function
+            run.record = policy_phase(learner, rollout, stage=run.stage)
 
         # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's
         # network, keeping π where it is
         if learner.auxiliary_phase_is_due:
-            record |= auxiliary_phase(learner, buffer, stage=run.stage)
+            run.record |= auxiliary_phase(
+                learner, buffer, stage=run.stage, before_epoch=run.checkpoint
+            )
         if buffer.is_full:
             buffer.clear()
 
-        run.finish_iteration(record)
-        if on_iteration is not None and on_iteration(run, record) == "stop":
+        run.finish_iteration(run.record)
+        if on_iteration is not None and on_iteration(run, run.record) == "stop":
             return
 
 

@@ -32,6 +32,8 @@ Statistics = Literal["moments", "ema"]
 Backend = Literal["procgen", "envpool", "gymnasium", "own", "vector"]
 OptionValue = str | int | float | bool
 Precision = Literal["fp32", "bf16"]
+PolicyKind = Literal["greedy", "sampled"]
+Levels = Literal["unseen", "train"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 
@@ -573,6 +575,28 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    """Episodes that are played in the middle of the run, and not trained on."""
+
+    every_iterations: int | None = None
+    """Iterations between evaluations; off: none. The best weights are kept as best.safetensors."""
+    episodes: int = 20
+    """Episodes of an evaluation, the same ones each time."""
+    policy: PolicyKind = "greedy"
+    """Take the likeliest action, or draw one."""
+    levels: Levels = "unseen"
+    """Procgen: the full distribution of levels, or those of the training."""
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        _refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        every, episodes = self.every_iterations, self.episodes
+        yield from _not_positive("evaluation", every_iterations=every, episodes=episodes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One run."""
 
@@ -597,6 +621,7 @@ class Config:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     log: LogConfig = field(default_factory=LogConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
         """Refuse what does not go together, and knobs that have no effect."""
@@ -834,7 +859,7 @@ def _bad_name(name: str) -> Iterator[str]:
 
 _NO_DIFFERENCE = (
     "name", "seed", "total_env_steps", "output_dir", "env.num_threads", "env.pin_threads",
-    "env.parallel", "compute", "log", "checkpoint",
+    "env.parallel", "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """How the paths of knobs begin that make no other experiment, see `Config.identity`."""
 
@@ -939,6 +964,10 @@ NEEDS = (
          lambda c: len(c.ppo.passes) > 1),
     Need("ppo.kl_estimate ppo.kl_penalty_target", "ppo.kl_penalty above 0",
          lambda c: c.ppo.kl_penalty > 0),
+    Need("evaluation.episodes evaluation.policy evaluation.levels", "evaluation.every_iterations",
+         lambda c: c.evaluation.every_iterations is not None),
+    Need("evaluation.levels", "a game of Procgen (procgen:NAME)",
+         task=lambda t: t.backend in (None, "procgen")),
     Need("ppo.advantage_std", "ppo.advantage_norm batch or minibatch",
          lambda c: c.ppo.advantage_norm != "none"),
     Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl",
@@ -979,7 +1008,7 @@ ALWAYS_MEANINGFUL = frozenset(
     obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
     compute.device compute.policy_precision compute.compile compute.deterministic
     log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.every_iterations
-    checkpoint.keep
+    checkpoint.keep evaluation.every_iterations
     """.split()  # noqa: SIM905
 )
 """All other knobs. A test sees to it that each one stands here or in `NEEDS`.

@@ -57,6 +57,16 @@ def from_json(kind: type[T], text: str) -> T:
     return _from_tree(kind, tree, "")
 
 
+def refuse_wrong_types(knobs: Any) -> None:
+    """Refuse values of a dataclass that Python let pass: other types, and words of no choice.
+
+    Raises:
+        ConfigError: the values that `from_json` would not take, all of them.
+    """
+    kind = typing.cast(type[Any], type(knobs))
+    _from_tree(kind, dataclasses.asdict(knobs), "")
+
+
 def read_text(path: Path, largest: int = 2**24) -> str:
     """Read a file of text that somebody else may have written.
 
@@ -146,9 +156,10 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
         return _from_word(typing.get_args(hint), value, path)
     if origin is Mapping and isinstance(value, dict):
         return typing.cast(dict[str, Any], value)
-    if origin is tuple and isinstance(value, list):
+    if origin is tuple and isinstance(value, list | tuple):
         item = typing.get_args(hint)[0]
-        return tuple(_from_value(item, entry, path) for entry in typing.cast(list[Any], value))
+        entries = typing.cast("list[Any] | tuple[Any, ...]", value)
+        return tuple(_from_value(item, entry, path) for entry in entries)
     if hint is float and type(value) is int:
         return float(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):

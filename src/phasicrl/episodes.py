@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -68,19 +69,21 @@ class EpisodeStatistics:
         """Mean return over the window; NaN before the first episode has finished."""
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
-    def state_dict(self) -> dict[str, list[float] | list[int]]:
-        """What a resumed run needs."""
+    def state_dict(self) -> dict[str, list[Any]]:
+        """What a resumed run needs, also of episodes that no report has had yet."""
         return {
+            "finished": list(self._finished),
+            "completed": list(self._completed),
             "recent": list(self._recent),
             "levels": sorted(self._levels),
             "under_way": self._under_way.ravel().tolist(),
         }
 
-    def load_state_dict(
-        self, state: dict[str, list[float] | list[int]], *, same_episodes: bool = True
-    ) -> None:
+    def load_state_dict(self, state: dict[str, list[Any]], *, same_episodes: bool = True) -> None:
         """Take back `state_dict`; without `same_episodes` the environments have begun new ones."""
         if same_episodes:
             self._under_way = np.reshape(state["under_way"], self._under_way.shape).astype(float)
+        self._finished.extend(state["finished"])
+        self._completed.extend(state["completed"])
         self._recent.extend(state["recent"])
         self._levels.update(int(level) for level in state["levels"])

@@ -307,7 +307,13 @@ def policy_phase(
     return _finite(means.result()) | record | seconds
 
 
-def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _untold) -> Record:
+def auxiliary_phase(
+    learner: Learner,
+    buffer: PhaseBuffer,
+    *,
+    stage: Stage = _untold,
+    before_epoch: Callable[[], None] = lambda: None,
+) -> Record:
     """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper.
 
     They go over all data of the phase. How far it is stands in the buffer. If it is left by an
@@ -317,6 +323,7 @@ def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _un
         learner: is trained in place; its agent has an auxiliary value head.
         buffer: a full phase.
         stage: told what begins, for displays.
+        before_epoch: called when learner and buffer hold all that the rest of the phase needs.
 
     Returns:
         Means over all samples and epochs, and the seconds spent.
@@ -340,6 +347,7 @@ def auxiliary_phase(learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _un
     while progress.epoch < aux.epochs:
         stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         if progress.order is None:
+            before_epoch()
             progress.order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
         # N < N_π: fewer minibatches, each still drawn from everything, because the order is
         # shuffled over the whole phase.

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -220,6 +220,18 @@ class MeanAccumulator:
                 self._weights[names] = 0.0
             self._sums[names].add_(values, alpha=weight)
         self._weights[names] += weight
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Everything that must survive."""
+        return [
+            {"names": list(names), "sums": sums, "weight": self._weights[names]}
+            for names, sums in self._sums.items()
+        ]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Take back `state_dict`."""
+        self._sums = {tuple(part["names"]): part["sums"] for part in state}
+        self._weights = {tuple(part["names"]): part["weight"] for part in state}
 
     def result(self) -> dict[str, float]:
         """The mean of every name that was added, in alphabetical order.

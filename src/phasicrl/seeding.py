@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-PURPOSES = ("init", "action", "shuffle", "env", "evaluation")
+PURPOSES = ("init", "action", "shuffle", "env", "evaluation", "validation")
 """Uses of randomness, each with a stream of its own. Only append: the place decides the stream."""
 
 

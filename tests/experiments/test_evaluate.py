@@ -15,10 +15,12 @@ import torch
 from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig
 from phasicrl.experiments import evaluate as evaluation_module
-from phasicrl.experiments.evaluate import Evaluation, evaluate, make_evaluation_envs, play
+from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.models.agent import Agent
 from phasicrl.presets import get_preset
+from phasicrl.runs import evaluation as of_runs
 from phasicrl.runs.build import start_run
+from phasicrl.runs.evaluation import make_evaluation_envs, play
 from phasicrl.seeding import derive_seed, env_seeds
 from tests.helpers import Corridor, Levers, corridor, tiny
 
@@ -163,7 +165,7 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[EnvConfig] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed: seen.append(config))
+    monkeypatch.setattr(of_runs, "make_envs", lambda config, seed: seen.append(config))
     preset = get_preset("procgen-ppg")
     config = replace(preset, env=replace(preset.env, num_levels=200, start_level=50))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
@@ -176,7 +178,7 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(evaluation_module, "make_envs", lambda config, seed: seen.append(seed))
+    monkeypatch.setattr(of_runs, "make_envs", lambda config, seed: seen.append(seed))
     for seed in range(20):
         make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
     evaluation = {env for seed in seen for env in env_seeds(seed, 16)}

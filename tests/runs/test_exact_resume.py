@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,8 @@ import torch
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.run import Run
 from tests.helpers import Corridor, Levers, rows_of, tiny, tiny_aux
 
 
@@ -163,3 +166,80 @@ def test_what_cannot_be_brought_back_is_said_and_goes_on(
         "episodes that were under way start anew" in said
         and "played again, do not lead to where they were" in said
     )
+
+
+class _Stop(Exception):
+    """Ends a run where a test wants it."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"aux.optimizer": "shared", "aux.minibatch_by": "transitions"},
+        {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
+        {"aux.every": 4, "aux.iterations_per_epoch": 2, "log.tensorboard": True},
+    ],
+    ids=["own-optimizer", "one-optimizer", "lstm", "part-of-the-data"],
+)
+def test_in_the_middle_of_an_auxiliary_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Stopped before and between epochs, it goes on with the next epoch: none is made twice."""
+    config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256).changed(changes)
+    unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)
+    assert config.aux is not None
+    checkpoint, at = Run.checkpoint, config.aux.every
+    epochs: list[int] = []
+
+    def stop_at_each(run: Run) -> None:
+        """Stop at the phase's every epoch once, as soon as its state has been kept."""
+        checkpoint(run)
+        progress = run.buffer.progress
+        if progress is not None and run.iteration == at and progress.epoch not in epochs:
+            epochs.append(progress.epoch)
+            raise _Stop
+
+    monkeypatch.setattr(Run, "checkpoint", stop_at_each)
+    with pytest.raises(_Stop):
+        train(config, make_env=Drawing)
+    (directory,) = (path for path in tmp_path.iterdir() if path.name != "unbroken")
+    for epoch in (0, 1):
+        name = f"step-{at * config.batch_size:012d}-aux-{epoch:03d}"
+        assert RunDirectory(directory).checkpoints[-1].name == name
+        assert len(rows_of(RunDirectory(directory))) == at - 1
+        with pytest.raises(_Stop):
+            resume(directory, make_env=Drawing)
+    run = resume(directory, make_env=Drawing)
+    assert epochs == [0, 1, 2]
+    for name, weights in unbroken.agent.state_dict().items():
+        assert torch.equal(weights, run.agent.state_dict()[name]), name
+    for one, other in zip(rows_of(run.files), rows_of(unbroken.files), strict=True):
+        assert one.keys() == other.keys()
+        np.testing.assert_array_equal(list(one.values()), list(other.values()))
+
+
+def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The iteration's end has the same clock, and its row is there; its checkpoint is not.
+
+    The log may have been changed since, so that the rows themselves say what to keep.
+    """
+    config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
+    config = config.changed({"checkpoint.every_minutes": 0.0, "checkpoint.keep": 1000})
+    run = train(config, make_env=Drawing)
+    names = [path.name for path in run.files.checkpoints]
+    steps = f"step-{2 * config.batch_size:012d}"
+    assert [name for name in names if name.startswith(steps)] == [
+        f"{steps}-aux-000", f"{steps}-aux-001", f"{steps}-aux-002", steps
+    ]  # fmt: skip
+    before = rows_of(run.files)
+    for name in names[names.index(f"{steps}-aux-002") :]:
+        shutil.rmtree(run.files.checkpoint_folder / name)
+    log = run.directory / "metrics.jsonl"
+    log.write_text(" " + log.read_text())  # not the file that the checkpoint knows
+    again = resume(run.directory, make_env=Drawing)
+    for one, other in zip(rows_of(again.files), before, strict=True):
+        assert one.keys() == other.keys()
+        np.testing.assert_array_equal(list(one.values()), list(other.values()))

@@ -20,9 +20,9 @@ import torch
 from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
+from phasicrl.host.signals import Preempted, ToldToEnd
 from phasicrl.runs.build import start_run
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.runs.signals import Preempted, ToldToEnd
 from tests.helpers import TRAIN, Corridor, corridor, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)
@@ -135,7 +135,7 @@ def test_a_signal_in_the_middle_of_an_environments_step_is_no_fault_of_it(tmp_pa
 def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phasicrl.runs.signals._AT_ONCE", 0.05)
+    monkeypatch.setattr("phasicrl.host.signals._AT_ONCE", 0.05)
     with pytest.raises(Preempted), start_run(tiny(tmp_path), make_env=corridor) as run:
         for _ in range(2):
             with contextlib.suppress(ToldToEnd):

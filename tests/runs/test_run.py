@@ -313,14 +313,10 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=96, checkpoint=EVERY_ITERATION)
     run = train(config, make_env=corridor)
     covered = {"learner", "env_steps"}
-    # action_generator, episodes; chunks and num_filled; seconds.
-    through_others = {
-        "collector",
-        "buffer",
-        "_seconds_before",
-    }
+    # action_generator, episodes; chunks, num_filled and auxiliary; seconds; best_return; auxiliary
+    through_others = {"collector", "buffer", "_seconds_before", "_best_return", "record"}
     not_state = {
-        "config", "files", "own", "_origin", "envs_since",  # fixed for the run
+        "config", "files", "_own", "_origin", "envs_since",  # fixed for the run
         "log",  # its rows are on the disk already
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # of this process
         "_lock", "_signals", "_session",  # of this process, too
@@ -520,9 +516,10 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
         config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2, value_learning_rate=1e-3)
     )
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
+    tested = config.changed({"evaluation.every_iterations": 1, "evaluation.episodes": 1})
     rows = [
         row
-        for c in (config, apart, steered)
+        for c in (config, apart, steered, tested)
         for row in RunDirectory(train(c, make_env=corridor).directory).metrics()
     ]
     rows += RunDirectory(train(config, make_env=lambda: Levers(discrete=False)).directory).metrics()

@@ -8,29 +8,24 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import gymnasium as gym
 import numpy as np
-import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from phasicrl.config import Config, Precision
-from phasicrl.envs.make import for_evaluation, make_envs
+from phasicrl.config import Config, Levels, PolicyKind, Precision
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.build import make_agent
-from phasicrl.runs.directory import RunDirectory
-from phasicrl.seeding import derive_seed
-
-PolicyKind = Literal["greedy", "sampled"]
-Levels = Literal["unseen", "train"]
+from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.runs.evaluation import UnderWay, make_evaluation_envs, play
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,41 +111,6 @@ class StepTable:
         self._rows.writerows(compress(rows, under_way.are_counted.tolist()))
 
 
-class UnderWay:
-    """The episodes that B environments are in, and what those that count have reached.
-
-    Args:
-        num_envs: B.
-        episodes: how many count; every environment has its share of them.
-    """
-
-    def __init__(self, num_envs: int, episodes: int) -> None:
-        self._left = torch.full((num_envs,), episodes // num_envs)
-        self._left[: episodes % num_envs] += 1
-        self.numbers, self.lengths = torch.zeros(2, num_envs, dtype=torch.int64)
-        self.returns = torch.zeros(num_envs, dtype=torch.float64)
-        self.finished: list[tuple[float, int]] = []
-
-    @property
-    def are_counted(self) -> Tensor:
-        """Which environments have not had their share yet, `[B]`."""
-        return self._left > 0
-
-    def add(self, reward: Tensor) -> None:
-        """Every environment took a step."""
-        self.returns += reward
-        self.lengths += 1
-
-    def end(self, ended: Tensor) -> None:
-        """In these environments, `[B]` bool, another episode begins."""
-        counted = ended & self.are_counted
-        reached = (self.returns[counted].tolist(), self.lengths[counted].tolist())
-        self.finished += zip(*reached, strict=True)
-        self._left[counted] -= 1
-        self.numbers[ended] += 1
-        self.returns[ended], self.lengths[ended] = 0, 0
-
-
 def evaluate(
     run_dir: Path | str,
     *,
@@ -161,6 +121,7 @@ def evaluate(
     make_env: Callable[[], gym.Env] | None = None,
     make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
+    weights: WeightsKind = "last",
     steps_file: Path | None = None,
 ) -> list[Evaluation]:
     """Play episodes that the agent has not trained on, and report their returns.
@@ -178,6 +139,7 @@ def evaluate(
         make_env: what training was given, for runs on an environment of your own.
         make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
+        weights: The last that were saved, or the best by the evaluations of the run.
         steps_file: gets every step as a row of CSV (`StepTable`).
 
     Raises:
@@ -196,35 +158,17 @@ def evaluate(
                 config, num_envs=min(episodes, 16), levels=levels, seed=seed, **own
             )
             with closing(envs):
-                result = play(
-                    load_agent(files, config, envs, make_encoder),
+                played = play(
+                    load_agent(files, config, envs, make_encoder, weights),
                     envs,
                     episodes=episodes,
                     policy=policy,
                     seed=seed,
-                    table=table,
+                    on_step=None if table is None else table.add,
                     precision=acting_precision(files),
                 )
-            results.append(result)
+            results.append(Evaluation(policy, *played))
     return results
-
-
-def make_evaluation_envs(
-    config: Config, *, num_envs: int, levels: Levels, seed: int, **own: Any
-) -> VectorEnv:
-    """Environments like the run's, of whole games and with seeds that training never uses.
-
-    Args:
-        config: of the run.
-        num_envs: how many.
-        levels: see `evaluate`.
-        seed: see `evaluate`.
-        own: `make_env` or `make_vector_env`, see `evaluate`.
-    """
-    env = replace(for_evaluation(config.env), num_envs=num_envs)
-    if levels == "unseen":
-        env = replace(env, num_levels=0, start_level=0)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), **own)
 
 
 def acting_precision(files: RunDirectory) -> Precision:
@@ -233,14 +177,18 @@ def acting_precision(files: RunDirectory) -> Precision:
 
 
 def load_agent(
-    files: RunDirectory, config: Config, envs: VectorEnv, make_encoder: EncoderFactory | None
+    files: RunDirectory,
+    config: Config,
+    envs: VectorEnv,
+    make_encoder: EncoderFactory | None,
+    which: WeightsKind = "last",
 ) -> Agent:
-    """The agent of a run with the weights that were saved last.
+    """The agent of a run with the weights that were saved last, or with its best ones.
 
     Raises:
         ValueError: there are none yet, or they are those of another network.
     """
-    weights = files.weights()
+    weights = files.weights(which)
     agent = make_agent(config, envs, make_encoder=make_encoder)
     try:
         agent.load_state_dict(weights)
@@ -249,53 +197,3 @@ def load_agent(
         what = f"the weights in {files.path} do not fit the network that config.json describes"
         raise ValueError(f"{what}{'' if make_encoder else hint}: {error}") from None
     return agent.eval()
-
-
-@torch.inference_mode()
-def play(
-    agent: Agent,
-    envs: VectorEnv,
-    *,
-    episodes: int,
-    policy: PolicyKind,
-    seed: int,
-    on_obs: Callable[[Tensor], None] = lambda obs: None,
-    table: StepTable | None = None,
-    precision: Precision = "fp32",
-) -> Evaluation:
-    """Play until every environment has had its share of `episodes`.
-
-    Args:
-        agent: acts.
-        envs: freshly made; they are reset here.
-        episodes: in total.
-        policy: how actions are chosen.
-        seed: of sampled actions.
-        on_obs: shown every batch of observations, the last ones of episodes included.
-        table: gets every step.
-        precision: of the encoders; a run's own is that of `acting_precision`.
-    """
-    generator, under_way = Generator().manual_seed(seed), UnderWay(envs.num_envs, episodes)
-    obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
-    state = agent.initial_state(envs.num_envs)
-    on_obs(obs)
-    while under_way.are_counted.any():
-        mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
-        distribution, state = agent.policy(
-            obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision
-        )
-        action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
-        step = envs.step(agent.policy_head.env_action(action[:, 0]))
-        under_way.add(step.reward)
-        if table is not None:
-            table.add(policy, distribution, action, step, under_way)
-        first = step.terminated | step.truncated
-        under_way.end(first)
-        obs = step.obs
-        if step.final_obs is not None:
-            last = obs.clone()
-            last[first] = step.final_obs[first]
-            on_obs(last)
-        on_obs(obs)
-    returns, lengths = zip(*under_way.finished, strict=True)
-    return Evaluation(policy, returns, lengths)

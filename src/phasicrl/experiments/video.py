@@ -17,25 +17,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from phasicrl.config import Config, Options
+from phasicrl.config import Config, Levels, Options, PolicyKind
 from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.experiments.evaluate import (
-    Evaluation,
-    Levels,
-    PolicyKind,
-    acting_precision,
-    load_agent,
-    make_evaluation_envs,
-    play,
-)
+from phasicrl.experiments.evaluate import Evaluation, acting_precision, load_agent
 from phasicrl.experiments.raycast import RayCamera
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
 from phasicrl.runs.build import EnvFactory
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.runs.evaluation import make_evaluation_envs, play
 
 ImageOf = Callable[[np.ndarray], np.ndarray]
 """From observations to images, `[B, H, W, 3]`."""
@@ -55,12 +48,13 @@ def film(
     make_env: Callable[[], gym.Env] | None = None,
     make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
+    weights: WeightsKind = "last",
 ) -> tuple[Path, Evaluation]:
     """Film the agent of a run.
 
     Args:
         run_dir: Run directory.
-        output: The file, H.264; otherwise `videos/POLICY-seedSEED.mp4` in the run directory.
+        output: The file, H.264; else `videos/POLICY-seedSEED.mp4` in the run directory.
         num_envs: Environments side by side, in a square.
         episodes: Episodes played to their end, over all environments.
         policy: Drawn or most likely actions.
@@ -69,32 +63,28 @@ def film(
         fps: Images a second.
         size: At least this many pixels high and wide; images are enlarged by whole factors.
         make_env: what training was given, for runs on an environment of your own.
-        make_vector_env: what training was given, for runs on a vector environment of your own.
-        make_encoder: what training was given, for runs with a network of your own.
+        make_vector_env: the same, for runs on a vector environment of your own.
+        make_encoder: the same, for runs with a network of your own.
+        weights: The last that were saved, or the best by the evaluations of the run.
 
     Returns:
         The file, and the episodes it shows.
 
     Raises:
         ValueError: not a run directory, or nothing to be seen in this environment.
-        ImportError: the encoder is not installed; the message says how.
+        ImportError: the encoder is not installed.
     """
     _refuse_sizes(episodes, num_envs, fps, size)
     files = RunDirectory(Path(run_dir))
     own = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**own, make_encoder=make_encoder)
     output = output or files.path / "videos" / f"{policy}-seed{seed}.mp4"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    make_envs = partial(make_evaluation_envs, num_envs=num_envs, levels=levels, seed=seed)
-    if make_vector_env is not None:
-        make_vectors = partial(make_envs, make_env=make_env)  # which refuses both
-        envs, image_of = _open_vector(config, make_vectors, make_vector_env)
-    else:
-        envs, image_of = _open(config, make_envs, make_env)
+    make = partial(make_evaluation_envs, num_envs=num_envs, levels=levels, seed=seed)
+    envs, image_of = _open(config, make, **own)
     with closing(envs):
-        agent = load_agent(files, config, envs, make_encoder)
+        agent = load_agent(files, config, envs, make_encoder, weights)
         with _writer(output, fps=fps, size=size) as write:
-            result = play(
+            played = play(
                 agent,
                 envs,
                 episodes=episodes,
@@ -103,7 +93,7 @@ def film(
                 precision=acting_precision(files),
                 on_obs=lambda obs: write(tile(image_of(obs.numpy()))),
             )
-    return output, result
+    return output, Evaluation(policy, *played)
 
 
 def _refuse_sizes(episodes: int, num_envs: int, fps: int, size: int) -> None:
@@ -140,9 +130,15 @@ def enlarge(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def _open(
-    config: Config, make_envs: Callable[..., VectorEnv], make_env: EnvFactory | None
+    config: Config,
+    make_envs: Callable[..., VectorEnv],
+    make_env: EnvFactory | None,
+    make_vector_env: MakeVectorEnv | None,
 ) -> tuple[VectorEnv, ImageOf]:
     """Environments, and a function from their observations to images."""
+    if make_vector_env is not None:
+        make_envs = partial(make_envs, make_env=make_env)  # which refuses both
+        return _open_vector(config, make_envs, make_vector_env)
     envs = make_envs(config, make_env=make_env)
     if seen := _seen(envs):
         return envs, seen
@@ -252,6 +248,7 @@ def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray
         import imageio_ffmpeg
     except ImportError:
         raise ImportError("films need imageio-ffmpeg: pip install 'phasicrl[video]'") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
 
     def write(image: np.ndarray) -> None:

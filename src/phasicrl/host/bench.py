@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from phasicrl.algorithm import learn
-from phasicrl.config import AuxConfig, Config
+from phasicrl.config import AuxConfig, Config, EvaluationConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.execution.plan import Phase
@@ -113,7 +113,7 @@ def measure(
     over everything.
 
     Args:
-        config: what to train; budget, TensorBoard, display and checkpoints are ignored.
+        config: what to train; its budget, displays, checkpoints and evaluations are ignored.
         seconds: How long the whole loop is measured, after it has warmed up; at least three
             iterations (with PPG phases).
         make_env: makes one of your own Gymnasium environments, as for `train`.
@@ -126,18 +126,7 @@ def measure(
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds is {seconds}; give a number above zero, for example 30")
     notes: list[str] = []
-    changes: dict[str, Any] = {
-        "log.console": "off",
-        "log.tensorboard": False,
-        "log.wandb": False,
-        "checkpoint.every_minutes": None,
-    }
-    if config.aux is not None and (every := _shortest_phase(config.aux)) < config.aux.every:
-        whole, used = config.aux.every, config.aux.iterations_per_epoch
-        changes["aux.every"] = every
-        changes["aux.iterations_per_epoch"] = used and used * every // whole
-        notes.append(f"phases of {every} iterations instead of {whole}: the same work per step")
-    real, config = config, config.changed(changes)
+    real, config = config, _measured(config, notes.append)
     with tempfile.TemporaryDirectory() as folder:
         endless = config.changed({"output_dir": folder, "total_env_steps": 10**12})
         own = {"make_env": make_env, "make_vector_env": make_vector_env}
@@ -162,6 +151,22 @@ def measure(
                 buffer=sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
                 notes=tuple(notes),
             )
+
+
+def _measured(config: Config, say: Callable[[str], None]) -> Config:
+    """The configuration without what is not measured, and with phases that are short."""
+    changes: dict[str, Any] = {
+        "log.console": "off",
+        "log.tensorboard": False,
+        "log.wandb": False,
+        "checkpoint.every_minutes": None,
+    }
+    if config.aux is not None and (every := _shortest_phase(config.aux)) < config.aux.every:
+        whole, used = config.aux.every, config.aux.iterations_per_epoch
+        changes["aux.every"] = every
+        changes["aux.iterations_per_epoch"] = used and used * every // whole
+        say(f"phases of {every} iterations instead of {whole}: the same work per step")
+    return dataclasses.replace(config, evaluation=EvaluationConfig()).changed(changes)
 
 
 def _shortest_phase(aux: AuxConfig) -> int:

@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config, Task, refuse_idle, shown
+from phasicrl.config_io import refuse_wrong_types
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
@@ -32,7 +33,7 @@ from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.checkpoint import CheckpointError, load_checkpoint
-from phasicrl.runs.directory import CONFIG_FILE, OWN_OBJECTS, RunDirectory
+from phasicrl.runs.directory import CONFIG_FILE, RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.run import Run
@@ -73,6 +74,7 @@ def start_run(
         "make_encoder": make_encoder,
         "mask_actions": mask_actions,
     }
+    refuse_wrong_types(config)
     run, _ = _build_run(config, own, plan=plan, planned_as=planned_as)
     run.keep()
     # So that there is something to go on from, whatever happens in the first iteration.
@@ -226,7 +228,7 @@ def _build_run(
         if resumed is None:
             undo.callback(shutil.rmtree, files.path)
         lock = lock or undo.enter_context(closing(RunLock(files.path)))
-        resumed_at, kept = (state["env_steps"], state["log"]) if state else (None, None)
+        resumed_at, kept = (_logged(config, state), state["log"]) if state else (None, None)
         log = MetricsLog(files.path, config, resumed_at=resumed_at, kept=kept)
         undo.enter_context(closing(log))
         for remark in plan.remarks:
@@ -239,9 +241,8 @@ def _build_run(
         )
         learner = Learner(config, agent, compute, _generator(config, "shuffle"))
         buffer = _make_buffer(config, envs, agent, compute.device)
-        named = [OWN_OBJECTS[name] for name in own if own[name] is not None]
         parts = (files, learner, collector, buffer, log)
-        run = Run(config, *parts, lock=lock, envs_since=opened.since, own=named)
+        run = Run(config, *parts, lock=lock, envs_since=opened.since, own=own)
         if opened.obs is None or state is None:
             collector.start()
         else:
@@ -251,9 +252,15 @@ def _build_run(
     return run, opened.remark
 
 
+def _logged(config: Config, state: dict[str, Any]) -> int:
+    """The steps up to which a checkpoint's run had logged its metrics."""
+    under_way = state["auxiliary"] is not None
+    return state["env_steps"] - (config.batch_size if under_way else 0)
+
+
 _MAY_CHANGE = (
     "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel",
-    "compute", "log", "checkpoint",
+    "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """How the paths of knobs begin that may change between two parts of a run."""
 

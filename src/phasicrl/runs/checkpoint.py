@@ -1,9 +1,10 @@
 """Checkpoints: one tree of everything that must survive, saved atomically. Kind: effects (files).
 
 A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, in the
-middle of a PPG phase, one file for each rollout of it. `manifest.json` is written last: it has the
-size and the SHA-256 of every file, and one of its own. Loading runs no code: files hold numbers,
-strings and tensors.
+middle of a PPG phase, one file for each rollout of it. One that was made after two epochs of an
+auxiliary phase has `-aux-002` in its name. `manifest.json` is written last: it has the size and the
+SHA-256 of every file, and one of its own. Loading runs no code: files hold numbers, strings and
+tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -26,12 +28,13 @@ from torch import Tensor
 
 from phasicrl.config_io import read_json
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 _LARGEST_STATE = 2**28
 """Bytes: more is not read into memory."""
 _ROOM_BESIDE = 2**20
 """Bytes for all that is no tensor: names, numbers, the file system's own."""
+_NAME = re.compile(r"step-(\d{12})(?:-aux-(\d{3}))?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 _DAMAGE = (
     OSError,
@@ -57,6 +60,7 @@ def save_checkpoint(
     *,
     env_steps: int,
     keep: int,
+    aux_epochs: int | None = None,
     chunks: Chunks | None = None,
     run: str = "",
 ) -> Path:
@@ -70,6 +74,7 @@ def save_checkpoint(
         tree: nested dicts and lists of numbers, strings, None and tensors.
         env_steps: the run's clock; names the checkpoint.
         keep: how many checkpoints to keep.
+        aux_epochs: epochs of the auxiliary phase that are done, in the middle of one.
         chunks: parts that the checkpoint before may hold already: those are linked, not written
             again.
         run: the run's id; a checkpoint of another run is not taken for one of this.
@@ -78,7 +83,8 @@ def save_checkpoint(
         OSError: it cannot be written; what was there before is still there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    final, temporary = folder / f"step-{env_steps:012d}", folder / f".step-{env_steps:012d}.tmp"
+    name = _name(env_steps, aux_epochs)
+    final, temporary = folder / name, folder / f".{name}.tmp"
     if final.is_dir():
         return final  # the same clock, the same state: nothing may be deleted for it
     before, known = _chunks_before(folder)
@@ -90,7 +96,8 @@ def save_checkpoint(
     temporary.mkdir()
     try:
         files = _write_files(temporary, tree, chunks or {}, before, known)
-        manifest = {"format": FORMAT, "run": run, "env_steps": env_steps, "files": files}
+        clock = {"env_steps": env_steps, "aux_epochs": aux_epochs}
+        manifest = {"format": FORMAT, "run": run, **clock, "files": files}
         _write_json(temporary / MANIFEST, manifest | {"sha256": digest_of_json(manifest)})
         flush(temporary)
         os.replace(temporary, final)
@@ -217,8 +224,24 @@ def _said(error: BaseException) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints in `folder`, oldest first; a copy under another name is none."""
-    found = folder.glob("step-*")
-    return sorted(path for path in found if re.fullmatch(r"step-\d{12}", path.name))
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: clock_of(path.name))
+
+
+def clock_of(name: str) -> tuple[int, float]:
+    """When a checkpoint was made, by its name: steps, and auxiliary epochs that were done then.
+
+    The end of an iteration comes after all epochs of it.
+    """
+    found = _NAME.fullmatch(name)
+    assert found is not None, f"{name} is no name of a checkpoint"
+    steps, epochs = found.groups()
+    return int(steps), math.inf if epochs is None else int(epochs)
+
+
+def _name(env_steps: int, aux_epochs: int | None) -> str:
+    """The folder of a checkpoint."""
+    return f"step-{env_steps:012d}" + ("" if aux_epochs is None else f"-aux-{aux_epochs:03d}")
 
 
 class CheckpointError(ValueError):
@@ -257,9 +280,9 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise ValueError(f"{MANIFEST} was changed or cut short since it was saved")
     if manifest["format"] != FORMAT:
         raise ValueError(f"it has format {manifest['format']}, this version reads format {FORMAT}")
-    if path.name != f"step-{manifest['env_steps']:012d}":
-        steps = manifest["env_steps"]
-        raise ValueError(f"it was saved after {steps:,} steps, and was renamed since")
+    name = _name(manifest["env_steps"], manifest["aux_epochs"])
+    if path.name != name:
+        raise ValueError(f"it was saved as {name}, and was renamed since")
     return manifest
 
 

@@ -142,6 +142,7 @@ class _Lines:
         ("expl.var", "losses/explained_variance"),
         ("value loss", "losses/value_loss"),
         ("aux kl", "losses/aux/kl_loss"),
+        ("evaluation", "evaluation/return"),
     )
 
     def __init__(self, config: Config, env_steps: int, stream: TextIO) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, refuse_unasked_import
 from phasicrl.config_io import read_json, read_text
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from phasicrl.execution.plan import Plan
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
-WEIGHTS_FILE = "agent.safetensors"
+WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
+WeightsKind = Literal["last", "best"]
 PLACE = ("env_steps", "iteration", "phase")
 """What says where a row of metrics belongs."""
 OWN_OBJECTS = {
@@ -227,8 +228,8 @@ class RunDirectory:
 
         return checkpoints(self.checkpoint_folder)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Read the agent's weights that were saved last.
+    def weights(self, which: WeightsKind = "last") -> dict[str, Tensor]:
+        """Read the agent's weights that were saved last, or the best by the run's evaluations.
 
         Raises:
             ValueError: there are none yet, or the file is damaged.
@@ -237,13 +238,13 @@ class RunDirectory:
 
         from phasicrl.runs.checkpoint import digest_of_tensors
 
-        path = self.path / WEIGHTS_FILE
+        path = self.path / (WEIGHTS_FILE if which == "last" else BEST_FILE)
         if not path.is_file():
             self._check()
-            raise ValueError(
-                f"{self.path} has no {WEIGHTS_FILE} yet: "
-                "it is written with the first checkpoint and at the end of the run"
-            )
+            when = "with the first checkpoint and at the end of the run"
+            if which == "best":
+                when = "by the evaluations of a run (evaluation.every_iterations)"
+            raise ValueError(f"{self.path} has no {path.name} yet: it is written {when}")
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
@@ -257,13 +258,16 @@ class RunDirectory:
             )
         return weights
 
-    def save_weights(self, weights: dict[str, Tensor], *, env_steps: int) -> None:
+    def save_weights(
+        self, weights: dict[str, Tensor], *, env_steps: int, which: WeightsKind = "last"
+    ) -> None:
         """Write the agent's weights, replacing the file at once, never in part."""
         from phasicrl.runs.checkpoint import digest_of_tensors, save_tensors
 
         steps = str(env_steps)
         about = {"env_steps": steps, "sha256": digest_of_tensors(weights, steps)}
-        self._replace(WEIGHTS_FILE, lambda path: save_tensors(weights, path, about=about))
+        file = WEIGHTS_FILE if which == "last" else BEST_FILE
+        self._replace(file, lambda path: save_tensors(weights, path, about=about))
 
     def _replace(self, name: str, write: Callable[[Path], object] | str) -> None:
         """Write a file, or a line of text, under another name; then replace the old one."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasicrl.runs.checkpoint import leaves, load_at, problem_of
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.checkpoint import clock_of, leaves, load_at, problem_of
+from phasicrl.runs.directory import BEST_FILE, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def list_checkpoints(run_dir: Path, *, every_file: bool = False) -> list[Checkpo
     for path in files.checkpoints:
         size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         problem = problem_of(path, run, every_file=every_file)
-        found.append(CheckpointInfo(path.name, int(path.name[5:]), size, problem))
+        found.append(CheckpointInfo(path.name, clock_of(path.name)[0], size, problem))
     return found
 
 
@@ -63,6 +63,8 @@ def verify_run(run_dir: Path) -> list[str]:
     readers: tuple[Callable[[], object], ...] = (
         lambda: files.config, lambda: files.card, files.weights, files.metrics
     )  # fmt: skip
+    if (run_dir / BEST_FILE).exists():
+        readers = (*readers, lambda: files.weights("best"))
     for read in readers:
         try:
             read()

@@ -66,11 +66,15 @@ METRICS: dict[str, str] = {
     "time/policy": "Time of the iteration spent on passes with the policy loss (seconds).",
     "time/value": "Time of the iteration spent on passes with the value loss alone (seconds).",
     "time/auxiliary": "Time of the iteration spent on the auxiliary phase (seconds).",
+    "time/evaluation": "Time of the evaluation after the iteration (seconds).",
     "time/total": "Time of the whole iteration (seconds).",
     "procgen/level_complete": "Procgen: share of finished episodes with a complete level (0 to 1).",
     "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
     "rewards/clipped_fraction": "Fraction of the normalized rewards that were clipped (0 to 1).",
+    "evaluation/return": "Mean return of the episodes that are not trained on (reward units).",
+    "evaluation/length": "Mean length of these episodes (environment steps).",
+    "evaluation/best_return": "The best `evaluation/return` of the run so far (reward units).",
 }
 """Every metric: its name, and what it means with its unit."""
 

@@ -6,11 +6,12 @@ import copy
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -25,24 +26,29 @@ from phasicrl.envs.watchdog import last_resort
 from phasicrl.execution.compute import Compute
 from phasicrl.host import provenance
 from phasicrl.host.machine import num_cores, package_version, processor
+from phasicrl.host.signals import Preempted, Signals, ToldToEnd
 from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
 from phasicrl.optimize import DivergedError, diverged
-from phasicrl.rollout import PhaseBuffer, Rollout
+from phasicrl.rollout import AuxiliaryProgress, MeanAccumulator, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, save_checkpoint
 from phasicrl.runs.crash import report_crash
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
+from phasicrl.runs.evaluation import make_evaluation_envs, play
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
-from phasicrl.runs.signals import Preempted, Signals, ToldToEnd
 from phasicrl.seeding import derive_seed
+
+_MOST_EVALUATION_ENVS = 16
+"""Side by side in an evaluation in the middle of a run."""
 
 
 class _Kept(NamedTuple):
-    """The state of a run between two iterations."""
+    """The state of a run between two iterations, or between two auxiliary epochs."""
 
     state: dict[str, Any]
     env_steps: int
+    aux_epochs: int | None
     chunks: Chunks
 
 
@@ -62,6 +68,10 @@ class Run:
 
     `state_dict` holds all that a checkpoint needs.
 
+    Attributes:
+        env_steps: steps of single environments so far, the run's clock.
+        record: metrics of the iteration under way.
+
     Args:
         config: the run's configuration, as it was asked for.
         files: its run directory, which exists.
@@ -71,8 +81,8 @@ class Run:
         log: where its metrics go.
         lock: on the run directory.
         envs_since: the run's step at which its environments were made; their seeds follow from it.
-        own: what the user passed as objects, `environment`, `encoder` or `mask`: the configuration
-            cannot hold it.
+        own: what the user passed as objects, which the configuration cannot hold, by the names of
+            `train`'s arguments.
     """
 
     def __init__(
@@ -86,11 +96,12 @@ class Run:
         *,
         lock: RunLock,
         envs_since: int = 0,
-        own: Sequence[str] = (),
+        own: Mapping[str, Any],
     ) -> None:
-        self.config, self.files, self.own = config, files, own
+        self.config, self.files, self._own = config, files, own
         self.learner, self.collector, self.buffer, self.log = learner, collector, buffer, log
         self.env_steps = 0
+        self.record: Record = {}
         self.envs_since = envs_since
         before = files.card
         self._origin: dict[str, Any] = {
@@ -99,6 +110,7 @@ class Run:
             "resumed": [*before.get("resumed", []), sys.argv] if before else [],
         }
         self._lock, self._signals, self._session = lock, Signals(), ExitStack()
+        self._best_return: float | None = None
         self._kept: _Kept | None = None
         self._seconds_before = 0.0
         self._started = self._iteration_started = time.perf_counter()
@@ -156,8 +168,66 @@ class Run:
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
+        if self._evaluation_is_due:
+            record |= self._evaluate()
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
         self.log.write(record, **place, phase=self.learner.phase)
+        self.checkpoint()
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        """After every so many iterations, and at the end, if at all."""
+        every = self.config.evaluation.every_iterations
+        is_over = self.env_steps >= self.config.budget
+        return every is not None and (self.iteration % every == 0 or is_over)
+
+    def _make_evaluation_envs(self) -> VectorEnv:
+        """The same ones each time.
+
+        Their seed is another than that of `evaluate`: what chose the best weights does not judge
+        them.
+        """
+        knobs = self.config.evaluation
+        return make_evaluation_envs(
+            self.config,
+            num_envs=min(knobs.episodes, _MOST_EVALUATION_ENVS),
+            levels=knobs.levels,
+            seed=derive_seed(self.config.seed, "validation"),
+            make_env=self._own["make_env"],
+            make_vector_env=self._own["make_vector_env"],
+        )
+
+    def _evaluate(self) -> Record:
+        """Play episodes that are not trained on; keep the weights, if they are the best so far.
+
+        Nothing of what is trained changes: a copy acts, in environments of its own.
+        """
+        self.stage("evaluation")
+        start, knobs = time.perf_counter(), self.config.evaluation
+        agent, seed = copy.deepcopy(self.agent).cpu().eval(), self.config.seed
+        how = {"episodes": knobs.episodes, "policy": knobs.policy, "seed": seed}
+        with closing(self._make_evaluation_envs()) as envs:
+            returns, lengths = play(agent, envs, **how, precision=self.compute.precision("policy"))
+        mean_return = statistics.fmean(returns)
+        if self._best_return is None or mean_return > self._best_return:
+            self._best_return = mean_return
+            try:
+                weights = agent.state_dict()
+                self.files.save_weights(weights, env_steps=self.env_steps, which="best")
+            except OSError as error:
+                self.log.message(f"warning: the best weights could not be saved: {error}")
+        return {
+            "evaluation/return": mean_return,
+            "evaluation/length": statistics.fmean(lengths),
+            "evaluation/best_return": self._best_return,
+            "time/evaluation": time.perf_counter() - start,
+        }
+
+    def checkpoint(self) -> None:
+        """Remember the state as it is between two iterations or auxiliary epochs.
+
+        Whatever cuts the next one short, this can be saved; it is saved now, if it is time.
+        """
         self.keep()
         if self._checkpoint_is_due:
             self._save_if_possible()
@@ -167,15 +237,20 @@ class Run:
         """By the clock, or by the number of iterations."""
         every = self.config.checkpoint
         minutes, iterations = every.every_minutes, every.every_iterations
-        by_clock = minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes
-        return by_clock or (iterations is not None and self.iteration % iterations == 0)
+        if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
+            return True
+        is_whole = self.buffer.progress is None
+        return is_whole and iterations is not None and self.iteration % iterations == 0
 
     def keep(self) -> None:
-        """Remember the state as it is between two iterations.
-
-        Whatever cuts the next one short, this can be saved.
-        """
-        self._kept = _Kept(_copied(self.state_dict()), self.env_steps, self._buffer_chunks())
+        """Remember the state as it is."""
+        progress = self.buffer.progress
+        self._kept = _Kept(
+            _copied(self.state_dict()),
+            self.env_steps,
+            None if progress is None else progress.epoch,
+            self._buffer_chunks(),
+        )
 
     def finish(self) -> None:
         """Save the final state and the card."""
@@ -193,12 +268,12 @@ class Run:
         self._save_kept()
 
     def _save_kept(self) -> None:
-        """Save the state after the last iteration.
+        """Save the state after the last iteration or auxiliary epoch.
 
         The clock of `checkpoint.every_minutes` starts when the save is done.
         """
         assert self._kept is not None
-        state, env_steps, chunks = self._kept
+        state, env_steps, aux_epochs, chunks = self._kept
         weights = state["learner"]["agent"]
         right = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
         if not torch.stack(right).all():
@@ -208,6 +283,7 @@ class Run:
             self.files.checkpoint_folder,
             state | {"config": self.config.to_json()},
             env_steps=env_steps,
+            aux_epochs=aux_epochs,
             keep=self.config.checkpoint.keep,
             chunks=chunks,
             run=self._origin["run"],
@@ -237,7 +313,7 @@ class Run:
         card = {
             **self._origin,
             "seed": self.config.seed,
-            "own": self.own,
+            "own": [OWN_OBJECTS[name] for name in self._own if self._own[name] is not None],
             "env_steps": self.env_steps,
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
@@ -256,10 +332,14 @@ class Run:
         self.files.write_card(card)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive, except the phase buffer's rollouts.
+        """Everything that must survive, except the phase buffer's tensors.
 
         Those are chunks of the checkpoint.
         """
+        progress = self.buffer.progress
+        auxiliary = progress and {
+            "epoch": progress.epoch, "means": progress.means.state_dict(), "record": self.record
+        }  # fmt: skip
         return {
             "learner": self.learner.state_dict(),
             "action_generator": self.collector.generator.get_state(),
@@ -267,6 +347,8 @@ class Run:
             "collector": self.collector.state_dict(),
             "envs_since": self.envs_since,
             "num_filled": self.buffer.num_filled,
+            "auxiliary": auxiliary,
+            "best_return": self._best_return,
             "env_steps": self.env_steps,
             "seconds": self.seconds,
             "log": self.log.state_dict(),
@@ -291,12 +373,21 @@ class Run:
             generator.manual_seed(derive_seed(self.config.seed, "action", state["env_steps"]))
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
+        self._best_return = state["best_return"]
         for slot in range(state["num_filled"]):
             self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
+        if (auxiliary := state["auxiliary"]) is not None:
+            old_dist_params = chunks[self._old_policy_name]["dist_params"]
+            means = MeanAccumulator()
+            means.load_state_dict(auxiliary["means"])
+            self.buffer.progress = AuxiliaryProgress(
+                old_dist_params.to(self.compute.device), means, auxiliary["epoch"]
+            )
+            self.record = auxiliary["record"]
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
-        parts = ("rollout", "policy", "value", "auxiliary")
+        parts = ("rollout", "policy", "value", "auxiliary", "evaluation")
         name, count_of = "charts/episodic_return_100", "charts/num_episodes"
         records = self.files.metrics(name, count_of, *(f"time/{part}" for part in parts))
         returns = [record[name] for record in records if record.get(name) is not None]
@@ -330,7 +421,7 @@ class Run:
     def __enter__(self) -> Self:
         """Use as a context: closed at its end, however it ends.
 
-        Meanwhile signals end it in order (`runs.signals`).
+        Meanwhile signals end it in order (`host.signals`).
         """
         self._signals.install()
         self._session.enter_context(last_resort(self._end_at_once))
@@ -370,7 +461,7 @@ class Run:
         os._exit(error.exit_code)
 
     def _save_what_is_left(self) -> None:
-        """Save the state after the last whole iteration, and say what became of it."""
+        """Save the state that was kept last, and say what became of it."""
         try:
             self._save_kept()
         except (OSError, ValueError) as problem:
@@ -382,12 +473,21 @@ class Run:
         self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
 
     def _buffer_chunks(self) -> Chunks:
-        """The rollouts of the phase under way, one chunk each.
+        """The rollouts of the phase under way, one chunk each, and in its auxiliary phase π_old.
 
         They never change, so a checkpoint can link those of the one before.
         """
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
-        return {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
+        chunks: Chunks = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
+        if (progress := self.buffer.progress) is not None:
+            dist_params = progress.old_dist_params
+            chunks[self._old_policy_name] = lambda: {"dist_params": dist_params}
+        return chunks
+
+    @property
+    def _old_policy_name(self) -> str:
+        """Of the chunk that holds the distribution parameters before the auxiliary phase."""
+        return f"old-policy-{self.learner.phase:06d}"
 
     def _chunk_name(self, slot: int) -> str:
         """A name that no other rollout of this run has."""

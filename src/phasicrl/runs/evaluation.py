@@ -1,0 +1,133 @@
+"""Episodes that an agent does not train on: played in the middle of a run, and after it.
+
+Kind: effects (steps environments of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.config import Config, Levels, PolicyKind, Precision
+from phasicrl.envs.make import for_evaluation, make_envs
+from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.models.agent import Agent
+from phasicrl.models.distributions import Policy
+from phasicrl.seeding import derive_seed
+
+
+class Episodes(NamedTuple):
+    """Finished episodes: undiscounted returns in the environment's own reward, and lengths."""
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+
+class UnderWay:
+    """The episodes that B environments are in, and what those that count have reached.
+
+    Args:
+        num_envs: B.
+        episodes: how many count; every environment has its share of them.
+    """
+
+    def __init__(self, num_envs: int, episodes: int) -> None:
+        self._left = torch.full((num_envs,), episodes // num_envs)
+        self._left[: episodes % num_envs] += 1
+        self.numbers, self.lengths = torch.zeros(2, num_envs, dtype=torch.int64)
+        self.returns = torch.zeros(num_envs, dtype=torch.float64)
+        self.finished: list[tuple[float, int]] = []
+
+    @property
+    def are_counted(self) -> Tensor:
+        """Which environments have not had their share yet, `[B]`."""
+        return self._left > 0
+
+    def add(self, reward: Tensor) -> None:
+        """Every environment took a step."""
+        self.returns += reward
+        self.lengths += 1
+
+    def end(self, ended: Tensor) -> None:
+        """In these environments, `[B]` bool, another episode begins."""
+        counted = ended & self.are_counted
+        reached = (self.returns[counted].tolist(), self.lengths[counted].tolist())
+        self.finished += zip(*reached, strict=True)
+        self._left[counted] -= 1
+        self.numbers[ended] += 1
+        self.returns[ended], self.lengths[ended] = 0, 0
+
+
+OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, UnderWay], None]
+
+
+def make_evaluation_envs(
+    config: Config, *, num_envs: int, levels: Levels, seed: int, **own: Any
+) -> VectorEnv:
+    """Environments like the run's, of whole games and with seeds that training never uses.
+
+    Args:
+        config: of the run.
+        num_envs: how many.
+        levels: see `evaluate`.
+        seed: see `evaluate`.
+        own: `make_env` or `make_vector_env`, see `evaluate`.
+    """
+    env = replace(for_evaluation(config.env), num_envs=num_envs)
+    if levels == "unseen":
+        env = replace(env, num_levels=0, start_level=0)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), **own)
+
+
+@torch.inference_mode()
+def play(
+    agent: Agent,
+    envs: VectorEnv,
+    *,
+    episodes: int,
+    policy: PolicyKind,
+    seed: int,
+    on_obs: Callable[[Tensor], None] = lambda obs: None,
+    on_step: OnStep | None = None,
+    precision: Precision = "fp32",
+) -> Episodes:
+    """Play until every environment has had its share of `episodes`.
+
+    Args:
+        agent: acts.
+        envs: freshly made; they are reset here.
+        episodes: in total.
+        policy: how actions are chosen.
+        seed: of sampled actions.
+        on_obs: shown every batch of observations, the last ones of episodes included.
+        on_step: told of every step: what it was chosen from, the action, what came of it.
+        precision: of the encoders.
+    """
+    generator, under_way = Generator().manual_seed(seed), UnderWay(envs.num_envs, episodes)
+    obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
+    state = agent.initial_state(envs.num_envs)
+    on_obs(obs)
+    while under_way.are_counted.any():
+        mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
+        distribution, state = agent.policy(
+            obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision
+        )
+        action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
+        step = envs.step(agent.policy_head.env_action(action[:, 0]))
+        under_way.add(step.reward)
+        if on_step is not None:
+            on_step(policy, distribution, action, step, under_way)
+        first = step.terminated | step.truncated
+        under_way.end(first)
+        obs = step.obs
+        if step.final_obs is not None:
+            last = obs.clone()
+            last[first] = step.final_obs[first]
+            on_obs(last)
+        on_obs(obs)
+    returns, lengths = zip(*under_way.finished, strict=True)
+    return Episodes(returns, lengths)

@@ -1,0 +1,143 @@
+"""Evaluations in the middle of a run: they change nothing, and the best weights are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import Config
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.experiments.video import film
+from phasicrl.runs import run as run_module
+from phasicrl.runs.evaluation import Episodes
+from phasicrl.runs.run import Run
+from tests.helpers import Corridor, rows_of, tiny, tiny_aux
+
+
+def evaluated(tmp_path: Path, **changes: Any) -> Config:
+    """Four iterations, an evaluation after every second one."""
+    few = {"evaluation.every_iterations": 2, "evaluation.episodes": 3}
+    return tiny(tmp_path, total_env_steps=128).changed(few | changes)
+
+
+def split(row: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """A row without what evaluations say, and that."""
+    of_evaluation = {name: row[name] for name in row if name.startswith("evaluation/")}
+    return {name: row[name] for name in row if name not in of_evaluation}, of_evaluation
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_a_run_with_evaluations_is_the_run_without(tmp_path: Path, memory: str) -> None:
+    changes = {"model.memory": memory, "ppo.minibatch_by": "segments"}
+    changes |= {"model.memory_size": 8} if memory == "lstm" else {}
+    config = evaluated(tmp_path / "with", **changes)
+    config = replace(config, aux=tiny_aux(every=2, minibatch_by="segments"))
+    plain = config.changed(
+        {
+            "output_dir": str(tmp_path / "without"),
+            "evaluation.every_iterations": None,
+            "evaluation.episodes": 20,
+        }
+    )
+    run, other = train(config, make_env=Corridor), train(plain, make_env=Corridor)
+    for name, weights in other.agent.state_dict().items():
+        assert torch.equal(weights, run.agent.state_dict()[name]), name
+    found = []
+    for row, theirs in zip(rows_of(run.files), rows_of(other.files), strict=True):
+        ours, of_evaluation = split(row)
+        assert ours.keys() == theirs.keys()
+        np.testing.assert_array_equal(list(ours.values()), list(theirs.values()))
+        found.append(set(of_evaluation))
+    names = {"evaluation/return", "evaluation/length", "evaluation/best_return"}
+    assert found == [set(), names, set(), names]
+    assert not (other.directory / "best.safetensors").exists()
+
+
+def test_every_evaluation_plays_the_same_episodes_and_the_last_is_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three iterations, one every two: after the second and the third."""
+    made, make = [], Run._evaluate
+
+    def watched(run: Run) -> dict[str, float]:
+        with_envs = run._make_evaluation_envs()
+        made.append((run.iteration, with_envs.reset(), with_envs.num_envs))
+        with_envs.close()
+        return make(run)
+
+    monkeypatch.setattr(Run, "_evaluate", watched)
+    train(replace(evaluated(tmp_path), total_env_steps=96), make_env=Corridor)
+    (first, obs, num_envs), (last, again, _) = made
+    assert (first, last, num_envs) == (2, 3, 3) and torch.equal(obs, again)
+
+
+def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, Tensor]]:
+    """Evaluations reach these returns, one after the other; gives the weights that they saw."""
+    seen: list[dict[str, Tensor]] = []
+
+    def play(agent: Any, *_: Any, **__: Any) -> Episodes:
+        seen.append({name: value.clone() for name, value in agent.state_dict().items()})
+        return Episodes((returns[len(seen) - 1],), (1,))
+
+    monkeypatch.setattr(run_module, "play", play)
+    return seen
+
+
+def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1, 3, 2 and 3 again the first 3 is the best, and is not written over by an equal."""
+    config = evaluated(tmp_path).changed({"evaluation.every_iterations": 1})
+    with monkeypatch.context() as patch:
+        seen = scores(patch, 1.0, 3.0, 2.0, 3.0)
+        run = train(config, make_env=Corridor)
+    best = run.files.weights("best")
+    assert best.keys() == seen[1].keys()
+    assert all(torch.equal(best[name], seen[1][name]) for name in best)
+    assert not all(torch.equal(best[name], seen[3][name]) for name in best)
+    rows = run.files.metrics("evaluation/best_return")
+    assert [row["evaluation/best_return"] for row in rows] == [1, 3, 3, 3]
+    ours = evaluate(run.directory, episodes=4, make_env=Corridor, weights="best")
+    run.files.save_weights(best, env_steps=0)  # in the place of the last ones
+    assert ours == evaluate(run.directory, episodes=4, make_env=Corridor)
+    with pytest.raises(ValueError, match="no images to film"):
+        film(run.directory, make_env=Corridor, weights="best")
+
+
+def test_a_resumed_run_knows_the_best_return_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = evaluated(tmp_path).changed({"evaluation.every_iterations": 1})
+    seen = scores(monkeypatch, 1.0, 3.0, 2.0, 2.5)
+    run = train(
+        config, make_env=Corridor, on_iteration=lambda run, _: "stop" if len(seen) == 2 else None
+    )
+    run = resume(run.directory, make_env=Corridor)
+    best = run.files.weights("best")
+    assert len(seen) == 4 and all(torch.equal(best[name], seen[1][name]) for name in best)
+
+
+def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = evaluated(tmp_path).changed({"log.console": "plain"})
+    save = run_module.RunDirectory.save_weights
+
+    def full(files: Any, weights: Any, *, which: str = "last", **more: Any) -> None:
+        if which == "best":
+            raise OSError(28, "No space left on device")
+        save(files, weights, which="last", **more)
+
+    monkeypatch.setattr(run_module.RunDirectory, "save_weights", full)
+    run = train(config, make_env=Corridor)
+    assert run.env_steps == 128
+    assert "the best weights could not be saved: [Errno 28]" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"no best.safetensors yet: it is written by the evalu"):
+        evaluate(run.directory, make_env=Corridor, weights="best")
