@@ -46,6 +46,7 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "env.num_threads": (2, PROCGEN),
     "env.pin_threads": (False, PROCGEN),
     "env.parallel": ("processes", GYMNASIUM),
+    "env.max_restarts": (3, GYMNASIUM),
     "env.action_masks": (False, Task(has_masks=True)),
     "env.heuristic_mask_steps": (5, Task(has_heuristic=True)),
     "env.options": ({"a": 1}, GYMNASIUM),

@@ -118,6 +118,8 @@ class EnvConfig:
     """Threads of EnvPool; off: one per core, and one alone for classic control."""
     pin_threads: bool = True
     """Keep EnvPool's threads on cores of their own; off: the system places them."""
+    max_restarts: int = 0
+    """Failures after which environments are made anew and their episodes cut; one more ends all."""
     parallel: Literal["sync", "processes"] = "sync"
     """Gymnasium environments are stepped one after the other, or in a process each."""
     action_masks: bool = True
@@ -159,6 +161,7 @@ class EnvConfig:
             yield f"env.id {what}; `phasicrl envs` lists what can be trained"
         yield from _not_positive("env", num_envs=self.num_envs, num_threads=self.num_threads)
         yield from _too_many("env", MOST_ENVS, num_envs=self.num_envs)
+        yield from _negative("env", max_restarts=self.max_restarts)
         yield from _too_many("env", MOST_THREADS, num_threads=self.num_threads)
         yield from _negative(
             "env",
@@ -859,7 +862,7 @@ def _bad_name(name: str) -> Iterator[str]:
 
 _NO_DIFFERENCE = (
     "name", "seed", "total_env_steps", "output_dir", "env.num_threads", "env.pin_threads",
-    "env.parallel", "compute", "log", "checkpoint", "evaluation",
+    "env.parallel", "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """How the paths of knobs begin that make no other experiment, see `Config.identity`."""
 
@@ -921,7 +924,7 @@ _SCALED = ("normalized", "orthogonal")
 NEEDS = (
     Need("env.num_threads env.pin_threads", "a task of EnvPool (procgen:NAME or envpool:ID)",
          task=lambda t: t.backend in (None, "procgen", "envpool")),
-    Need("env.parallel", "environments of Gymnasium (gymnasium:ID) or your own",
+    Need("env.parallel env.max_restarts", "environments of Gymnasium (gymnasium:ID) or your own",
          task=lambda t: t.backend in (None, "gymnasium", "own")),
     Need("env.action_masks", "an environment that has action masks", task=lambda t: t.has_masks),
     Need("env.heuristic_mask_steps", "a function mask_actions, given from Python",

@@ -22,6 +22,7 @@ class EpisodeStatistics:
         self._finished: list[list[float]] = []
         self._recent: deque[float] = deque(maxlen=window)
         self._completed: list[bool] = []
+        self._restarts: int | None = None  # None: environments that fail end the run
         self._levels: set[int] = set()
 
     def update(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
@@ -32,13 +33,16 @@ class EpisodeStatistics:
             ended: `[T, B]` bool; an episode ended in the step.
             info: what the environments say of the steps besides (`TimeStep.info`), `[T, B]` each.
         """
-        ends = ended.cpu().numpy()
+        goes_on, ends = ~ended.cpu().numpy(), ended.cpu().numpy()
+        if "restarted" in info:  # cut by a fault, episodes are not finished
+            ends = ends & ~info["restarted"].cpu().numpy()
+            self._restarts = (self._restarts or 0) + int(info["restarted"].sum())
         # [T, 2, B], of single steps as yet
         sums = np.stack([reward.cpu().numpy(), np.ones(ends.shape)], axis=1)
         # Step by step, so that no digit of a return depends on where the rollouts begin.
-        for so_far, goes_on in zip(sums, ~ends, strict=True):
+        for so_far, same in zip(sums, goes_on, strict=True):
             so_far += self._under_way
-            self._under_way = so_far * goes_on
+            self._under_way = so_far * same
         finished = sums.transpose(0, 2, 1)[ends].tolist()  # in the order in which they ended
         self._finished += finished
         self._recent.extend(episode_return for episode_return, _ in finished)
@@ -56,6 +60,9 @@ class EpisodeStatistics:
             record["charts/episodic_length"] = float(np.mean(lengths))
         if self._recent:
             record["charts/episodic_return_100"] = self.recent_mean
+        if self._restarts is not None:
+            record["charts/env_restarts"] = self._restarts
+            self._restarts = 0
         if self._completed:
             record["procgen/level_complete"] = float(np.mean(self._completed))
         if self._levels:
@@ -69,21 +76,23 @@ class EpisodeStatistics:
         """Mean return over the window; NaN before the first episode has finished."""
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
-    def state_dict(self) -> dict[str, list[Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, also of episodes that no report has had yet."""
         return {
             "finished": list(self._finished),
             "completed": list(self._completed),
+            "restarts": self._restarts,
             "recent": list(self._recent),
             "levels": sorted(self._levels),
             "under_way": self._under_way.ravel().tolist(),
         }
 
-    def load_state_dict(self, state: dict[str, list[Any]], *, same_episodes: bool = True) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, same_episodes: bool = True) -> None:
         """Take back `state_dict`; without `same_episodes` the environments have begun new ones."""
         if same_episodes:
             self._under_way = np.reshape(state["under_way"], self._under_way.shape).astype(float)
         self._finished.extend(state["finished"])
         self._completed.extend(state["completed"])
+        self._restarts = state["restarts"]
         self._recent.extend(state["recent"])
         self._levels.update(int(level) for level in state["levels"])

@@ -75,7 +75,7 @@ def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert "counting.py" in result.stderr and "in _misbehave" in result.stderr
-    assert "EnvError: mine: environment 0 has not finished" in result.stderr
+    assert "ProcessLostError: mine: environment 0 has not finished" in result.stderr
 
 
 def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
@@ -155,5 +155,5 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert "EnvError: mine: the process of environment 0 died in its start" in result.stderr
+    assert "ProcessLostError: mine: the process of environment 0 died in its start" in result.stderr
     assert "if __name__ == '__main__':" in result.stderr

@@ -28,6 +28,7 @@ from phasicrl.envs.interface import (
     interface_of,
 )
 from phasicrl.masks import find_blocked, flatten_mask
+from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, ObservationLayout, choices, map_leaves
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -43,12 +44,17 @@ class GuardedEnv(gym.Env[Any, Any]):
     the flat mask and is otherwise empty: the trainer reads nothing from it, and it would travel
     between processes. The environment is made at the first reset, so that a failure of that is a
     fault like any other, under the same deadline.
+
+    With `restarts` a fault ends the episode where it was, as truncated, and the next one begins in
+    a new environment; `info` then says "restarted" and why. Its seed follows from that of the old.
     """
 
-    def __init__(self, make_env: MakeEnv, name: str, index: int, interface: Interface) -> None:
+    def __init__(
+        self, make_env: MakeEnv, name: str, restarts: bool, index: int, interface: Interface
+    ) -> None:
         """Guard environment `index`, which must have the given interface."""
         self._make_env, self._name, self._interface = make_env, name, interface
-        self.env_index = index
+        self.env_index, self._restarts = index, restarts
         self._layout = ObservationLayout(interface.observation_space)
         self._actions = ActionLayout(interface.action_space)
         self._widths = choices(interface.action_space)
@@ -56,6 +62,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         self.action_space = _any_array(self._actions.shape, self._actions.dtype)
         self._env: gym.Env[Any, Any] | None = None
         self._num_steps = 0
+        self._last_obs = self._blank_obs()
         self._seed: int | None = None
         self._generator: Any = None  # its state when the episode began; None if a seed began it
         self._place: tuple[np.ndarray, dict[str, Any]] | None = None
@@ -65,12 +72,15 @@ class GuardedEnv(gym.Env[Any, Any]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Reset, making the environment if that was not done."""
         try:
-            if self._env is None:
-                self._env = self._made()
-            self._seed = self._seed if seed is None else seed
-            self._generator = None if seed is not None else _generator_state(self._env)
-            obs, info = answer(self._env.reset(seed=seed, options=options), "(obs, info)")
-            return self._stored(obs), self._mask(obs, info)
+            return self._begin(seed, options)
+        except (Exception, SystemExit) as error:
+            report = self._report("reset", error)
+        if not self._restarts or self._env is None:  # it could not even be made
+            return self._blank_obs(), report
+        self._drop()
+        try:
+            obs, info = self._begin(None, options)
+            return obs, info | {"restarted": report["fault"]}
         except (Exception, SystemExit) as error:
             return self._blank_obs(), self._report("reset", error)
 
@@ -93,9 +103,14 @@ class GuardedEnv(gym.Env[Any, Any]):
                 )
             # Nobody acts on the last observation of an episode, and often nothing is allowed there.
             mask = {} if terminated or truncated else self._mask(obs, info)
-            return self._stored(obs), float(reward), bool(terminated), bool(truncated), mask
+            self._last_obs = self._stored(obs)
+            return self._last_obs, float(reward), bool(terminated), bool(truncated), mask
         except (Exception, SystemExit) as error:
-            return self._blank_obs(), 0.0, False, False, self._report("step", error)
+            report = self._report("step", error)
+        if not self._restarts or self._env is None:
+            return self._blank_obs(), 0.0, False, False, report
+        self._drop()
+        return self._last_obs, 0.0, False, True, {"restarted": report["fault"]}
 
     @property
     def start(self) -> str | None:
@@ -152,6 +167,25 @@ class GuardedEnv(gym.Env[Any, Any]):
         if self._env is not None:
             with contextlib.suppress(Exception):  # must not hide the fault that led here
                 self._env.close()
+
+    def _begin(
+        self, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode, in a new environment if there is none."""
+        if self._env is None:
+            if seed is None and self._seed is not None:  # the place of another, which failed
+                (seed,) = env_seeds(self._seed, 1)
+            self._env = self._made()
+        self._seed = self._seed if seed is None else seed
+        self._generator = None if seed is not None else _generator_state(self._env)
+        obs, info = answer(self._env.reset(seed=seed, options=options), "(obs, info)")
+        self._last_obs = self._stored(obs)
+        return self._last_obs, self._mask(obs, info)
+
+    def _drop(self) -> None:
+        """Close the environment, whose place another takes."""
+        self.close()
+        self._env = None
 
     def _made(self) -> gym.Env[Any, Any]:
         """Make the environment, and compare its interface with the first one's."""

@@ -16,7 +16,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from phasicrl.envs.bridge import NumpyStep
 from phasicrl.envs.guard import GuardedEnv
 from phasicrl.envs.interface import MASK, MakeEnv, probe
 from phasicrl.envs.options import checked_options
-from phasicrl.envs.processes import ProcessVectorEnv, refuse_unsendable
+from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv, refuse_unsendable
 from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS
 from phasicrl.seeding import env_seeds
@@ -53,6 +54,7 @@ class GymnasiumEnv:
         name: str,
         parallel: Literal["sync", "processes"] = "sync",
         action_masks: bool = True,
+        max_restarts: int = 0,
         step_seconds: float = STEP_SECONDS,
         reset_seconds: float = RESET_SECONDS,
     ) -> None:
@@ -60,6 +62,8 @@ class GymnasiumEnv:
 
         One more is made at once, to learn the spaces, and reset once to see whether there is an
         action mask in `info`. Without `action_masks` masks are left unread: every action is tried.
+        Up to `max_restarts` faults are answered by making what failed anew: the environment, or
+        where a process died or hangs, all of them. The episodes are cut there, as truncated.
 
         Raises:
             ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium
@@ -82,44 +86,54 @@ class GymnasiumEnv:
         if parallel == "processes":
             refuse_unsendable(name, make_env)
         mode = gym.vector.AutoresetMode.SAME_STEP
-        guard = functools.partial(GuardedEnv, make_env, name)
+        guard = functools.partial(GuardedEnv, make_env, name, max_restarts > 0)
         makers = [functools.partial(guard, index, interface) for index in range(num_envs)]
-        self._vector: SyncVectorEnv | ProcessVectorEnv = (
-            ProcessVectorEnv(makers, name, step_seconds, reset_seconds)
+        self._make_vector: Callable[[], SyncVectorEnv | ProcessVectorEnv] = (
+            functools.partial(ProcessVectorEnv, makers, name, step_seconds, reset_seconds)
             if parallel == "processes"
-            else SyncVectorEnv(makers, autoreset_mode=mode)  # type: ignore[arg-type]
+            else functools.partial(SyncVectorEnv, makers, autoreset_mode=mode)  # type: ignore[arg-type]
         )
+        self._vector = self._make_vector()
         if self._vector.metadata.get("autoreset_mode") != mode:
             raise EnvError(
                 f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; "
                 "install a tested version"
             )
+        self._seed, self._max_restarts, self._num_restarts = seed, max_restarts, 0
         # None once they were given.
         self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))
+        self._obs = np.empty(0)
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Start every environment anew; seeds are given the first time only."""
         obs, info = self._vector.reset(seed=self._seeds)
         self._seeds = None
         _raise_fault(info)
+        self._restarts_in(info)
         made = self._vector.envs if isinstance(self._vector, SyncVectorEnv) else []
         if made and len({id(guard.unwrapped) for guard in made}) < self.num_envs:
             raise ValueError(
                 f"{self.name}: make_env returned the same environment twice; "
                 "make a new one in it at each call"
             )
+        self._obs = obs
         return obs, self._mask(info)
 
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew."""
-        obs, reward, terminated, truncated, info = self._vector.step(action)
+        try:
+            obs, reward, terminated, truncated, info = self._vector.step(action)
+        except ProcessLostError as error:
+            return self._begin_anew(error)
         _raise_fault(info)
+        told = self._restarts_in(info)
         done, final_obs = terminated | truncated, None
         if done.any():
             final_obs = obs.copy()
             last = np.stack(info["final_obs"][done])
             final_obs[done] = last.reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
-        return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), {})
+        self._obs = obs
+        return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), told)
 
     def starts(self) -> list[str | None]:
         """The seed, or the generator's state, with which each environment began its episode."""
@@ -140,6 +154,38 @@ class GymnasiumEnv:
     def close(self) -> None:
         """End the environments and their processes; calling it twice is harmless."""
         self._vector.close()
+
+    def _begin_anew(self, error: ProcessLostError) -> NumpyStep:
+        """In place of a step, start all processes anew, and cut every episode."""
+        self._count_restart(error)
+        last_obs, yes = self._obs, np.ones(self.num_envs, bool)
+        (self._seed,) = env_seeds(self._seed, 1)
+        self._seeds = list(env_seeds(self._seed, self.num_envs))
+        self._vector = self._make_vector()
+        obs, mask = self.reset()
+        reward = np.zeros(self.num_envs, np.float32)
+        return NumpyStep(obs, reward, ~yes, yes, last_obs, mask, {"restarted": yes})
+
+    def _restarts_in(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Which environments were made anew in a step `[B]`, if any may be."""
+        if not self._max_restarts:
+            return {}
+        restarted = np.zeros(self.num_envs, bool)
+        for where in (info, info.get("final_info", {})):  # of the reset, and of the step before it
+            for index in np.flatnonzero(where.get("_restarted", ())):
+                self._count_restart(EnvError(where["restarted"][index]))
+                restarted[index] = True
+        return {"restarted": restarted}
+
+    def _count_restart(self, error: EnvError) -> None:
+        """Say that something is made anew; refuse it if that was done too often."""
+        if self._num_restarts == self._max_restarts:
+            if self._max_restarts:
+                error.add_note(f"Before, {self._max_restarts} were made anew (env.max_restarts).")
+            raise error
+        self._num_restarts += 1
+        number = f"restart {self._num_restarts} of {self._max_restarts}"
+        warnings.warn(f"{error}; it is made anew, {number}", RuntimeWarning, stacklevel=2)
 
     def _mask(self, info: dict[str, Any]) -> np.ndarray | None:
         """The masks `[B, mask_size]` of the observations that are returned."""

@@ -30,7 +30,7 @@ from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv, OwnVectorEnv
-from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
+from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, Watchdog
 from phasicrl.envs.wrappers import PartialObservation
 from phasicrl.host.machine import num_cores
 from phasicrl.spaces import check_spaces
@@ -162,6 +162,7 @@ def _gymnasium(
         seed=seed,
         name=task.name,
         parallel=config.parallel,
+        max_restarts=config.max_restarts,
         action_masks=config.action_masks,
     )
     return _checked(envs, config, task)
@@ -174,7 +175,10 @@ def _checked(envs: GymnasiumEnv | OwnVectorEnv, config: EnvConfig, task: Task) -
     except ValueError:
         envs.close()
         raise
-    return Bridge(envs)
+    seconds = STEP_SECONDS
+    if config.max_restarts and config.parallel == "processes":
+        seconds += 2 * RESET_SECONDS  # to start all processes anew, and their environments
+    return Bridge(envs, step_seconds=seconds)
 
 
 def for_evaluation(config: EnvConfig) -> EnvConfig:

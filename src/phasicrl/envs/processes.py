@@ -36,6 +36,10 @@ CLOSE_SECONDS = 5.0
 """How long processes may take to end."""
 
 
+class ProcessLostError(EnvError):
+    """A process has died, or hangs; all of them were ended."""
+
+
 class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
     """Gymnasium's environments in processes, with deadlines and with words for the death of one."""
 
@@ -119,7 +123,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
                 os.kill(pid, signal.SIGUSR1)  # it prints where it stands
                 time.sleep(0.3)
             self._end()
-            raise EnvError(
+            raise ProcessLostError(
                 f"{self._name}: environment {index} has not finished {call} within {seconds:g} s; "
                 "it hangs, or the machine is overloaded; "
                 "where it stands is printed above"
@@ -130,7 +134,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             remedy = "if it printed nothing above, memory may have run out: take fewer environments"
             if call == "its start":
                 remedy = START_REMEDY
-            raise EnvError(
+            raise ProcessLostError(
                 f"{self._name}: the process of environment {index} died in {call} ({how}); {remedy}"
             ) from None
 

@@ -260,7 +260,7 @@ def _logged(config: Config, state: dict[str, Any]) -> int:
 
 _MAY_CHANGE = (
     "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel",
-    "compute", "log", "checkpoint", "evaluation",
+    "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """How the paths of knobs begin that may change between two parts of a run."""
 

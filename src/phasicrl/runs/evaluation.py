@@ -52,9 +52,12 @@ class UnderWay:
         self.returns += reward
         self.lengths += 1
 
-    def end(self, ended: Tensor) -> None:
-        """In these environments, `[B]` bool, another episode begins."""
-        counted = ended & self.are_counted
+    def end(self, ended: Tensor, cut: Tensor) -> None:
+        """In these environments, `[B]` bool, another episode begins.
+
+        Those that were `cut` by a fault, `[B]` bool, do not count.
+        """
+        counted = ended & self.are_counted & ~cut
         reached = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*reached, strict=True)
         self._left[counted] -= 1
@@ -122,7 +125,7 @@ def play(
         if on_step is not None:
             on_step(policy, distribution, action, step, under_way)
         first = step.terminated | step.truncated
-        under_way.end(first)
+        under_way.end(first, step.info.get("restarted", torch.zeros_like(first)))
         obs = step.obs
         if step.final_obs is not None:
             last = obs.clone()

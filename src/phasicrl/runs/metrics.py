@@ -28,6 +28,7 @@ METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
     "charts/episodic_return_100": "Mean return of the last 100 finished episodes (reward units).",
     "charts/episodic_length": "Mean length of finished episodes (environment steps).",
+    "charts/env_restarts": "Environments that were made anew after a fault (count).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",

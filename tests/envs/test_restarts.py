@@ -1,0 +1,218 @@
+"""Environments that fail are made anew, if that was asked for: what is cut, counted and said."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import Config
+from phasicrl.envs.bridge import Bridge
+from phasicrl.envs.gymnasium import GymnasiumEnv
+from phasicrl.envs.protocol import EnvError
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.runs.run import Run
+from phasicrl.seeding import env_seeds
+from tests.helpers import Corridor, rows_of, tiny, tiny_aux
+
+RIGHT = torch.ones(2, dtype=torch.int64)
+pytestmark = pytest.mark.filterwarnings("ignore:.*made anew:RuntimeWarning")
+
+
+class Fragile(Corridor):
+    """Every instance breaks in the step after so many, `by` doing what it is told to."""
+
+    def __init__(self, lives: int = 5, by: str = "raising") -> None:
+        super().__init__(length=40, limit=50)
+        self._left, self._by = lives, by
+
+    def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        if self._left <= 0 and self._by == "reset":
+            raise RuntimeError("the game does not begin")
+        obs, info = super().reset(**given)
+        return obs + np.float32(self.np_random.random() / 100), info  # tells the seed
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        if self._left < 0:
+            if self._by == "dying":
+                os._exit(3)
+            if self._by == "hanging":
+                time.sleep(600)
+            if self._by == "raising":
+                raise RuntimeError("the game is gone")
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 1.0, terminated, truncated | (self._by == "reset" and self._left == 0), info
+
+
+class OneBreaks:
+    """Makes environments of which the first to be made for the trainer breaks."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives, self.made = lives, 0
+
+    def __call__(self) -> Fragile:
+        self.made += 1  # the first is looked at only
+        return Fragile(self.lives if self.made == 2 else 10**9)
+
+
+def bridge(make_env: Callable[[], Corridor], max_restarts: int, **more: Any) -> Bridge:
+    return Bridge(
+        GymnasiumEnv(
+            make_env, num_envs=2, seed=7, name="own:Fragile", max_restarts=max_restarts, **more
+        )
+    )
+
+
+def test_a_fault_cuts_one_episode_and_leaves_the_other_environment_alone() -> None:
+    envs, sound = bridge(OneBreaks(3), 1), bridge(partial(Fragile, 10**9), 1)
+    assert torch.equal(envs.reset(), sound.reset())
+    for _ in range(3):
+        before = envs.step(RIGHT)
+        assert torch.equal(before.obs, sound.step(RIGHT).obs)
+        assert before.info["restarted"].tolist() == [False, False]
+    with pytest.warns(RuntimeWarning, match=r"environment 0, step\(\) at step 4: .*restart 1 of 1"):
+        step = envs.step(RIGHT)
+    expected = sound.step(RIGHT)
+    assert step.truncated.tolist() == [True, False] and not step.terminated.any()
+    assert step.reward.tolist() == [0.0, 1.0]
+    assert step.info["restarted"].tolist() == [True, False]
+    assert step.final_obs is not None
+    assert torch.equal(step.final_obs[0], before.obs[0])  # what was seen last
+    assert torch.equal(step.obs[1], expected.obs[1])
+    # A new environment, with a seed that follows from the old one's.
+    (seed,) = env_seeds(env_seeds(7, 2)[0], 1)
+    begun, _ = Fragile().reset(seed=seed)
+    np.testing.assert_array_equal(step.obs[0], begun)
+    envs.close()
+    sound.close()
+
+
+@pytest.mark.parametrize("max_restarts", [0, 2])
+def test_the_fault_after_the_last_restart_is_raised(max_restarts: int) -> None:
+    envs = bridge(partial(Fragile, 1), max_restarts)
+    envs.reset()
+    envs.step(RIGHT)
+    if max_restarts:
+        envs.step(RIGHT)  # both at once
+        envs.step(RIGHT)
+    with pytest.raises(EnvError, match=r"RuntimeError: the game is gone") as raised:
+        envs.step(RIGHT)
+    notes = " ".join(getattr(raised.value, "__notes__", []))
+    assert ("2 were made anew (env.max_restarts)" in notes) == (max_restarts == 2)
+
+
+def test_a_fault_in_a_reset_is_answered_once() -> None:
+    """The second instance begins; one that could not even do that would end the run."""
+    envs = bridge(partial(Fragile, 2, "reset"), 2)
+    envs.reset()
+    envs.step(RIGHT)
+    step = envs.step(RIGHT)
+    assert step.truncated.all() and step.info["restarted"].all()
+    assert step.reward.tolist() == [1.0, 1.0]  # the episode had ended by itself
+    envs.close()
+    envs = bridge(partial(Fragile, 2, "reset"), 0)
+    envs.reset()
+    envs.step(RIGHT)
+    with pytest.raises(EnvError, match=r"reset\(\) at step 2: .*the game does not begin"):
+        envs.step(RIGHT)
+
+
+def test_what_never_begins_is_an_error_in_spite_of_restarts() -> None:
+    class Broken(Fragile):
+        def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+            if self._seen:
+                raise RuntimeError("the game never begins")
+            Broken._seen = True  # by the look at the spaces and masks
+            return super().reset(**given)
+
+        _seen = False
+
+    with pytest.raises(EnvError, match=r"reset\(\) at step 0: RuntimeError: the game never begins"):
+        bridge(Broken, 9).reset()
+
+
+@pytest.mark.parametrize(("by", "words"), [("dying", "exit code 3"), ("hanging", "within 1 s")])
+def test_a_process_that_dies_or_hangs_cuts_all_episodes(by: str, words: str) -> None:
+    make_env = partial(Fragile, 2, by)
+    envs = bridge(make_env, 1, parallel="processes", step_seconds=1.0)
+    first = envs.reset()
+    envs.step(RIGHT)
+    before = envs.step(RIGHT)
+    with pytest.warns(RuntimeWarning, match=words):
+        step = envs.step(RIGHT)
+    assert step.truncated.all() and not step.terminated.any() and step.info["restarted"].all()
+    assert step.final_obs is not None and torch.equal(step.final_obs, before.obs)
+    assert step.reward.tolist() == [0.0, 0.0]
+    assert not torch.equal(step.obs, first)  # other seeds
+    envs.step(RIGHT)
+    envs.step(RIGHT)
+    with pytest.raises(EnvError, match=words):
+        envs.step(RIGHT)
+
+
+def restarting(tmp_path: Path, **changes: Any) -> Config:
+    config = tiny(tmp_path, total_env_steps=128, aux=tiny_aux(every=2))
+    return config.changed({"env.max_restarts": 1000, **changes})
+
+
+def test_a_run_goes_on_and_counts_what_was_made_anew(tmp_path: Path) -> None:
+    """Every environment breaks in every 6th step: 21 times in 128, before any episode finishes."""
+    config = restarting(tmp_path)
+    run = train(config, make_env=partial(Fragile, 5))
+    rows = rows_of(run.files)
+    num_envs = config.env.num_envs
+    assert sum(row["charts/env_restarts"] for row in rows) == num_envs * (128 // num_envs // 6)
+    assert sum(row["charts/num_episodes"] for row in rows) == 0
+    plain = train(
+        config.changed({"env.max_restarts": 0, "output_dir": str(tmp_path / "plain")}),
+        make_env=partial(Fragile, 10**9),
+    )
+    assert all("charts/env_restarts" not in row for row in rows_of(plain.files))
+
+
+def test_a_resumed_run_that_was_restarted_is_the_unbroken_one(tmp_path: Path) -> None:
+    """Stopped after a restart: the seeds of the next ones follow from those before.
+
+    Instances that are made for a resume play the episodes under way again, so they break later:
+    here faults come from the actions.
+    """
+
+    class Picky(Fragile):
+        def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            if self._steps >= 3 and action == 0:
+                raise RuntimeError("this way is closed")
+            return super().step(action)
+
+    make_env = partial(Picky, 10**9)
+    whole = train(restarting(tmp_path / "whole"), make_env=make_env)
+
+    def stop(run: Run, _: Any) -> Literal["stop"] | None:
+        return "stop" if run.iteration == 2 else None
+
+    part = train(restarting(tmp_path / "part"), make_env=make_env, on_iteration=stop)
+    assert sum(row["charts/env_restarts"] for row in rows_of(part.files)) > 0
+    part = resume(part.directory, make_env=make_env)
+    for name, weights in whole.agent.state_dict().items():
+        assert torch.equal(weights, part.agent.state_dict()[name]), name
+    assert rows_of(part.files) == rows_of(whole.files)
+
+
+def test_an_evaluation_counts_whole_episodes_only(tmp_path: Path) -> None:
+    """The one that breaks reaches 3 steps; its environment then plays a whole one in its place."""
+    config = tiny(tmp_path, total_env_steps=32)
+    run = train(
+        replace(config, env=replace(config.env, max_restarts=9)),
+        make_env=partial(Fragile, 10**9),
+    )
+    found = evaluate(run.directory, episodes=2, make_env=OneBreaks(3))
+    assert all(min(each.lengths) >= 39 for each in found)
