@@ -302,6 +302,26 @@ def test_of_sizes_that_are_as_fast_the_largest_is_taken(
     )
 
 
+def test_a_moment_in_which_others_use_the_machine_chooses_no_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lasts for the first three tries, which all sizes have a share in."""
+    tried: list[int] = []
+
+    def rate(network: Any, parameters: Any, obs: Tensor, precision: str, seconds: float) -> float:
+        tried.append(len(obs))
+        return {32: 70.0, 64: 90.0, 128: 100.0}[len(obs)] * (0.5 if len(tried) <= 3 else 1.0)
+
+    monkeypatch.setattr(probe_module, "_rate", rate)
+    network = Brittle()
+    obs = OBS.repeat(2, 1, 1, 1)
+    rates = probe_module._rates(
+        network, list(network.parameters()), obs, "fp32", sizes=[32, 64, 128], seconds=0.25
+    )
+    assert rates == {32: 70.0, 64: 90.0, 128: 100.0}
+    assert tried == [32, 64, 128] * 3
+
+
 FOUND = Findings({"fp32": 128, "bf16": 256}, {"fp32": 100.0, "bf16": 200.0}, 1.0)
 WRONG = replace(FOUND, error=20.0)
 LEFT_OPEN = {"aux_precision": "auto"}
