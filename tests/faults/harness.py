@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -55,16 +56,54 @@ def run_directory(folder: Path) -> Path | None:
     return next((path.parent for path in folder.glob("*/config.json")), None)
 
 
-def begin_or_resume(folder: Path, kind: str) -> None:
+def begin_or_resume(folder: Path, kind: str, **changes: Any) -> None:
     """What a user's script does: go on where there is something to go on from."""
     path = run_directory(folder)
     if path is not None and not RunDirectory(path).checkpoints:
         shutil.rmtree(path)
         path = None
     if path is None:
-        train(small(folder, kind))
+        train(small(folder, kind, **changes))
     else:
         resume(path)
+
+
+def start_group(folder: Path, kind: str) -> subprocess.Popen[bytes]:
+    """Start a program that is a group of processes: its environments are in some of their own.
+
+    One that is interrupted ends with 130, as the command line does.
+    """
+    code = f"""if True:
+        import pathlib, sys
+        from tests.faults.harness import begin_or_resume
+        try:
+            how = {{"env.parallel": "processes"}}
+            begin_or_resume(pathlib.Path({str(folder)!r}), {kind!r}, **how)
+        except KeyboardInterrupt:
+            sys.exit(130)
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "errors.txt").open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parents[2],
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, _, after_name = path.read_text().rpartition(")")
+        except OSError:  # it has ended
+            continue
+        state, _, _, its_session, *_ = after_name.split()
+        if int(its_session) == leader and state != "Z":
+            members.append(int(path.parent.name))
+    return members
 
 
 def _child(task: Callable[..., None], args: tuple[Any, ...], errors: Path) -> None:

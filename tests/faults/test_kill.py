@@ -27,8 +27,10 @@ from tests.faults.harness import (
     kill_before_operation,
     left,
     run_directory,
+    session,
     small,
     start,
+    start_group,
     wait_for,
 )
 
@@ -139,6 +141,46 @@ def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -
         if newest != "step-000000000000":  # else it had not begun to listen, or to train
             assert process.exitcode == 75, (newest, said)
         finish(folder, begin_or_resume, folder, kind)
+        assert_unbroken(folder, expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up there")
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(["SIGINT"], 130), (["SIGINT", "SIGINT"], 130), (["SIGTERM"], 75)],
+    ids=["interrupted", "interrupted twice", "ended"],
+)
+@pytest.mark.fault(
+    "F-08", "SIGINT, two of them, SIGTERM to the whole group: no process is left", 1, 17
+)
+def test_a_group_that_is_told_to_end(
+    tmp_path: Path, sent: list[str], code: int, fault: Fault
+) -> None:
+    """Environments are processes; everything shared in memory is released, too."""
+    expected, seconds = unbroken("ppg")
+    draw, shared = random.Random(len(sent)), Path("/dev/shm")
+    before = set(shared.glob("*"))
+    for number in fault:
+        while True:
+            folder = tmp_path / f"{number}-{draw.random()}"
+            process = start_group(folder, "ppg")
+            wait_for(lambda at=folder: (path := run_directory(at)) and len(checkpoints(path)) > 1)
+            time.sleep(draw.uniform(0, 0.3 * seconds))
+            told = time.monotonic()
+            for name in sent:
+                os.killpg(process.pid, signal.Signals[name])
+                time.sleep(draw.uniform(0, 0.02))
+            ended = process.wait(60)
+            path = run_directory(folder)
+            assert path is not None
+            if ended == code or not checkpoints(path)[-1].name.endswith("1536"):
+                break  # else it was done before
+        assert time.monotonic() - told < 10
+        assert ended == code, (folder / "errors.txt").read_text()
+        wait_for(lambda leader=process.pid: not session(leader), 10)
+        more = set(shared.glob("*")) - before  # other tests' come and go
+        wait_for(lambda more=more: not any(path.exists() for path in more), 30)
+        finish(folder, begin_or_resume, folder, "ppg")
         assert_unbroken(folder, expected)
 
 

@@ -1,0 +1,100 @@
+"""Environments are brought back by playing again, and go on as the first ones do (F-20)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from phasicrl.config import EnvConfig
+from phasicrl.envs.envpool import PROCGEN, task_families
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.procgen import GAMES, distributions
+from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.spaces import ActionLayout, choices
+from tests.faults.conftest import Fault
+
+pytest.importorskip("envpool")
+BEFORE, AFTER = 250, 300
+"""Steps until the environments are brought back, and those that are then compared."""
+
+
+def tasks(family: str) -> list[EnvConfig]:
+    """All tasks of a family; of EnvPool's, as far as this package says that it can replay them."""
+    if family == "gymnasium":
+        names = ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Acrobot-v1", "Blackjack-v1")
+        return [EnvConfig(id=f"gymnasium:{name}", num_envs=3) for name in names]
+    if family == PROCGEN:
+        return [
+            EnvConfig(id=f"procgen:{game}", num_envs=3, distribution=cast(Any, kind))
+            for game in GAMES
+            for kind in distributions(game, task_families())
+        ]
+    names = [name for name, member in task_families().items() if member == family]
+    return [EnvConfig(id=f"envpool:{name}", num_envs=3) for name in names]
+
+
+def draw(envs: VectorEnv, generator: np.random.Generator) -> torch.Tensor:
+    """Random actions `[B]` or `[B, K]`."""
+    layout, widths = ActionLayout(envs.action_space), choices(envs.action_space)
+    shape = (envs.num_envs, *layout.shape)
+    if widths:
+        return torch.from_numpy(generator.integers(min(widths), size=shape))
+    return torch.from_numpy(generator.uniform(-1, 1, shape).astype(np.float32))
+
+
+def assert_same(one: TimeStep, other: TimeStep) -> None:
+    ended = one.terminated | one.truncated
+    for name in ("obs", "reward", "terminated", "truncated"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert (one.final_obs is None) == (other.final_obs is None)
+    if one.final_obs is not None and other.final_obs is not None:
+        assert torch.equal(one.final_obs[ended], other.final_obs[ended])
+    assert one.info.keys() == other.info.keys()
+    for name, values in one.info.items():
+        assert torch.equal(values, other.info[name]), name
+
+
+@pytest.mark.parametrize(
+    "family",
+    [PROCGEN, "envpool.classic_control", "envpool.mujoco.gym", "envpool.atari", "gymnasium"],
+)
+@pytest.mark.fault("F-20", "brought back by playing again: 300 further steps are the same", 1, 999)
+def test_brought_back_environments_go_on_alike(family: str, fault: Fault, is_full: bool) -> None:
+    every = tasks(family)
+    chosen = every if is_full else every[: fault.wanted]
+    fault.wanted = len(chosen)
+    for index in fault:
+        config = chosen[index]
+        generator = np.random.default_rng(index)
+        envs, twin = make_envs(config, seed=5), make_envs(config, seed=5)
+        assert envs.exact_state == "replay"
+        envs.reset()
+        for _ in range(BEFORE + index):
+            obs = envs.step(draw(envs, generator)).obs
+        assert torch.equal(twin.load_state_dict(copy.deepcopy(envs.state_dict()) or {}), obs)
+        for _ in range(AFTER):
+            action = draw(envs, generator)
+            assert_same(envs.step(action), twin.step(action))
+        envs.close()
+        twin.close()
+
+
+def test_families_that_cannot_be_played_again_do_not_claim_it() -> None:
+    """One task of each other family of EnvPool that can be made here."""
+    refused, families = [], task_families()
+    replayed = {PROCGEN, "envpool.classic_control", "envpool.mujoco.gym", "envpool.atari"}
+    for family in sorted(set(families.values()) - replayed):
+        task = next(name for name, member in families.items() if member == family)
+        try:
+            envs = make_envs(EnvConfig(id=f"envpool:{task}", num_envs=2), seed=1)
+        except (ValueError, RuntimeError, ImportError):  # spaces, assets
+            continue
+        envs.reset()
+        assert envs.exact_state == "none" and envs.state_dict() is None, family
+        refused.append(family)
+        envs.close()
+    assert len(refused) >= 3
