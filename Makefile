@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-slow test-faults bench lint format wheel fresh setup clean help
+.PHONY: train test test-slow test-faults audit bench lint format wheel fresh setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -30,6 +30,9 @@ test-slow: $(READY)  ## Run the tests that train until something is learnt
 FAULTS := benchmarks/results/faults.csv
 test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long
 	$(BIN)/pytest tests/faults -n $(WORKERS) --faults full --fault-table $(FAULTS) --timeout 3600 $(ARGS)
+
+audit: .peers/audit/.ready  ## Look the pinned packages up among the known vulnerabilities; needs the network
+	.peers/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off
 
 bench: $(READY) .peers/sb3/.ready  ## Whole training loops beside Stable-Baselines3's, interleaved; ten minutes (benchmarks/versus.py has more)
 	$(BIN)/python benchmarks/versus.py cartpole64 halfcheetah --pairs 3 $(ARGS)
@@ -62,6 +65,11 @@ help:  ## Show this list
 .peers/sb3/.ready: benchmarks/peers/requirements-sb3.txt
 	@PYTHON="$(PYTHON)" tools/venv.sh .peers/sb3
 	@.peers/sb3/bin/python tools/install.py $<
+	@touch $@
+
+.peers/audit/.ready .peers/procgen2/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
+	@PYTHON="$(PYTHON)" tools/venv.sh .peers/$*
+	@.peers/$*/bin/pip install --disable-pip-version-check -qq --requirement $<
 	@touch $@
 
 # Rebuilt when what is to be installed has changed; an attempt that was cut off leaves no stamp and is repeated.

@@ -1,0 +1,62 @@
+"""EnvPool's Procgen beside an independent build of the original (F-21)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from phasicrl.config import EnvConfig
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.procgen import GAMES
+from tests.faults.conftest import Fault
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".peers" / "procgen2" / "bin" / "python"
+PLAYER = Path(__file__).with_name("play_procgen2.py")
+NUM_ENVS, SEED = 4, 5
+
+
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="no original to compare with; make .peers/procgen2/.ready gets it"
+)
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.fault("F-21", "EnvPool's Procgen, 10,000 steps: the original's, in each game", 1, 8)
+def test_every_game_is_the_original(
+    tmp_path: Path, half: int, fault: Fault, is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one seed for all, which both take; a list of seeds is EnvPool's alone."""
+    monkeypatch.setattr("phasicrl.envs.envpool.env_seeds", lambda seed, num_envs: seed)
+    num_steps = 2500 if is_full else 300
+    for index in fault:
+        game = GAMES[half::2][index]
+        actions = np.random.default_rng(index).integers(
+            15, size=(num_steps, NUM_ENVS), dtype=np.int32
+        )
+        np.save(tmp_path / "actions.npy", actions)
+        output = tmp_path / "original.npz"
+        words = [PYTHON, PLAYER, game, SEED, tmp_path / "actions.npy", output]
+        subprocess.run(list(map(str, words)), check=True)
+        config = EnvConfig(
+            id=f"procgen:{game}", num_envs=NUM_ENVS, distribution="easy", num_levels=200
+        )
+        envs = make_envs(config, seed=SEED)
+        envs.reset()
+        steps = [envs.step(torch.from_numpy(action)) for action in actions]
+        envs.close()
+        with np.load(output) as original:
+            ended = torch.stack([step.terminated | step.truncated for step in steps]).numpy()
+            assert ended.sum() > 0
+            np.testing.assert_array_equal(ended, original["ended"])
+            reward = torch.stack([step.reward for step in steps]).numpy()
+            np.testing.assert_array_equal(reward, original["reward"].astype(np.float32))
+            # Ours are of the level that the step was taken in, its own of the one it leads to.
+            level = torch.stack([step.info["level_seed"] for step in steps]).numpy()
+            goes_on = ~ended[:-1]
+            np.testing.assert_array_equal(level[1:], original["level_seed"][:-1])
+            np.testing.assert_array_equal(level[1:][goes_on], level[:-1][goes_on])
+            complete = torch.stack([step.info["level_complete"] for step in steps]).numpy()
+            np.testing.assert_array_equal(complete[ended], original["complete"][ended])
