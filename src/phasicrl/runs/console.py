@@ -108,7 +108,7 @@ class _Pace:
         """Per cent, steps, speed and time left (empty while it is unknown), for people."""
         total, left = self._config.budget, self.seconds_left(now)
         return [
-            f"{100 * env_steps / total:.1f} %",
+            f"{min(100 * env_steps / total, 100):.1f} %",  # the last rollout may go over the budget
             f"{_compact(env_steps)}/{_compact(total)} steps",
             f"{_compact(self.steps_per_second())} steps/s",
             "" if left is None else f"{_duration(left)} left",
