@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import operator
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -64,7 +65,12 @@ def refuse_wrong_types(knobs: Any) -> None:
         ConfigError: the values that `from_json` would not take, all of them.
     """
     kind = typing.cast(type[Any], type(knobs))
-    _from_tree(kind, dataclasses.asdict(knobs), "")
+    read = _from_tree(kind, dataclasses.asdict(knobs), "")
+    for path, words in RETIRED_VALUES.items():  # which are for files
+        given = operator.attrgetter(path)(knobs) if hasattr(knobs, path.split(".")[0]) else None
+        if given in [old for old, _ in words]:
+            new = operator.attrgetter(path)(read)
+            raise ConfigError([f"{path} is {given!r}, a word of an earlier version; take {new!r}"])
 
 
 def read_text(path: Path, largest: int = 2**24) -> str:

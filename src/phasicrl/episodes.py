@@ -34,9 +34,9 @@ class EpisodeStatistics:
             info: what the environments say of the steps besides (`TimeStep.info`), `[T, B]` each.
         """
         goes_on, ends = ~ended.cpu().numpy(), ended.cpu().numpy()
-        if "restarted" in info:  # cut by a fault, episodes are not finished
-            ends = ends & ~info["restarted"].cpu().numpy()
-            self._restarts = (self._restarts or 0) + int(info["restarted"].sum())
+        if "cut" in info:  # by a fault: such episodes are not finished
+            ends = ends & ~info["cut"].cpu().numpy()
+            self._restarts = (self._restarts or 0) + int(info["restarts"].sum())
         # [T, 2, B], of single steps as yet
         sums = np.stack([reward.cpu().numpy(), np.ones(ends.shape)], axis=1)
         # Step by step, so that no digit of a return depends on where the rollouts begin.

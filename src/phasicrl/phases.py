@@ -339,6 +339,7 @@ def auxiliary_phase(
         old_dist_params = dist_params(agent, buffer.segments(), compute=compute, phase="aux")
         buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
     progress = buffer.progress
+    start -= progress.seconds
     samples = buffer.auxiliary_samples(progress.old_dist_params)
     loss = AuxiliaryLoss(agent, aux, compute.precision("aux"))
     step = compute.gradient_step(loss, learner.settings("aux"))
@@ -347,6 +348,7 @@ def auxiliary_phase(
     while progress.epoch < aux.epochs:
         stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         if progress.order is None:
+            progress.seconds = perf_counter() - start
             before_epoch()
             progress.order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
         # N < N_π: fewer minibatches, each still drawn from everything, because the order is

@@ -228,9 +228,9 @@ class MeanAccumulator:
             for names, sums in self._sums.items()
         ]
 
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Take back `state_dict`."""
-        self._sums = {tuple(part["names"]): part["sums"] for part in state}
+    def load_state_dict(self, state: list[dict[str, Any]], device: torch.device) -> None:
+        """Take back `state_dict`, on the device where what is added will be."""
+        self._sums = {tuple(part["names"]): part["sums"].to(device) for part in state}
         self._weights = {tuple(part["names"]): part["weight"] for part in state}
 
     def result(self) -> dict[str, float]:
@@ -260,6 +260,7 @@ class AuxiliaryProgress:
         epoch: epochs that are finished.
         order: of this epoch's segments or transitions; None before it has begun.
         num_done: minibatches of this epoch that are done.
+        seconds: spent so far, up to the last beginning of an epoch.
     """
 
     old_dist_params: Float[Tensor, "KB T P"]
@@ -267,6 +268,7 @@ class AuxiliaryProgress:
     epoch: int = 0
     order: Int[Tensor, " M"] | None = None
     num_done: int = 0
+    seconds: float = 0.0
 
 
 class PhaseBuffer:

@@ -79,13 +79,14 @@ def test_a_fault_cuts_one_episode_and_leaves_the_other_environment_alone() -> No
     for _ in range(3):
         before = envs.step(RIGHT)
         assert torch.equal(before.obs, sound.step(RIGHT).obs)
-        assert before.info["restarted"].tolist() == [False, False]
+        assert before.info["cut"].tolist() == [False, False]
     with pytest.warns(RuntimeWarning, match=r"environment 0, step\(\) at step 4: .*restart 1 of 1"):
         step = envs.step(RIGHT)
     expected = sound.step(RIGHT)
     assert step.truncated.tolist() == [True, False] and not step.terminated.any()
     assert step.reward.tolist() == [0.0, 1.0]
-    assert step.info["restarted"].tolist() == [True, False]
+    assert step.info["cut"].tolist() == [True, False]
+    assert step.info["restarts"].tolist() == [1, 0]
     assert step.final_obs is not None
     assert torch.equal(step.final_obs[0], before.obs[0])  # what was seen last
     assert torch.equal(step.obs[1], expected.obs[1])
@@ -117,8 +118,9 @@ def test_a_fault_in_a_reset_is_answered_once() -> None:
     envs.reset()
     envs.step(RIGHT)
     step = envs.step(RIGHT)
-    assert step.truncated.all() and step.info["restarted"].all()
-    assert step.reward.tolist() == [1.0, 1.0]  # the episode had ended by itself
+    assert step.truncated.all() and step.info["restarts"].tolist() == [1, 1]
+    # The episode had ended by itself: it counts.
+    assert step.reward.tolist() == [1.0, 1.0] and not step.info["cut"].any()
     envs.close()
     envs = bridge(partial(Fragile, 2, "reset"), 0)
     envs.reset()
@@ -150,7 +152,7 @@ def test_a_process_that_dies_or_hangs_cuts_all_episodes(by: str, words: str) -> 
     before = envs.step(RIGHT)
     with pytest.warns(RuntimeWarning, match=words):
         step = envs.step(RIGHT)
-    assert step.truncated.all() and not step.terminated.any() and step.info["restarted"].all()
+    assert step.truncated.all() and not step.terminated.any() and step.info["cut"].all()
     assert step.final_obs is not None and torch.equal(step.final_obs, before.obs)
     assert step.reward.tolist() == [0.0, 0.0]
     assert not torch.equal(step.obs, first)  # other seeds
@@ -216,3 +218,65 @@ def test_an_evaluation_counts_whole_episodes_only(tmp_path: Path) -> None:
     )
     found = evaluate(run.directory, episodes=2, make_env=OneBreaks(3))
     assert all(min(each.lengths) >= 39 for each in found)
+
+
+def test_a_process_that_dies_between_two_steps_is_noticed_by_the_next(tmp_path: Path) -> None:
+    """Until then the episodes have no state that could be saved."""
+    envs = bridge(partial(Fragile, 10**9), 1, parallel="processes")
+    envs.reset()
+    before = envs.step(RIGHT)
+    backend: Any = envs.backend
+    backend._vector.processes[1].kill()
+    backend._vector.processes[1].join()
+    assert envs.state_dict() is None
+    with pytest.warns(RuntimeWarning, match=r"environment 1 died .*SIGKILL.*restart 1 of 1"):
+        step = envs.step(RIGHT)
+    assert step.info["cut"].all() and step.final_obs is not None
+    assert torch.equal(step.final_obs, before.obs)
+    assert envs.state_dict() is not None
+    envs.close()
+
+
+class DiesAtFirst(Fragile):
+    """Dies in a step; those that are made next die in their first reset, the last ones do not."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(2, "dying")
+        self._log = log
+
+    def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        with self._log.open("a") as file:
+            file.write("x")
+        if self._log.stat().st_size == 3:  # looked at; the first of its life; the next
+            os._exit(4)
+        if self._log.stat().st_size > 3:
+            self._left = 10**9
+        return super().reset(**given)
+
+
+def test_one_that_dies_again_while_it_begins_anew_is_counted_again(tmp_path: Path) -> None:
+    vector = GymnasiumEnv(
+        partial(DiesAtFirst, tmp_path / "log"),
+        num_envs=1, seed=7, name="own", max_restarts=2, parallel="processes",
+    )  # fmt: skip
+    envs = Bridge(vector)
+    envs.reset()
+    envs.step(RIGHT[:1])
+    envs.step(RIGHT[:1])
+    step = envs.step(RIGHT[:1])
+    assert step.info["restarts"].tolist() == [2]
+    assert envs.step(RIGHT[:1]).info["restarts"].tolist() == [0]
+    envs.close()
+
+
+def test_an_environment_is_not_made_anew_while_it_is_brought_back() -> None:
+    """It would be at another place, and look as if it were not."""
+    envs = bridge(partial(Fragile, 3), 5)
+    envs.reset()
+    for _ in range(3):
+        envs.step(RIGHT)
+    state = envs.state_dict()
+    assert state is not None
+    twin = bridge(partial(Fragile, 2), 5)
+    with pytest.raises(EnvError, match="the game is gone"):
+        twin.load_state_dict(state)

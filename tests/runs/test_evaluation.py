@@ -139,5 +139,8 @@ def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
     run = train(config, make_env=Corridor)
     assert run.env_steps == 128
     assert "the best weights could not be saved: [Errno 28]" in capsys.readouterr().out
+    # What is not there is no best return, to which later ones would be compared.
+    assert all("evaluation/best_return" not in row for row in run.files.metrics())
+    assert run.state_dict()["best_return"] is None
     with pytest.raises(ValueError, match=r"no best.safetensors yet: it is written by the evalu"):
         evaluate(run.directory, make_env=Corridor, weights="best")

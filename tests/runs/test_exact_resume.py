@@ -212,6 +212,10 @@ def test_in_the_middle_of_an_auxiliary_phase(
             resume(directory, make_env=Drawing)
     run = resume(directory, make_env=Drawing)
     assert epochs == [0, 1, 2]
+    # Its times are those of all its parts.
+    row = run.files.metrics()[at - 1]
+    parts = [row[f"time/{part}"] for part in ("rollout", "policy", "value", "auxiliary")]
+    assert parts[0] > 0 and sum(parts) <= row["time/total"]
     for name, weights in unbroken.agent.state_dict().items():
         assert torch.equal(weights, run.agent.state_dict()[name]), name
     for one, other in zip(rows_of(run.files), rows_of(unbroken.files), strict=True):

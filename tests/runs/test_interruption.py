@@ -23,6 +23,7 @@ from phasicrl.envs.protocol import EnvError
 from phasicrl.host.signals import Preempted, ToldToEnd
 from phasicrl.runs.build import start_run
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
+from phasicrl.runs.run import Run
 from tests.helpers import TRAIN, Corridor, corridor, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)
@@ -145,6 +146,29 @@ def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
             time.sleep(0.06)
         os.kill(os.getpid(), signal.SIGTERM)
     assert run.env_steps == 0
+
+
+def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the terminal, and from a parent that passes it on; a later one does end it at once."""
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("phasicrl.host.signals._AT_ONCE", 0.2)
+    save = Run._save_kept
+
+    def interrupted_save(run: Run) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not ended
+        time.sleep(0.25)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ended == [130]
+        save(run)
+
+    with pytest.raises(KeyboardInterrupt), start_run(tiny(tmp_path), make_env=corridor):
+        monkeypatch.setattr(Run, "_save_kept", interrupted_save)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert ended == [130]
 
 
 def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None:

@@ -138,24 +138,27 @@ class GuardedEnv(gym.Env[Any, Any]):
 
     @place.setter
     def place(self, path: tuple[str, np.ndarray]) -> None:
-        start, actions = json.loads(path[0]), path[1]
+        restarts, self._restarts = self._restarts, False  # a new one would be at another place
+        self._place = self._led(json.loads(path[0]), path[1])
+        self._restarts = restarts
+
+    def _led(self, start: dict[str, Any], actions: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin as another did, take its actions, and return what that leads to."""
         obs, info = self.reset(seed=start["seed"])
         try:
             if "state" in start and self._env is not None:
                 set_state = self._env.get_wrapper_attr("set_state")
                 its_obs, its_info = answer(set_state(start["state"]), "(obs, info)")
-                self._place = self._stored(its_obs), self._mask(its_obs, its_info)
-                return
+                return self._stored(its_obs), self._mask(its_obs, its_info)
             if start["generator"] is not None and self._env is not None:
                 self._env.unwrapped.np_random.bit_generator.state = start["generator"]
                 obs, info = self.reset()
         except (Exception, SystemExit) as error:
-            self._place = self._blank_obs(), self._report("set_state", error)
-            return
+            return self._blank_obs(), self._report("set_state", error)
         for action in actions:
             if "fault" not in info:
                 obs, *_, info = self.step(action)
-        self._place = obs, info
+        return obs, info
 
     @property
     def unwrapped(self) -> gym.Env[Any, Any]:

@@ -103,6 +103,7 @@ class GymnasiumEnv:
         # None once they were given.
         self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))
         self._obs = np.empty(0)
+        self._lost: ProcessLostError | None = None
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Start every environment anew; seeds are given the first time only."""
@@ -122,6 +123,8 @@ class GymnasiumEnv:
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew."""
         try:
+            if self._lost is not None:
+                raise self._lost
             obs, reward, terminated, truncated, info = self._vector.step(action)
         except ProcessLostError as error:
             return self._begin_anew(error)
@@ -136,8 +139,16 @@ class GymnasiumEnv:
         return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), told)
 
     def starts(self) -> list[str | None]:
-        """The seed, or the generator's state, with which each environment began its episode."""
-        return list(self._vector.get_attr("start"))
+        """The seed, or the generator's state, with which each environment began its episode.
+
+        None where that is not known, such as after the death of a process, of which the next step
+        tells.
+        """
+        try:
+            return list(self._vector.get_attr("start"))
+        except ProcessLostError as error:
+            self._lost = error
+            return [None] * self.num_envs
 
     def replay(
         self, starts: list[Any], actions: list[np.ndarray]
@@ -157,25 +168,37 @@ class GymnasiumEnv:
 
     def _begin_anew(self, error: ProcessLostError) -> NumpyStep:
         """In place of a step, start all processes anew, and cut every episode."""
-        self._count_restart(error)
         last_obs, yes = self._obs, np.ones(self.num_envs, bool)
-        (self._seed,) = env_seeds(self._seed, 1)
-        self._seeds = list(env_seeds(self._seed, self.num_envs))
-        self._vector = self._make_vector()
-        obs, mask = self.reset()
-        reward = np.zeros(self.num_envs, np.float32)
-        return NumpyStep(obs, reward, ~yes, yes, last_obs, mask, {"restarted": yes})
+        restarts, lost = np.zeros(self.num_envs, np.int64), error
+        while lost is not None:
+            self._count_restart(lost)
+            restarts += 1
+            (self._seed,) = env_seeds(self._seed, 1)
+            self._seeds = list(env_seeds(self._seed, self.num_envs))
+            try:
+                self._vector = self._make_vector()
+                obs, mask = self.reset()
+                self._lost = lost = None
+            except ProcessLostError as again:
+                lost = again
+        told = {"restarts": restarts, "cut": yes}
+        return NumpyStep(obs, np.zeros(self.num_envs), ~yes, yes, last_obs, mask, told)
 
     def _restarts_in(self, info: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Which environments were made anew in a step `[B]`, if any may be."""
+        """How often each environment was made anew in a step, and whose episode that cut, `[B]`.
+
+        Nothing where none may be made anew.
+        """
         if not self._max_restarts:
             return {}
-        restarted = np.zeros(self.num_envs, bool)
-        for where in (info, info.get("final_info", {})):  # of the reset, and of the step before it
+        restarts, cut = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, bool)
+        of_step = info.get("final_info", {})
+        for where in (of_step, info):  # what the reset after it says stands beside it
             for index in np.flatnonzero(where.get("_restarted", ())):
                 self._count_restart(EnvError(where["restarted"][index]))
-                restarted[index] = True
-        return {"restarted": restarted}
+                restarts[index] += 1
+                cut[index] |= where is of_step
+        return {"restarts": restarts, "cut": cut}
 
     def _count_restart(self, error: EnvError) -> None:
         """Say that something is made anew; refuse it if that was done too often."""

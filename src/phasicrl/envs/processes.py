@@ -77,6 +77,19 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
             self.step_async(actions)
             return self.step_wait(self._step_seconds)
 
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of each, within the deadline of a step."""
+        with self._watched(f"a look at its {name}", self._step_seconds):
+            self.call_async(name)
+            return self.call_wait(self._step_seconds)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each, within the deadline of a reset."""
+        with self._watched(f"setting its {name}", self._reset_seconds):
+            for pipe, value in zip(self.parent_pipes, values, strict=True):
+                pipe.send(("_setattr", (name, value)))
+            self._raise_if_errors([done for _, done in self._answers(self._reset_seconds)])
+
     def close(self, **_: Any) -> None:
         """End the processes: ask, wait a little, kill."""
         if self.closed:
@@ -105,11 +118,15 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         with self._watched("its start", self._reset_seconds):
             for pipe in self.parent_pipes:
                 pipe.send(("_check_spaces", spaces))
-            deadline = time.monotonic() + self._reset_seconds
-            for pipe in self.parent_pipes:
-                if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                    raise multiprocessing.TimeoutError
-                pipe.recv()
+            list(self._answers(self._reset_seconds))
+
+    def _answers(self, seconds: float) -> Iterator[Any]:
+        """What every process answers, within the deadline."""
+        deadline = time.monotonic() + seconds
+        for pipe in self.parent_pipes:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                raise multiprocessing.TimeoutError
+            yield pipe.recv()
 
     @contextlib.contextmanager
     def _watched(self, call: str, seconds: float) -> Iterator[None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 PREEMPTED, INTERRUPTED = 75, 130
 """Exit codes of a run that was told to end: start it again; Ctrl-C."""
-_AT_ONCE = 1.0
+_AT_ONCE = 0.5
 """Seconds."""
 _ASKS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -68,14 +68,15 @@ class Signals:
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Several of a kind come at once to a group of processes, and none but the first counts. One
+        # that comes later is heard: the first may have been raised where Python passes exceptions
+        # over, such as a destructor.
+        now = time.monotonic()
+        if now - self._raised_at < _AT_ONCE:
+            return
         if self._closing:
             if number == signal.SIGINT:
                 os._exit(INTERRUPTED)
-            return
-        # Several of a kind come at once to a group of processes. One that comes later is heard: the
-        # first may have been raised where Python passes exceptions over, such as a destructor.
-        now = time.monotonic()
-        if now - self._raised_at < _AT_ONCE:
             return
         self._raised_at = now
         if number == signal.SIGINT:

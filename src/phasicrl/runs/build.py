@@ -247,8 +247,8 @@ def _build_run(
             collector.start()
         else:
             collector.load_state_dict(state["collector"], opened.obs)
+        run.write_card()
         undo.pop_all()
-    run.write_card()
     return run, opened.remark
 
 

@@ -125,7 +125,7 @@ def play(
         if on_step is not None:
             on_step(policy, distribution, action, step, under_way)
         first = step.terminated | step.truncated
-        under_way.end(first, step.info.get("restarted", torch.zeros_like(first)))
+        under_way.end(first, step.info.get("cut", torch.zeros_like(first)))
         obs = step.obs
         if step.final_obs is not None:
             last = obs.clone()

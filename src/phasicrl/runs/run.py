@@ -209,19 +209,20 @@ class Run:
         with closing(self._make_evaluation_envs()) as envs:
             returns, lengths = play(agent, envs, **how, precision=self.compute.precision("policy"))
         mean_return = statistics.fmean(returns)
-        if self._best_return is None or mean_return > self._best_return:
-            self._best_return = mean_return
+        best = self._best_return
+        if best is None or mean_return > best:
             try:
                 weights = agent.state_dict()
                 self.files.save_weights(weights, env_steps=self.env_steps, which="best")
+                best = self._best_return = mean_return
             except OSError as error:
                 self.log.message(f"warning: the best weights could not be saved: {error}")
-        return {
+        record = {
             "evaluation/return": mean_return,
             "evaluation/length": statistics.fmean(lengths),
-            "evaluation/best_return": self._best_return,
             "time/evaluation": time.perf_counter() - start,
         }
+        return record if best is None else record | {"evaluation/best_return": best}
 
     def checkpoint(self) -> None:
         """Remember the state as it is between two iterations or auxiliary epochs.
@@ -338,8 +339,15 @@ class Run:
         """
         progress = self.buffer.progress
         auxiliary = progress and {
-            "epoch": progress.epoch, "means": progress.means.state_dict(), "record": self.record
-        }  # fmt: skip
+            "epoch": progress.epoch,
+            "means": progress.means.state_dict(),
+            "record": self.record,
+            "seconds": {
+                "auxiliary": progress.seconds,
+                "rollout": self._rollout_seconds,
+                "total": time.perf_counter() - self._iteration_started,
+            },
+        }
         return {
             "learner": self.learner.state_dict(),
             "action_generator": self.collector.generator.get_state(),
@@ -379,10 +387,13 @@ class Run:
         if (auxiliary := state["auxiliary"]) is not None:
             old_dist_params = chunks[self._old_policy_name]["dist_params"]
             means = MeanAccumulator()
-            means.load_state_dict(auxiliary["means"])
+            device, seconds = self.compute.device, auxiliary["seconds"]
+            means.load_state_dict(auxiliary["means"], device)
             self.buffer.progress = AuxiliaryProgress(
-                old_dist_params.to(self.compute.device), means, auxiliary["epoch"]
+                old_dist_params.to(device), means, auxiliary["epoch"], seconds=seconds["auxiliary"]
             )
+            self._rollout_seconds = seconds["rollout"]
+            self._iteration_started = time.perf_counter() - seconds["total"]
             self.record = auxiliary["record"]
 
     def summary(self) -> dict[str, str]:
