@@ -51,7 +51,8 @@ def test_a_gradient_is_three_frames_below_the_algorithm(
 def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
     """Of the trainer itself.
 
-    Environments, networks and the session are given to it, and what they call is theirs.
+    Environments, networks, the session and the world of processes are given to it, and what they
+    call is theirs.
     """
     config = tiny(tmp_path, reward_norm=None)
     run = open_run(replace(config, total_env_steps=2 * config.batch_size))
@@ -66,7 +67,7 @@ def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
         return "" if frame is None else str(Path(frame.f_code.co_filename).relative_to(PACKAGE))
 
     def is_given(name: str) -> bool:
-        return name.startswith(("envs/", "models/", "runs/"))
+        return name.startswith(("envs/", "models/", "runs/", "distributed.py"))
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):

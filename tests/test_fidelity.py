@@ -23,7 +23,12 @@ from phasicrl import phases
 from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.models.agent import Agent
-from phasicrl.phases import PolicyPhaseLoss, compute_targets, policy_phase
+from phasicrl.phases import (
+    PolicyPhaseLoss,
+    compute_targets,
+    normalize_minibatches,
+    policy_phase,
+)
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
 from phasicrl.runs.build import start_run
@@ -424,9 +429,11 @@ def test_the_loss_of_64_samples_is_the_originals(name: str, ddof: int, tmp_path:
     rollout.value_target.copy_(rollout.value + noise())
     rollout.log_prob.add_(0.3 * noise())
     rollout.value.add_(0.3 * noise())
-    samples = rollout.policy_samples(2 + 3 * noise()).as_transitions()
+    samples = rollout.policy_samples(2 + 3 * noise())
+    dealt = normalize_minibatches(samples, torch.arange(64), config.ppo).as_transitions()
+    samples = samples.as_transitions()
     loss = PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=True)
-    ours = loss(loss.prepare(samples), torch.tensor(0.0))[0].item()
+    ours = loss(dealt, torch.tensor(0.0))[0].item()
     assert ours == pytest.approx(written_loss(run, samples, ddof=ddof), abs=1e-6)
     # The comparison tells the two deviations apart.
     assert abs(ours - written_loss(run, samples, ddof=1 - ddof)) > 1e-4

@@ -203,13 +203,15 @@ def test_auxiliary_loss_and_gradient_equal_the_written_formula(tmp_path: Path) -
 
 def spy_on_auxiliary_batches(monkeypatch: pytest.MonkeyPatch) -> list[AuxiliarySamples]:
     seen: list[AuxiliarySamples] = []
-    original = phases.AuxiliaryLoss.prepare
+    original = phases.AuxiliaryLoss.__call__
 
-    def spy(loss: phases.AuxiliaryLoss, samples: AuxiliarySamples) -> AuxiliarySamples:
+    def spy(
+        loss: phases.AuxiliaryLoss, samples: AuxiliarySamples, *coefficients: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         seen.append(samples)
-        return original(loss, samples)
+        return original(loss, samples, *coefficients)
 
-    monkeypatch.setattr(phases.AuxiliaryLoss, "prepare", spy)
+    monkeypatch.setattr(phases.AuxiliaryLoss, "__call__", spy)
     return seen
 
 

@@ -18,6 +18,9 @@ from phasicrl.rollout import Rollout, Samples
 Truncation = tuple[int, Tensor, Tensor, Tensor]
 """Truncated episodes of a step: its number, environments, final observations, memory states."""
 
+Played = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""What environments said of a rollout, `[T, B]` each: rewards, ends of episodes, and more."""
+
 
 class Collector:
     """Steps the environments with the agent's actions and writes what happens into rollouts.
@@ -45,14 +48,17 @@ class Collector:
         self.compute = compute
         self.generator = generator
         self.bootstrap_truncation = bootstrap_truncation
-        self.episodes = EpisodeStatistics(envs.num_envs)
+        self.episodes = EpisodeStatistics(compute.world.size * envs.num_envs)
         # A value network of its own is asked once a rollout, not at each step. With a memory it
         # must follow the episode, for truncated ones.
         self._values_afterwards = agent.value_path == "separate" and not agent.state_size
         self._precision: Precision = compute.precision("policy")
-        # Only the shapes of its noise are of interest.
+        # Only the shapes of its noise are of interest. All processes draw the noise of all
+        # environments, so that an environment's does not depend on how many processes there are.
+        num_envs = compute.world.size * envs.num_envs
+        self._own_noise = compute.world.own(num_envs)
         self._blank_policy = agent.policy_head.distribution(
-            torch.zeros(envs.num_envs, 1, agent.policy_head.num_dist_params)
+            torch.zeros(num_envs, 1, agent.policy_head.num_dist_params)
         )
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -98,13 +104,18 @@ class Collector:
         with self.compute.explaining_memory(
             "collecting a rollout", "fewer env.num_envs", whole=self.agent.state_size > 0
         ):
-            self._fill(rollout, begins_statistics=begins_statistics)
-        _require_finite(
-            policy=rollout.log_prob, value_function=torch.cat([rollout.value, rollout.next_value])
-        )
+            with self.compute.world.together("a rollout"):
+                truncations, played = self._play(rollout)
+            self._tell_episodes(*played)
+            self._value_rollout(rollout, truncations, begins_statistics=begins_statistics)
+        with self.compute.world.together("a rollout"):
+            _require_finite(
+                policy=rollout.log_prob,
+                value_function=torch.cat([rollout.value, rollout.next_value]),
+            )
 
-    def _fill(self, rollout: Rollout, *, begins_statistics: bool) -> None:
-        """Act, step, write down; then value what is left to be valued."""
+    def _play(self, rollout: Rollout) -> tuple[list[Truncation], Played]:
+        """Act, step, write down; returns the truncated episodes, and what all of them did."""
         rollout.state.copy_(self._state)
         rollout.first[:, 0] = self._first
         finals: dict[int, tuple[Tensor, Tensor]] = {}
@@ -121,14 +132,27 @@ class Collector:
         # [T, B] each
         reward, terminated, truncated, ended = map(torch.stack, zip(*outcomes, strict=True))
         info = {name: torch.stack([info[name] for info in infos]) for name in infos[0]}
-        self.episodes.update(reward, ended, info)
         rollout.first[:, 1:] = self.compute.upload(ended[:-1]).t()
         rooms = (rollout.reward, rollout.terminated, rollout.truncated)
         for room, values in zip(rooms, (reward, terminated, truncated), strict=True):
             room.copy_(self.compute.upload(values).t())
-        truncations = self._truncations(truncated, finals)
+        return self._truncations(truncated, finals), (reward, ended, info)
+
+    def _tell_episodes(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
+        """Take what the environments of all processes did into the statistics of episodes."""
+
+        def of_all(values: Tensor) -> Tensor:
+            return self.compute.world.cat(values.t()).t()
+
+        infos = {name: of_all(values) for name, values in info.items()}
+        self.episodes.update(of_all(reward), of_all(ended), infos)
+
+    def _value_rollout(
+        self, rollout: Rollout, truncations: list[Truncation], *, begins_statistics: bool
+    ) -> None:
+        """Value what is left to be valued."""
         if begins_statistics:
-            self.agent.reader.update(rollout.obs)
+            self.agent.reader.update(rollout.obs, self.compute.world)
             if self.agent.state_size:
                 truncations = self._remember_anew(rollout, truncations)
         if self._values_afterwards or begins_statistics:
@@ -156,7 +180,7 @@ class Collector:
                 f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
             )
             rollout.action_mask[:, t] = mask = self.compute.upload(self.envs.action_mask)
-        noise = self._blank_policy.noise(self.generator)
+        noise = self._blank_policy.noise(self.generator)[self._own_noise]
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
         answer = self.compute.evaluate(self._answer, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = answer

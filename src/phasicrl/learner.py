@@ -109,10 +109,12 @@ class Learner:
         if normalizer is None:
             return reward, {}
         by_termination = norm is not None and norm.reset_at == "termination"
-        reward = normalizer(reward, rollout.terminated if by_termination else rollout.first)
+        starts_anew = rollout.terminated if by_termination else rollout.first
+        world = self.compute.world
+        reward = normalizer(world.cat(reward), world.cat(starts_anew))
         clipped = float((reward.abs() >= normalizer.clip).float().mean())
         record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
-        return reward, record
+        return reward[world.own(len(reward))], record
 
     def update_observation_statistics(self, rollout: Rollout) -> None:
         """Take a rollout's observations into their statistics, when all has been learned from it.
@@ -122,7 +124,7 @@ class Learner:
         """
         norm = self.config.obs_norm
         if norm is not None and not (norm.from_first_rollout and self.iteration <= 1):
-            self.agent.reader.update(rollout.obs)
+            self.agent.reader.update(rollout.obs, self.compute.world)
 
     def follow_kl(self, kl: float) -> Record:
         """Adapt what is steered by the divergence of an iteration's last epoch.
@@ -142,15 +144,17 @@ class Learner:
 
     def settings(self, phase: Phase) -> StepSettings:
         """How gradients become steps in a phase."""
-        config, networks = self.config, self.agent.networks()
+        config, networks, world = self.config, self.agent.networks(), self.compute.world
+        mean = world.mean_ if world.size > 1 else None  # without it, a step can be one call
         if phase == "aux":
             assert config.aux is not None, "there is no auxiliary phase"
-            return StepSettings(phase, networks, self.optimizers["aux"], config.aux.max_grad_norm)
+            most = config.aux.max_grad_norm
+            return StepSettings(phase, networks, self.optimizers["aux"], most, mean)
         if config.ppo.grad_norm_of == "agent":
             networks = [list[nn.Parameter](self.agent.parameters())]
         # Joint passes have one optimizer, of which half goes on after a stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
-        return StepSettings(phase, networks, optimizer, config.ppo.max_grad_norm)
+        return StepSettings(phase, networks, optimizer, config.ppo.max_grad_norm, mean)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive."""

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from phasicrl.config import Statistics
+from phasicrl.distributed import ALONE, World
 from phasicrl.returns import discounted_forward_return
 
 
@@ -29,9 +30,12 @@ class RunningMoments(nn.Module):
         for name in ("mean", "sum_of_squares"):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
-    def update(self, batch: Float[Tensor, "..."]) -> None:
-        """Merge a batch `[*N, *shape]` in, over all leading axes; a single sample has none."""
-        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape)
+    def update(self, batch: Float[Tensor, "..."], world: World = ALONE) -> None:
+        """Merge a batch `[*N, *shape]` in, over all leading axes; a single sample has none.
+
+        Of several processes each has a part of the batch, of one size.
+        """
+        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
         total = self.count + count
         delta = mean - self.mean
         self.sum_of_squares += sum_of_squares + delta.square() * self.count * count / total
@@ -108,12 +112,13 @@ class EmaMoments(nn.Module):
         """Whether there was no batch yet. It waits for a GPU, to look at a tensor's value."""
         return bool(self.weight == 0)
 
-    def update(self, batch: Float[Tensor, "..."]) -> None:
+    def update(self, batch: Float[Tensor, "..."], world: World = ALONE) -> None:
         """Mix a batch `[*N, *shape]` in, which counts as one whatever its size.
 
-        A single sample has no leading axes.
+        A single sample has no leading axes. Of several processes each has a part of the batch, of
+        one size.
         """
-        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape)
+        count, mean, sum_of_squares = _batch_moments(batch, self.mean.shape, world)
         self.weight.mul_(self.decay).add_(1 - self.decay)
         share = (1 - self.decay) / self.weight
         delta = mean - self.mean
@@ -135,11 +140,12 @@ def make_moments(statistics: Statistics, *, decay: float, shape: tuple[int, ...]
 
 
 def _batch_moments(
-    batch: Float[Tensor, "..."], shape: torch.Size
+    batch: Float[Tensor, "..."], shape: torch.Size, world: World
 ) -> tuple[float, Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """Number of samples in a batch `[*N, *shape]`, their mean and their sum of squares, in float64.
 
-    The squares are of the distances from the mean.
+    The squares are of the distances from the mean. The parts of all processes are merged in
+    parallel form (Chan et al. 1979).
     """
     num_axes = batch.dim() - len(shape)
     fits, given = batch.shape[num_axes:] == shape, tuple(batch.shape)
@@ -148,7 +154,11 @@ def _batch_moments(
     batch = batch.double().unsqueeze(0)
     axes = tuple(range(num_axes + 1))
     mean = batch.mean(axes)
-    return batch.numel() / mean.numel(), mean, (batch - mean).square().sum(axes)
+    count, sum_of_squares = batch.numel() / mean.numel(), (batch - mean).square().sum(axes)
+    means, sums = world.cat(mean[None]), world.cat(sum_of_squares[None])
+    mean = means.mean(0)
+    between = count * (means - mean).square().sum(0)
+    return world.size * count, mean, sums.sum(0) + between
 
 
 def _deviation(variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -245,9 +255,9 @@ class ObservationNormalizer(nn.Module):
         """`(x − mean) / √(variance + 1e-8)`, clipped, in float32; x before the first update."""
         return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
 
-    def update(self, x: Float[Tensor, "*N D"]) -> None:
+    def update(self, x: Float[Tensor, "*N D"], world: World = ALONE) -> None:
         """Take observations into the statistics, before normalization."""
-        self.moments.update(x)
+        self.moments.update(x, world)
         self.shift.copy_(self.moments.mean)
         self.scale.copy_(_deviation(self.moments.variance))
         self.low.fill_(-self.clip)

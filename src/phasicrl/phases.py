@@ -21,6 +21,7 @@ from torch import Tensor
 
 from phasicrl import objectives, returns
 from phasicrl.config import AuxConfig, PPOConfig, Precision
+from phasicrl.distributed import ALONE, World
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
@@ -64,14 +65,6 @@ class PolicyPhaseLoss:
     with_policy: bool
     with_value: bool
     precision: Precision = "fp32"
-
-    def prepare(self, samples: PolicySamples) -> PolicySamples:
-        """Normalize the minibatch's advantages, if that is how they are normalized."""
-        if self.ppo.advantage_norm != "minibatch":
-            return samples
-        unbiased = self.ppo.advantage_std == "unbiased"
-        advantage = returns.normalize(samples.advantage, unbiased=unbiased)
-        return dataclasses.replace(samples, advantage=advantage)
 
     def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts; the one coefficient is that of the divergence."""
@@ -138,10 +131,6 @@ class AuxiliaryLoss:
     aux: AuxConfig
     precision: Precision = "fp32"
 
-    def prepare(self, samples: AuxiliarySamples) -> AuxiliarySamples:
-        """Nothing here depends on the minibatch as a whole."""
-        return samples
-
     def __call__(self, samples: AuxiliarySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
         """The loss and its parts."""
         agent, aux = self.module, self.aux
@@ -163,7 +152,7 @@ class AuxiliaryLoss:
 
 
 def compute_targets(
-    rollout: Rollout, reward: Tensor, ppo: PPOConfig
+    rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = ALONE
 ) -> tuple[PolicySamples, Record]:
     """Advantages and value targets V̂, which are written into the rollout.
 
@@ -174,18 +163,49 @@ def compute_targets(
         rollout: T steps of B environments.
         reward: `[B, T]`, the rewards to learn from.
         ppo: the estimator, γ, λ, what a time limit is, and the kind of normalization.
+        world: the processes whose rollouts are normalized together.
     """
     advantage, record = _advantages(rollout, reward, ppo), {}
     if ppo.baseline:
-        explained = returns.explained_variance(rollout.value, rollout.value_target)
-        record["losses/explained_variance"] = explained
+        told = world.cat(rollout.value), world.cat(rollout.value_target)
+        record["losses/explained_variance"] = returns.explained_variance(*told)
     if ppo.advantage_norm == "batch":
+        advantage = world.cat(advantage)
         advantage = returns.normalize(advantage, unbiased=ppo.advantage_std == "unbiased")
+        advantage = advantage[world.own(len(advantage))]
     return rollout.policy_samples(advantage), record
 
 
+def normalize_minibatches(
+    samples: PolicySamples, order: Tensor, ppo: PPOConfig, world: World = ALONE
+) -> PolicySamples:
+    """Normalize the advantages of each minibatch of an epoch, if that is how they are normalized.
+
+    Args:
+        samples: of the rollout.
+        order: in which they are dealt out to the minibatches.
+        ppo: the number of minibatches, and the kind of normalization.
+        world: the processes of which each has a part of every minibatch.
+    """
+    if ppo.advantage_norm != "minibatch":
+        return samples
+    rows = samples.advantage
+    if ppo.minibatch_by == "transitions":
+        rows = rows.flatten()
+    dealt = rows[order]
+    # By rank, minibatch and place in it; then by minibatch.
+    parts = world.cat(dealt.reshape(1, ppo.num_minibatches, -1))
+    minibatches = parts.transpose(0, 1).flatten(1)
+    unbiased = ppo.advantage_std == "unbiased"
+    normalized = returns.normalize(minibatches, unbiased=unbiased, by_row=True)
+    own = normalized.view_as(parts.transpose(0, 1))[:, world.rank]
+    advantage = torch.empty_like(rows)
+    advantage[order] = own.reshape(dealt.shape)
+    return dataclasses.replace(samples, advantage=advantage.view_as(samples.advantage))
+
+
 def _targets_and_units(
-    agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOConfig
+    agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = ALONE
 ) -> tuple[PolicySamples, Record]:
     """The targets, which are taken into the statistics that values are normalized by, if they are.
 
@@ -193,12 +213,12 @@ def _targets_and_units(
     then read in these units, too, and the targets are computed once more from that: values, targets
     and what is learned have one meaning from the start.
     """
-    samples, record = compute_targets(rollout, reward, ppo)
-    if agent.update_value_statistics(rollout.value_target):
+    samples, record = compute_targets(rollout, reward, ppo, world)
+    if agent.update_value_statistics(world.cat(rollout.value_target)):
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
             value.copy_(agent.value_normalizer.denormalize(value))
-        samples, record = compute_targets(rollout, reward, ppo)
+        samples, record = compute_targets(rollout, reward, ppo, world)
     return samples, record
 
 
@@ -266,11 +286,11 @@ def policy_phase(
         ValueError: training has diverged.
     """
     agent, compute, ppo = learner.agent, learner.compute, learner.config.ppo
-    record = learner.start_iteration()
+    world, record = compute.world, learner.start_iteration()
     if reward is None:
         reward, of_rewards = learner.learning_reward(rollout)
         record |= of_rewards
-    samples, of_targets = _targets_and_units(agent, rollout, reward, ppo)
+    samples, of_targets = _targets_and_units(agent, rollout, reward, ppo, world)
     record |= of_targets
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     exact = learner.kl_coef and ppo.kl_estimate == "exact"
@@ -288,11 +308,13 @@ def policy_phase(
         stage(phase)
         if epoch and ppo.recompute_advantages:
             revalue(agent, rollout, compute=compute)
-            samples = dataclasses.replace(compute_targets(rollout, reward, ppo)[0], **kept)
+            renewed, _ = compute_targets(rollout, reward, ppo, world)
+            samples = dataclasses.replace(renewed, **kept)
         loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
         step = compute.gradient_step(loss, learner.settings(phase))
         order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
-        for minibatch in samples.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
+        dealt = normalize_minibatches(samples, order, ppo, world)
+        for minibatch in dealt.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
             means.add(*step(minibatch, kl_coef))
         if with_policy and ppo.follows_kl:
             kl = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
@@ -304,7 +326,7 @@ def policy_phase(
         record |= learner.follow_kl(record["losses/epoch_kl"])
     if not learner.auxiliary_phase_is_due:
         learner.update_observation_statistics(rollout)
-    return _finite(means.result()) | record | seconds
+    return _finite(world.mean_of(means.result())) | record | seconds
 
 
 def auxiliary_phase(
@@ -360,7 +382,8 @@ def auxiliary_phase(
         progress.epoch, progress.num_done, progress.order = progress.epoch + 1, 0, None
     buffer.progress = None
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
-    return _finite(progress.means.result()) | {"time/auxiliary": perf_counter() - start}
+    means = compute.world.mean_of(progress.means.result())
+    return _finite(means) | {"time/auxiliary": perf_counter() - start}
 
 
 def _finite(record: Record) -> Record:
@@ -409,4 +432,5 @@ def divergence(
         return policy.log_prob(piece.action)
 
     k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)
-    return float((k1 if estimate == "k1" else k3).mean())
+    mean = float((k1 if estimate == "k1" else k3).mean())
+    return compute.world.mean_of({estimate: mean})[estimate]

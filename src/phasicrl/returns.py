@@ -162,7 +162,11 @@ def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*s
 
 
 def normalize(
-    advantage: Float[Tensor, "*shape"], *, unbiased: bool = False, eps: float = 1e-8
+    advantage: Float[Tensor, "*shape"],
+    *,
+    unbiased: bool = False,
+    eps: float = 1e-8,
+    by_row: bool = False,
 ) -> Float[Tensor, "*shape"]:
     """Shift and scale to mean 0 and variance 1.
 
@@ -171,5 +175,9 @@ def normalize(
         unbiased: squares are divided by n − 1, as by PyTorch (CleanRL, SB3); else by n, as by NumPy
             (OPPG, Baselines, Spinning Up).
         eps: added to the deviation.
+        by_row: each row `[…, n]` by itself.
     """
-    return (advantage - advantage.mean()) / (advantage.var(correction=int(unbiased)).sqrt() + eps)
+    axis = -1 if by_row else None
+    mean = advantage.mean(axis, keepdim=by_row)
+    variance = advantage.var(axis, correction=int(unbiased), keepdim=by_row)
+    return (advantage - mean) / (variance.sqrt() + eps)

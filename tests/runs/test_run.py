@@ -345,6 +345,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "generator",
         "bootstrap_truncation",
         "_blank_policy",
+        "_own_noise",
         "_values_afterwards",
         "_precision",
     }

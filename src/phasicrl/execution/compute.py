@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.config import Precision
+from phasicrl.distributed import ALONE, World
 from phasicrl.execution.compiled import CompiledCall
 from phasicrl.execution.device import Threads
 from phasicrl.execution.plan import Phase, Plan
@@ -28,16 +29,24 @@ class Compute:
         plan: what is carried out.
         device: where tensors are.
         say: told which way was chosen, for people.
+        world: the processes that take each step together.
         turn: makes a context in which to use all threads.
         records: what is one call is recorded, as a CUDA graph; else it is compiled.
 
     Args:
         plan: how the run is executed.
+        world: the processes of the run.
         say: told which way was chosen, for people.
     """
 
-    def __init__(self, plan: Plan, *, say: Callable[[str], None] = lambda sentence: None) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        world: World = ALONE,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.plan, self.world = plan, world
         self.device = torch.device(plan.device)
         self.say = say
         self.records = plan.on_gpu
@@ -222,7 +231,7 @@ class EagerStep:
         with self.compute.explaining_memory("a gradient step", self.knob, phase=phase, whole=whole):
             settings.optimizer.zero_grad(set_to_none=True)
             rows, names = [], ()
-            for piece, share in self.compute.pieces(loss.prepare(minibatch.gather()), phase=phase):
+            for piece, share in self.compute.pieces(minibatch.gather(), phase=phase):
                 with self.compute.turn():
                     value, noted = loss(piece, *coefficients)
                     (value * share).backward()
@@ -289,10 +298,13 @@ class OneCallStep:
         """
         compute, phase, start = self.compute, self.eager.settings.phase, perf_counter()
         words, parts = one_call(compute), (minibatch, coefficients, self.eager.settings)
+        step, why = None, "elsewhere"
         try:
             step = CompiledStep(self.eager.loss, *parts, at_once=compute.records)
         except Exception as error:  # of many kinds, and none of them may end a run
-            compute.say(f"{phase} steps run eagerly: they cannot be {words} ({reason(error)})")
+            why = reason(error)
+        if compute.world.any(step is None) or step is None:
+            compute.say(f"{phase} steps run eagerly: they cannot be {words} ({why})")
             return None
         before = step.snapshot()
         expected = self.eager(minibatch, *coefficients)[1]
@@ -301,7 +313,8 @@ class OneCallStep:
         found = step(minibatch, coefficients)
         off = step.distances(before, after, step.snapshot())
         step.restore(before)
-        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05:
+        is_off = not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05
+        if compute.world.any(is_off):
             compute.say(
                 f"{phase} steps run eagerly: {words}, "
                 f"they give other numbers here (off by {off:.1%} of a step)"

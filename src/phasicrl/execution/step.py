@@ -27,6 +27,7 @@ from phasicrl.execution.plan import Phase
 from phasicrl.rollout import Minibatch, Samples
 
 S = TypeVar("S", bound=Samples)
+In = TypeVar("In", bound=Samples, contravariant=True)
 Noted = tuple[tuple[str, ...], Tensor, float]
 """What a step says: names, their values `[n]`, and the number of samples.
 
@@ -36,7 +37,7 @@ MeanOverRanks = Callable[[Sequence[Tensor]], None]
 """Replaces gradients by their means over all processes, in place."""
 
 
-class Loss(Protocol[S]):
+class Loss(Protocol[In]):
     """What a gradient step minimizes. Equal losses do the same: compiled steps are kept by them."""
 
     @property
@@ -49,11 +50,7 @@ class Loss(Protocol[S]):
         """Of the encoders."""
         ...
 
-    def prepare(self, samples: S) -> S:
-        """What must see the whole minibatch, before it is cut into micro-batches."""
-        ...
-
-    def __call__(self, samples: S, *coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, samples: In, *coefficients: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean over samples, and what to note under its full name, 0-d."""
         ...
 
@@ -270,7 +267,7 @@ class CompiledStep:
 
             def mean_loss() -> tuple[Tensor, dict[str, Tensor]]:
                 minibatch = Minibatch(samples, inputs.index, self._split).gather()
-                return self._loss(self._loss.prepare(minibatch), *inputs.coefficients)
+                return self._loss(minibatch, *inputs.coefficients)
 
             value, noted = self._functional.call(tensors, mean_loss)
             gradients = list(torch.autograd.grad(value, leaves))
@@ -327,7 +324,7 @@ def _reached(
     parameters: Sequence[Tensor],
 ) -> list[bool]:
     """Which parameters the loss depends on."""
-    value, _ = loss(loss.prepare(minibatch.gather()), *coefficients)
+    value, _ = loss(minibatch.gather(), *coefficients)
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)
     return [gradient is not None for gradient in gradients]
 

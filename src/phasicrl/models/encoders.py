@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from phasicrl.config import ModelConfig, ObsNormConfig, Precision
+from phasicrl.distributed import ALONE, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
 from phasicrl.spaces import ObservationLayout, Path, choices, is_image, leaves
@@ -241,10 +242,13 @@ class ObservationReader(nn.Module):
             return obs
         return self._with_numbers(obs, self.normalizer(self._numbers(obs)))
 
-    def update(self, stored: Shaped[Tensor, "B T *shape"]) -> None:
-        """Take a rollout's observations into the statistics, if there are any."""
+    def update(self, stored: Shaped[Tensor, "B T *shape"], world: World = ALONE) -> None:
+        """Take a rollout's observations, and those of other processes, into the statistics.
+
+        If there are any.
+        """
         if self.normalizer is not None:
-            self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))))
+            self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))), world)
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """The numbers that are normalized, side by side."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from phasicrl.phases import PolicyPhaseLoss, compute_targets
+from phasicrl.phases import PolicyPhaseLoss, compute_targets, normalize_minibatches
 from phasicrl.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -104,9 +104,10 @@ def _first_bad_of_learning(run: Run, rollout: Rollout) -> str:
     kl_coef = torch.tensor(learner.kl_coef, device=reward.device)
     order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
     named = dict(agent.named_parameters())
-    for minibatch in samples.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
+    dealt = normalize_minibatches(samples, order, ppo)
+    for minibatch in dealt.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
         with torch.enable_grad():
-            value, noted = loss(loss.prepare(minibatch.gather()), kl_coef)
+            value, noted = loss(minibatch.gather(), kl_coef)
             gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         for name, tensor in (noted | {"the loss": value}).items():
             if _is_bad(tensor):

@@ -1,0 +1,344 @@
+"""The processes of a run: what they exchange and agree on. Kind: effects (network).
+
+Each of them, a rank, has its share of the environments, and everything that they experience. What
+is learned is the same in all. `torchrun` starts them, finds them and starts them again; here they
+meet (`join`). A run of one process has a `World` of one, to which all of this is nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+T = TypeVar("T")
+_NAMING_SECONDS = 5.0
+"""How long processes wait for each other's last word, to find out which one is missing."""
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What `torchrun` tells each process by."""
+
+
+class RankError(RuntimeError):
+    """Another process of the run failed, or does not answer; the message says which one."""
+
+    exit_code = 6
+
+
+class World:
+    """The world of a run of one process.
+
+    Attributes:
+        rank: number of this process, from 0.
+        size: how many there are.
+        local_rank: number of this process among those of its machine, from 0.
+        local_size: how many of them are on this machine.
+        in_step: whether all processes are at the same place of the program, so that they can save
+            together; no longer after one of them failed alone.
+    """
+
+    rank, size, local_rank, local_size = 0, 1, 0, 1
+    in_step = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what the run has only one of."""
+        return self.rank == 0
+
+    def share(self, count: int, what: str) -> int:
+        """This process's part of `count` things.
+
+        Raises:
+            ValueError: they cannot be divided equally; `what` they are is named.
+        """
+        part, rest = divmod(count, self.size)
+        if rest:
+            nearest = max(count // self.size, 1) * self.size
+            raise ValueError(
+                f"{what} is {count:,}, which {self.size} processes cannot share equally; "
+                f"try {nearest:,}"
+            )
+        return part
+
+    def own(self, count: int) -> slice:
+        """The places of this process's part of `count` things that stand in order of the ranks."""
+        part = count // self.size
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def mean_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors of one dtype by their means over all processes, in one message."""
+
+    def mean_of(self, record: dict[str, float]) -> dict[str, float]:
+        """The means of numbers over all processes, which have the same names."""
+        return record
+
+    def cat(self, tensor: Tensor) -> Tensor:
+        """The tensors of all processes, `[B / size, …]` each, one after the other: `[B, …]`."""
+        return tensor
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, in order; anything that can be pickled."""
+        return [value]
+
+    def of_first(self, value: T) -> T:
+        """The value that the first process has."""
+        return value
+
+    def any(self, is_true: bool) -> bool:
+        """Whether it is true in any process."""
+        return is_true
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """At the end of the block all processes know whether it failed in one of them.
+
+        Args:
+            what: was done, for the message.
+
+        Raises:
+            RankError: it failed elsewhere. In the process where it failed, what it raised.
+        """
+        yield
+
+    def ask_to_end(self, error: BaseException) -> bool:
+        """Have all processes raise this error where they next exchange something.
+
+        Returns:
+            Whether they will; a single process may raise it at once.
+        """
+        return False
+
+    def close(self) -> None:
+        """Leave the others."""
+
+
+ALONE = World()
+"""The world of whatever is done by one process."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What `torchrun` says of a process."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def read(cls) -> _Place | None:
+        """From the environment's variables; None where nobody started several processes.
+
+        Raises:
+            ValueError: they are incomplete, or no numbers.
+        """
+        size = os.environ.get("WORLD_SIZE", "1")
+        launched = dist.is_torchelastic_launched() or "MASTER_ADDR" in os.environ
+        if not launched or size == "1":
+            return None
+        missing = [name for name in _VARIABLES if name not in os.environ]
+        if missing:
+            raise ValueError(
+                f"WORLD_SIZE is {size}, but {' and '.join(missing)} not set; "
+                "start the processes with torchrun, or unset WORLD_SIZE to train with one"
+            )
+        rank = os.environ["RANK"]
+        local = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+        try:
+            return cls(int(rank), int(size), *map(int, local))
+        except ValueError:
+            raise ValueError(
+                f"RANK is {rank!r} and WORLD_SIZE is {size!r}; they must be numbers, "
+                "as torchrun sets them"
+            ) from None
+
+
+def join(*, device: str, timeout: float) -> World:
+    """Meet the other processes of the run, if `torchrun` or the like has started several.
+
+    Args:
+        device: `auto`, `cpu`, `cuda`: gloo carries tensors of CPUs, NCCL those of GPUs.
+        timeout: seconds to wait for the others, here and in every exchange.
+
+    Raises:
+        ValueError: the processes were started in a way that cannot work.
+        RankError: the others did not come.
+    """
+    place = _Place.read()
+    if place is None:
+        return ALONE
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    _require_backends(on_gpu)
+    if on_gpu and place.local_size > torch.cuda.device_count():
+        raise ValueError(
+            f"{place.local_size} processes on this machine, but {torch.cuda.device_count()} GPUs; "
+            "start one for each GPU (torchrun --nproc-per-node), or say --compute.device cpu"
+        )
+    if on_gpu:
+        torch.cuda.set_device(place.local_rank)
+    limit = timedelta(seconds=timeout)
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=store, rank=rank, world_size=size, timeout=limit,
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RankError(
+            f"rank {place.rank} of {place.size} waited {timeout:.0f} s for the others at {address} "
+            f"({str(error).splitlines()[0]}); check that all machines were started, with the same "
+            "--rdzv-endpoint, --nnodes and --nproc-per-node, and that they reach this address"
+        ) from error
+    _share_cores(place)
+    return Ranks(place, store)
+
+
+def _require_backends(on_gpu: bool) -> None:
+    """Refuse a PyTorch that cannot carry what is to be carried."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise ValueError("this build of PyTorch has no gloo, which several processes need")
+    if on_gpu and not dist.is_nccl_available():
+        raise ValueError(
+            "this build of PyTorch has no NCCL, which several GPUs need; "
+            "install one that has it, or say --compute.device cpu"
+        )
+
+
+def _share_cores(place: _Place) -> None:
+    """Give each process of this machine cores of its own, if there are enough.
+
+    Threads of PyTorch and of environments follow from the cores that a process may use.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // place.local_size
+    if each:
+        first = place.local_rank * each
+        os.sched_setaffinity(0, cores[first : first + each])
+
+
+class Ranks(World):
+    """Several processes, each with the same methods called in the same order.
+
+    Args:
+        place: of this process.
+        store: where processes leave words for each other.
+    """
+
+    def __init__(self, place: _Place, store: dist.Store) -> None:
+        self.rank, self.size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self._store = store
+        self._ending: BaseException | None = None
+
+    def mean_(self, tensors: Sequence[Tensor]) -> None:
+        """See `World`. The last number of the message asks to end."""
+        first = tensors[0]
+        asks = first.new_full((1,), float(self._ending is not None))
+        message = torch.cat([*(tensor.detach().reshape(-1) for tensor in tensors), asks])
+        self._exchange(lambda: dist.all_reduce(message))
+        message.div_(self.size)
+        *parts, asks = message.split([*(tensor.numel() for tensor in tensors), 1])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.detach().copy_(part.view(tensor.shape))
+        # A GPU is not waited for at each step: there it is asked between the epochs.
+        if asks.device.type == "cpu" and float(asks) > 0:
+            self._end_if_asked(self.gather(self._ending))
+
+    def mean_of(self, record: dict[str, float]) -> dict[str, float]:
+        """See `World`."""
+        means = torch.tensor(list(record.values()), dtype=torch.float64)
+        self.mean_([means])
+        return dict(zip(record, means.tolist(), strict=True))
+
+    def cat(self, tensor: Tensor) -> Tensor:
+        """See `World`."""
+        tensor = tensor.contiguous()
+        sent = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+        rooms = [torch.empty_like(sent) for _ in range(self.size)]
+        self._exchange(lambda: dist.all_gather(rooms, sent))
+        return torch.cat(rooms).view(tensor.dtype)
+
+    def gather(self, value: T) -> list[T]:
+        """See `World`."""
+        rooms: list[Any] = [None] * self.size
+        self._exchange(lambda: dist.all_gather_object(rooms, value))
+        return rooms
+
+    def of_first(self, value: T) -> T:
+        """See `World`."""
+        room: list[Any] = [value]
+        self._exchange(lambda: dist.broadcast_object_list(room))
+        return room[0]
+
+    def any(self, is_true: bool) -> bool:
+        """See `World`."""
+        return any(self.gather(is_true))
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """See `World`. A process that was asked to end says so here, too."""
+        failure: Exception | None = None
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as error:
+            failure = error
+        words = None if failure is None else f"{type(failure).__name__}: {failure}"
+        said = self.gather((words, self._ending))
+        if failure is not None:
+            raise failure
+        for rank, (words, _) in enumerate(said):
+            if words is not None:
+                raise RankError(f"{what} failed on rank {rank} of {self.size}: {words}")
+        self._end_if_asked([ending for _, ending in said])
+
+    def ask_to_end(self, error: BaseException) -> bool:
+        """See `World`."""
+        self._ending = error
+        return True
+
+    def close(self) -> None:
+        """See `World`."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _end_if_asked(self, said: list[BaseException | None]) -> None:
+        """Raise what the first of the processes was asked to end by, if one was."""
+        for rank, ending in enumerate(said):
+            if ending is not None:
+                self._ending = None
+                raise type(ending)(f"{ending} on rank {rank}")
+
+    def _exchange(self, exchange: Callable[[], Any]) -> None:
+        """Exchange something, or say who is missing."""
+        try:
+            exchange()
+        except RuntimeError as error:
+            self.in_step = False
+            raise RankError(f"{self._missing()} ({str(error).splitlines()[0]})") from error
+
+    def _missing(self) -> str:
+        """Who does not answer any more: those who do leave a word each."""
+        limit = time.monotonic() + _NAMING_SECONDS
+        silent = set(range(self.size))
+        try:
+            self._store.set(f"lost/{self.rank}", socket.gethostname())
+            while silent and time.monotonic() < limit:
+                silent = {rank for rank in silent if not self._store.check([f"lost/{rank}"])}
+                time.sleep(0.1)
+        except RuntimeError:
+            return f"rank {self.rank} has lost the others"
+        if not silent:
+            return f"the processes have lost each other; rank {self.rank} has no answer"
+        names = ", ".join(map(str, sorted(silent)))
+        return f"no answer from rank {names} of {self.size}: it has died, or hangs"
