@@ -7,6 +7,8 @@ which commit.
 from __future__ import annotations
 
 import csv
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,18 @@ def _close_runs() -> Iterator[None]:
     yield
     while helpers.OPENED:
         helpers.OPENED.pop().close()
+
+
+def pytest_configure() -> None:
+    """Let signals do what they do by default: a shell's background jobs ignore some of them.
+
+    Programs that tests start would ignore them, too, and could not be interrupted.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            if signal.getsignal(number) == signal.SIG_IGN:
+                is_int = number == signal.SIGINT
+                signal.signal(number, signal.default_int_handler if is_int else signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
