@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -84,14 +83,14 @@ def test_brought_back_environments_go_on_alike(family: str, fault: Fault, is_ful
         twin.close()
 
 
-def test_families_that_cannot_be_played_again_do_not_claim_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One task of each other family of EnvPool that can be made here."""
-    monkeypatch.chdir(tmp_path)  # ViZDoom leaves files where it is started
+def test_families_that_cannot_be_played_again_do_not_claim_it() -> None:
+    """One task of each other family of EnvPool that can be made here.
+
+    But for ViZDoom: EnvPool starts a program for each, and was seen to wait for one without end.
+    """
     refused, families = [], task_families()
     replayed = {PROCGEN, "envpool.classic_control", "envpool.mujoco.gym", "envpool.atari"}
-    for family in sorted(set(families.values()) - replayed):
+    for family in sorted(set(families.values()) - replayed - {"envpool.vizdoom"}):
         task = next(name for name, member in families.items() if member == family)
         try:
             envs = make_envs(EnvConfig(id=f"envpool:{task}", num_envs=2), seed=1)
