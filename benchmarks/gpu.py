@@ -544,8 +544,8 @@ def training(sizes: Sizes, game: str, folder: Path) -> Any:
 
 def open_run(session: Session, game: str) -> Any:
     """The game's run: from its checkpoint, or from the start."""
-    from phasicrl.runs.build import resume_run, start_run
     from phasicrl.runs.directory import RunDirectory
+    from phasicrl.session.build import resume_run, start_run
 
     folder = session.volatile / "train" / game
     for config in sorted(folder.glob("*/config.json")):

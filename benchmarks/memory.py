@@ -25,7 +25,7 @@ from versus import PEERS, commit
 from phasicrl import get_preset
 from phasicrl.host.machine import peak_memory, processor
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.build import start_run
+from phasicrl.session.build import start_run
 
 
 def main() -> None:

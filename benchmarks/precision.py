@@ -25,7 +25,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.host.machine import num_cores
-from phasicrl.runs.run import Run
+from phasicrl.session.run import Run
 
 SETTINGS = {
     "fp32": "--compute.policy-precision fp32 --compute.aux-precision fp32",

@@ -21,9 +21,9 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
-from phasicrl.runs.build import start_run
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import Run
+from phasicrl.session.build import start_run
+from phasicrl.session.run import Run
 
 
 class Corridor(gym.Env[np.ndarray, np.int64]):

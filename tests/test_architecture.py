@@ -67,7 +67,7 @@ def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
         return "" if frame is None else str(Path(frame.f_code.co_filename).relative_to(PACKAGE))
 
     def is_given(name: str) -> bool:
-        return name.startswith(("envs/", "models/", "runs/", "distributed.py"))
+        return name.startswith(("envs/", "models/", "runs/", "session/", "distributed.py"))
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):

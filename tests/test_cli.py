@@ -22,7 +22,7 @@ from phasicrl.experiments.plot import plot_runs
 from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import Run
+from phasicrl.session.run import Run
 from tests.helpers import TRAIN
 
 SMALL = [

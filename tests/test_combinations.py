@@ -19,7 +19,7 @@ from phasicrl.config import Config
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params
 from phasicrl.rollout import Samples
-from phasicrl.runs.build import start_run
+from phasicrl.session.build import start_run
 from tests.helpers import Levers, tiny, tiny_aux
 
 COMBINATIONS = [

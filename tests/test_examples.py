@@ -14,7 +14,7 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
-from phasicrl.runs.build import start_run
+from phasicrl.session.build import start_run
 from tests.helpers import corridor, tiny, tiny_aux
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))

@@ -31,8 +31,8 @@ from phasicrl.phases import (
 )
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.rollout import PolicySamples, Rollout
-from phasicrl.runs.build import start_run
-from phasicrl.runs.run import Run
+from phasicrl.session.build import start_run
+from phasicrl.session.run import Run
 from tests.helpers import OPENED, corridor, open_run, tiny, tiny_aux
 
 COMPATIBLE = [name for name in PRESETS if name.startswith("compat-")]

@@ -30,10 +30,10 @@ from phasicrl.execution.probe import probe
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.bench import measure
 from phasicrl.presets import get_preset
-from phasicrl.runs.build import start_run
 from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import Run
+from phasicrl.session.build import start_run
+from phasicrl.session.run import Run
 from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
 from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden

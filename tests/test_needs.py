@@ -34,8 +34,8 @@ from phasicrl.config import (
 )
 from phasicrl.envs.make import make_envs
 from phasicrl.presets import PRESETS, get_preset
-from phasicrl.runs.build import start_run, task_of
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.build import start_run, task_of
 from tests.envs.counting import MaskedInInfo
 from tests.helpers import corridor, tiny
 

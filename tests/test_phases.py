@@ -21,7 +21,7 @@ from phasicrl.config import Config, ObsNormConfig, ValueNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
-from phasicrl.runs.run import Run
+from phasicrl.session.run import Run
 from tests.helpers import corridor, open_run, tiny, tiny_aux
 
 

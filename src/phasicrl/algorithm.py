@@ -20,8 +20,8 @@ from phasicrl.execution.plan import Plan
 from phasicrl.learner import Record
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import auxiliary_phase, policy_phase
-from phasicrl.runs.build import resume_run, start_run
-from phasicrl.runs.run import Run
+from phasicrl.session.build import resume_run, start_run
+from phasicrl.session.run import Run
 
 OnIteration = Callable[[Run, Record], Literal["stop"] | None]
 """Called after each iteration with the run and its metrics; "stop" ends the run there."""

@@ -46,7 +46,7 @@ from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
     from phasicrl.execution.plan import Plan
-    from phasicrl.runs.run import Run
+    from phasicrl.session.run import Run
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit codes besides 0; an error that has another says so itself (docs/runs.md has all)."""

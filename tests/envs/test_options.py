@@ -25,7 +25,7 @@ from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.options import checked_options
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import get_preset
-from phasicrl.runs.evaluation import make_evaluation_envs
+from phasicrl.session.evaluation import make_evaluation_envs
 from tests.envs.counting import Counting
 from tests.helpers import tiny
 

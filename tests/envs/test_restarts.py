@@ -20,8 +20,8 @@ from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import EnvError
 from phasicrl.experiments.evaluate import evaluate
-from phasicrl.runs.run import Run
 from phasicrl.seeding import env_seeds
+from phasicrl.session.run import Run
 from tests.helpers import Corridor, rows_of, tiny, tiny_aux
 
 RIGHT = torch.ones(2, dtype=torch.int64)

@@ -20,8 +20,8 @@ from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import EnvError
 from phasicrl.envs.watchdog import Watchdog, last_resort
-from phasicrl.runs.build import start_run
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.build import start_run
 from tests.helpers import Corridor, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ import ctypes, sys
 from pathlib import Path
 from phasicrl.algorithm import learn
 from phasicrl.envs import watchdog
-from phasicrl.runs.build import start_run
+from phasicrl.session.build import start_run
 from tests.helpers import Corridor, tiny
 
 watchdog.TICK_SECONDS, watchdog.GRACE_SECONDS = 0.01, 0.2

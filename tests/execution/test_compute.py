@@ -32,8 +32,8 @@ from phasicrl.execution.plan import WORTH_COMPILING, Plan
 from phasicrl.execution.step import StepSettings
 from phasicrl.execution.streams import side_by_side
 from phasicrl.models.agent import Agent
-from phasicrl.runs.build import start_run
-from phasicrl.runs.run import Run
+from phasicrl.session.build import start_run
+from phasicrl.session.run import Run
 from tests.golden import Image
 from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
 

@@ -23,8 +23,8 @@ from phasicrl.execution.step import StepSettings
 from phasicrl.models.encoders import ImpalaCNN
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch
-from phasicrl.runs.build import resume_run, start_run
-from phasicrl.runs.run import Run
+from phasicrl.session.build import resume_run, start_run
+from phasicrl.session.run import Run
 from tests.golden import Image
 from tests.helpers import tiny, tiny_aux
 

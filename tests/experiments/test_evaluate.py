@@ -18,10 +18,10 @@ from phasicrl.experiments import evaluate as evaluation_module
 from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.models.agent import Agent
 from phasicrl.presets import get_preset
-from phasicrl.runs import evaluation as of_runs
-from phasicrl.runs.build import start_run
-from phasicrl.runs.evaluation import make_evaluation_envs, play
 from phasicrl.seeding import derive_seed, env_seeds
+from phasicrl.session import evaluation as of_runs
+from phasicrl.session.build import start_run
+from phasicrl.session.evaluation import make_evaluation_envs, play
 from tests.helpers import Corridor, Levers, corridor, tiny
 
 

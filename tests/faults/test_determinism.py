@@ -13,7 +13,7 @@ from torch import Tensor
 from phasicrl.algorithm import resume, train
 from phasicrl.config import CheckpointConfig, Config
 from phasicrl.experiments.evaluate import evaluate
-from phasicrl.runs.run import Run
+from phasicrl.session.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import KINDS, small
 from tests.helpers import rows_of, tiny, tiny_aux

@@ -13,18 +13,18 @@ import pytest
 from tests.faults.conftest import Fault
 
 ROOT = Path(__file__).parents[2]
-RESUME, SAVE = "tests/runs/test_exact_resume.py", "tests/runs/test_checkpoint.py"
+RESUME, SAVE = "tests/session/test_exact_resume.py", "tests/runs/test_checkpoint.py"
 MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     (
         "optimize.py", "(~only_if).to(torch.float)", "torch.zeros(())",
         "tests/faults/test_numerics.py",
     ),
     ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
-    ("runs/run.py", "generator.set_state(action_state)", "pass", RESUME),
+    ("session/run.py", "generator.set_state(action_state)", "pass", RESUME),
     ("learner.py", "self.reward_normalizer.load_state_dict", "str", RESUME),
     ("learner.py", 'optimizer.load_state_dict(state["optimizers"][name])', "pass", RESUME),
     ("learner.py", "optimize.restore_layout_(optimizer)", "pass", RESUME),
-    ("runs/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
+    ("session/run.py", 'range(state["num_filled"])', "range(0)", RESUME),
     ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
     ("envs/replay.py", "self._lengths[ended] = 0", "pass", RESUME),
     (
@@ -50,12 +50,12 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/runs/test_lock.py",
     ),
     (
-        "runs/build.py", "    if changed:\n", "    if False:\n",
+        "session/build.py", "    if changed:\n", "    if False:\n",
         "tests/faults/test_determinism.py -k changed",
     ),
     (
-        "runs/run.py", "self._save_what_is_left()\n            self.close()",
-        "self.close()", "tests/runs/test_interruption.py",
+        "session/run.py", "self._save_what_is_left()\n            self.close()",
+        "self.close()", "tests/session/test_interruption.py",
     ),
 )  # fmt: skip
 """A file of the package, what is there, what is put there, and the tests that have to fail."""

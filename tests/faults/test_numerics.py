@@ -20,7 +20,7 @@ from phasicrl.config import CheckpointConfig
 from phasicrl.envs.protocol import EnvError
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import Run
+from phasicrl.session.run import Run
 from tests.faults.conftest import Fault
 from tests.helpers import Corridor, corridor, rows_of, tiny, tiny_aux
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from phasicrl.algorithm import resume, train
-from phasicrl.runs.build import resume_run
 from phasicrl.runs.lock import RunLock
+from phasicrl.session.build import resume_run
 from tests.helpers import corridor, tiny
 
 HOLD = """

@@ -23,9 +23,9 @@ from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
-from phasicrl.runs.build import make_agent
 from phasicrl.runs.directory import RunDirectory, WeightsKind
-from phasicrl.runs.evaluation import UnderWay, make_evaluation_envs, play
+from phasicrl.session.build import make_agent
+from phasicrl.session.evaluation import UnderWay, make_evaluation_envs, play
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.experiments.trials import Trial, measure_once, over_seeds, run_trials
 from phasicrl.presets import get_preset
-from phasicrl.runs.build import make_agent, task_of
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.build import make_agent, task_of
 
 Mode = Literal["ladder", "leave-one-out"]
 

@@ -26,9 +26,9 @@ from phasicrl.experiments.evaluate import Evaluation, acting_precision, load_age
 from phasicrl.experiments.raycast import RayCamera
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.models.encoders import image_shape
-from phasicrl.runs.build import EnvFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
-from phasicrl.runs.evaluation import make_evaluation_envs, play
+from phasicrl.session.build import EnvFactory
+from phasicrl.session.evaluation import make_evaluation_envs, play
 
 ImageOf = Callable[[np.ndarray], np.ndarray]
 """From observations to images, `[B, H, W, 3]`."""

@@ -29,9 +29,9 @@ from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import describe, peak_memory
 from phasicrl.phases import Record
 from phasicrl.rollout import PolicySamples
-from phasicrl.runs.build import EnvFactory, start_run
-from phasicrl.runs.run import Run
 from phasicrl.seeding import derive_seed
+from phasicrl.session.build import EnvFactory, start_run
+from phasicrl.session.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""A run on disk and in memory: its directory, checkpoints, metrics and display."""
+"""The files of a run and what it says: directory, checkpoints, lock, metrics, display."""

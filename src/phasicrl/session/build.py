@@ -36,8 +36,8 @@ from phasicrl.runs.checkpoint import CheckpointError, load_checkpoint
 from phasicrl.runs.directory import CONFIG_FILE, RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
-from phasicrl.runs.run import Run
 from phasicrl.seeding import derive_seed
+from phasicrl.session.run import Run
 from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
 
 EnvFactory = Callable[[], gym.Env]

@@ -15,9 +15,9 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import Config
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.video import film
-from phasicrl.runs import run as run_module
-from phasicrl.runs.evaluation import Episodes
-from phasicrl.runs.run import Run
+from phasicrl.session import run as run_module
+from phasicrl.session.evaluation import Episodes
+from phasicrl.session.run import Run
 from tests.helpers import Corridor, rows_of, tiny, tiny_aux
 
 

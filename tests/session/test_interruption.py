@@ -21,9 +21,9 @@ from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
 from phasicrl.host.signals import Preempted, ToldToEnd
-from phasicrl.runs.build import start_run
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.runs.run import Run
+from phasicrl.session.build import start_run
+from phasicrl.session.run import Run
 from tests.helpers import TRAIN, Corridor, corridor, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)

@@ -37,13 +37,13 @@ from phasicrl.normalize import RewardNormalizer
 from phasicrl.optimize import step_
 from phasicrl.phases import compute_targets, policy_phase
 from phasicrl.rollout import Rollout
-from phasicrl.runs import build
-from phasicrl.runs.build import start_run
 from phasicrl.runs.checkpoint import checkpoints
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
-from phasicrl.runs.run import Run
 from phasicrl.seeding import derive_seed
+from phasicrl.session import build
+from phasicrl.session.build import start_run
+from phasicrl.session.run import Run
 from tests.golden import BOTH, Echo, Image
 from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
 

@@ -18,7 +18,7 @@ import torch
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.run import Run
+from phasicrl.session.run import Run
 from tests.helpers import Corridor, Levers, rows_of, tiny, tiny_aux
 
 

@@ -32,12 +32,12 @@ from phasicrl.models.agent import Agent
 from phasicrl.optimize import DivergedError, diverged
 from phasicrl.rollout import AuxiliaryProgress, MeanAccumulator, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, save_checkpoint
-from phasicrl.runs.crash import report_crash
 from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
-from phasicrl.runs.evaluation import make_evaluation_envs, play
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
+from phasicrl.session.crash import report_crash
+from phasicrl.session.evaluation import make_evaluation_envs, play
 
 _MOST_EVALUATION_ENVS = 16
 """Side by side in an evaluation in the middle of a run."""

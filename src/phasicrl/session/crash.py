@@ -12,7 +12,7 @@ from phasicrl.phases import PolicyPhaseLoss, compute_targets, normalize_minibatc
 from phasicrl.rollout import Rollout
 
 if TYPE_CHECKING:
-    from phasicrl.runs.run import Run
+    from phasicrl.session.run import Run
 
 CRASH_FILE = "crash.json"
 _NUM_ROWS = 20
