@@ -14,12 +14,14 @@ from typing import Literal
 import gymnasium as gym
 
 from phasicrl.config import Config
+from phasicrl.distributed import join
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import MaskFunction
 from phasicrl.execution.plan import Plan
 from phasicrl.learner import Record
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import auxiliary_phase, policy_phase
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import resume_run, start_run
 from phasicrl.session.run import Run
 
@@ -49,7 +51,8 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
             buffer.clear()
 
         run.finish_iteration(run.record)
-        if on_iteration is not None and on_iteration(run, run.record) == "stop":
+        wants_stop = on_iteration is not None and on_iteration(run, run.record) == "stop"
+        if run.world.any(wants_stop):
             return
 
 
@@ -64,6 +67,8 @@ def train(
     plan: Plan | None = None,
 ) -> Run:
     """Train an agent from scratch. Without `config.aux` this is PPO.
+
+    Processes that `torchrun` has started train it together.
 
     Args:
         config: every knob; `phasicrl.presets.get_preset(name)` has the named ones.
@@ -85,15 +90,20 @@ def train(
     Raises:
         ValueError: a configuration that cannot work here; nothing was started.
         EnvError: an environment failed.
+        RankError: another process of the run failed, or does not answer.
     """
-    with start_run(
-        config,
-        make_env=make_env,
-        make_vector_env=make_vector_env,
-        make_encoder=make_encoder,
-        mask_actions=mask_actions,
-        plan=plan,
-    ) as run:
+    with (
+        join(device=config.compute.device, timeout=config.compute.rank_timeout) as world,
+        start_run(
+            config,
+            make_env=make_env,
+            make_vector_env=make_vector_env,
+            make_encoder=make_encoder,
+            mask_actions=mask_actions,
+            plan=plan,
+            world=world,
+        ) as run,
+    ):
         learn(run, on_iteration)
         run.finish()
     return run
@@ -124,14 +134,19 @@ def resume(
         ValueError: not a run directory, another process trains it, no checkpoint in it can be used,
             or its configuration has changed.
     """
-    with resume_run(
-        Path(run_dir),
-        make_env=make_env,
-        make_vector_env=make_vector_env,
-        make_encoder=make_encoder,
-        mask_actions=mask_actions,
-        accept_config_changes=accept_config_changes,
-    ) as run:
+    compute = RunDirectory(Path(run_dir)).config.compute
+    with (
+        join(device=compute.device, timeout=compute.rank_timeout) as world,
+        resume_run(
+            Path(run_dir),
+            make_env=make_env,
+            make_vector_env=make_vector_env,
+            make_encoder=make_encoder,
+            mask_actions=mask_actions,
+            accept_config_changes=accept_config_changes,
+            world=world,
+        ) as run,
+    ):
         learn(run, on_iteration)
         run.finish()
     return run

@@ -509,7 +509,9 @@ def _diff_checkpoints(words: list[str]) -> None:
 
 
 def _print_result(run: Run) -> None:
-    """Where the run directory is, and one table of results."""
+    """Where the run directory is, and one table of results; of several processes, one says it."""
+    if not run.world.is_first:
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -524,6 +524,8 @@ class ComputeConfig:
     """Gradient steps are one call (compiled, or a CUDA graph); `auto`: where that pays."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
+    rank_timeout: float = 600.0
+    """Seconds that the processes of a run wait for one of them that does not answer."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -533,7 +535,9 @@ class ComputeConfig:
         sizes = {"micro_batch": self.micro_batch, "aux_micro_batch": self.aux_micro_batch}
         for name, size in sizes.items():
             yield from _not_positive("compute", **{name: size if isinstance(size, int) else None})
-        yield from _not_positive("compute", num_threads=self.num_threads)
+        yield from _not_positive(
+            "compute", num_threads=self.num_threads, rank_timeout=self.rank_timeout
+        )
         yield from _too_many("compute", MOST_THREADS, num_threads=self.num_threads)
 
 
@@ -1004,7 +1008,7 @@ ALWAYS_MEANINGFUL = frozenset(
     ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs
     ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef
     ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_eps ppo.adam_eps_hat
-    ppo.max_grad_norm
+    ppo.max_grad_norm compute.rank_timeout
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by
     aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm
     reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at

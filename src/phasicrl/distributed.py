@@ -7,22 +7,27 @@ meet (`join`). A run of one process has a `World` of one, to which all of this i
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import distributed_c10d
 
 T = TypeVar("T")
 _NAMING_SECONDS = 5.0
 """How long processes wait for each other's last word, to find out which one is missing."""
+_WORLDS = itertools.count()
+"""Numbers of the worlds of this process, the same in all of them: they train one after another."""
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells each process by."""
 
@@ -41,12 +46,9 @@ class World:
         size: how many there are.
         local_rank: number of this process among those of its machine, from 0.
         local_size: how many of them are on this machine.
-        in_step: whether all processes are at the same place of the program, so that they can save
-            together; no longer after one of them failed alone.
     """
 
     rank, size, local_rank, local_size = 0, 1, 0, 1
-    in_step = True
 
     @property
     def is_first(self) -> bool:
@@ -108,6 +110,20 @@ class World:
         """
         yield
 
+    def copy_first_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by those of the first process."""
+
+    def require_same(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
+        """Compare the processes with each other.
+
+        Args:
+            what: is compared, for the message.
+            describe: names and values; called only where there is something to compare with.
+
+        Raises:
+            RankError: they differ; the message has the names and the values.
+        """
+
     def ask_to_end(self, error: BaseException) -> bool:
         """Have all processes raise this error where they next exchange something.
 
@@ -116,8 +132,20 @@ class World:
         """
         return False
 
+    def all_are_here(self) -> bool:
+        """Whether all processes have come to this place, after whatever happened before it."""
+        return True
+
     def close(self) -> None:
         """Leave the others."""
+
+    def __enter__(self) -> Self:
+        """Use as a context: left at its end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave."""
+        self.close()
 
 
 ALONE = World()
@@ -184,13 +212,15 @@ def join(*, device: str, timeout: float) -> World:
         )
     if on_gpu:
         torch.cuda.set_device(place.local_rank)
+    if dist.is_initialized():  # by the program that calls us, which also ends it
+        theirs = distributed_c10d._get_default_store()
+        return Ranks(place, dist.PrefixStore(f"phasicrl-{next(_WORLDS)}", theirs), is_own=False)
     limit = timedelta(seconds=timeout)
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=store, rank=rank, world_size=size, timeout=limit,
-        )  # fmt: skip
+        store = _meeting_place(limit)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        group = {"store": store, "rank": place.rank, "world_size": place.size}
+        dist.init_process_group(backend, **group, timeout=limit)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RankError(
@@ -198,8 +228,20 @@ def join(*, device: str, timeout: float) -> World:
             f"({str(error).splitlines()[0]}); check that all machines were started, with the same "
             "--rdzv-endpoint, --nnodes and --nproc-per-node, and that they reach this address"
         ) from error
-    _share_cores(place)
-    return Ranks(place, store)
+    return Ranks(place, store, is_own=True)
+
+
+_STORES: list[dist.Store] = []
+"""Where the processes of this program meet: one place for all worlds, one after another."""
+
+
+def _meeting_place(limit: timedelta) -> dist.Store:
+    """A store that the processes of the next world share, and no other world uses."""
+    if not _STORES:
+        store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+        _STORES.append(store)
+    _STORES[0].set_timeout(limit)
+    return dist.PrefixStore(f"phasicrl-{next(_WORLDS)}", _STORES[0])
 
 
 def _require_backends(on_gpu: bool) -> None:
@@ -231,13 +273,18 @@ class Ranks(World):
     Args:
         place: of this process.
         store: where processes leave words for each other.
+        is_own: whether the process group was made for this world, and ends with it.
     """
 
-    def __init__(self, place: _Place, store: dist.Store) -> None:
+    def __init__(self, place: _Place, store: dist.Store, *, is_own: bool) -> None:
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self._store = store
+        self._is_own = is_own
         self._ending: BaseException | None = None
+        self._is_lost = False
+        self._cores = os.sched_getaffinity(0)
+        _share_cores(place)
 
     def mean_(self, tensors: Sequence[Tensor]) -> None:
         """See `World`. The last number of the message asks to end."""
@@ -302,15 +349,40 @@ class Ranks(World):
                 raise RankError(f"{what} failed on rank {rank} of {self.size}: {words}")
         self._end_if_asked([ending for _, ending in said])
 
+    def copy_first_(self, tensors: Sequence[Tensor]) -> None:
+        """See `World`."""
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()
+            self._exchange(lambda: dist.broadcast(whole, 0))  # noqa: B023  called at once
+            tensor.detach().copy_(whole)
+
+    def require_same(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
+        """See `World`."""
+        first, *others = self.gather(describe())
+        for rank, said in enumerate(others, start=1):
+            differ = [name for name in {**first, **said} if first.get(name) != said.get(name)]
+            if differ:
+                listed = ", ".join(
+                    f"{name} is {first.get(name)!r} on rank 0 and {said.get(name)!r} on rank {rank}"
+                    for name in differ
+                )
+                raise RankError(f"the processes differ in {what}: {listed}")
+
     def ask_to_end(self, error: BaseException) -> bool:
         """See `World`."""
         self._ending = error
         return True
 
+    def all_are_here(self) -> bool:
+        """See `World`."""
+        return not self._is_lost and not self._silent("end")
+
     def close(self) -> None:
         """See `World`."""
-        if dist.is_initialized():
+        # What is lost cannot be left in order: that would wait for those who do not answer.
+        if self._is_own and dist.is_initialized() and not self._is_lost:
             dist.destroy_process_group()
+        os.sched_setaffinity(0, self._cores)
 
     def _end_if_asked(self, said: list[BaseException | None]) -> None:
         """Raise what the first of the processes was asked to end by, if one was."""
@@ -324,21 +396,37 @@ class Ranks(World):
         try:
             exchange()
         except RuntimeError as error:
-            self.in_step = False
+            self._is_lost = True
             raise RankError(f"{self._missing()} ({str(error).splitlines()[0]})") from error
 
     def _missing(self) -> str:
-        """Who does not answer any more: those who do leave a word each."""
+        """Who does not answer any more, in words."""
+        if silent := self._silent("lost"):
+            names = " and ".join(map(str, silent))
+            return f"no answer from rank {names} of {self.size}: it has died, or hangs"
+        return f"rank {self.rank} of {self.size} has lost the connection to the others"
+
+    def _silent(self, place: str) -> list[int]:
+        """Leave word that this process has come to a place; returns those who do not come."""
+        found: list[list[int]] = []
+        # In a thread of its own: a store whose machine does not answer blocks without end.
+        asking = threading.Thread(
+            target=lambda: found.append(self._who_is_silent(place)), daemon=True
+        )
+        asking.start()
+        asking.join(2 * _NAMING_SECONDS)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        return found[0] if found else [0] if self.rank else others
+
+    def _who_is_silent(self, place: str) -> list[int]:
+        """The same, while the store answers."""
         limit = time.monotonic() + _NAMING_SECONDS
-        silent = set(range(self.size))
+        silent = [rank for rank in range(self.size) if rank != self.rank]
         try:
-            self._store.set(f"lost/{self.rank}", socket.gethostname())
+            self._store.set(f"{place}/{self.rank}", socket.gethostname())
             while silent and time.monotonic() < limit:
-                silent = {rank for rank in silent if not self._store.check([f"lost/{rank}"])}
-                time.sleep(0.1)
-        except RuntimeError:
-            return f"rank {self.rank} has lost the others"
-        if not silent:
-            return f"the processes have lost each other; rank {self.rank} has no answer"
-        names = ", ".join(map(str, sorted(silent)))
-        return f"no answer from rank {names} of {self.size}: it has died, or hangs"
+                silent = [rank for rank in silent if not self._store.check([f"{place}/{rank}"])]
+                time.sleep(0.05)
+        except RuntimeError:  # the process that held the store is gone: the first one, or all of it
+            return [0] if self.rank else silent
+        return silent

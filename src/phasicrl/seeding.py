@@ -15,10 +15,15 @@ def derive_seed(seed: int, purpose: str, *extra: int) -> int:
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)
 
 
-def env_seeds(seed: int, num_envs: int) -> list[int]:
+def env_seeds(seed: int, num_envs: int, *, first: int = 0) -> list[int]:
     """Derive one seed of 31 bits for each environment.
 
     Pools with neighboring seeds share none, which they would with `seed + index`.
+
+    Args:
+        seed: of all environments of the run.
+        num_envs: how many are asked for.
+        first: the number of the first of them, among all.
     """
-    words = np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)
-    return [int(word) >> 1 for word in words]
+    words = np.random.SeedSequence(seed).generate_state(first + num_envs, np.uint32)
+    return [int(word) >> 1 for word in words[first:]]

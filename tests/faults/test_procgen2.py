@@ -29,7 +29,7 @@ def test_every_game_is_the_original(
     tmp_path: Path, half: int, fault: Fault, is_full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From one seed for all, which both take; a list of seeds is EnvPool's alone."""
-    monkeypatch.setattr("phasicrl.envs.envpool.env_seeds", lambda seed, num_envs: seed)
+    monkeypatch.setattr("phasicrl.envs.envpool.env_seeds", lambda seed, num_envs, first: seed)
     num_steps = 2500 if is_full else 300
     for index in fault:
         game = GAMES[half::2][index]

@@ -81,6 +81,7 @@ class EnvPoolEnv:
         *,
         num_envs: int,
         seed: int,
+        first_env: int = 0,
         num_threads: int,
         pin_threads: bool = True,
         options: dict[str, Any] | None = None,
@@ -88,6 +89,7 @@ class EnvPoolEnv:
     ) -> None:
         """Make the pool.
 
+        `first_env` is the number of the first of them among those of all ranks, whose seeds differ.
         `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name`
         is for messages.
         """
@@ -108,7 +110,7 @@ class EnvPoolEnv:
                 task_id,
                 num_envs=num_envs,
                 num_threads=num_threads,
-                seed=env_seeds(seed, num_envs),
+                seed=env_seeds(seed, num_envs, first=first_env),
                 **options,
             )
         made = thread_ids() - before

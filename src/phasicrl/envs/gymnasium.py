@@ -38,6 +38,19 @@ from phasicrl.seeding import env_seeds
 from phasicrl.spaces import choices
 
 
+def _require_same_step() -> None:
+    """Refuse a Gymnasium that knows only resets in the step after the end.
+
+    Raises:
+        ImportError: what to install.
+    """
+    if not hasattr(gym.vector, "AutoresetMode"):
+        raise ImportError(
+            f"Gymnasium {gym.__version__} cannot reset in the step of the end; "
+            "pip install 'gymnasium>=1.1'"
+        )
+
+
 class GymnasiumEnv:
     """B Gymnasium environments of one kind; a `NumpyEnv`.
 
@@ -51,6 +64,7 @@ class GymnasiumEnv:
         *,
         num_envs: int,
         seed: int,
+        first_env: int = 0,
         name: str,
         parallel: Literal["sync", "processes"] = "sync",
         action_masks: bool = True,
@@ -58,12 +72,13 @@ class GymnasiumEnv:
         step_seconds: float = STEP_SECONDS,
         reset_seconds: float = RESET_SECONDS,
     ) -> None:
-        """Prepare `num_envs` environments; `make_env` makes each of them at the first reset.
+        """Prepare `num_envs` environments, from the `first_env`-th of all ranks on (seeds differ).
 
-        One more is made at once, to learn the spaces, and reset once to see whether there is an
-        action mask in `info`. Without `action_masks` masks are left unread: every action is tried.
-        Up to `max_restarts` faults are answered by making what failed anew: the environment, or
-        where a process died or hangs, all of them. The episodes are cut there, as truncated.
+        `make_env` makes each at the first reset. One more is made at once, to learn the spaces, and
+        reset once to see whether there is an action mask in `info`. Without `action_masks` masks
+        are left unread: every action is tried. Up to `max_restarts` faults are answered by making
+        what failed anew: the environment, or where a process died or hangs, all of them. The
+        episodes are cut there, as truncated.
 
         Raises:
             ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium
@@ -71,11 +86,7 @@ class GymnasiumEnv:
             EnvError: the environment cannot be made or reset.
             ImportError: it, or Gymnasium's vector environment, needs a package that is missing.
         """
-        if not hasattr(gym.vector, "AutoresetMode"):
-            raise ImportError(
-                f"Gymnasium {gym.__version__} cannot reset in the step of the end; "
-                "pip install 'gymnasium>=1.1'"
-            )
+        _require_same_step()
         self.name, self.num_envs = name, num_envs
         self.exact_state: ExactState = "replay"
         interface = replace(probe(name, make_env), reads_masks=action_masks)
@@ -99,9 +110,10 @@ class GymnasiumEnv:
                 f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; "
                 "install a tested version"
             )
-        self._seed, self._max_restarts, self._num_restarts = seed, max_restarts, 0
+        self._seed, self._first_env = seed, first_env
+        self._max_restarts, self._num_restarts = max_restarts, 0
         # None once they were given.
-        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs))
+        self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs, first=first_env))
         self._obs = np.empty(0)
         self._lost: ProcessLostError | None = None
 
@@ -174,7 +186,7 @@ class GymnasiumEnv:
             self._count_restart(lost)
             restarts += 1
             (self._seed,) = env_seeds(self._seed, 1)
-            self._seeds = list(env_seeds(self._seed, self.num_envs))
+            self._seeds = list(env_seeds(self._seed, self.num_envs, first=self._first_env))
             try:
                 self._vector = self._make_vector()
                 obs, mask = self.reset()

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import gymnasium as gym
 
@@ -58,6 +58,7 @@ def make_envs(
     *,
     seed: int,
     num_envs: int | None = None,
+    first_env: int = 0,
     make_env: MakeEnv | None = None,
     make_vector_env: MakeVectorEnv | None = None,
 ) -> VectorEnv:
@@ -67,6 +68,7 @@ def make_envs(
         config: which, and how.
         seed: everything random in them follows from it; each environment gets a seed of its own.
         num_envs: how many, if not `config.num_envs` (one rank's share, or an evaluation's).
+        first_env: the number of the first of them among those of all ranks.
         make_env: makes one of your own environments (a Gymnasium `Env`); `config.id` then only
             names it.
         make_vector_env: makes a vector environment of your own (Gymnasium's `VectorEnv` interface),
@@ -80,11 +82,12 @@ def make_envs(
     num_envs = config.num_envs if num_envs is None else num_envs
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env were both given; give one of them")
+    which: _Which = {"num_envs": num_envs, "seed": seed, "first_env": first_env}
     with closing(Watchdog(config.id)) as watchdog, watchdog.watch("its start", RESET_SECONDS):
         if make_vector_env is None:
-            envs = _make_whole(config, seed=seed, num_envs=num_envs, make_env=make_env)
+            envs = _make_whole(config, make_env=make_env, **which)
         else:
-            envs = _own_vector(make_vector_env, config, num_envs=num_envs, seed=seed)
+            envs = _own_vector(make_vector_env, config, **which)
     if config.observe is None:
         return envs
     try:
@@ -94,18 +97,27 @@ def make_envs(
         raise
 
 
+class _Which(TypedDict):
+    """How many environments, their seed, and the number of the first among those of all ranks."""
+
+    num_envs: int
+    seed: int
+    first_env: int
+
+
 def _make_whole(
-    config: EnvConfig, *, seed: int, num_envs: int, make_env: MakeEnv | None
+    config: EnvConfig, *, make_env: MakeEnv | None, **which: Unpack[_Which]
 ) -> VectorEnv:
     """The environments with everything there is to see."""
+    num_envs = which["num_envs"]
     if make_env is not None:
         task = Task(name=config.id, backend="own")
-        return _gymnasium(make_env, config, task, num_envs=num_envs, seed=seed)
+        return _gymnasium(make_env, config, task, **which)
     backend, name = resolve(config.id)
     env_id = f"{backend}:{name}"
     if backend == "gymnasium":
         made, task = made_by_id(name, config.options), Task(name=env_id, backend=backend)
-        return _gymnasium(made, config, task, num_envs=num_envs, seed=seed)
+        return _gymnasium(made, config, task, **which)
     refuse_idle_env(config, Task(name=env_id, backend=backend, has_masks=False))
     if backend == "procgen":
         task_id, options = procgen_task(name, config), procgen_options(name, config)
@@ -118,8 +130,7 @@ def _make_whole(
     try:
         pool = EnvPoolEnv(
             task_id,
-            num_envs=num_envs,
-            seed=seed,
+            **which,
             num_threads=num_threads,
             pin_threads=config.pin_threads,
             options=options,
@@ -136,15 +147,14 @@ def _make_whole(
 
 
 def _own_vector(
-    make_vector_env: MakeVectorEnv, config: EnvConfig, *, num_envs: int, seed: int
+    make_vector_env: MakeVectorEnv, config: EnvConfig, **which: Unpack[_Which]
 ) -> VectorEnv:
     """A vector environment of a user's own."""
     task = Task(name=config.id, backend="vector")
     refuse_idle_env(config, task)
     envs = OwnVectorEnv(
         make_vector_env,
-        num_envs=num_envs,
-        seed=seed,
+        **which,
         name=task.name,
         action_masks=config.action_masks,
     )
@@ -152,14 +162,13 @@ def _own_vector(
 
 
 def _gymnasium(
-    make_env: MakeEnv, config: EnvConfig, task: Task, *, num_envs: int, seed: int
+    make_env: MakeEnv, config: EnvConfig, task: Task, **which: Unpack[_Which]
 ) -> VectorEnv:
     """Environments of Gymnasium's, as `config` wants them."""
     refuse_idle_env(config, task)
     envs = GymnasiumEnv(
         make_env,
-        num_envs=num_envs,
-        seed=seed,
+        **which,
         name=task.name,
         parallel=config.parallel,
         max_restarts=config.max_restarts,

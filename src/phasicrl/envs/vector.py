@@ -54,10 +54,14 @@ class OwnVectorEnv:
         *,
         num_envs: int,
         seed: int,
+        first_env: int = 0,
         name: str,
         action_masks: bool = True,
     ) -> None:
-        """Make it; without `action_masks` its masks are left unread.
+        """Make it; `first_env` is the number of its first environment among those of all ranks.
+
+        It is reset with `seed + first_env`, from which Gymnasium counts on. Without `action_masks`
+        its masks are left unread.
 
         Raises:
             ValueError: it is no such environment, of another size, with spaces or a way to reset
@@ -75,7 +79,7 @@ class OwnVectorEnv:
         check_spaces(name, self.observation_space, self.action_space)
         self._actions, self._widths = ActionLayout(self.action_space), choices(self.action_space)
         self._reader = BatchReader(name, self.observation_space, num_envs, remedy=REMEDY)
-        obs, info = self._call("reset", seed=seed)
+        obs, info = self._call("reset", seed=seed + first_env)
         self._first: tuple[Any, dict[str, Any]] | None = obs, info
         self._source = interface.mask_source
         if self._source is None and self._widths and MASK in info:

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -43,9 +44,14 @@ class Signals:
 
     SIGINT raises KeyboardInterrupt; SIGTERM, SIGHUP and SIGUSR1 raise `ToldToEnd`. A second SIGINT
     ends the process at once. Signals that the program has handlers for are left to these.
+
+    Args:
+        ask: is given the exception, and says whether all processes of the run will raise it
+            together, later; else it is raised where the signal came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[BaseException], bool]) -> None:
+        self._ask = ask
         self._before: dict[signal.Signals, Any] = {}
         self._closing, self._raised_at = False, -math.inf
 
@@ -79,6 +85,7 @@ class Signals:
                 os._exit(INTERRUPTED)
             return
         self._raised_at = now
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise ToldToEnd(signal.Signals(number).name)
+        name = signal.Signals(number).name
+        error = KeyboardInterrupt(name) if number == signal.SIGINT else ToldToEnd(name)
+        if not self._ask(error):
+            raise error

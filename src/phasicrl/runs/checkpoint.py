@@ -2,9 +2,10 @@
 
 A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.json` and, in the
 middle of a PPG phase, one file for each rollout of it. One that was made after two epochs of an
-auxiliary phase has `-aux-002` in its name. `manifest.json` is written last: it has the size and the
-SHA-256 of every file, and one of its own. Loading runs no code: files hold numbers, strings and
-tensors.
+auxiliary phase has `-aux-002` in its name. Where several processes train the run, each writes its
+part, from the second on into files that begin with `rank-001.`. `manifest.json` is written last: it
+has the size and the SHA-256 of every file, and one of its own. Loading runs no code: files hold
+numbers, strings and tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phasicrl.config_io import read_json
+from phasicrl.distributed import ALONE, RankError, World
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -35,6 +37,7 @@ _LARGEST_STATE = 2**28
 _ROOM_BESIDE = 2**20
 """Bytes for all that is no tensor: names, numbers, the file system's own."""
 _NAME = re.compile(r"step-(\d{12})(?:-aux-(\d{3}))?", re.ASCII)
+_PREFIX = re.compile(r"rank-\d{3}\.", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
 _DAMAGE = (
     OSError,
@@ -63,11 +66,12 @@ def save_checkpoint(
     aux_epochs: int | None = None,
     chunks: Chunks | None = None,
     run: str = "",
+    world: World = ALONE,
 ) -> Path:
     """Save `tree` as the newest checkpoint in `folder`, and delete all but the last `keep`.
 
     It is written under a temporary name, flushed to the disk and renamed, so that a crash leaves
-    all of it or nothing.
+    all of it or nothing. All processes of a run call this, each with its part.
 
     Args:
         folder: holds the run's checkpoints.
@@ -78,36 +82,48 @@ def save_checkpoint(
         chunks: parts that the checkpoint before may hold already: those are linked, not written
             again.
         run: the run's id; a checkpoint of another run is not taken for one of this.
+        world: the processes of the run.
 
     Raises:
         OSError: it cannot be written; what was there before is still there.
+        RankError: another process cannot write its part.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     name = _name(env_steps, aux_epochs)
     final, temporary = folder / name, folder / f".{name}.tmp"
-    if final.is_dir():
+    if world.of_first(final.is_dir()):
         return final  # the same clock, the same state: nothing may be deleted for it
-    before, known = _chunks_before(folder)
+    try:
+        with world.together("saving a checkpoint"):
+            if world.is_first:
+                _begin(folder, temporary)
+        with world.together("saving a checkpoint"):
+            files = _write_part(folder, temporary, tree, chunks or {}, world.rank)
+        parts = world.gather(files)
+        with world.together("saving a checkpoint"):
+            if world.is_first:
+                clock = {"env_steps": env_steps, "aux_epochs": aux_epochs, "processes": world.size}
+                every_file = {file: said for part in parts for file, said in part.items()}
+                manifest = {"format": FORMAT, "run": run, **clock, "files": every_file}
+                _write_json(temporary / MANIFEST, manifest | {"sha256": digest_of_json(manifest)})
+                flush(temporary)
+                os.replace(temporary, final)
+                flush(folder)
+    except (OSError, RankError):
+        if world.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if world.is_first:
+        for old in checkpoints(folder)[:-keep]:
+            shutil.rmtree(old)
+    return final
+
+
+def _begin(folder: Path, temporary: Path) -> None:
+    """Make the folder that a checkpoint is written into; what earlier attempts left is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
     for left_over in folder.glob(".*.tmp"):
         shutil.rmtree(left_over, ignore_errors=True)
-    linked = {file.removesuffix(".safetensors") for file in known}
-    new = [make for name, make in (chunks or {}).items() if name not in linked]
-    _refuse_full_disk(folder, tree, new)
     temporary.mkdir()
-    try:
-        files = _write_files(temporary, tree, chunks or {}, before, known)
-        clock = {"env_steps": env_steps, "aux_epochs": aux_epochs}
-        manifest = {"format": FORMAT, "run": run, **clock, "files": files}
-        _write_json(temporary / MANIFEST, manifest | {"sha256": digest_of_json(manifest)})
-        flush(temporary)
-        os.replace(temporary, final)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    flush(folder)
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
-    return final
 
 
 def _refuse_full_disk(
@@ -132,21 +148,36 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _write_files(
-    temporary: Path, tree: dict[str, Any], chunks: Chunks, before: Path, known: dict[str, Any]
+def _write_part(
+    folder: Path, temporary: Path, tree: dict[str, Any], chunks: Chunks, rank: int
 ) -> dict[str, Any]:
-    """Write everything but the manifest; returns what it says of each file."""
+    """Write everything of one process but the manifest; returns what that says of each file."""
+    before, known = _chunks_before(folder)
+    of_rank = _prefix(rank)
+    named = {f"{of_rank}{name}.safetensors": make for name, make in chunks.items()}
+    _refuse_full_disk(folder, tree, [make for file, make in named.items() if file not in known])
     tensors: dict[str, Tensor] = {}
-    state = _split(tree, "", tensors)
-    files = {"tensors.safetensors": _write(temporary / "tensors.safetensors", tensors)}
-    for name, make in chunks.items():
-        file = f"{name}.safetensors"
+    state, file = _split(tree, "", tensors), f"{of_rank}tensors.safetensors"
+    files = {file: _write(temporary / file, tensors)}
+    for file, make in named.items():
         if file in known and _link(before / file, temporary / file):
             files[file] = known[file]
         else:
             files[file] = _write(temporary / file, make())
-    files["state.json"] = _write_json(temporary / "state.json", state)
+    file = f"{of_rank}state.json"
+    files[file] = _write_json(temporary / file, state)
     return files
+
+
+def _prefix(rank: int) -> str:
+    """How the names of a process's files begin."""
+    return f"rank-{rank:03d}." if rank else ""
+
+
+def _prefix_of(file: str) -> tuple[str, str]:
+    """How the name of a file of some process begins, and the rest of it."""
+    found = _PREFIX.match(file)
+    return (found.group(), file[found.end() :]) if found else ("", file)
 
 
 def _chunks_before(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -158,13 +189,25 @@ def _chunks_before(folder: Path) -> tuple[Path, dict[str, Any]]:
         return folder, {}
 
 
+class Part(NamedTuple):
+    """What one process had saved in a checkpoint.
+
+    Attributes:
+        tree: numbers, tensors and what holds them.
+        chunks: tensors by the names of the chunks.
+    """
+
+    tree: dict[str, Any]
+    chunks: dict[str, dict[str, Tensor]]
+
+
 def load_checkpoint(
     folder: Path, *, run: str = ""
 ) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], list[str]]:
-    """Load the newest checkpoint in `folder` that is whole.
+    """Load the newest checkpoint in `folder` that is whole, as the first process saved it.
 
     Newer ones that are not are set aside as `rejected-…`: their steps will be taken again, with
-    other experience, and nothing of theirs may be linked to.
+    other experience, and nothing of theirs may be linked to. So it is the newest one, then.
 
     Args:
         folder: holds the run's checkpoints.
@@ -177,12 +220,12 @@ def load_checkpoint(
     Raises:
         CheckpointError: there is none, or none that is whole; every reason is given.
     """
-    rejected = []
+    rejected: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
             tree, chunks = _load(path, run)
         except _DAMAGE as error:
-            rejected.append(f"{path.name} cannot be used: {error}")
+            rejected.append(f"{path.name} cannot be used: {_said(error)}")
             continue
         for newer in checkpoints(folder)[-len(rejected) :] if rejected else []:
             os.replace(newer, newer.with_name(f"rejected-{newer.name}-{time.time_ns()}"))
@@ -206,16 +249,21 @@ def problem_of(path: Path, run: str, *, every_file: bool) -> str:
     return ""
 
 
-def load_at(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Load one checkpoint of any run: the tree, and the chunks by name.
+def load_at(path: Path, *, rank: int = 0) -> Part:
+    """Load what one process saved in a checkpoint, of any run.
 
     Raises:
         ValueError: it is damaged; the message names it.
     """
     try:
-        return _load(path, "")
+        return _load(path, "", rank)
     except _DAMAGE as error:
         raise ValueError(f"{path.name}: {_said(error)}") from None
+
+
+def num_processes(path: Path) -> int:
+    """How many processes saved a checkpoint."""
+    return _manifest(path).get("processes", 1)
 
 
 def _said(error: BaseException) -> str:
@@ -250,21 +298,28 @@ class CheckpointError(ValueError):
     exit_code = 5
 
 
-def _load(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Read one checkpoint, checking every file against the manifest."""
+def _load(path: Path, run: str, rank: int = 0) -> Part:
+    """Read the part of one process, checking its files against the manifest.
+
+    The first process checks those of all.
+    """
     manifest = _manifest(path)
     if run and manifest["run"] != run:
         raise ValueError(f"it is of another run ({manifest['run']}; this one is {run})")
     loaded: dict[str, dict[str, Tensor]] = {}
     for file, said in manifest["files"].items():
+        prefix, name = _prefix_of(file)
+        if rank and prefix != _prefix(rank):
+            continue
         if not (path / file).is_file() or (path / file).is_symlink() or Path(file).name != file:
             raise ValueError(f"{file} is not there, or is no plain file")
         if said != _described(path / file):
             raise ValueError(f"{file} was changed or cut short since it was saved")
-        if file.endswith(".safetensors"):
-            loaded[file.removesuffix(".safetensors")] = load_file(path / file)
+        if prefix == _prefix(rank) and name.endswith(".safetensors"):
+            loaded[name.removesuffix(".safetensors")] = load_file(path / file)
     tensors = loaded.pop("tensors")
-    return _join(read_json(path / "state.json", _LARGEST_STATE), tensors), loaded
+    state = read_json(path / f"{_prefix(rank)}state.json", _LARGEST_STATE)
+    return Part(_join(state, tensors), loaded)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -223,6 +223,29 @@ class MetricsLog:
         self.close()
 
 
+class NoLog:
+    """The log of a process whose numbers another one of the run writes down."""
+
+    def progress(self, stage: str, *, env_steps: int) -> None:
+        """See `MetricsLog`."""
+
+    def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
+        """See `MetricsLog`."""
+
+    def message(self, text: str) -> None:
+        """See `MetricsLog`."""
+
+    def flush(self) -> None:
+        """See `MetricsLog`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `MetricsLog`."""
+        return {}
+
+    def close(self) -> None:
+        """See `MetricsLog`."""
+
+
 class _Rows:
     """The file of rows: appended to, with a digest of all of it. What a full disk refuses waits."""
 

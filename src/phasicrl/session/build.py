@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 from phasicrl.collect import Collector
 from phasicrl.config import Config, Task, refuse_idle, shown
 from phasicrl.config_io import refuse_wrong_types
+from phasicrl.distributed import ALONE, World
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
@@ -32,11 +33,13 @@ from phasicrl.host.machine import free_memory
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
-from phasicrl.runs.checkpoint import CheckpointError, load_checkpoint
+from phasicrl.runs.checkpoint import CheckpointError
 from phasicrl.runs.directory import CONFIG_FILE, RunDirectory
 from phasicrl.runs.lock import RunLock
-from phasicrl.runs.metrics import MetricsLog
+from phasicrl.runs.metrics import MetricsLog, NoLog
+from phasicrl.runs.parts import load_part
 from phasicrl.seeding import derive_seed
+from phasicrl.session.agreement import plan_here, require_same_start, require_shared, require_shares
 from phasicrl.session.run import Run
 from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
 
@@ -52,6 +55,7 @@ def start_run(
     mask_actions: MaskFunction | None = None,
     plan: Plan | None = None,
     planned_as: Config | None = None,
+    world: World = ALONE,
 ) -> Run:
     """Make a new run directory and everything a run needs.
 
@@ -63,6 +67,7 @@ def start_run(
         mask_actions: see `phasicrl.train`.
         plan: how to execute it; chosen here unless given.
         planned_as: choose the plan of this configuration instead, whose budget may be another.
+        world: the processes that train it together.
 
     Raises:
         ValueError: a configuration that cannot work here; nothing was started and no directory
@@ -75,7 +80,7 @@ def start_run(
         "mask_actions": mask_actions,
     }
     refuse_wrong_types(config)
-    run, _ = _build_run(config, own, plan=plan, planned_as=planned_as)
+    run, _ = _build_run(config, own, world, plan=plan, planned_as=planned_as)
     run.keep()
     # So that there is something to go on from, whatever happens in the first iteration.
     if config.checkpoint.while_training:
@@ -91,6 +96,7 @@ def resume_run(
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     accept_config_changes: bool = False,
+    world: World = ALONE,
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
@@ -104,6 +110,7 @@ def resume_run(
         make_encoder: see `phasicrl.train`.
         mask_actions: see `phasicrl.train`.
         accept_config_changes: see `phasicrl.resume`.
+        world: the processes that train it together, perhaps more or fewer than before.
 
     Raises:
         ValueError: not a run directory, another process trains it, no checkpoint in it can be used,
@@ -121,28 +128,48 @@ def resume_run(
         again = f"`phasicrl train --from {directory}/config.json`"
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with {again}")
     with ExitStack() as stack:
-        lock = stack.enter_context(closing(RunLock(directory)))
+        with world.together("opening the run directory"):
+            lock = stack.enter_context(closing(RunLock(directory))) if world.is_first else None
         name = files.card.get("run", "")
-        state, chunks, rejected = load_checkpoint(files.checkpoint_folder, run=name)
+        part, rejected, saved_by = load_part(files.checkpoint_folder, run=name, world=world)
+        state, chunks = part
         if not accept_config_changes:
             _refuse_changes(files, state)
-        plan = files.plan
-        if plan is not None and not can_follow(plan, this_machine(config.compute.device)):
-            plan = None  # chosen anew: this is another machine
-        run, remark = _build_run(config, own, resumed=files, state=state, lock=lock, plan=plan)
+        run, remark = _build_run(
+            config, own, world, resumed=files, state=state, lock=lock, plan=_plan_before(files)
+        )
         stack.pop_all()
         stack.enter_context(closing(run))
-        try:
-            run.load_state_dict(state, chunks, same_episodes=not remark)
-        except (RuntimeError, ValueError, KeyError) as error:
-            described = f"the run that {directory}/config.json describes"
-            raise ValueError(f"the checkpoint does not fit {described}: {error}") from None
-        run.keep()
+        _load_state(run, state, chunks, same_episodes=not remark)
         stack.pop_all()
     for sentence in rejected:
         run.log.message(f"warning: {sentence}")
+    if saved_by != world.size:
+        remark += f"; {saved_by} processes had trained it, now it is {world.size}"
     run.log.message(f"resumed {directory} at {run.env_steps:,} steps{remark}")
     return run
+
+
+def _plan_before(files: RunDirectory) -> Plan | None:
+    """How the run was executed; None if that cannot be followed on this machine."""
+    plan, device = files.plan, files.config.compute.device
+    return plan if plan is not None and can_follow(plan, this_machine(device)) else None
+
+
+def _load_state(
+    run: Run, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool
+) -> None:
+    """Give a run what its checkpoint holds.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    try:
+        run.load_state_dict(state, chunks, same_episodes=same_episodes)
+    except (RuntimeError, ValueError, KeyError) as error:
+        described = f"the run that {run.directory}/config.json describes"
+        raise ValueError(f"the checkpoint does not fit {described}: {error}") from None
+    run.keep()
 
 
 class _Opened(NamedTuple):
@@ -154,32 +181,40 @@ class _Opened(NamedTuple):
     remark: str = ""
 
 
-def _open_envs(config: Config, own: dict[str, Any], state: dict[str, Any] | None) -> _Opened:
+def _open_envs(
+    config: Config, own: dict[str, Any], world: World, state: dict[str, Any] | None
+) -> _Opened:
     """The environments of a new run, or those of a checkpoint, as exactly as they can be had."""
     if state is None:
-        return _Opened(_make_envs(config, own), 0)
+        return _Opened(_make_envs(config, own, world), 0)
     now, since = state["env_steps"], state["envs_since"]
     reason = "these environments cannot be brought back"
     if state["collector"] is not None:
-        envs = _make_envs(config, own, since=since, env_steps=now)
+        envs = _make_envs(config, own, world, since=since, env_steps=now)
         try:
             return _Opened(envs, since, envs.load_state_dict(state["collector"]["envs"]))
         except (EnvError, ValueError, KeyError) as error:
             envs.close()
             reason = str(error)
     remark = f"; episodes that were under way start anew: {reason}"
-    return _Opened(_make_envs(config, own, since=now, env_steps=now), now, remark=remark)
+    envs = _make_envs(config, own, world, since=now, env_steps=now)
+    return _Opened(envs, now, remark=remark)
 
 
 def _make_envs(
-    config: Config, own: dict[str, Any], *, since: int = 0, env_steps: int = 0
+    config: Config, own: dict[str, Any], world: World, *, since: int = 0, env_steps: int = 0
 ) -> VectorEnv:
-    """The run's environments, with the user's masks; knobs without effect on them are refused."""
-    _check_workers(config, own)
-    _check_memory(config, None, torch.device(this_machine(config.compute.device).device))
+    """This process's environments, with the user's masks.
+
+    Knobs without effect on them are refused.
+    """
+    _check_workers(config, own, world)
+    _check_memory(config, None, torch.device(this_machine(config.compute.device).device), world)
     seed, mask_actions = derive_seed(config.seed, "env", since), own["mask_actions"]
     makers = {name: own[name] for name in ("make_env", "make_vector_env")}
-    envs = make_envs(config.env, seed=seed, **makers)
+    share = world.own(config.env.num_envs)
+    which = {"num_envs": share.stop - share.start, "first_env": share.start}
+    envs = make_envs(config.env, seed=seed, **which, **makers)
     try:
         refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
     except ValueError:
@@ -187,13 +222,15 @@ def _make_envs(
         raise
     if mask_actions is None:
         return envs
-    num_steps = config.env.heuristic_mask_steps
-    return HeuristicMask(envs, mask_actions, num_steps=num_steps, env_steps=env_steps)
+    # It counts the steps of these environments.
+    num_steps, done = config.env.heuristic_mask_steps / world.size, env_steps // world.size
+    return HeuristicMask(envs, mask_actions, num_steps=math.ceil(num_steps), env_steps=done)
 
 
 def _build_run(
     config: Config,
     own: dict[str, Any],
+    world: World,
     *,
     resumed: RunDirectory | None = None,
     state: dict[str, Any] | None = None,
@@ -206,6 +243,7 @@ def _build_run(
     Args:
         config: every knob.
         own: what the user brought, by the names of `train`'s arguments.
+        world: the processes that train it together.
         resumed: the run directory that there is already.
         state: of its checkpoint.
         lock: on it.
@@ -215,41 +253,64 @@ def _build_run(
     Returns:
         The run, without the state; and what to say if its environments start anew.
     """
-    make_encoder = own["make_encoder"]
+    require_same_start(config, world)
+    require_shares(config, world)
     with ExitStack() as undo:  # whatever fails, nothing was started
-        machine = this_machine(config.compute.device)
-        opened = _open_envs(config, own, state)
-        envs = undo.enter_context(closing(opened.envs))
-        _check_memory(config, envs, torch.device(machine.device))
-        agent = make_agent(config, envs, make_encoder=make_encoder).to(machine.device)
-        known = make_encoder is None
-        plan = plan or choose_plan(planned_as or config, machine, agent, can_be_probed=known)
-        files = resumed or RunDirectory.make(config)
-        if resumed is None:
-            undo.callback(shutil.rmtree, files.path)
-        lock = lock or undo.enter_context(closing(RunLock(files.path)))
-        resumed_at, kept = (_logged(config, state), state["log"]) if state else (None, None)
-        log = MetricsLog(files.path, config, resumed_at=resumed_at, kept=kept)
-        undo.enter_context(closing(log))
+        with world.together("preparing the run"):
+            machine = this_machine(config.compute.device)
+            opened = _open_envs(config, own, world, state)
+            envs = undo.enter_context(closing(opened.envs))
+            _check_memory(config, envs, torch.device(machine.device), world)
+            agent = make_agent(config, envs, make_encoder=own["make_encoder"]).to(machine.device)
+        with world.together("choosing how to execute it"):
+            if plan is None and world.is_first:
+                known = own["make_encoder"] is None
+                plan = choose_plan(planned_as or config, machine, agent, can_be_probed=known)
+        plan = plan_here(world.of_first(plan), machine, world)
+        files, lock, log = _open_directory(config, world, undo, resumed, lock, state)
         for remark in plan.remarks:
             log.message(remark)
-        compute = Compute(plan, say=log.message)
-        generator = _generator(config, "action", machine.device)
-        truncation = config.ppo.bootstrap_truncation
-        collector = Collector(
-            envs, agent, generator=generator, compute=compute, bootstrap_truncation=truncation
-        )
-        learner = Learner(config, agent, compute, _generator(config, "shuffle"))
-        buffer = _make_buffer(config, envs, agent, compute.device)
-        parts = (files, learner, collector, buffer, log)
+        world.copy_first_(list(agent.state_dict().values()))
+        compute = Compute(plan, say=log.message, world=world)
+        collector = _make_collector(config, envs, agent, compute)
+        shuffle = _generator(config, "shuffle", *([] if world.is_first else [world.rank]))
+        learner = Learner(config, agent, compute, shuffle)
+        parts = (files, learner, collector, _make_buffer(config, envs, agent, compute.device), log)
         run = Run(config, *parts, lock=lock, envs_since=opened.since, own=own)
-        if opened.obs is None or state is None:
-            collector.start()
-        else:
-            collector.load_state_dict(state["collector"], opened.obs)
+        with world.together("starting the environments"):
+            if opened.obs is None or state is None:
+                collector.start()
+            else:
+                collector.load_state_dict(state["collector"], opened.obs)
         run.write_card()
         undo.pop_all()
     return run, opened.remark
+
+
+def _open_directory(
+    config: Config,
+    world: World,
+    undo: ExitStack,
+    resumed: RunDirectory | None,
+    lock: RunLock | None,
+    state: dict[str, Any] | None,
+) -> tuple[RunDirectory, RunLock | None, MetricsLog | NoLog]:
+    """The run directory, which the first process makes, locks and writes its metrics into."""
+    files, log = resumed, None
+    with world.together("making the run directory"):
+        if world.is_first and files is None:
+            files = RunDirectory.make(config)
+            undo.callback(shutil.rmtree, files.path)
+        if world.is_first and files is not None and lock is None:
+            lock = undo.enter_context(closing(RunLock(files.path)))
+    files = RunDirectory(Path(world.of_first(str(files and files.path))))
+    with world.together("opening the run directory"):
+        require_shared(files, world)
+        if world.is_first:
+            resumed_at, kept = (_logged(config, state), state["log"]) if state else (None, None)
+            log = MetricsLog(files.path, config, resumed_at=resumed_at, kept=kept)
+            undo.enter_context(closing(log))
+    return files, lock, log or NoLog()
 
 
 def _logged(config: Config, state: dict[str, Any]) -> int:
@@ -350,13 +411,24 @@ def make_agent(
             raise ValueError(f"{envs.name}: {error}") from None
 
 
+def _make_collector(config: Config, envs: VectorEnv, agent: Agent, compute: Compute) -> Collector:
+    """What plays these environments; all processes draw the same noise for its actions."""
+    return Collector(
+        envs,
+        agent,
+        generator=_generator(config, "action", device=compute.device),
+        compute=compute,
+        bootstrap_truncation=config.ppo.bootstrap_truncation,
+    )
+
+
 def _make_buffer(
     config: Config, envs: VectorEnv, agent: Agent, device: torch.device
 ) -> PhaseBuffer:
-    """Room for one phase of these environments."""
+    """Room for one phase of these environments, which may be a part of the run's."""
     return PhaseBuffer(
         config.phase_length,
-        config.env.num_envs,
+        envs.num_envs,
         config.ppo.num_steps,
         obs_shape=agent.reader.layout.shape,
         obs_dtype=_torch_dtype(agent.reader.layout.dtype),
@@ -377,30 +449,35 @@ _WORKER_BYTES = 32 * 2**20
 """Memory that a process has for itself whose environment needs nothing: interpreter, Gymnasium."""
 
 
-def _check_workers(config: Config, own: dict[str, Any]) -> None:
-    """Refuse more worker processes than there is memory for, before they are made."""
+def _check_workers(config: Config, own: dict[str, Any], world: World) -> None:
+    """Refuse more worker processes than this machine has memory for, before they are made."""
     if config.env.parallel != "processes" or own["make_vector_env"] is not None:
         return
-    needed, free = config.env.num_envs * _WORKER_BYTES, free_memory()
+    num_envs = config.env.num_envs * world.local_size // world.size
+    needed, free = num_envs * _WORKER_BYTES, free_memory()
     if free is not None and needed > free:
         raise ValueError(
-            f"{config.env.num_envs:,} processes of environments (env.parallel processes) need "
+            f"{num_envs:,} processes of environments (env.parallel processes) need "
             f"{needed / 2**30:.1f} GiB at least, {free / 2**30:.1f} GiB are free; "
             "try fewer environments (--env.num-envs), or --env.parallel sync"
         )
 
 
-def _check_memory(config: Config, envs: VectorEnv | None, device: torch.device) -> None:
+def _check_memory(
+    config: Config, envs: VectorEnv | None, device: torch.device, world: World
+) -> None:
     """Refuse a phase buffer that is larger than the memory that is free.
 
-    Without environments it is the least that steps of any need.
+    Processes of one machine share that, but each has a GPU of its own. Without environments it is
+    the least that steps of any need.
     """
     step_bytes = 0
     if envs is not None:
         layouts = (ObservationLayout(envs.observation_space), ActionLayout(envs.action_space))
         step_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in layouts)
         step_bytes += envs.mask_size
-    num_envs, num_steps = config.env.num_envs, config.ppo.num_steps
+    here = 1 if device.type == "cuda" else world.local_size
+    num_envs, num_steps = config.env.num_envs * here // world.size, config.ppo.num_steps
     sizes = (config.phase_length, num_envs, num_steps)
     needed = PhaseBuffer.num_bytes(*sizes, step_bytes=step_bytes)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
@@ -416,6 +493,8 @@ def _check_memory(config: Config, envs: VectorEnv | None, device: torch.device) 
         )
 
 
-def _generator(config: Config, purpose: str, device: torch.device | str = "cpu") -> Generator:
+def _generator(
+    config: Config, purpose: str, *others: int, device: torch.device | str = "cpu"
+) -> Generator:
     """A stream of randomness of a run."""
-    return Generator(device).manual_seed(derive_seed(config.seed, purpose))
+    return Generator(device).manual_seed(derive_seed(config.seed, purpose, *others))

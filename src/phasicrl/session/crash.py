@@ -85,6 +85,8 @@ def _first_bad(run: Run, rollout: Rollout, tensors: dict[str, dict[str, Any]]) -
     for name, described in tensors.items():
         if name != "rollout.value_target" and described["bad"]:
             return name
+    if run.world.size > 1:
+        return "in a loss or a gradient; one process alone cannot compute them once more"
     try:
         return _first_bad_of_learning(run, rollout)
     except (RuntimeError, MemoryError):  # it does not fit as a whole, for example

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config
+from phasicrl.distributed import RankError, World
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.watchdog import last_resort
 from phasicrl.execution.compute import Compute
@@ -31,10 +32,11 @@ from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
 from phasicrl.optimize import DivergedError, diverged
 from phasicrl.rollout import AuxiliaryProgress, MeanAccumulator, PhaseBuffer, Rollout
-from phasicrl.runs.checkpoint import Chunks, save_checkpoint
+from phasicrl.runs.checkpoint import Chunks, digest_of_tensors, save_checkpoint
 from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
 from phasicrl.runs.lock import RunLock
-from phasicrl.runs.metrics import MetricsLog
+from phasicrl.runs.metrics import MetricsLog, NoLog
+from phasicrl.runs.parts import OLD_POLICY, own_part
 from phasicrl.seeding import derive_seed
 from phasicrl.session.crash import report_crash
 from phasicrl.session.evaluation import make_evaluation_envs, play
@@ -78,8 +80,8 @@ class Run:
         learner: what is trained.
         collector: plays its environments.
         buffer: room for one phase.
-        log: where its metrics go.
-        lock: on the run directory.
+        log: where its metrics go; of several processes, the first one's.
+        lock: on the run directory; the first process has it.
         envs_since: the run's step at which its environments were made; their seeds follow from it.
         own: what the user passed as objects, which the configuration cannot hold, by the names of
             `train`'s arguments.
@@ -92,9 +94,9 @@ class Run:
         learner: Learner,
         collector: Collector,
         buffer: PhaseBuffer,
-        log: MetricsLog,
+        log: MetricsLog | NoLog,
         *,
-        lock: RunLock,
+        lock: RunLock | None,
         envs_since: int = 0,
         own: Mapping[str, Any],
     ) -> None:
@@ -105,11 +107,12 @@ class Run:
         self.envs_since = envs_since
         before = files.card
         self._origin: dict[str, Any] = {
-            "run": before.get("run") or uuid.uuid4().hex,
+            "run": self.world.of_first(before.get("run") or uuid.uuid4().hex),
             "command": before.get("command", sys.argv),
             "resumed": [*before.get("resumed", []), sys.argv] if before else [],
         }
-        self._lock, self._signals, self._session = lock, Signals(), ExitStack()
+        self._lock, self._session = lock, ExitStack()
+        self._signals = Signals(self.world.ask_to_end)
         self._best_return: float | None = None
         self._kept: _Kept | None = None
         self._seconds_before = 0.0
@@ -136,6 +139,11 @@ class Run:
     def compute(self) -> Compute:
         """How it is executed."""
         return self.learner.compute
+
+    @property
+    def world(self) -> World:
+        """The processes that train it."""
+        return self.compute.world
 
     @property
     def iteration(self) -> int:
@@ -181,18 +189,23 @@ class Run:
         is_over = self.env_steps >= self.config.budget
         return every is not None and (self.iteration % every == 0 or is_over)
 
+    @property
+    def _evaluation_episodes(self) -> int:
+        """This process's part of an evaluation, rounded up."""
+        return math.ceil(self.config.evaluation.episodes / self.world.size)
+
     def _make_evaluation_envs(self) -> VectorEnv:
         """The same ones each time.
 
         Their seed is another than that of `evaluate`: what chose the best weights does not judge
-        them.
+        them. Each process has a part of the episodes, with seeds of its own.
         """
-        knobs = self.config.evaluation
+        others = () if self.world.is_first else (self.world.rank,)
         return make_evaluation_envs(
             self.config,
-            num_envs=min(knobs.episodes, _MOST_EVALUATION_ENVS),
-            levels=knobs.levels,
-            seed=derive_seed(self.config.seed, "validation"),
+            num_envs=min(self._evaluation_episodes, _MOST_EVALUATION_ENVS),
+            levels=self.config.evaluation.levels,
+            seed=derive_seed(self.config.seed, "validation", *others),
             make_env=self._own["make_env"],
             make_vector_env=self._own["make_vector_env"],
         )
@@ -205,21 +218,25 @@ class Run:
         self.stage("evaluation")
         start, knobs = time.perf_counter(), self.config.evaluation
         agent, seed = copy.deepcopy(self.agent).cpu().eval(), self.config.seed
-        how = {"episodes": knobs.episodes, "policy": knobs.policy, "seed": seed}
-        with closing(self._make_evaluation_envs()) as envs:
-            returns, lengths = play(agent, envs, **how, precision=self.compute.precision("policy"))
-        mean_return = statistics.fmean(returns)
+        how = {"episodes": self._evaluation_episodes, "policy": knobs.policy, "seed": seed}
+        with self.world.together("an evaluation"), closing(self._make_evaluation_envs()) as envs:
+            played = play(agent, envs, **how, precision=self.compute.precision("policy"))
+        of_all = self.world.gather(played)
+        mean_return = statistics.fmean(chain.from_iterable(each.returns for each in of_all))
         best = self._best_return
         if best is None or mean_return > best:
             try:
-                weights = agent.state_dict()
-                self.files.save_weights(weights, env_steps=self.env_steps, which="best")
+                if self.world.is_first:
+                    weights = agent.state_dict()
+                    self.files.save_weights(weights, env_steps=self.env_steps, which="best")
                 best = self._best_return = mean_return
             except OSError as error:
                 self.log.message(f"warning: the best weights could not be saved: {error}")
         record = {
             "evaluation/return": mean_return,
-            "evaluation/length": statistics.fmean(lengths),
+            "evaluation/length": statistics.fmean(
+                chain.from_iterable(each.lengths for each in of_all)
+            ),
             "time/evaluation": time.perf_counter() - start,
         }
         return record if best is None else record | {"evaluation/best_return": best}
@@ -230,7 +247,7 @@ class Run:
         Whatever cuts the next one short, this can be saved; it is saved now, if it is time.
         """
         self.keep()
-        if self._checkpoint_is_due:
+        if self.world.of_first(self._checkpoint_is_due):
             self._save_if_possible()
 
     @property
@@ -279,27 +296,35 @@ class Run:
         right = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
         if not torch.stack(right).all():
             raise diverged(["the agent's weights"])
-        self.log.flush()  # no checkpoint may be ahead of its rows
+        self.world.require_same("their weights", lambda: {"SHA-256": digest_of_tensors(weights)})
+        with self.world.together("writing the metrics"):
+            self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
             self.files.checkpoint_folder,
-            state | {"config": self.config.to_json()},
+            own_part(state, self.world) | {"config": self.config.to_json()},
             env_steps=env_steps,
             aux_epochs=aux_epochs,
             keep=self.config.checkpoint.keep,
             chunks=chunks,
             run=self._origin["run"],
+            world=self.world,
         )
-        self.files.save_weights(weights, env_steps=env_steps)
+        with self.world.together("saving the weights"):
+            if self.world.is_first:
+                self.files.save_weights(weights, env_steps=env_steps)
         self._last_save = time.perf_counter()
 
     def _save_if_possible(self) -> None:
         """Save, or say why that is not possible.
 
-        A full disk is no reason to lose what is being learned.
+        A full disk is no reason to lose what is being learned. One of several processes that
+        cannot write ends the run: nobody may read what it says.
         """
         try:
             self._save_kept()
         except OSError as error:
+            if self.world.size > 1:
+                raise
             self._last_save = time.perf_counter()
             self.log.message(
                 f"warning: no checkpoint at {self.env_steps:,} steps ({error}); "
@@ -319,6 +344,7 @@ class Run:
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
             "exact_state": self.envs.exact_state,
+            "processes": self.world.size,
             "device": str(self.compute.device),
             "plan": self.compute.plan.to_dict(),
             "machine": system,
@@ -330,7 +356,8 @@ class Run:
             "commit": provenance.commit(),
             "source": provenance.tree(),
         }
-        self.files.write_card(card)
+        if self.world.is_first:
+            self.files.write_card(card)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive, except the phase buffer's tensors.
@@ -425,7 +452,8 @@ class Run:
     def close(self) -> None:
         """Release environments, log files and the run directory, whichever of them fails."""
         with ExitStack() as stack:
-            stack.callback(self._lock.close)
+            if self._lock is not None:
+                stack.callback(self._lock.close)
             stack.callback(self.log.close)
             stack.callback(self.envs.close)
 
@@ -447,7 +475,7 @@ class Run:
         """
         self._signals.hold()
         try:
-            if isinstance(error, DivergedError):
+            if isinstance(error, DivergedError) and self.world.is_first:
                 self._explain(error)
             if error is not None:
                 self._save_what_is_left()
@@ -474,8 +502,9 @@ class Run:
     def _save_what_is_left(self) -> None:
         """Save the state that was kept last, and say what became of it."""
         try:
-            self._save_kept()
-        except (OSError, ValueError) as problem:
+            if self.world.all_are_here():
+                self._save_kept()
+        except (OSError, ValueError, RankError) as problem:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")
         saved = self.files.checkpoints
         way = "it has no checkpoint yet"
@@ -498,7 +527,7 @@ class Run:
     @property
     def _old_policy_name(self) -> str:
         """Of the chunk that holds the distribution parameters before the auxiliary phase."""
-        return f"old-policy-{self.learner.phase:06d}"
+        return f"{OLD_POLICY}-{self.learner.phase:06d}"
 
     def _chunk_name(self, slot: int) -> str:
         """A name that no other rollout of this run has."""

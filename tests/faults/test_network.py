@@ -1,0 +1,174 @@
+"""Two machines that train one run: two network namespaces, joined by a pair of virtual cards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from phasicrl.runs.directory import RunDirectory
+from tests.faults.conftest import Fault
+from tests.faults.harness import wait_for
+
+ROOT = Path(__file__).parents[2]
+STEPS, ENVS = 20_480, 8
+
+
+class Machines:
+    """Two of them, with the addresses 10.77.N.1 and 10.77.N.2."""
+
+    def __init__(self, number: int) -> None:
+        self.names = [f"phasicrl-{os.getpid()}-{end}" for end in (1, 2)]
+        self.cards = [f"px{os.getpid() % 10**6}-{end}" for end in (1, 2)]
+        self.addresses = [f"10.77.{number}.{end}" for end in (1, 2)]
+
+    def build(self) -> None:
+        for name in self.names:
+            run("ip", "netns", "add", name)
+        one, other = self.cards
+        run("ip", "link", "add", one, "type", "veth", "peer", "name", other)
+        for name, card, address in zip(self.names, self.cards, self.addresses, strict=True):
+            run("ip", "link", "set", card, "netns", name)
+            self.on(name, "ip", "addr", "add", f"{address}/24", "dev", card)
+            self.on(name, "ip", "link", "set", card, "up")
+            self.on(name, "ip", "link", "set", "lo", "up")
+
+    def on(self, name: str, *command: str) -> None:
+        """Run a command on one machine."""
+        run("ip", "netns", "exec", name, *command)
+
+    def cut(self) -> None:
+        """Pull the plug."""
+        self.on(self.names[0], "ip", "link", "set", self.cards[0], "down")
+
+    def heal(self) -> None:
+        """Put it in again."""
+        self.on(self.names[0], "ip", "link", "set", self.cards[0], "up")
+
+    def remove(self) -> None:
+        for name in self.names:
+            with suppress(subprocess.CalledProcessError):
+                run("ip", "netns", "del", name)
+
+    def start(self, folder: Path, *words: str) -> list[subprocess.Popen[str]]:
+        """The README's command for several machines, on both."""
+        started = []
+        for number, (name, card, address) in enumerate(
+            zip(self.names, self.cards, self.addresses, strict=True)
+        ):
+            command = [
+                "ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run",
+                "--nnodes", "2", "--nproc-per-node", "1",
+                "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.addresses[0]}:29511",
+                # These machines have no names to tell by which of them has that address.
+                "--rdzv-conf", f"is_host={1 - number}", "--rdzv-id", folder.name,
+                "--local-addr", address, "-m", "phasicrl", "train", "classic-ppo",
+                "--output-dir", str(folder), "--log.no-tensorboard",
+                "--total-env-steps", str(STEPS), "--env.num-envs", str(ENVS), *words,
+            ]  # fmt: skip
+            started.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=os.environ | {"GLOO_SOCKET_IFNAME": card, "TP_SOCKET_IFNAME": card},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        return started
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def machines(is_full: bool) -> Iterator[Machines]:
+    """Two machines; skipped where nobody may make any, and where there are no minutes for them."""
+    if not is_full:
+        pytest.skip("takes three minutes: make test-faults")
+    made = Machines(os.getpid() % 250)
+    if shutil.which("ip") is None:
+        pytest.skip("iproute2 is not installed")
+    try:
+        made.build()
+    except subprocess.CalledProcessError as error:
+        made.remove()
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
+    yield made
+    made.remove()
+
+
+def only_run(folder: Path) -> RunDirectory:
+    """The one run in a folder."""
+    (path,) = folder.glob("*/config.json")
+    return RunDirectory(path.parent)
+
+
+def finish(processes: list[subprocess.Popen[str]], seconds: float = 120.0) -> list[str]:
+    """Wait for both; returns what they have said."""
+    said = [process.communicate(timeout=seconds)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    return said
+
+
+def weights(folder: Path) -> dict[str, list[float]]:
+    return {name: x.flatten().tolist() for name, x in only_run(folder).weights().items()}
+
+
+def begun(folder: Path) -> bool:
+    """Whether a few iterations are done."""
+    return any(len(path.read_text().splitlines()) > 3 for path in folder.glob("*/metrics.jsonl"))
+
+
+@pytest.mark.fault("F-03", "two machines, a slow link, a link that is cut and healed", 1, 1)
+def test_two_machines_train_one_run(tmp_path: Path, machines: Machines, fault: Fault) -> None:
+    """However slow the link, and though it is cut for a while: the same run, to the bit."""
+    for _ in fault:
+        finish(machines.start(tmp_path / "good"))
+        expected = weights(tmp_path / "good")
+        assert only_run(tmp_path / "good").card["processes"] == 2
+
+        processes = machines.start(tmp_path / "cut")
+        wait_for(lambda: begun(tmp_path / "cut"))
+        machines.cut()
+        time.sleep(3)
+        machines.heal()
+        finish(processes)
+        assert weights(tmp_path / "cut") == expected
+
+        slow = ("tc", "qdisc", "add", "dev", machines.cards[0], "root", "tbf",
+                "rate", "20mbit", "burst", "32kbit", "latency", "50ms")  # fmt: skip
+        try:
+            machines.on(machines.names[0], *slow)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"traffic cannot be shaped here: {error.stderr.strip()}")
+        finish(machines.start(tmp_path / "slow"), 300)
+        assert weights(tmp_path / "slow") == expected
+
+
+@pytest.mark.fault("F-03", "a link that is cut for too long: both machines end, go on later", 1, 1)
+def test_a_link_that_is_cut_for_too_long(tmp_path: Path, machines: Machines, fault: Fault) -> None:
+    """The processes end meanwhile; torchrun itself waits for the other machine's word."""
+    for _ in fault:
+        timeout = ("--compute.rank-timeout", "4", "--checkpoint.every-minutes", "0")
+        processes = machines.start(tmp_path, *timeout)
+        wait_for(lambda: begun(tmp_path))
+        machines.cut()
+        time.sleep(30)
+        machines.heal()
+        said = [process.communicate(timeout=120)[0] for process in processes]
+        assert all(process.returncode for process in processes), said
+        assert any("no answer from rank" in text for text in said), said
+        newest = only_run(tmp_path).checkpoints[-1].name
+        assert newest > "step-000000000000"
+        finish(machines.start(tmp_path, *timeout, "--resume", "auto"))
+        assert only_run(tmp_path).card["env_steps"] == STEPS

@@ -1,0 +1,243 @@
+"""Several processes train one run, and one of them fails: all end, all go on, nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from functools import cache
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from phasicrl.algorithm import resume, train
+from phasicrl.cli import main
+from phasicrl.runs import checkpoint
+from phasicrl.runs.checkpoint import checkpoints, load_at
+from phasicrl.runs.directory import RunDirectory
+from tests.faults.conftest import Fault
+from tests.faults.harness import (
+    assert_unbroken,
+    differences,
+    left,
+    run_directory,
+    small,
+    wait_for,
+)
+from tests.ranks import ended, run_ranks, start_ranks
+
+KIND, STEPS = "lstm", 24 * 64
+
+
+def begin_or_resume(folder: Path, changes: dict[str, Any]) -> None:
+    """What `train … --resume auto` does, and the exit code that the command line would give."""
+    path = run_directory(folder)
+    try:
+        if path is not None and RunDirectory(path).checkpoints:
+            resume(path)
+        else:
+            if path is not None and os.environ["RANK"] == "0":
+                shutil.rmtree(path)  # killed before there was anything to go on from
+            train(small(folder, KIND, **{"compute.rank_timeout": 5.0} | changes))
+    except RuntimeError as error:
+        print(error, flush=True, file=sys.stderr)
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+def start(folder: Path, size: int = 2, **changes: Any) -> list[BaseProcess]:
+    """Begin a run in so many processes, or go on with it."""
+    return start_ranks(folder, size, begin_or_resume, folder, changes)
+
+
+def finish(folder: Path, size: int = 2) -> None:
+    """Go on to the end."""
+    run_ranks(folder, size, begin_or_resume, folder, {})
+
+
+def said(folder: Path) -> list[str]:
+    """What each process has said to stderr."""
+    return [path.read_text() for path in sorted(folder.glob("errors-*.txt"))]
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint."""
+    path = run_directory(folder)
+    return next(reversed(checkpoints(path / "checkpoints")), None) if path else None
+
+
+@cache
+def unbroken() -> tuple[tuple[dict[str, Any], Any], Any, float]:
+    """What two processes leave that nobody disturbs, what the second has, and their seconds."""
+    folder, started = Path(mkdtemp()), time.monotonic()
+    finish(folder)
+    last = newest(folder)
+    assert last is not None
+    return left(folder), load_at(last, rank=1), time.monotonic() - started
+
+
+def assert_as_unbroken(folder: Path) -> None:
+    """Both processes have, to the bit, what they would have had without any fault."""
+    expected, of_second, _ = unbroken()
+    assert_unbroken(folder, expected)
+    last = newest(folder)
+    assert last is not None
+    one, other = (dict(part.tree) | {"chunks": part.chunks} for part in
+                  (of_second, load_at(last, rank=1)))  # fmt: skip
+    for name in ("seconds", "config"):
+        del one[name], other[name]
+    assert not list(differences(one, other))
+
+
+@pytest.mark.fault("F-03", "one of two processes is killed: started again, both go on", 1, 50)
+def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
+    *_, seconds = unbroken()
+    draw = random.Random(3)
+    for number in fault:
+        folder = tmp_path / str(number)
+        processes = start(folder)
+        processes[0].join(draw.uniform(0, seconds))
+        killed = draw.randrange(2)
+        processes[killed].kill()
+        codes = ended(processes, seconds=60)
+        assert codes[1 - killed] in (0, 6), (codes, said(folder))
+        if codes[1 - killed] == 6 and newest(folder) is not None:
+            assert any(f"rank {killed} of 2" in words or "lost the connection" in words
+                       or "waited" in words for words in said(folder))  # fmt: skip
+        finish(folder)
+        assert_as_unbroken(folder)
+
+
+@pytest.mark.fault("F-03", "one of two processes hangs: the other names it, and ends", 1, 5)
+def test_one_hangs(tmp_path: Path, fault: Fault, is_full: bool) -> None:
+    if not is_full:
+        pytest.skip("two deadlines have to pass: make test-faults")
+    for number in fault:
+        folder = tmp_path / str(number)
+        processes = start(folder)
+        wait_for(lambda at=folder: newest(at))
+        hanging = processes[number % 2]
+        assert hanging.pid is not None
+        os.kill(hanging.pid, signal.SIGSTOP)
+        processes[1 - number % 2].join(60)
+        hanging.kill()
+        words = said(folder)[1 - number % 2]
+        assert processes[1 - number % 2].exitcode == 6, words
+        assert f"no answer from rank {number % 2} of 2" in words
+        ended(processes, seconds=0.1)
+        finish(folder)
+        assert_as_unbroken(folder)
+
+
+@pytest.mark.fault("F-03", "SIGTERM to one of two processes: both save and end with 75", 1, 20)
+def test_one_is_told_to_end(tmp_path: Path, fault: Fault) -> None:
+    *_, seconds = unbroken()
+    draw = random.Random(4)
+    for number in fault:
+        folder = tmp_path / str(number)
+        processes = start(folder)
+        wait_for(lambda at=folder: (path := newest(at)) and not path.name.endswith("0000"))
+        time.sleep(draw.uniform(0, 0.3 * seconds))
+        processes[number % 2].terminate()
+        told = time.monotonic()
+        codes = ended(processes, seconds=30)
+        assert time.monotonic() - told < 10
+        assert codes in ([75, 75], [0, 0]), (codes, said(folder))
+        finish(folder)
+        assert_as_unbroken(folder)
+
+
+def begin_with_full_disk(folder: Path, changes: dict[str, Any], full: int) -> None:
+    """One process cannot write its part any more from the sixth checkpoint on."""
+    plain, calls = checkpoint._write_part, []
+
+    def write(*args: Any) -> Any:
+        calls.append(args)
+        if os.environ["RANK"] == str(full) and len(calls) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device", str(args[1]))
+        return plain(*args)
+
+    checkpoint._write_part = write
+    try:
+        begin_or_resume(folder, changes)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@pytest.mark.parametrize("full", [0, 1])
+@pytest.mark.fault("F-03", "the disk of one of two processes is full: both end, and say so", 1, 1)
+def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_full: bool) -> None:
+    if full == 0 and not is_full:
+        pytest.skip("one is enough for make test")
+    for _ in fault:
+        processes = start_ranks(tmp_path, 2, begin_with_full_disk, tmp_path, {}, full)
+        codes = ended(processes, seconds=60)
+        assert codes[full] == 2 and codes[1 - full] == 6, (codes, said(tmp_path))
+        words = said(tmp_path)
+        assert "No space left on device" in words[full]
+        assert f"saving a checkpoint failed on rank {full} of 2" in words[1 - full]
+        assert not list((newest(tmp_path) or tmp_path).parent.glob(".*.tmp"))
+        finish(tmp_path)
+        assert_as_unbroken(tmp_path)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 4)])
+@pytest.mark.fault("F-03", "another number of processes goes on, and says so", 1, 1)
+def test_another_number_goes_on(
+    tmp_path: Path, before: int, now: int, fault: Fault, is_full: bool
+) -> None:
+    """In the middle of a phase: its rollouts are dealt out anew, environments start anew."""
+    if not is_full and (before, now) != (2, 1):
+        pytest.skip("one is enough for make test")
+    for _ in fault:
+        processes = start(tmp_path, before, **{"ppo.num_minibatches": 1, "aux.num_minibatches": 1})
+        # A multiple of one rollout, not of the two of a phase.
+        wait_for(lambda: (path := newest(tmp_path)) and path.name.endswith("000000000192"))
+        for process in processes:
+            process.kill()
+        ended(processes)
+        finish(tmp_path, now)
+        path = run_directory(tmp_path)
+        assert path is not None
+        files = RunDirectory(path)
+        assert files.card["processes"] == now and files.card["env_steps"] == STEPS
+        assert [row["env_steps"] for row in files.metrics()] == list(range(64, STEPS + 1, 64))
+
+
+def train_with(folder: Path, words: list[list[str]]) -> None:
+    """The command line, with words of its own in each process."""
+    own = words[int(os.environ["RANK"]) % len(words)]
+    common = ["train", "classic-ppo", "--log.no-tensorboard", "--total-env-steps", "2000"]
+    raise SystemExit(main([*common, "--output-dir", str(folder / "runs"), *own]))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        ([[], ["--ppo.clip", "0.3"]], 6, "differ in configuration: ppo.clip is 0.2 on rank 0"),
+        ([["--env.num-envs", "3"]], 2, "env.num_envs is 3, which 2 processes cannot share"),
+        ([[], ["--output-dir", "elsewhere"]], 6, "differ in configuration: output_dir"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    tmp_path: Path, words: list[list[str]], code: int, expected: str
+) -> None:
+    codes = ended(start_ranks(tmp_path, 2, train_with, tmp_path, words))
+    assert codes == [code, code], said(tmp_path)
+    assert all(expected in text for text in said(tmp_path))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_others_who_do_not_come_are_waited_for_so_long(tmp_path: Path) -> None:
+    first = start_ranks(tmp_path, 2, begin_or_resume, tmp_path, {"compute.rank_timeout": 2.0})
+    first[1].kill()
+    assert ended(first, seconds=60)[0] == 6
+    assert "rank 0 of 2 waited 2 s for the others at 127.0.0.1:" in said(tmp_path)[0]
+    assert "--rdzv-endpoint" in said(tmp_path)[0]

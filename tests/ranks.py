@@ -1,0 +1,154 @@
+"""Processes that train one run together: starting them, and the same order of data in one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Generator, Tensor
+
+from phasicrl.algorithm import train
+from phasicrl.config import Config
+from phasicrl.rollout import PolicySamples, Samples
+from phasicrl.session.run import Run
+from tests import golden
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.ranks"])
+
+
+def free_port() -> int:
+    """A port that nobody listens to."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _rank(variables: dict[str, str], errors: Path, task: Callable[..., None], args: Any) -> None:
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    sys.stderr = errors.open("a", buffering=1)
+    task(*args)
+
+
+def start_ranks(
+    folder: Path, size: int, task: Callable[..., None], *args: Any, port: int | None = None
+) -> list[BaseProcess]:
+    """Start `task` in so many processes, as `torchrun` would.
+
+    What each says to stderr is in `errors-RANK.txt`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port or free_port()),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+    }
+    processes = []
+    for rank in map(str, range(size)):
+        variables = common | {"RANK": rank, "LOCAL_RANK": rank}
+        said = folder / f"errors-{rank}.txt"
+        processes.append(_SERVER.Process(target=_rank, args=(variables, said, task, args)))
+        processes[-1].start()
+    return processes
+
+
+def ended(processes: list[BaseProcess], *, seconds: float = 120.0) -> list[int | None]:
+    """The exit codes of processes, once they have ended; those that do not are killed."""
+    for process in processes:
+        process.join(seconds)
+        process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def run_ranks(folder: Path, size: int, task: Callable[..., None], *args: Any) -> None:
+    """Run `task` in so many processes to its end, which has to be a good one in all."""
+    codes = ended(start_ranks(folder, size, task, *args))
+    said = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("errors-*.txt")))
+    assert not any(codes), f"exit codes {codes}: {said}"
+
+
+def _order(samples: Samples, number: int, rank: int, size: int) -> Tensor:
+    """A random order of `size` things for the call of this number in one process."""
+    return torch.randperm(size, generator=Generator().manual_seed(1000 * number + rank))
+
+
+@contextmanager
+def same_minibatches(config: Config, processes: int, rank: int | None) -> Iterator[None]:
+    """Deal out the same minibatches in one process as in several.
+
+    Each of several draws an order of its own data. The one puts their parts of each minibatch one
+    after the other.
+
+    Args:
+        config: of the run.
+        processes: how many.
+        rank: of this process; None is the one that does all.
+    """
+    calls = itertools.count()
+
+    def random_order(samples: Samples, *, by: str, generator: Generator) -> Tensor:
+        number, length = next(calls), samples.first.shape[1]
+        steps = 1 if by == "segments" else length
+        if rank is not None:
+            return _order(samples, number, rank, len(samples) * steps)
+        aux = config.aux
+        rollouts, minibatches = 1, config.ppo.num_minibatches
+        if not isinstance(samples, PolicySamples):
+            assert aux is not None
+            rollouts, minibatches = aux.every, aux.num_minibatches * aux.every
+        places = torch.arange(len(samples) * steps).view(rollouts, processes, -1)
+        parts = []
+        for other in range(processes):
+            own = places[:, other].flatten()
+            parts.append(own[_order(samples, number, other, len(own))].view(minibatches, -1))
+        return torch.cat(parts, dim=1).flatten()
+
+    with mock.patch.object(Samples, "random_order", random_order):
+        yield
+
+
+COMPILED = {"ppg-compiled": ("ppg-separate", {"compute.compile": "on"})}
+"""Further runs: a golden one, and what is changed in it."""
+
+
+def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[str, Any]:
+    """Train five iterations of one of the runs, with eight environments in all.
+
+    Returns:
+        Metrics of each iteration, and the final weights.
+    """
+    base, changes = COMPILED.get(name, (name, {}))
+    config, make_env = golden.runs(folder)[base]
+    # Adam divides by the gradient's size: one of nothing but rounding would be a whole step.
+    same = {"env.num_envs": 8, "total_env_steps": 5 * 64, "ppo.adam_eps": 1e-3}
+    config = config.changed(same | changes)
+    rows: list[dict[str, float]] = []
+
+    def keep(run: Run, record: dict[str, float]) -> None:
+        rows.append({key: x for key, x in record.items() if not key.startswith("time/")})
+
+    with same_minibatches(config, processes, rank):
+        run = train(config, make_env=make_env, on_iteration=keep)
+    weights = {key: x.flatten().tolist() for key, x in run.agent.state_dict().items()}
+    return {"rows": rows, "weights": weights}
+
+
+def measure_all(folder: Path, chosen: list[str], processes: int) -> None:
+    """Train each of the runs as one of several processes; each writes down what it has."""
+    rank = int(os.environ["RANK"])
+    found = {name: measure(folder, name, processes, rank) for name in chosen}
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))

@@ -1,0 +1,46 @@
+"""Several processes train as one does: equality, agreement, faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import golden, ranks
+
+EAGER = list(golden.runs(Path()))
+SOME = ["ppo-separate-segments", "ppo-shared-transitions-clipped", "ppo-value-epochs-first-kl",
+        "ppg-detached-images", "ppg-lstm", "ppg-masks", "ppo-obs-norm-ema-tree",
+        "ppo-reward-norm-steps", "ppg-value-norm", "ppo-adaptive-kl", "ppo-adaptive-penalty",
+        "ppo-together", "ppg-together"]  # fmt: skip
+FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks", "ppg-together"]
+
+
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        pytest.param(2, SOME, id="2"),
+        pytest.param(4, FEW, id="4"),
+        pytest.param(2, list(ranks.COMPILED), id="2-compiled"),
+        pytest.param(4, EAGER, id="4-all", marks=pytest.mark.slow),
+    ],
+)
+def test_so_many_processes_learn_what_one_learns(
+    tmp_path: Path, size: int, names: list[str]
+) -> None:
+    """Five iterations on the same data: weights, losses and statistics, within float order."""
+    ranks.run_ranks(tmp_path, size, ranks.measure_all, tmp_path, names, size)
+    found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(size)]
+    for name in names:
+        first, *others = (each[name] for each in found)
+        alone = ranks.measure(tmp_path, name, size, None)
+        assert all(other["weights"] == first["weights"] for other in others), name
+        for key, numbers in alone["weights"].items():
+            assert first["weights"][key] == pytest.approx(numbers, abs=1e-5), f"{name}: {key}"
+        assert len(alone["rows"]) == len(first["rows"]) == 5
+        for row, row_of_ranks in zip(alone["rows"], first["rows"], strict=True):
+            assert row.keys() == row_of_ranks.keys()
+            for key in row.keys() - {"charts/SPS"}:
+                near = pytest.approx(row[key], rel=1e-4, abs=1e-5, nan_ok=True)
+                assert row_of_ranks[key] == near, f"{name}: {key}"
