@@ -53,7 +53,8 @@ def measure(name: str) -> Row:
     """Train a few iterations, as one process of however many; returns medians over them."""
     warm_up = 2 * WARM_UP if name == "procgen-ppg" else WARM_UP
     threads = "1" if "RANK" in os.environ else str(num_cores())
-    words = f"{RUNS[name]} --log.console off --log.no-tensorboard --compute.num-threads {threads}"
+    words = f"{RUNS[name]} --total-env-steps 100_000_000 --compute.num-threads {threads}"
+    words += " --log.console off --log.no-tensorboard"
     seconds, exchanges, spent, counted = [], [], [0.0], [0]
     plain = Ranks._exchange
 
