@@ -274,6 +274,8 @@ def estimator_runs(folder: Path) -> dict[str, Case]:
         "ppo.kl_estimate": "exact",
         "ppo.adam_eps_hat": True,
     }
+    averaged = {**epochs, "ppo.proximal_decay": 0.8, "ppo.advantage_decay": 0.5,
+                "ppo.adam_betas": (0.8, 0.99)}  # fmt: skip
     return {
         "ppo-n-step": (
             short(folder, {"ppo.estimator": "n_step", "ppo.n_step": 3}),
@@ -291,6 +293,23 @@ def estimator_runs(folder: Path) -> dict[str, Case]:
         ),
         "ppo-adaptive-kl": (short(folder, follows), lambda: Echo(KEYS)),
         "ppo-adaptive-penalty": (short(folder, steered), lambda: Echo(NUMBERS)),
+        "ppo-averaged": (
+            short(folder, {**averaged, "ppo.recompute_advantages": True}),
+            lambda: Echo(KEYS),
+        ),
+        "ppg-averaged": (
+            short(
+                folder,
+                {
+                    **averaged,
+                    "ppo.kl_penalty": 1.0,
+                    "ppo.kl_estimate": "exact",
+                    "model.memory": "gru",
+                },
+                ppg=True,
+            ),
+            lambda: Echo(NUMBERS),
+        ),
     }
 
 

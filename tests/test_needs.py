@@ -77,6 +77,8 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "ppo.gae_lambda": (0.9, {}),
     "ppo.value_target": ("monte_carlo", {}),
     "ppo.advantage_std": ("unbiased", {}),
+    "ppo.proximal_decay": (0.9, {"ppo.clip": 0.2}),
+    "ppo.advantage_decay": (0.5, {}),
     "ppo.epoch_kl": ("k1", {"ppo.schedule": "adaptive_kl"}),
     "ppo.n_step": (7, {"ppo.estimator": "n_step"}),
     "ppo.value_epochs": (2, {}),
@@ -140,6 +142,11 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
     ),
     "evaluation.every_iterations": ({"evaluation.every_iterations": None}, None),
     "ppo.kl_penalty above 0": ({"ppo.kl_penalty": 0.0}, None),
+    "ppo.objective surrogate, with ppo.clip or ppo.kl_penalty": (
+        {"ppo.objective": "log_prob", "ppo.clip": None},
+        None,
+    ),
+    "ppo.advantage_norm batch": ({"ppo.advantage_norm": "minibatch"}, None),
     "ppo.advantage_norm batch or minibatch": ({"ppo.advantage_norm": "none"}, None),
     "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl": (
         {"ppo.schedule": "linear"},

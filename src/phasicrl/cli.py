@@ -255,6 +255,8 @@ class _TrainOptions:
     """With `--from RUN`: execute it as that run was, without a look at this machine."""
     resume: Literal["never", "auto"] = "never"
     """`auto`: go on with the newest run of this experiment, seed and length, if there is one."""
+    scale_batch: float | None = None
+    """Learn the same from batches so many times as large: changes the knobs that belong to it."""
 
 
 def _train(words: list[str]) -> None:
@@ -263,6 +265,8 @@ def _train(words: list[str]) -> None:
         _TrainOptions, args=words, prog="phasicrl train", return_unknown_args=True, add_help=False
     )
     config = parse_config(words)
+    if options.scale_batch is not None:
+        config = _scaled(config, options.scale_batch)
     plan = _plan_of(words) if options.same_plan else None
     from phasicrl.algorithm import resume, train
     from phasicrl.runs.directory import RunDirectory
@@ -270,6 +274,22 @@ def _train(words: list[str]) -> None:
     begun = RunDirectory.of(config) if options.resume == "auto" else []
     begun = [files for files in begun if files.checkpoints]
     _print_result(resume(begun[-1].path) if begun else train(config, plan=plan))
+
+
+def _scaled(config: Config, factor: float) -> Config:
+    """The configuration for batches of another size; what changes is printed."""
+    from phasicrl.experiments.batch_scale import scaled_batch
+
+    scaled = scaled_batch(config, factor)
+    print(f"batches {factor:g} times as large:")
+    for field, (old, new) in differences(scaled, config).items():
+        print(f"  {field}: {old} → {new}")
+    if config.ppo.proximal_decay is None:
+        print(
+            "  note: how near to which policy updates are kept still depends on the batch; "
+            "--ppo.proximal-decay makes it independent (docs/distributed.md)"
+        )
+    return scaled
 
 
 def _plan_of(words: list[str]) -> Plan:

@@ -64,10 +64,11 @@ def _beyond_one(owner: str, **values: float | None) -> Iterator[str]:
             yield f"{owner}.{name} is {value}; it must lie between 0 and 1"
 
 
-def _no_decay(owner: str, value: float) -> Iterator[str]:
-    """The problem with a share of old statistics that would never be renewed."""
-    if not 0 <= value < 1:
-        yield f"{owner}.decay is {value}; it must be at least 0 and below 1"
+def _no_decay(owner: str, **values: float | None) -> Iterator[str]:
+    """Problems with shares of what was before that would never be renewed."""
+    for name, value in values.items():
+        if value is not None and not 0 <= value < 1:
+            yield f"{owner}.{name} is {value}; it must be at least 0 and below 1"
 
 
 def _finite(value: float) -> str:
@@ -321,6 +322,8 @@ class PPOConfig:
     """Estimate of the divergence after an epoch: k3, or k1, the mean −log ratio."""
     target_kl: float | None = None
     """No further policy epochs in an iteration once the divergence is above this."""
+    proximal_decay: float | None = None
+    """Clip and penalize around an average of the weights with this decay; off: the old policy."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_coef: float = 1.0
@@ -331,6 +334,8 @@ class PPOConfig:
     """Normalize advantages over the whole batch (OPPG), over each minibatch (Baselines), or not."""
     advantage_std: Literal["biased", "unbiased"] = "biased"
     """Their deviation: of n samples by n (OPPG, Baselines), or by n − 1 (CleanRL, SB3)."""
+    advantage_decay: float = 0.0
+    """Share of the statistics before that normalize advantages with a batch; 0: the batch alone."""
     learning_rate: float = 5e-4
     """Adam's step size."""
     value_learning_rate: float | None = None
@@ -339,6 +344,8 @@ class PPOConfig:
     """Learning rates: constant, falling linearly to zero, or adapted to the divergence."""
     schedule_kl: float = 0.01
     """`adaptive_kl`: rates follow this divergence, by factors of 1.5 (rsl_rl)."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decays of Adam's means of gradients and of their squares, in both phases."""
     adam_eps: float = 1e-8
     """Adam's ε: 1e-8 in PPG, 1e-5 in PPO."""
     adam_eps_hat: bool = False
@@ -366,6 +373,10 @@ class PPOConfig:
             entropy_coef=self.entropy_coef, value_coef=self.value_coef,
         )  # fmt: skip
         yield from _beyond_one("ppo", gamma=self.gamma, gae_lambda=self.gae_lambda)
+        yield from _no_decay("ppo", advantage_decay=self.advantage_decay)
+        yield from _no_decay("ppo", proximal_decay=self.proximal_decay)
+        if not all(0 <= beta < 1 for beta in self.adam_betas):
+            yield f"ppo.adam_betas is {self.adam_betas}; both must be at least 0 and below 1"
         if not self.baseline and self.estimator != "monte_carlo":
             needs = f"ppo.estimator {self.estimator} needs values"
             yield f"ppo.baseline is off, but {needs}; use monte_carlo"
@@ -482,7 +493,7 @@ class ObsNormConfig:
         _refuse(self._problems())
 
     def _problems(self) -> Iterator[str]:
-        yield from _no_decay("obs_norm", self.decay)
+        yield from _no_decay("obs_norm", decay=self.decay)
         yield from _not_positive("obs_norm", clip=self.clip)
 
 
@@ -497,7 +508,7 @@ class ValueNormConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        _refuse(_no_decay("value_norm", self.decay))
+        _refuse(_no_decay("value_norm", decay=self.decay))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -975,6 +986,10 @@ NEEDS = (
          lambda c: c.evaluation.every_iterations is not None),
     Need("evaluation.levels", "a game of Procgen (procgen:NAME)",
          task=lambda t: t.backend in (None, "procgen")),
+    Need("ppo.proximal_decay", "ppo.objective surrogate, with ppo.clip or ppo.kl_penalty",
+         lambda c: c.ppo.objective == "surrogate" and bool(c.ppo.clip or c.ppo.kl_penalty)),
+    Need("ppo.advantage_decay", "ppo.advantage_norm batch",
+         lambda c: c.ppo.advantage_norm == "batch"),
     Need("ppo.advantage_std", "ppo.advantage_norm batch or minibatch",
          lambda c: c.ppo.advantage_norm != "none"),
     Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl",
@@ -1007,7 +1022,7 @@ ALWAYS_MEANINGFUL = frozenset(
     model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
     ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs
     ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef
-    ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_eps ppo.adam_eps_hat
+    ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_betas ppo.adam_eps ppo.adam_eps_hat
     ppo.max_grad_norm compute.rank_timeout
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by
     aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm

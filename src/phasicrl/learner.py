@@ -6,6 +6,7 @@ files, clocks and displays.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import Generator, Tensor, nn
@@ -17,7 +18,8 @@ from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
-from phasicrl.normalize import RewardNormalizer
+from phasicrl.models.proximal import ProximalPolicy
+from phasicrl.normalize import EmaMoments, RewardNormalizer
 from phasicrl.rollout import Rollout
 
 Record = dict[str, float]
@@ -37,6 +39,8 @@ class Learner:
         optimizers: an Adam over all parameters for each kind of step: `policy`, `value` if its
             epochs are counted apart, `aux`, which may be the policy's.
         reward_normalizer: None if rewards are not normalized.
+        proximal: the policy that updates are kept near to; None if it is the one that acted.
+        advantage_moments: what advantages are normalized by; None if that is of each batch alone.
         iteration: number of policy phases so far.
         kl_coef: weight of the divergence's penalty.
         rate_factor: what learning rates are multiplied by, if they follow the divergence.
@@ -56,6 +60,12 @@ class Learner:
                 per_step=norm.per == "step",
             )
             self.reward_normalizer = normalizer.to(compute.device)
+        decay = config.ppo.proximal_decay
+        self.proximal = None if decay is None else ProximalPolicy(agent, decay)
+        self.advantage_moments: EmaMoments | None = None
+        if config.ppo.advantage_decay:
+            self.advantage_moments = EmaMoments(config.ppo.advantage_decay).to(compute.device)
+        self._moments_before = self.advantage_moments
         self.iteration = 0
         self.kl_coef = config.ppo.kl_penalty
         self.rate_factor = 1.0
@@ -89,6 +99,7 @@ class Learner:
         """
         progress = self.iteration * self.config.batch_size / self.config.budget
         self.iteration += 1
+        self._moments_before = copy.deepcopy(self.advantage_moments)
         for name, optimizer in self.optimizers.items():
             for network, group in enumerate(optimizer.param_groups):
                 group["lr"] = self._learning_rate(name, network, progress)
@@ -97,6 +108,11 @@ class Learner:
         if self.config.ppo.value_learning_rate is not None:
             record["charts/value_learning_rate"] = rates[1]
         return record
+
+    def moments_before_rollout(self) -> EmaMoments | None:
+        """The moments of advantages as they were before this iteration's, to be updated once."""
+        self.advantage_moments = copy.deepcopy(self._moments_before)
+        return self.advantage_moments
 
     def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
         """The rewards to learn from, `[B, T]`: clipped, normalized, both, or as they came.
@@ -163,6 +179,8 @@ class Learner:
             "agent": self.agent.state_dict(),
             "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
             "reward_normalizer": None if normalizer is None else normalizer.state_dict(),
+            "proximal": None if self.proximal is None else self.proximal.state_dict(),
+            "advantage_moments": (moments := self.advantage_moments) and moments.state_dict(),
             "generator": self.generator.get_state(),
             "iteration": self.iteration,
             "kl_coef": self.kl_coef,
@@ -177,6 +195,10 @@ class Learner:
             optimize.restore_layout_(optimizer)
         if self.reward_normalizer is not None:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+        if self.proximal is not None:
+            self.proximal.load_state_dict(state["proximal"])
+        if self.advantage_moments is not None:
+            self.advantage_moments.load_state_dict(state["advantage_moments"])
         self.generator.set_state(state["generator"])
         self.iteration = state["iteration"]
         self.kl_coef, self.rate_factor = state["kl_coef"], state["rate_factor"]
@@ -196,7 +218,7 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     def adam() -> Adam:
         ppo = config.ppo
         groups = [{"params": each, "eps_hat": ppo.adam_eps_hat} for each in agent.networks()]
-        return Adam(groups, lr=ppo.learning_rate, eps=ppo.adam_eps)
+        return Adam(groups, lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps)
 
     optimizers = {"policy": adam()}
     if (False, True) in config.ppo.passes:

@@ -8,6 +8,8 @@ it).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,6 +31,33 @@ def surrogate_loss(
     if clip is None:
         return loss
     return torch.maximum(loss, -advantage * ratio.clamp(1 - clip, 1 + clip))
+
+
+MOST_WEIGHT = 100.0
+"""Largest probability ratio to the policy that drew an action (openai/ppo-ewma, ppo.py:124-126)."""
+
+
+def decoupled_surrogate_loss(
+    log_prob: Float[Tensor, "*M"],
+    proximal_log_prob: Float[Tensor, "*M"],
+    old_log_prob: Float[Tensor, "*M"],
+    advantage: Float[Tensor, "*M"],
+    *,
+    clip: float | None,
+) -> Float[Tensor, "*M"]:
+    """The same, clipped around another policy than the one that drew the actions.
+
+    `max(−A r, −A p clip(r / p, 1−ε, 1+ε))` with `r = π / π_old` and `p = π_prox / π_old`
+    (arXiv 2110.00641, section 3), in logarithms: ratios of old data can be huge, and so are never
+    larger than `MOST_WEIGHT`. With `π_prox = π_old` it is `surrogate_loss`.
+    """
+    old_log_prob = torch.maximum(old_log_prob, log_prob.detach() - math.log(MOST_WEIGHT))
+    loss = -advantage * (log_prob - old_log_prob).exp()
+    if clip is None:
+        return loss
+    bounds = (math.log(1 - clip) if clip < 1 else -math.inf, math.log(1 + clip))
+    near = (log_prob - proximal_log_prob).clamp(*bounds) + proximal_log_prob
+    return torch.maximum(loss, -advantage * (near - old_log_prob).exp())
 
 
 def log_prob_loss(

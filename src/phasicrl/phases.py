@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
@@ -27,11 +27,13 @@ from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
+from phasicrl.normalize import EmaMoments
 from phasicrl.optimize import diverged
 from phasicrl.rollout import (
     AuxiliaryProgress,
     AuxiliarySamples,
     MeanAccumulator,
+    Minibatch,
     PhaseBuffer,
     PolicySamples,
     Rollout,
@@ -85,19 +87,28 @@ class PolicyPhaseLoss:
     ) -> tuple[Tensor, Noted]:
         """`E[surrogate] − c H(π) + k E[divergence]`."""
         ppo, log_prob, old = self.ppo, policy.log_prob(samples.action), samples.old_log_prob
-        if ppo.objective == "surrogate":
-            loss = objectives.surrogate_loss(log_prob, old, samples.advantage, clip=ppo.clip).mean()
-        else:
-            loss = objectives.log_prob_loss(log_prob, samples.advantage).mean()
-        entropy = policy.entropy().mean()
-        if samples.old_dist_params is None:
-            penalty = objectives.sampled_kl_penalty(log_prob, old).mean()
-        else:
+        advantage, near, old_policy = samples.advantage, old, None
+        if samples.old_dist_params is not None:
             old_policy = self.module.policy_head.distribution(samples.old_dist_params)
+        if ppo.proximal_decay is not None:
+            assert old_policy is not None, "parameters of the proximal policy are missing"
+            near = old_policy.log_prob(samples.action)
+        if ppo.objective == "log_prob":
+            loss = objectives.log_prob_loss(log_prob, advantage)
+        elif ppo.proximal_decay is None:
+            loss = objectives.surrogate_loss(log_prob, old, advantage, clip=ppo.clip)
+        else:
+            loss = objectives.decoupled_surrogate_loss(
+                log_prob, near, old, advantage, clip=ppo.clip
+            )
+        loss, entropy = loss.mean(), policy.entropy().mean()
+        if ppo.kl_estimate == "exact" and old_policy is not None:
             penalty = policy.kl_from(old_policy).mean()
+        else:
+            penalty = objectives.sampled_kl_penalty(log_prob, near).mean()
         with torch.no_grad():
             k1, k3 = objectives.approximate_kl(log_prob, old)
-            clipped = objectives.clipped_fraction(log_prob, old, clip=ppo.clip)
+            clipped = objectives.clipped_fraction(log_prob, near, clip=ppo.clip)
         noted = {
             "losses/policy_loss": loss,
             "losses/entropy": entropy,
@@ -152,7 +163,11 @@ class AuxiliaryLoss:
 
 
 def compute_targets(
-    rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = ALONE
+    rollout: Rollout,
+    reward: Tensor,
+    ppo: PPOConfig,
+    world: World = ALONE,
+    moments: EmaMoments | None = None,
 ) -> tuple[PolicySamples, Record]:
     """Advantages and value targets V̂, which are written into the rollout.
 
@@ -164,12 +179,17 @@ def compute_targets(
         reward: `[B, T]`, the rewards to learn from.
         ppo: the estimator, γ, λ, what a time limit is, and the kind of normalization.
         world: the processes whose rollouts are normalized together.
+        moments: of the advantages of rollouts before this one, which is taken into them.
     """
     advantage, record = _advantages(rollout, reward, ppo), {}
     if ppo.baseline:
         told = world.cat(rollout.value), world.cat(rollout.value_target)
         record["losses/explained_variance"] = returns.explained_variance(*told)
-    if ppo.advantage_norm == "batch":
+    if moments is not None:
+        moments.update(advantage, world)
+        advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
+        advantage = advantage.to(rollout.value.dtype)
+    elif ppo.advantage_norm == "batch":
         advantage = world.cat(advantage)
         advantage = returns.normalize(advantage, unbiased=ppo.advantage_std == "unbiased")
         advantage = advantage[world.own(len(advantage))]
@@ -205,7 +225,7 @@ def normalize_minibatches(
 
 
 def _targets_and_units(
-    agent: Agent, rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = ALONE
+    learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
     """The targets, which are taken into the statistics that values are normalized by, if they are.
 
@@ -213,13 +233,20 @@ def _targets_and_units(
     then read in these units, too, and the targets are computed once more from that: values, targets
     and what is learned have one meaning from the start.
     """
-    samples, record = compute_targets(rollout, reward, ppo, world)
+    agent, world = learner.agent, learner.compute.world
+    samples, record = _targets(learner, rollout, reward)
     if agent.update_value_statistics(world.cat(rollout.value_target)):
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
             value.copy_(agent.value_normalizer.denormalize(value))
-        samples, record = compute_targets(rollout, reward, ppo, world)
+        samples, record = _targets(learner, rollout, reward)
     return samples, record
+
+
+def _targets(learner: Learner, rollout: Rollout, reward: Tensor) -> tuple[PolicySamples, Record]:
+    """`compute_targets` with what a learner has."""
+    world, moments = learner.compute.world, learner.moments_before_rollout()
+    return compute_targets(rollout, reward, learner.config.ppo, world, moments)
 
 
 def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
@@ -290,10 +317,10 @@ def policy_phase(
     if reward is None:
         reward, of_rewards = learner.learning_reward(rollout)
         record |= of_rewards
-    samples, of_targets = _targets_and_units(agent, rollout, reward, ppo, world)
+    samples, of_targets = _targets_and_units(learner, rollout, reward)
     record |= of_targets
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
-    exact = learner.kl_coef and ppo.kl_estimate == "exact"
+    exact = learner.kl_coef and ppo.kl_estimate == "exact" and learner.proximal is None
     old_dist_params = dist_params(agent, samples, compute=compute) if exact else None
     # Recomputed values go into the rollout: the old ones are kept apart.
     kept = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
@@ -308,13 +335,14 @@ def policy_phase(
         stage(phase)
         if epoch and ppo.recompute_advantages:
             revalue(agent, rollout, compute=compute)
-            renewed, _ = compute_targets(rollout, reward, ppo, world)
+            renewed, _ = _targets(learner, rollout, reward)
             samples = dataclasses.replace(renewed, **kept)
         loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
         step = compute.gradient_step(loss, learner.settings(phase))
         order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
         dealt = normalize_minibatches(samples, order, ppo, world)
-        for minibatch in dealt.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
+        minibatches = dealt.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by)
+        for minibatch in _near_average(learner, minibatches) if with_policy else minibatches:
             means.add(*step(minibatch, kl_coef))
         if with_policy and ppo.follows_kl:
             kl = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
@@ -381,6 +409,8 @@ def auxiliary_phase(
             progress.num_done += 1
         progress.epoch, progress.num_done, progress.order = progress.epoch + 1, 0, None
     buffer.progress = None
+    if learner.proximal is not None:
+        learner.proximal.reset(agent)
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
     means = compute.world.mean_of(progress.means.result())
     return _finite(means) | {"time/auxiliary": perf_counter() - start}
@@ -416,6 +446,23 @@ def dist_params(
         return agent.policy(*seen, precision=precision)[0].dist_params
 
     return compute.per_segment(segments, of_piece, phase=phase)
+
+
+def _near_average(
+    learner: Learner, minibatches: Iterable[Minibatch[PolicySamples]]
+) -> Iterator[Minibatch[PolicySamples]]:
+    """The minibatches with what the average of the weights says of each, before its step.
+
+    It takes in the weights after each step. Without an average they are as they were.
+    """
+    if learner.proximal is None:
+        yield from minibatches
+        return
+    for minibatch in minibatches:
+        one = minibatch.gathered()
+        near = dist_params(learner.proximal.agent, one.source, compute=learner.compute)
+        yield dataclasses.replace(one, source=dataclasses.replace(one.source, old_dist_params=near))
+        learner.proximal.follow(learner.agent)
 
 
 @torch.no_grad()

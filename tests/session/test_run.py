@@ -225,6 +225,7 @@ UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
         KEYS_AND_NUMBERS,
     ),
     "epochs-apart": ({"ppo.policy_epochs": 2, "ppo.value_epochs": 1}, KEYS_AND_NUMBERS),
+    "averaged": ({"ppo.proximal_decay": 0.8, "ppo.advantage_decay": 0.5}, KEYS_AND_NUMBERS),
     "images-bf16": (
         {
             **PICTURES,
@@ -332,9 +333,12 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "iteration",
         "kl_coef",
         "rate_factor",
+        "proximal",
+        "advantage_moments",
     }
+    of_iteration = {"config", "compute", "_moments_before"}  # fixed, or made by the next one
     assert (
-        set(vars(run.learner)) == of_learner | {"config", "compute"}
+        set(vars(run.learner)) == of_learner | of_iteration
         and set(run.learner.state_dict()) == of_learner
     )
     collector_state = {"episodes"}
@@ -873,7 +877,7 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
             values = [rollout.value.clone(), rollout.next_value.clone()]
             expected, _ = compute_targets(rollout, rollout.reward, config.ppo)
             target = rollout.value_target.clone()
-            samples, _ = phases._targets_and_units(run.agent, rollout, rollout.reward, config.ppo)
+            samples, _ = phases._targets_and_units(run.learner, rollout, rollout.reward)
             run.learner.iteration += 1
         assert normalizer.moments.count == 32 * (1 + second)
         if second:  # the heads were rescaled: nothing that was said of the rollout has changed

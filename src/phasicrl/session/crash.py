@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from phasicrl.phases import PolicyPhaseLoss, compute_targets, normalize_minibatches
+from phasicrl.phases import (
+    PolicyPhaseLoss,
+    compute_targets,
+    dist_params,
+    normalize_minibatches,
+)
 from phasicrl.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -107,6 +113,9 @@ def _first_bad_of_learning(run: Run, rollout: Rollout) -> str:
     order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
     named = dict(agent.named_parameters())
     dealt = normalize_minibatches(samples, order, ppo)
+    if learner.proximal is not None:
+        near = dist_params(learner.proximal.agent, dealt, compute=learner.compute)
+        dealt = dataclasses.replace(dealt, old_dist_params=near)
     for minibatch in dealt.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by):
         with torch.enable_grad():
             value, noted = loss(minibatch.gather(), kl_coef)

@@ -1,0 +1,157 @@
+"""Whether learning depends on the size of the batch: PPO-EWMA with its rules, and PPO without.
+
+usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 101 102 …] [--jobs 2]
+
+The largest batch comes from the knobs below. Smaller ones have an 8th of the environments or more.
+With the rules of `--scale-batch` and an averaged proximal policy, returns at the same number of
+environment steps should agree; with the same knobs at every size, and PPO's proximal policy, they
+should not. A row for each 20th of the run; runs that the file has already are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from phasicrl import train
+from phasicrl.cli import parse_config
+from phasicrl.experiments.batch_scale import scaled_batch
+from phasicrl.experiments.statistics import bootstrap_interval
+from phasicrl.experiments.trials import ResultTable, Trial, fill_table, over_seeds
+from phasicrl.host.provenance import commit
+from phasicrl.session.run import Run
+
+COMMON = (
+    "classic-ppo --env.num-envs 64 --ppo.num-steps 16 --ppo.num-minibatches 4 "
+    "--ppo.minibatch-by transitions --ppo.policy-epochs 2 --ppo.value-epochs 2 "
+    "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 2e-3 "
+    "--ppo.clip 0.2 --reward-norm none --compute.num-threads 1 --env.num-threads 1 "
+    "--compute.compile off --log.console off --log.no-tensorboard"
+)
+TASKS = {
+    "CartPole": "--env.id envpool:CartPole-v1 --total-env-steps 200_000",
+    "Acrobot": "--env.id envpool:Acrobot-v1 --total-env-steps 400_000",
+}
+AVERAGED = "--ppo.proximal-decay 0.8889 --ppo.advantage-decay 0.2"
+"""At the largest batch: eight steps old, as PPO's is at the end of two epochs."""
+ARMS = {
+    "PPO-EWMA with the rules": AVERAGED,
+    "PPO, the same knobs": "",
+}
+SIZES = (1, 2, 4, 8, 16)
+"""What the batch is divided by."""
+POINTS = 20
+COLUMNS = ("task", "arm", "divided_by", "seed", "env_steps", "return_100", "commit")
+Row = dict[str, str]
+
+
+def asked(seeds: list[int]) -> list[Trial]:
+    """All trials, seed by seed."""
+    trials: list[Trial] = []
+    for task, of_task in TASKS.items():
+        for arm, of_arm in ARMS.items():
+            config = parse_config(f"{COMMON} {of_task} {of_arm}".split())
+            config = config.changed({"checkpoint.every_minutes": None})
+            for size in SIZES:
+                if of_arm:
+                    scaled = scaled_batch(config, 1 / size)
+                else:
+                    scaled = config.changed({"env.num_envs": config.env.num_envs // size})
+                trials += over_seeds((task, arm, str(size)), scaled, seeds)
+    return sorted(trials, key=lambda trial: trial.config.seed)
+
+
+def measure(trial: Trial) -> list[Row]:
+    """Train once; returns a row for each 20th of the run."""
+    task, arm, size = trial.label
+    budget, points = trial.config.total_env_steps, []
+
+    def note(run: Run, record: dict[str, float]) -> None:
+        if run.env_steps * POINTS // budget > len(points):
+            points.append((run.env_steps, record.get("charts/episodic_return_100", float("nan"))))
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(replace(trial.config, output_dir=folder), on_iteration=note)
+    about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
+    made = {"commit": commit() or "unknown"}
+    return [
+        about | {"env_steps": str(steps), "return_100": f"{value:.5g}"} | made
+        for steps, value in points
+    ]
+
+
+def summary(rows: list[Row]) -> str:
+    """Mean return over a whole run, by batch, with its interval over seeds."""
+    lines = []
+    for task in TASKS:
+        for arm in ARMS:
+            lines.append(f"{task}, {arm}:")
+            for size in SIZES:
+                by_seed: dict[str, list[float]] = {}
+                for row in rows:
+                    if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
+                        by_seed.setdefault(row["seed"], []).append(float(row["return_100"]))
+                means = [float(np.nanmean(values)) for values in by_seed.values()]
+                last = [values[-1] for values in by_seed.values()]
+                if means:
+                    low, high = bootstrap_interval(means)
+                    lines.append(
+                        f"  batch / {size:>2}: {np.mean(means):7.1f} ({low:.1f} to {high:.1f}), "
+                        f"at the end {np.mean(last):7.1f}, {len(means)} seeds"
+                    )
+    return "\n".join(lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """A panel for each task and arm, a curve for each batch: mean over seeds and its interval."""
+    figure = Figure(figsize=(9, 3.2 * len(TASKS)), layout="constrained")
+    panels = figure.subplots(len(TASKS), len(ARMS), sharey="row", squeeze=False)
+    for line, task in zip(panels, TASKS, strict=True):
+        for panel, arm in zip(line, ARMS, strict=True):
+            for shade, size in zip(np.linspace(0.0, 0.8, len(SIZES)), SIZES, strict=True):
+                curves: dict[int, list[float]] = {}
+                for row in rows:
+                    if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
+                        curves.setdefault(int(row["env_steps"]), []).append(
+                            float(row["return_100"])
+                        )
+                if not curves:
+                    continue
+                steps = sorted(curves)
+                mean = [np.nanmean(curves[at]) for at in steps]
+                band = np.array([bootstrap_interval(np.nan_to_num(curves[at])) for at in steps])
+                color = (shade, 0.3, 1 - shade)
+                x = np.array(steps) / 1e3
+                panel.plot(x, mean, color=color, linewidth=1.3, label=f"batch / {size}")
+                panel.fill_between(x, band[:, 0], band[:, 1], color=color, alpha=0.12, linewidth=0)
+            panel.set_title(f"{task}: {arm}", fontsize="small", loc="left")
+            panel.set_xlabel("thousand environment steps", fontsize="small")
+        line[0].set_ylabel("return, 100 episodes", fontsize="small")
+    panels[0, 0].legend(fontsize="x-small", frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Run what is missing, print a table, draw the figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", type=Path)
+    parser.add_argument("figure", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(101, 106)))
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    table = ResultTable(options.output, COLUMNS, label=("task", "arm", "divided_by"))
+    for trial in fill_table(table, asked(options.seeds), measure, jobs=options.jobs):
+        print(*trial.key, flush=True)
+    print(summary(table.rows()))
+    draw(table.rows(), options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The same learning from batches of another size: rules that change the knobs together. Kind: pure.
+
+Rules of Hilton, Cobbe and Schulman 2021, "Batch size-invariance for policy optimization" (arXiv
+2110.00641), section 4: what is averaged stays averaged over as many samples, and a step that is
+made from more samples is larger. They hold for batches that are small: at some size gradients have
+so little noise that larger batches only cost samples.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+from phasicrl.config import Config
+
+
+def scaled_batch(config: Config, factor: float) -> Config:
+    """The configuration for batches `factor` times as large, of which there are fewer.
+
+    - `env.num_envs` × factor; minibatches grow with it;
+    - Adam's step sizes × √factor, its decays ^ factor: their windows stay as long in samples;
+    - `ppo.proximal_decay`, `ppo.advantage_decay` and decays of normalizers: so do these;
+    - `aux.every` / factor: a phase has as many samples.
+
+    Raises:
+        ValueError: a factor that is not above zero, or that leaves no whole number of environments
+            or of iterations in a phase.
+    """
+    if not 0 < factor < math.inf:
+        raise ValueError(f"the batch's factor is {factor}; it must be a number above zero")
+    exact, root = Fraction(factor).limit_denominator(1 << 16), math.sqrt(factor)
+    ppo, aux = config.ppo, config.aux
+    changed: dict[str, Any] = {
+        "env.num_envs": _whole("env.num_envs", config.env.num_envs * exact, factor),
+        "ppo.learning_rate": ppo.learning_rate * root,
+        "ppo.adam_betas": tuple(beta**factor for beta in ppo.adam_betas),
+    }
+    if ppo.value_learning_rate is not None:
+        changed["ppo.value_learning_rate"] = ppo.value_learning_rate * root
+    if ppo.proximal_decay is not None:
+        changed["ppo.proximal_decay"] = _decay_with_age(ppo.proximal_decay, factor)
+    if ppo.advantage_decay:
+        changed["ppo.advantage_decay"] = _decay_with_age(ppo.advantage_decay, factor)
+    for name in ("obs_norm", "value_norm"):
+        norm = getattr(config, name)
+        if norm is not None and norm.statistics == "ema":
+            changed[f"{name}.decay"] = norm.decay**factor
+    if aux is not None:
+        changed["aux.every"] = _whole("aux.every", aux.every / exact, factor)
+        if aux.iterations_per_epoch is not None:
+            number = aux.iterations_per_epoch / exact
+            changed["aux.iterations_per_epoch"] = _whole("aux.iterations_per_epoch", number, factor)
+        if aux.optimizer == "own":
+            changed["aux.learning_rate"] = aux.learning_rate * root
+    return config.changed(changed)
+
+
+def _decay_with_age(decay: float, factor: float) -> float:
+    """A decay whose average is `1 / factor` times as old, counted in steps.
+
+    An average's age is its center of mass, `β / (1 − β)`.
+    """
+    age = decay / (1 - decay) / factor
+    return age / (1 + age)
+
+
+def _whole(name: str, number: Fraction, factor: float) -> int:
+    """The number as an integer."""
+    if number.denominator != 1 or number < 1:
+        raise ValueError(
+            f"a batch {factor:g} times as large makes {name} {float(number):g}, "
+            "which is no whole number above zero; choose another factor, or change "
+            f"{name} first"
+        )
+    return int(number)
