@@ -107,7 +107,7 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                     own = [
                         index
                         for index, word in enumerate(words)
-                        if word in ("--seconds", "--trace", "--output", "--resume")
+                        if word in ("--seconds", "--trace", "--output", "--resume", "--scale-batch")
                     ]
                     fields = [
                         word
