@@ -7,8 +7,10 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +30,7 @@ from tests.faults.harness import (
     differences,
     left,
     run_directory,
+    session,
     small,
     wait_for,
 )
@@ -82,17 +85,20 @@ def unbroken() -> tuple[tuple[dict[str, Any], Any], Any, float]:
     return left(folder), load_at(last, rank=1), time.monotonic() - started
 
 
+def tree(part: Any) -> dict[str, Any]:
+    """What a process has saved, but for the clock and where."""
+    found = dict(part.tree) | {"chunks": part.chunks}
+    del found["seconds"], found["config"]
+    return found
+
+
 def assert_as_unbroken(folder: Path) -> None:
     """Both processes have, to the bit, what they would have had without any fault."""
     expected, of_second, _ = unbroken()
     assert_unbroken(folder, expected)
     last = newest(folder)
     assert last is not None
-    one, other = (dict(part.tree) | {"chunks": part.chunks} for part in
-                  (of_second, load_at(last, rank=1)))  # fmt: skip
-    for name in ("seconds", "config"):
-        del one[name], other[name]
-    assert not list(differences(one, other))
+    assert not list(differences(tree(of_second), tree(load_at(last, rank=1))))
 
 
 @pytest.mark.fault("F-03", "one of two processes is killed: started again, both go on", 1, 50)
@@ -112,6 +118,61 @@ def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
                        or "waited" in words for words in said(folder))  # fmt: skip
         finish(folder)
         assert_as_unbroken(folder)
+
+
+COMMAND = (
+    "--nproc-per-node 2 --max-restarts 3 -m phasicrl train classic-ppo --resume auto "
+    "--env.id gymnasium:CartPole-v1 --env.num-envs 4 --ppo.num-steps 16 --model.memory lstm "
+    "--total-env-steps 1536 --checkpoint.every-minutes 0 --log.console off --log.no-tensorboard"
+)
+
+
+def start_torchrun(folder: Path) -> subprocess.Popen[bytes]:
+    """Begin a run as the page of several processes says."""
+    folder.mkdir(parents=True)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--rdzv-endpoint", "127.0.0.1:0"]
+    with (folder / "errors-0.txt").open("wb") as errors:
+        return subprocess.Popen(
+            [*launch, *COMMAND.split(), "--output-dir", str(folder)],
+            cwd=Path(__file__).parents[2],
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def process_of(launcher: subprocess.Popen[bytes], rank: int) -> int | None:
+    """The process of a rank; None while there is none."""
+    for pid in session(launcher.pid):
+        with suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in variables:
+                return pid
+    return None
+
+
+def trees(folder: Path) -> list[Any]:
+    """What the processes have in the newest checkpoint, each."""
+    last = newest(folder)
+    assert last is not None
+    return [tree(load_at(last, rank=rank)) for rank in range(2)]
+
+
+@pytest.mark.fault("F-03", "torchrun itself starts all again after one was killed", 1, 10)
+def test_torchrun_starts_them_again(tmp_path: Path, fault: Fault, is_full: bool) -> None:
+    if not is_full:
+        pytest.skip("two launches of torchrun: make test-faults")
+    assert start_torchrun(tmp_path / "unbroken").wait(120) == 0
+    expected, draw = trees(tmp_path / "unbroken"), random.Random(6)
+    for number in fault:
+        folder = tmp_path / str(number)
+        launcher = start_torchrun(folder)
+        wait_for(lambda at=folder: newest(at))
+        time.sleep(draw.uniform(0, 2))
+        if (pid := process_of(launcher, number % 2)) is not None:
+            os.kill(pid, signal.SIGKILL)
+        assert launcher.wait(120) == 0, said(folder)
+        assert len(list(folder.glob("*/config.json"))) == 1
+        assert not list(differences(expected, trees(folder)))
 
 
 @pytest.mark.fault("F-03", "one of two processes hangs: the other names it, and ends", 1, 5)
