@@ -2,10 +2,11 @@
 
 usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 101 102 …] [--jobs 2]
 
-The largest batch comes from the knobs below. Smaller ones have an 8th of the environments or more.
-With the rules of `--scale-batch` and an averaged proximal policy, returns at the same number of
-environment steps should agree; with the same knobs at every size, and PPO's proximal policy, they
-should not. A row for each 20th of the run; runs that the file has already are not made again.
+The largest batch comes from the knobs below; smaller ones have fewer environments. With the rules
+of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
+should agree; with the same knobs at every size, and PPO's proximal policy, they should not. A third
+arm has the rules without the average. A row for each 20th of the run; runs that the file has
+already are not made again.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ TASKS = {
 AVERAGED = "--ppo.proximal-decay 0.8889 --ppo.advantage-decay 0.2"
 """At the largest batch: eight steps old, as PPO's is at the end of two epochs."""
 ARMS = {
-    "PPO-EWMA with the rules": AVERAGED,
-    "PPO, the same knobs": "",
+    "PPO-EWMA with the rules": (AVERAGED, True),
+    "PPO with the rules": ("", True),
+    "PPO, the same knobs": ("", False),
 }
+"""Words for the largest batch; whether the rules make the others of it."""
 SIZES = (1, 2, 4, 8, 16)
 """What the batch is divided by."""
 POINTS = 20
@@ -50,15 +53,15 @@ COLUMNS = ("task", "arm", "divided_by", "seed", "env_steps", "return_100", "comm
 Row = dict[str, str]
 
 
-def asked(seeds: list[int]) -> list[Trial]:
+def asked(seeds: list[int], tasks: list[str]) -> list[Trial]:
     """All trials, seed by seed."""
     trials: list[Trial] = []
-    for task, of_task in TASKS.items():
-        for arm, of_arm in ARMS.items():
-            config = parse_config(f"{COMMON} {of_task} {of_arm}".split())
+    for task in tasks:
+        for arm, (of_arm, by_rules) in ARMS.items():
+            config = parse_config(f"{COMMON} {TASKS[task]} {of_arm}".split())
             config = config.changed({"checkpoint.every_minutes": None})
             for size in SIZES:
-                if of_arm:
+                if by_rules:
                     scaled = scaled_batch(config, 1 / size)
                 else:
                     scaled = config.changed({"env.num_envs": config.env.num_envs // size})
@@ -85,25 +88,28 @@ def measure(trial: Trial) -> list[Row]:
     ]
 
 
+def by_size(rows: list[Row], task: str, arm: str) -> dict[int, tuple[float, float, float]]:
+    """For each batch: mean return over a whole run, and its interval over seeds."""
+    found: dict[int, tuple[float, float, float]] = {}
+    for size in SIZES:
+        by_seed: dict[str, list[float]] = {}
+        for row in rows:
+            if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
+                by_seed.setdefault(row["seed"], []).append(float(row["return_100"]))
+        if by_seed:
+            means = [float(np.nanmean(values)) for values in by_seed.values()]
+            found[size] = (float(np.mean(means)), *bootstrap_interval(means))
+    return found
+
+
 def summary(rows: list[Row]) -> str:
     """Mean return over a whole run, by batch, with its interval over seeds."""
     lines = []
     for task in TASKS:
         for arm in ARMS:
             lines.append(f"{task}, {arm}:")
-            for size in SIZES:
-                by_seed: dict[str, list[float]] = {}
-                for row in rows:
-                    if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
-                        by_seed.setdefault(row["seed"], []).append(float(row["return_100"]))
-                means = [float(np.nanmean(values)) for values in by_seed.values()]
-                last = [values[-1] for values in by_seed.values()]
-                if means:
-                    low, high = bootstrap_interval(means)
-                    lines.append(
-                        f"  batch / {size:>2}: {np.mean(means):7.1f} ({low:.1f} to {high:.1f}), "
-                        f"at the end {np.mean(last):7.1f}, {len(means)} seeds"
-                    )
+            for size, (mean, low, high) in by_size(rows, task, arm).items():
+                lines.append(f"  batch / {size:>2}: {mean:7.1f} ({low:.1f} to {high:.1f})")
     return "\n".join(lines)
 
 
@@ -145,9 +151,10 @@ def main() -> None:
     parser.add_argument("figure", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(101, 106)))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     options = parser.parse_args()
     table = ResultTable(options.output, COLUMNS, label=("task", "arm", "divided_by"))
-    for trial in fill_table(table, asked(options.seeds), measure, jobs=options.jobs):
+    for trial in fill_table(table, asked(options.seeds, options.tasks), measure, jobs=options.jobs):
         print(*trial.key, flush=True)
     print(summary(table.rows()))
     draw(table.rows(), options.figure)
