@@ -5,8 +5,9 @@ usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 101 
 The largest batch comes from the knobs below; smaller ones have fewer environments. With the rules
 of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
 should agree; with the same knobs at every size, and PPO's proximal policy, they should not. A third
-arm has the rules without the average. A row for each 20th of the run; runs that the file has
-already are not made again.
+arm has the rules without the average. A row for each tenth of the run; runs that the file has
+already are not made again. Returns are those of 16 episodes that are not trained on: of episodes
+in training the short ones end first, the more so the more environments there are.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
 
 COMMON = (
-    "classic-ppo --env.num-envs 64 --ppo.num-steps 16 --ppo.num-minibatches 4 "
+    "classic-ppo --env.num-envs 16 --ppo.num-steps 16 --ppo.num-minibatches 4 "
     "--ppo.minibatch-by transitions --ppo.policy-epochs 2 --ppo.value-epochs 2 "
-    "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 2e-3 "
+    "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 5e-4 "
     "--ppo.clip 0.2 --reward-norm none --compute.num-threads 1 --env.num-threads 1 "
+    "--evaluation.every-iterations 10 --evaluation.episodes 16 --evaluation.policy sampled "
     "--compute.compile off --log.console off --log.no-tensorboard"
 )
 TASKS = {
-    "CartPole": "--env.id envpool:CartPole-v1 --total-env-steps 200_000",
-    "Acrobot": "--env.id envpool:Acrobot-v1 --total-env-steps 400_000",
+    "CartPole": "--env.id envpool:CartPole-v1 --total-env-steps 102_400",
+    "Acrobot": "--env.id envpool:Acrobot-v1 --total-env-steps 102_400",
 }
 AVERAGED = "--ppo.proximal-decay 0.8889 --ppo.advantage-decay 0.2"
 """At the largest batch: eight steps old, as PPO's is at the end of two epochs."""
@@ -46,10 +48,10 @@ ARMS = {
     "PPO, the same knobs": ("", False),
 }
 """Words for the largest batch; whether the rules make the others of it."""
-SIZES = (1, 2, 4, 8, 16)
+SIZES = (1, 2, 4, 8)
 """What the batch is divided by."""
-POINTS = 20
-COLUMNS = ("task", "arm", "divided_by", "seed", "env_steps", "return_100", "commit")
+POINTS = 10
+COLUMNS = ("task", "arm", "divided_by", "seed", "env_steps", "return", "commit")
 Row = dict[str, str]
 
 
@@ -70,20 +72,22 @@ def asked(seeds: list[int], tasks: list[str]) -> list[Trial]:
 
 
 def measure(trial: Trial) -> list[Row]:
-    """Train once; returns a row for each 20th of the run."""
+    """Train once; returns a row for each tenth of the run."""
     task, arm, size = trial.label
-    budget, points = trial.config.total_env_steps, []
+    every = trial.config.budget // trial.config.batch_size // POINTS
+    config = trial.config.changed({"evaluation.every_iterations": every})
+    points: list[tuple[int, float]] = []
 
     def note(run: Run, record: dict[str, float]) -> None:
-        if run.env_steps * POINTS // budget > len(points):
-            points.append((run.env_steps, record.get("charts/episodic_return_100", float("nan"))))
+        if "evaluation/return" in record:
+            points.append((run.env_steps, record["evaluation/return"]))
 
     with tempfile.TemporaryDirectory() as folder:
-        train(replace(trial.config, output_dir=folder), on_iteration=note)
+        train(replace(config, output_dir=folder), on_iteration=note)
     about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
     made = {"commit": commit() or "unknown"}
     return [
-        about | {"env_steps": str(steps), "return_100": f"{value:.5g}"} | made
+        about | {"env_steps": str(steps), "return": f"{value:.5g}"} | made
         for steps, value in points
     ]
 
@@ -95,7 +99,7 @@ def by_size(rows: list[Row], task: str, arm: str) -> dict[int, tuple[float, floa
         by_seed: dict[str, list[float]] = {}
         for row in rows:
             if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
-                by_seed.setdefault(row["seed"], []).append(float(row["return_100"]))
+                by_seed.setdefault(row["seed"], []).append(float(row["return"]))
         if by_seed:
             means = [float(np.nanmean(values)) for values in by_seed.values()]
             found[size] = (float(np.mean(means)), *bootstrap_interval(means))
@@ -123,9 +127,7 @@ def draw(rows: list[Row], path: Path) -> None:
                 curves: dict[int, list[float]] = {}
                 for row in rows:
                     if (row["task"], row["arm"], row["divided_by"]) == (task, arm, str(size)):
-                        curves.setdefault(int(row["env_steps"]), []).append(
-                            float(row["return_100"])
-                        )
+                        curves.setdefault(int(row["env_steps"]), []).append(float(row["return"]))
                 if not curves:
                     continue
                 steps = sorted(curves)
@@ -137,7 +139,7 @@ def draw(rows: list[Row], path: Path) -> None:
                 panel.fill_between(x, band[:, 0], band[:, 1], color=color, alpha=0.12, linewidth=0)
             panel.set_title(f"{task}: {arm}", fontsize="small", loc="left")
             panel.set_xlabel("thousand environment steps", fontsize="small")
-        line[0].set_ylabel("return, 100 episodes", fontsize="small")
+        line[0].set_ylabel("return", fontsize="small")
     panels[0, 0].legend(fontsize="x-small", frameon=False)
     figure.savefig(path, dpi=110)
 
