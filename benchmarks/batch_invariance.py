@@ -4,9 +4,8 @@ usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 101 
 
 The largest batch comes from the knobs below; smaller ones have fewer environments. With the rules
 of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
-should agree; with the same knobs at every size, and PPO's proximal policy, they should not. A third
-arm has the rules without the average. A row for each tenth of the run; runs that the file has
-already are not made again. Returns are those of 16 episodes that are not trained on: of episodes
+should agree; with the same knobs at every size, and PPO's proximal policy, they should not. A row
+for each tenth of the run; runs that the file has already are not made again. Returns are those of 16 episodes that are not trained on: of episodes
 in training the short ones end first, the more so the more environments there are.
 """
 
@@ -29,8 +28,8 @@ from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
 
 COMMON = (
-    "classic-ppo --env.num-envs 16 --ppo.num-steps 16 --ppo.num-minibatches 4 "
-    "--ppo.minibatch-by transitions --ppo.policy-epochs 2 --ppo.value-epochs 2 "
+    "classic-ppo --env.num-envs 16 --ppo.num-steps 16 --ppo.num-minibatches 16 "
+    "--ppo.minibatch-by transitions --ppo.policy-epochs 1 --ppo.value-epochs 1 "
     "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 5e-4 "
     "--ppo.clip 0.2 --reward-norm none --compute.num-threads 1 --env.num-threads 1 "
     "--evaluation.every-iterations 10 --evaluation.episodes 16 --evaluation.policy sampled "
@@ -41,10 +40,9 @@ TASKS = {
     "Acrobot": "--env.id envpool:Acrobot-v1 --total-env-steps 102_400",
 }
 AVERAGED = "--ppo.proximal-decay 0.8889 --ppo.advantage-decay 0.2"
-"""At the largest batch: eight steps old, as PPO's is at the end of two epochs."""
+"""At the largest batch: eight steps old, as PPO's old policy is on average in 16 steps."""
 ARMS = {
     "PPO-EWMA with the rules": (AVERAGED, True),
-    "PPO with the rules": ("", True),
     "PPO, the same knobs": ("", False),
 }
 """Words for the largest batch; whether the rules make the others of it."""

@@ -121,8 +121,11 @@ def same_minibatches(config: Config, processes: int, rank: int | None) -> Iterat
         yield
 
 
-COMPILED = {"ppg-compiled": ("ppg-separate", {"compute.compile": "on"})}
-"""Further runs: a golden one, and what is changed in it."""
+COMPILED = {
+    "ppo-compiled": ("ppo-shared-transitions-clipped", {"compute.compile": "on"}),
+    "ppg-compiled": ("ppg-separate", {"compute.compile": "on"}),
+}
+"""Further runs: a golden one, and what several processes change in it, but one does not."""
 
 
 def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[str, Any]:
@@ -132,6 +135,7 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
         Metrics of each iteration, and the final weights.
     """
     base, changes = COMPILED.get(name, (name, {}))
+    changes = {} if rank is None else changes
     config, make_env = golden.runs(folder)[base]
     # Adam divides by the gradient's size: one of nothing but rounding would be a whole step.
     same = {"env.num_envs": 8, "total_env_steps": 5 * 64, "ppo.adam_eps": 1e-3}

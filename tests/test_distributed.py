@@ -13,7 +13,7 @@ EAGER = list(golden.runs(Path()))
 SOME = ["ppo-separate-segments", "ppo-shared-transitions-clipped", "ppo-value-epochs-first-kl",
         "ppg-detached-images", "ppg-lstm", "ppg-masks", "ppo-obs-norm-ema-tree",
         "ppo-reward-norm-steps", "ppg-value-norm", "ppo-adaptive-kl", "ppo-adaptive-penalty",
-        "ppo-together", "ppg-together"]  # fmt: skip
+        "ppo-together", "ppg-together", "ppg-averaged"]  # fmt: skip
 FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks", "ppg-together"]
 
 
@@ -22,8 +22,8 @@ FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks", "ppg-together"
     [
         pytest.param(2, SOME, id="2"),
         pytest.param(4, FEW, id="4"),
-        pytest.param(2, list(ranks.COMPILED), id="2-compiled"),
-        pytest.param(4, EAGER, id="4-all", marks=pytest.mark.slow),
+        pytest.param(2, ["ppo-compiled"], id="2-compiled"),
+        pytest.param(4, [*EAGER, "ppg-compiled"], id="4-all", marks=pytest.mark.slow),
     ],
 )
 def test_so_many_processes_learn_what_one_learns(
