@@ -5,8 +5,9 @@ usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 101 
 The largest batch comes from the knobs below; smaller ones have fewer environments. With the rules
 of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
 should agree; with the same knobs at every size, and PPO's proximal policy, they should not. A row
-for each tenth of the run; runs that the file has already are not made again. Returns are those of 16 episodes that are not trained on: of episodes
-in training the short ones end first, the more so the more environments there are.
+for each tenth of the run; runs that the file has already are not made again. Returns are those of
+16 episodes that are not trained on: of episodes in training the short ones end first, the more so
+the more environments there are.
 """
 
 from __future__ import annotations
