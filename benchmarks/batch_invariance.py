@@ -21,9 +21,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from phasicrl import train
+from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import parse_config
 from phasicrl.experiments.batch_scale import scaled_batch
-from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.experiments.trials import ResultTable, Trial, fill_table, over_seeds
 from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phasicrl.experiments.plot import Curve, reference_curves, run_curves
+from phasicrl.analysis.plot import Curve, reference_curves, run_curves
 from phasicrl.runs.directory import RunDirectory
 
 METRICS = {

@@ -14,11 +14,11 @@ import pytest
 
 from phasicrl import cli
 from phasicrl.algorithm import train
+from phasicrl.analysis.plot import plot_runs
 from phasicrl.cli import arguments_for, main, parse_config
 from phasicrl.config import AuxConfig, ModelConfig
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.ladder import run_ladder
-from phasicrl.experiments.plot import plot_runs
 from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory

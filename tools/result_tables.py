@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from phasicrl.experiments.statistics import bootstrap_interval
+from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.runs.directory import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"

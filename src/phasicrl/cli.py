@@ -669,11 +669,27 @@ def _video(words: list[str]) -> None:
 
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
-    from phasicrl.experiments.plot import plot_runs
+    from phasicrl.analysis.plot import plot_runs
 
     arguments, *_ = arguments_for("plot", plot_runs, words)
     for path in plot_runs(**arguments):
         print(printable(str(path)))
+
+
+def _compare(words: list[str]) -> None:
+    """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
+    from rich.console import Console
+
+    from phasicrl.analysis.compare import compare_runs, tables
+
+    arguments, *_ = arguments_for("compare", compare_runs, words)
+    comparison = compare_runs(**arguments)
+    console = Console()
+    for table in tables(comparison):
+        console.print(table)
+    for path in comparison.files:
+        print(printable(str(path)))
+    comparison.require_bounds()
 
 
 # --- lists
@@ -738,6 +754,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": _evaluate,
     "video": _video,
     "plot": _plot,
+    "compare": _compare,
     "ladder": _ladder,
     "bench": _bench,
     "presets": _presets,

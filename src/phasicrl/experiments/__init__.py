@@ -1,1 +1,1 @@
-"""What is done with trained agents and many runs: evaluation, videos, curves, studies."""
+"""What is done with trained agents and many runs: evaluation, videos, studies."""

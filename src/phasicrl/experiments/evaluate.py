@@ -17,10 +17,10 @@ import gymnasium as gym
 import numpy as np
 from torch import Tensor
 
+from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.config import Config, Levels, PolicyKind, Precision
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory, WeightsKind

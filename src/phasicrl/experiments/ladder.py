@@ -20,10 +20,10 @@ from typing import Any, Literal
 import numpy as np
 
 from phasicrl.algorithm import train
+from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig, refuse_idle
 from phasicrl.envs.make import make_envs
 from phasicrl.experiments.evaluate import evaluate
-from phasicrl.experiments.statistics import bootstrap_interval
 from phasicrl.experiments.trials import Trial, measure_once, over_seeds, run_trials
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory

@@ -16,10 +16,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from phasicrl.analysis import plot
+from phasicrl.analysis.plot import plot_runs, run_curves
+from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, EnvConfig, PPOConfig
-from phasicrl.experiments import plot
-from phasicrl.experiments.plot import plot_runs, run_curves
-from phasicrl.experiments.statistics import bootstrap_interval
 
 pytest.importorskip("matplotlib")
 
@@ -337,7 +337,7 @@ def test_the_game_may_be_given(tmp_path: Path) -> None:
     path = reference_file(tmp_path / "published.csv", HEADER + "ppo,0,starpilot,100,1\n")
     ends = {"envpool:StarpilotHard-v0": 100.0}
     with pytest.raises(
-        ValueError, match=r"no game 'starpilothard-v0' .* \(did you mean 'starpilot'\?\)"
+        ValueError, match=r"no game 'starpilothard' .* \(did you mean 'starpilot'\?\)"
     ):
         plot.reference_curves(path, RETURN, ends=ends)
     (curve,) = plot.reference_curves(path, RETURN, ends=ends, game="StarPilot")

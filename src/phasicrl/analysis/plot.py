@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +24,10 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from phasicrl.analysis.references import REFERENCES, reference_file
+from phasicrl.analysis.statistics import bootstrap_band
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
-from phasicrl.experiments.statistics import bootstrap_band
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
 
@@ -133,8 +135,8 @@ def plot_runs(
         output: Name of the image; .png, .svg and .csv are put behind it.
         metric: Which metric.
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
-        reference: CSV file (.gz or not) of published curves: experiment, run, game, step,
-            episodic_return, …
+        reference: Published curves: ppg-paper, baselines-easy, baselines-easy-200, zoo, tianshou,
+            cleanrl, or a CSV file (.gz or not) with experiment, run, game, step, episodic_return, …
         reference_experiments: Which experiments of that file; none: all, if they are few.
         reference_game: The game in that file, if it is not the environment's name.
         reference_split: Which rows of that file, if it has a column `split`.
@@ -169,7 +171,7 @@ def plot_runs(
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg, table = (stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".csv"))
     about = f"{metric} of {', '.join(map(str, runs))}"
-    _save(figure, png, svg, f"{about}; published: {reference}" if reference else about)
+    save_figure(figure, png, svg, f"{about}; published: {reference}" if reference else about)
     _write_csv(curves, metric, table)
     return [png, svg, table]
 
@@ -224,7 +226,8 @@ def reference_curves(
             to draw them all.
         FileNotFoundError: no such file.
     """
-    games = {env_id: (game or env_id.rpartition(":")[2]).lower() for env_id in ends}
+    path = reference_file(path)
+    games = {env_id: _game(game or env_id.rpartition(":")[2]) for env_id in ends}
     series = _read_reference(path, metric, games=set(games.values()), split=split)
     curves = []
     for env_id, name in games.items():
@@ -240,6 +243,14 @@ def reference_curves(
                 )
             curves.append(Curve(experiment, env_id, steps[seen], values[:, seen], "run", True))
     return curves
+
+
+def _game(name: str) -> str:
+    """The name of a game or task without its version, and as train-procgen calls it.
+
+    That has names of its own for a game's training levels.
+    """
+    return re.sub(r"-v\d+$", "", name.lower()).removesuffix("-train")
 
 
 def _choose_experiments(
@@ -330,9 +341,8 @@ def _reference_points(
             try:
                 if split_at is not None and row[split_at] != split:
                     continue
-                # train-procgen has names of its own for a game's training levels.
-                name = row[game].lower().removesuffix("-train")
-                yield name, row[experiment], row[run], float(row[step]), float(row[value] or "nan")
+                number = float(row[value] or "nan")
+                yield _game(row[game]), row[experiment], row[run], float(row[step]), number
             except (ValueError, IndexError) as error:
                 where = f"line {reader.line_num} of {path}"
                 what = f"is not a row of published curves ({error}): {row}"
@@ -352,7 +362,7 @@ def _find_columns(path: Path, header: list[str], metric: str) -> list[int]:
 
 def _open_text(path: Path) -> TextIO:
     if not path.is_file():
-        way = "give a CSV file of published curves, or leave it out"
+        way = f"give a CSV file of published curves, or one of {', '.join(REFERENCES)}"
         raise FileNotFoundError(f"there is no reference file {path}; {way}")
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8", newline="")
@@ -413,7 +423,7 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     legend = {key: textwrap.fill(text, letters) for key, text in legend_texts(curves).items()}
     total_height = height + _INCHES_PER_LINE * sum(text.count("\n") + 1 for text in legend.values())
     looks = _looks(list(legend))
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
         figure = Figure(figsize=(width, total_height), layout=layout)
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -425,7 +435,7 @@ def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
         for panel in panels[len(env_ids) :]:
             panel.set_axis_off()
         middle = 1 - 0.5 * height / total_height  # of the panels
-        figure.supylabel(y_label, y=middle, fontsize=_STYLE["axes.labelsize"])
+        figure.supylabel(y_label, y=middle, fontsize=STYLE["axes.labelsize"])
         if title:
             figure.suptitle(title)
         lines = [Line2D([], [], label=text, **looks[key]) for key, text in legend.items()]
@@ -446,7 +456,7 @@ def legend_texts(curves: list[Curve]) -> dict[tuple[str, bool], str]:
     return texts
 
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9,
     "figure.titlesize": 12, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#E5E5E5", "grid.linewidth": 0.6, "axes.axisbelow": True,
@@ -502,10 +512,10 @@ def _axis_label(metric: str, smooth_steps: int) -> str:
     return f"{label}\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else label
 
 
-def _save(figure: Figure, png: Path, svg: Path, about: str) -> None:
+def save_figure(figure: Figure, png: Path, svg: Path, about: str) -> None:
     """Write the images; the same data gives the same files, fit for version control."""
     from matplotlib import rc_context
 
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": about})
         figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": about, "Date": None})

@@ -1,0 +1,379 @@
+"""Runs beside each other and beside published ones, at equal steps: who is where, and how sure.
+
+Kind: effects (reads and writes files).
+
+The score of a run is the mean of a metric over the last tenth of the steps up to a point that all
+runs of its environment have come to.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from phasicrl.analysis.plot import (
+    STYLE,
+    Array,
+    Curve,
+    reference_curves,
+    run_curves,
+    save_figure,
+    steps_text,
+)
+from phasicrl.analysis.scores import (
+    MEASURES,
+    PROCGEN_BOUNDS,
+    Estimate,
+    estimate,
+    normalized,
+    performance_profile,
+    probability_of_improvement,
+    score_matrix,
+    steps_to_reach,
+)
+
+_WINDOW = 0.1
+"""Share of the steps whose values are a score."""
+Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
+
+
+class MissedBoundError(RuntimeError):
+    """A bound that was asked for does not hold."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An experiment on an environment, at a number of steps.
+
+    Attributes:
+        label: of the experiment.
+        env_id: of the environment.
+        published: whether others have run it.
+        steps: environment steps at which it is compared.
+        scores: one for each run.
+        mean: of the scores.
+        reaches: steps after which the mean curve is at the target; infinity if it never is, None
+            without a target.
+    """
+
+    label: str
+    env_id: str
+    published: bool
+    steps: int
+    scores: tuple[float, ...]
+    mean: Estimate
+    reaches: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overall:
+    """An experiment over all environments.
+
+    Attributes:
+        label: of the experiment.
+        num_runs: on each environment.
+        measures: by name, see `scores.MEASURES`.
+        improves: by the label of each other experiment: probability that a run of this one is
+            better than one of that on the same environment.
+    """
+
+    label: str
+    num_runs: int
+    measures: Mapping[str, Estimate]
+    improves: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `compare_runs` found.
+
+    Attributes:
+        metric: that was compared.
+        results: by environment, ours first.
+        overall: of the experiments that ran on all environments.
+        missed: bounds that do not hold, in words.
+        files: that were written.
+    """
+
+    metric: str
+    results: tuple[Result, ...]
+    overall: tuple[Overall, ...]
+    missed: tuple[str, ...]
+    files: tuple[Path, ...]
+
+    def require_bounds(self) -> None:
+        """Do nothing if all bounds hold.
+
+        Raises:
+            MissedBoundError: one does not.
+        """
+        if self.missed:
+            raise MissedBoundError("\n".join(self.missed))
+
+
+def compare_runs(
+    runs: Sequence[Path],
+    *,
+    metric: str = "charts/episodic_return_100",
+    at_steps: int | None = None,
+    units: Units = "raw",
+    target: float | None = None,
+    at_least: float | None = None,
+    share_of_reference: float | None = None,
+    reference: Path | None = None,
+    reference_experiments: Sequence[str] = (),
+    reference_game: str | None = None,
+    reference_split: str = "train",
+    output: Path | None = None,
+) -> Comparison:
+    """Compare runs with each other and with published ones, at equal steps, with intervals.
+
+    Args:
+        runs: Run directories; one experiment on one environment may have several seeds.
+        metric: Which metric; more must be better.
+        at_steps: Compare after so many environment steps; none: as far as all have come.
+        units: Of scores: as they are, or normalized by Procgen's bounds of chance and of the best,
+            as the authors' code has them, or their paper prints them.
+        target: Say after how many steps the mean reaches this (in the metric's own units).
+        at_least: A bound: the mean of each experiment must be at least this (in `units`).
+        share_of_reference: A bound: the mean of each experiment must be at least this share of each
+            published one's.
+        reference: Published results, as for `phasicrl plot`.
+        reference_experiments: Which experiments of that file; none: all, if they are few.
+        reference_game: The game in that file, if it is not the environment's name.
+        reference_split: Which rows of that file, if it has a column `split`.
+        output: Name of a table of all scores and of images of the performance profile: .csv, .png
+            and .svg are put behind it; none: they are not written.
+
+    Returns:
+        Scores, their means and intervals, measures over all environments, and missed bounds.
+
+    Raises:
+        ValueError: runs that have not come so far, a game without bounds, a bound on a reference
+            that was not given, or what `plot_runs` raises.
+        FileNotFoundError: no reference file.
+    """
+    if share_of_reference is not None and reference is None:
+        raise ValueError("a share of the reference is asked for, but no reference is given")
+    curves = run_curves(runs, metric)
+    if reference is not None:
+        ends = {curve.env_id: math.inf for curve in curves}
+        curves += reference_curves(
+            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
+            split=reference_split,
+        )  # fmt: skip
+    results = _results(curves, at_steps, units, target)
+    missed = [*_too_low(results, at_least), *_too_far_below(results, share_of_reference)]
+    matrices = _matrices(results)
+    files: list[Path] = []
+    if output is not None:
+        files = [_write_scores(results, output, units), *_draw_profiles(matrices, output)]
+    overall = _overall(matrices)
+    return Comparison(metric, tuple(results), tuple(overall), tuple(missed), tuple(files))
+
+
+def _results(
+    curves: list[Curve], at_steps: int | None, units: Units, target: float | None
+) -> list[Result]:
+    """One for each experiment on each environment, by environment."""
+    results: list[Result] = []
+    for env_id in dict.fromkeys(curve.env_id for curve in curves):
+        of_env = [curve for curve in curves if curve.env_id == env_id]
+        results += _results_on_one(of_env, at_steps, units, target)
+    return results
+
+
+def _results_on_one(
+    curves: list[Curve], at_steps: int | None, units: Units, target: float | None
+) -> list[Result]:
+    """One for each experiment on one environment."""
+    end = min(curve.steps[-1] for curve in curves)
+    at = float(at_steps or end)
+    if at > end:
+        short = next(curve for curve in curves if curve.steps[-1] == end)
+        raise ValueError(
+            f"{short.label} on {short.env_id} ends at {end:,.0f} steps; at {at:,.0f} there is "
+            "nothing to compare: leave at_steps out, or choose fewer"
+        )
+    results = []
+    for curve in curves:
+        scores = [_in_units(score, curve.env_id, units) for score in _scores(curve, at)]
+        mean = estimate([[score] for score in scores], MEASURES["mean"])
+        reaches = None if target is None else steps_to_reach(curve.steps, curve.mean, target)
+        about = (curve.label, curve.env_id, curve.published, int(at))
+        results.append(Result(*about, tuple(scores), mean, reaches))
+    return results
+
+
+def _scores(curve: Curve, at: float) -> Array:
+    """The mean of each run over the last tenth of the steps up to `at`."""
+    seen = curve.steps <= at
+    if not seen.any():
+        begins = f"begins at {curve.steps[0]:,.0f} steps"
+        raise ValueError(f"{curve.label} on {curve.env_id} {begins}, after {at:,.0f}")
+    late = seen & (curve.steps > (1 - _WINDOW) * at)
+    # A curve of few points may have none so late: then its last one.
+    chosen = late if late.any() else np.arange(len(seen)) == seen.nonzero()[0][-1]
+    return curve.runs[:, chosen].mean(axis=1)
+
+
+def _in_units(score: float, env_id: str, units: Units) -> float:
+    """A score in units of the task, if that is wanted."""
+    if units == "raw":
+        return score
+    bounds, game = PROCGEN_BOUNDS[units.removeprefix("procgen-")], env_id.rpartition(":")[2].lower()
+    if game not in bounds:
+        raise ValueError(
+            f"{env_id} has no bounds of Procgen, which units {units} need; choose raw, or leave "
+            f"its runs out (there are bounds for {', '.join(sorted(bounds))})"
+        )
+    return normalized(score, bounds[game])
+
+
+def _too_low(results: Sequence[Result], least: float | None) -> list[str]:
+    """Which of our means are below a bound, in words."""
+    return [
+        f"{result.label} on {result.env_id}: {result.mean.value:.4g}, at least {least:g} was wanted"
+        for result in results
+        if least is not None and not result.published and result.mean.value < least
+    ]
+
+
+def _too_far_below(results: Sequence[Result], share: float | None) -> list[str]:
+    """Which of our means are below a share of a published one's, in words."""
+    missed = []
+    for ours in results:
+        for theirs in results:
+            is_pair = ours.env_id == theirs.env_id and theirs.published and not ours.published
+            if share is None or not is_pair:
+                continue
+            if ours.mean.value < (wanted := share * theirs.mean.value):
+                missed.append(
+                    f"{ours.label} on {ours.env_id}: {ours.mean.value:.4g}, at least {wanted:.4g} "
+                    f"was wanted, {share:g} of {theirs.label}'s {theirs.mean.value:.4g}"
+                )
+    return missed
+
+
+def _matrices(results: Sequence[Result]) -> dict[str, Array]:
+    """Scores `[R, T]` by experiment: of those on all environments, as many runs on each."""
+    env_ids = list(dict.fromkeys(result.env_id for result in results))
+    by_label: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
+    for result in results:
+        by_label[result.label][result.env_id] = result.scores
+    matrices: dict[str, Array] = {}
+    for label, scores in by_label.items():
+        if scores.keys() == set(env_ids):
+            fewest = min(map(len, scores.values()))
+            matrices[label] = score_matrix({name: scores[name][:fewest] for name in env_ids})
+    return matrices
+
+
+def _overall(matrices: Mapping[str, Array]) -> list[Overall]:
+    """The measures of each experiment, and each beside the others."""
+    found = []
+    for label, matrix in matrices.items():
+        measures = {name: estimate(matrix, measure) for name, measure in MEASURES.items()}
+        others = ((name, theirs) for name, theirs in matrices.items() if name != label)
+        improves = {name: probability_of_improvement(matrix, theirs) for name, theirs in others}
+        found.append(Overall(label, len(matrix), measures, improves))
+    return found
+
+
+_COLUMNS = ("env_id", "experiment", "published", "run", "env_steps", "units", "score")
+
+
+def _write_scores(results: Sequence[Result], output: Path, units: Units) -> Path:
+    """A row for each run."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    path = output.with_name(output.name + ".csv")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for result in results:
+            about = (result.env_id, result.label, int(result.published))
+            for number, score in enumerate(result.scores, start=1):
+                writer.writerow([*about, number, result.steps, units, f"{score:.6g}"])
+    return path
+
+
+def _draw_profiles(matrices: Mapping[str, Array], output: Path) -> list[Path]:
+    """For each experiment the share of its runs above each score, over all environments."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    if not matrices:
+        return []
+    png, svg = (output.with_name(output.name + end) for end in (".png", ".svg"))
+    every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
+    levels = np.linspace(every.min(), every.max(), 201)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.7), layout="constrained")
+        panel = figure.subplots()
+        for label, matrix in matrices.items():
+            share, low, high = performance_profile(matrix, levels)
+            (line,) = panel.plot(levels, share, label=f"{label}, {matrix.size} runs")
+            panel.fill_between(levels, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+        panel.set_xlabel("score")
+        panel.set_ylabel("share of runs above it")
+        figure.legend(loc="outside lower center", frameon=False)
+    save_figure(figure, png, svg, "performance profiles, 95 % stratified bootstrap band")
+    return [png, svg]
+
+
+def tables(comparison: Comparison) -> list[Any]:
+    """The comparison as tables for a terminal."""
+    env_ids = dict.fromkeys(result.env_id for result in comparison.results)
+    found = [_table_of(comparison, env_id) for env_id in env_ids]
+    if comparison.overall:
+        table = _table("all environments (95 % stratified bootstrap)", "experiment", "runs on each",
+                       *MEASURES)  # fmt: skip
+        for one in comparison.overall:
+            values = [str(one.measures[name]) for name in MEASURES]
+            table.add_row(one.label, str(one.num_runs), *values)
+        found.append(table)
+    if len(comparison.overall) > 1:
+        table = _table("probability of improvement", "of", "is", "over")
+        for one in comparison.overall:
+            for other, probability in one.improves.items():
+                table.add_row(one.label, str(probability), other)
+        found.append(table)
+    return found
+
+
+def _table_of(comparison: Comparison, env_id: str) -> Any:
+    """The experiments on one environment."""
+    of_env = [result for result in comparison.results if result.env_id == env_id]
+    table = _table(
+        f"{env_id}: {comparison.metric} at {steps_text(of_env[0].steps)} steps",
+        "experiment", "runs", "mean (95 %)", "worst", "best",
+        *(() if of_env[0].reaches is None else ("reaches the target after",)),
+    )  # fmt: skip
+    for result in of_env:
+        label = f"{result.label} (published)" if result.published else result.label
+        ends = (f"{min(result.scores):.4g}", f"{max(result.scores):.4g}")
+        row = [label, str(len(result.scores)), str(result.mean), *ends]
+        if result.reaches is not None:
+            row.append(steps_text(result.reaches) if math.isfinite(result.reaches) else "never")
+        table.add_row(*row)
+    return table
+
+
+def _table(title: str, first: str, *others: str) -> Any:
+    """An empty table whose numbers stand on the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="right")
+    return table

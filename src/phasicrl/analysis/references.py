@@ -1,0 +1,30 @@
+"""Published results that the package carries, to stand beside runs. Kind: pure data.
+
+Made by `python -m tools.reference_tables` from what the sources published.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("published")
+"""A CSV file for each reference: experiment, run, game, split, step, episodic_return."""
+
+REFERENCES = {
+    "ppg-paper": "PPG and PPO on 16 games of Procgen, hard, to 100M steps, with the ablations of "
+    "the PPG paper (Cobbe et al. 2020); openai/phasic-policy-gradient, results/, MIT",
+    "baselines-easy": "PPO of OpenAI Baselines on 10 games of Procgen, easy, all levels, to 50M "
+    "steps, three runs; openai/train-procgen, results/, MIT",
+    "baselines-easy-200": "the same on 200 levels, with returns on unseen levels (split test)",
+    "zoo": "PPO of RL Baselines3 Zoo (DLR-RM/rl-baselines3-zoo, benchmark.md): the best checkpoint "
+    "of a single run, greedy",
+    "tianshou": "PPO of Tianshou on MuJoCo (thu-ml/tianshou, examples/mujoco/README.md): means of "
+    "ten seeds, on versions v1 to v3 of the tasks",
+    "cleanrl": "PPO of CleanRL (vwxyzjn/cleanrl, docs/rl-algorithms/ppo.md): three seeds",
+}
+"""By name: what it is, and whence."""
+
+
+def reference_file(reference: Path) -> Path:
+    """The file of a reference that the package carries, or the path as it is."""
+    return FOLDER / f"{reference}.csv.gz" if str(reference) in REFERENCES else reference

@@ -1,0 +1,63 @@
+"""Published results that the package carries are what was published."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phasicrl.analysis.compare import compare_runs
+from phasicrl.analysis.plot import plot_runs
+from phasicrl.analysis.references import FOLDER, REFERENCES, reference_file
+from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
+from tests.analysis.test_plot import make_runs, read_csv
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with gzip.open(reference_file(Path(name)), "rt", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_reference_has_a_table_and_each_table_a_source() -> None:
+    assert {path.name.removesuffix(".csv.gz") for path in FOLDER.glob("*")} == REFERENCES.keys()
+    assert sum(path.stat().st_size for path in FOLDER.glob("*")) < 150_000
+    for name in REFERENCES:
+        assert all(float(row["step"]) > 0 and row["episodic_return"] for row in rows(name)), name
+
+
+def test_the_curves_of_the_paper_give_its_headline() -> None:
+    """Mean normalized return over 16 games at 100M steps: .76 of PPG, .58 of PPO (abstract)."""
+    last: dict[tuple[str, str, str], tuple[int, float]] = {}
+    for row in rows("ppg-paper"):
+        key = (row["experiment"], row["run"], row["game"])
+        point = (int(row["step"]), float(row["episodic_return"]))
+        last[key] = max(last.get(key, (0, 0.0)), point)
+    scores: dict[str, list[float]] = defaultdict(list)
+    for (experiment, _, game), (step, value) in last.items():
+        assert step > 99e6
+        scores[experiment].append(normalized(value, PROCGEN_BOUNDS["hard"][game]))
+    assert np.mean(scores["ppg"]) == pytest.approx(0.76, abs=0.015)
+    assert np.mean(scores["ppo"]) == pytest.approx(0.58, abs=0.015)
+    assert len(scores["ppg"]) == len(scores["ppo"]) == 48 and len(scores["e-pi-6"]) == 16
+
+
+def test_curves_begin_where_learning_does() -> None:
+    points = Counter((r["experiment"], r["run"], r["game"]) for r in rows("baselines-easy"))
+    assert len(points) == 30 and min(points.values()) >= 40
+    steps = [int(row["step"]) for row in rows("baselines-easy")]
+    assert min(steps) < 50_000 and max(steps) > 49e6
+
+
+def test_a_name_is_enough_and_versions_of_tasks_do_not_matter(tmp_path: Path) -> None:
+    """Our run of CartPole-v1 beside RL Zoo's number, which was reached after 100,000 steps."""
+    pytest.importorskip("matplotlib")
+    runs = make_runs(tmp_path, [0.0] * 999 + [450.0, 9.0], env="gymnasium:CartPole-v1")
+    ours, theirs = compare_runs(runs, reference=Path("zoo")).results
+    assert ours.steps == theirs.steps == 100_000
+    assert theirs.scores == (500.0,) and theirs.published
+    table = read_csv(plot_runs(runs, output=tmp_path / "drawn", reference=Path("zoo"))[2])
+    assert [row["mean"] for row in table if row["published"] == "1"] == ["500.0"]
