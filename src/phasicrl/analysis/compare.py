@@ -98,6 +98,7 @@ class Comparison:
 
     Attributes:
         metric: that was compared.
+        units: of the scores.
         results: by environment, ours first.
         overall: of the experiments that ran on all environments.
         missed: bounds that do not hold, in words.
@@ -105,6 +106,7 @@ class Comparison:
     """
 
     metric: str
+    units: Units
     results: tuple[Result, ...]
     overall: tuple[Overall, ...]
     missed: tuple[str, ...]
@@ -178,7 +180,7 @@ def compare_runs(
     if output is not None:
         files = [_write_scores(results, output, units), *_draw_profiles(matrices, output)]
     overall = _overall(matrices)
-    return Comparison(metric, tuple(results), tuple(overall), tuple(missed), tuple(files))
+    return Comparison(metric, units, tuple(results), tuple(overall), tuple(missed), tuple(files))
 
 
 def _results(
@@ -353,8 +355,9 @@ def tables(comparison: Comparison) -> list[Any]:
 def _table_of(comparison: Comparison, env_id: str) -> Any:
     """The experiments on one environment."""
     of_env = [result for result in comparison.results if result.env_id == env_id]
+    units = "" if comparison.units == "raw" else f", in units {comparison.units}"
     table = _table(
-        f"{env_id}: {comparison.metric} at {steps_text(of_env[0].steps)} steps",
+        f"{env_id}: {comparison.metric} at {steps_text(of_env[0].steps)} steps{units}",
         "experiment", "runs", "mean (95 %)", "worst", "best",
         *(() if of_env[0].reaches is None else ("reaches the target after",)),
     )  # fmt: skip
