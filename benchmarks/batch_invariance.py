@@ -32,6 +32,7 @@ COMMON = (
     "classic-ppo --env.num-envs 16 --ppo.num-steps 16 --ppo.num-minibatches 16 "
     "--ppo.minibatch-by transitions --ppo.policy-epochs 1 --ppo.value-epochs 1 "
     "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 5e-4 "
+    "--ppo.max-grad-norm none "
     "--ppo.clip 0.2 --reward-norm none --compute.num-threads 1 --env.num-threads 1 "
     "--evaluation.every-iterations 10 --evaluation.episodes 16 --evaluation.policy sampled "
     "--compute.compile off --log.console off --log.no-tensorboard"

@@ -112,7 +112,8 @@ def test_moments_of_advantages_count_each_rollout_once(tmp_path: Path) -> None:
 def test_the_rules_of_batches_by_hand() -> None:
     config = get_preset("procgen-ppg").changed(
         {"ppo.proximal_decay": 0.9, "ppo.advantage_decay": 0.75,
-         "obs_norm": None, "ppo.learning_rate": 4e-4, "aux.learning_rate": 8e-4}
+         "obs_norm": None, "ppo.learning_rate": 4e-4, "aux.learning_rate": 8e-4,
+         "ppo.max_grad_norm": 0.5, "aux.max_grad_norm": 3.0}
     )  # fmt: skip
     scaled = scaled_batch(config, 4)
     assert scaled.env.num_envs == 4 * config.env.num_envs
@@ -124,6 +125,7 @@ def test_the_rules_of_batches_by_hand() -> None:
     assert scaled.aux is not None and config.aux is not None
     assert scaled.aux.every == config.aux.every // 4
     assert scaled.aux.learning_rate == pytest.approx(1.6e-3)
+    assert (scaled.ppo.max_grad_norm, scaled.aux.max_grad_norm) == (0.25, 1.5)
     # A phase has as much data as before, an iteration as many minibatches.
     assert scaled.batch_size * scaled.aux.every == config.batch_size * config.aux.every
     assert scaled.ppo.num_minibatches == config.ppo.num_minibatches

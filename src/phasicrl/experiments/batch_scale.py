@@ -19,6 +19,8 @@ def scaled_batch(config: Config, factor: float) -> Config:
     """The configuration for batches `factor` times as large, of which there are fewer.
 
     - `env.num_envs` × factor; minibatches grow with it;
+    - limits of gradients' norms / √factor, as a mean over more samples has less noise (not in the
+      paper, whose code has no limits; with fixed ones small batches learned half as fast);
     - Adam's step sizes × √factor, its decays ^ factor: their windows stay as long in samples;
     - `ppo.proximal_decay`, `ppo.advantage_decay` and decays of normalizers: so do these;
     - `aux.every` / factor: a phase has as many samples.
@@ -30,18 +32,19 @@ def scaled_batch(config: Config, factor: float) -> Config:
     if not 0 < factor < math.inf:
         raise ValueError(f"the batch's factor is {factor}; it must be a number above zero")
     exact, root = Fraction(factor).limit_denominator(1 << 16), math.sqrt(factor)
-    ppo, aux = config.ppo, config.aux
+    values, aux = config.values(), config.aux
+    rates = ["ppo.learning_rate", "ppo.value_learning_rate"]
+    if aux is not None and aux.optimizer == "own":
+        rates.append("aux.learning_rate")
     changed: dict[str, Any] = {
         "env.num_envs": _whole("env.num_envs", config.env.num_envs * exact, factor),
-        "ppo.learning_rate": ppo.learning_rate * root,
-        "ppo.adam_betas": tuple(beta**factor for beta in ppo.adam_betas),
+        "ppo.adam_betas": tuple(beta**factor for beta in config.ppo.adam_betas),
+        **_times(values, rates, root),
+        **_times(values, ["ppo.max_grad_norm", "aux.max_grad_norm"], 1 / root),
     }
-    if ppo.value_learning_rate is not None:
-        changed["ppo.value_learning_rate"] = ppo.value_learning_rate * root
-    if ppo.proximal_decay is not None:
-        changed["ppo.proximal_decay"] = _decay_with_age(ppo.proximal_decay, factor)
-    if ppo.advantage_decay:
-        changed["ppo.advantage_decay"] = _decay_with_age(ppo.advantage_decay, factor)
+    for name in ("ppo.proximal_decay", "ppo.advantage_decay"):
+        if values[name]:
+            changed[name] = _decay_with_age(values[name], factor)
     for name in ("obs_norm", "value_norm"):
         norm = getattr(config, name)
         if norm is not None and norm.statistics == "ema":
@@ -51,9 +54,12 @@ def scaled_batch(config: Config, factor: float) -> Config:
         if aux.iterations_per_epoch is not None:
             number = aux.iterations_per_epoch / exact
             changed["aux.iterations_per_epoch"] = _whole("aux.iterations_per_epoch", number, factor)
-        if aux.optimizer == "own":
-            changed["aux.learning_rate"] = aux.learning_rate * root
     return config.changed(changed)
+
+
+def _times(values: dict[str, Any], names: list[str], factor: float) -> dict[str, float]:
+    """Those of the knobs that are on, multiplied."""
+    return {name: values[name] * factor for name in names if values.get(name) is not None}
 
 
 def _decay_with_age(decay: float, factor: float) -> float:
