@@ -628,6 +628,8 @@ class Config:
     """Whether the last rollout goes over the budget (OPPG, SB3), or is left out (CleanRL)."""
     output_dir: str = "runs"
     """Folder in which the run directory is made."""
+    init_from: str | None = None
+    """Run directory whose weights to begin with, as far as they fit; off: new ones."""
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     action: ActionConfig = field(default_factory=ActionConfig)
@@ -1018,7 +1020,7 @@ NEEDS = (
 
 ALWAYS_MEANINGFUL = frozenset(
     """
-    name seed total_env_steps budget_rounding output_dir env.id env.num_envs env.observe
+    name seed total_env_steps budget_rounding output_dir init_from env.id env.num_envs env.observe
     model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
     ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs
     ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef

@@ -41,6 +41,7 @@ from phasicrl.runs.parts import load_part
 from phasicrl.seeding import derive_seed
 from phasicrl.session.agreement import plan_here, require_same_start, require_shared, require_shares
 from phasicrl.session.run import Run
+from phasicrl.session.warm_start import take_over
 from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
 
 EnvFactory = Callable[[], gym.Env]
@@ -261,14 +262,16 @@ def _build_run(
             opened = _open_envs(config, own, world, state)
             envs = undo.enter_context(closing(opened.envs))
             _check_memory(config, envs, torch.device(machine.device), world)
-            agent = make_agent(config, envs, make_encoder=own["make_encoder"]).to(machine.device)
+            agent = make_agent(config, envs, make_encoder=own["make_encoder"])
+            taken = [] if resumed or not config.init_from else [take_over(agent, config.init_from)]
+            agent.to(machine.device)
         with world.together("choosing how to execute it"):
             if plan is None and world.is_first:
                 known = own["make_encoder"] is None
                 plan = choose_plan(planned_as or config, machine, agent, can_be_probed=known)
         plan = plan_here(world.of_first(plan), machine, world)
         files, lock, log = _open_directory(config, world, undo, resumed, lock, state)
-        for remark in plan.remarks:
+        for remark in (*plan.remarks, *taken):
             log.message(remark)
         world.copy_first_(list(agent.state_dict().values()))
         compute = Compute(plan, say=log.message, world=world)

@@ -1,0 +1,44 @@
+"""Another run's weights to begin with. Kind: effects (reads files)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from phasicrl.models.agent import Agent
+from phasicrl.runs.directory import RunDirectory
+
+
+def take_over(agent: Agent, directory: str) -> str:
+    """Replace an agent's weights by another run's, as far as name and shape are the same.
+
+    Statistics are taken over with all that belongs to them, or not at all.
+
+    Args:
+        agent: gets the weights.
+        directory: of the other run.
+
+    Returns:
+        What was taken over and what was not, in words.
+
+    Raises:
+        ValueError: not a run directory, there are no weights yet, or none of them fits.
+    """
+    theirs, own = RunDirectory(Path(directory)).weights(), agent.state_dict()
+    fits = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
+    weights = {name for name, _ in agent.named_parameters()}
+    if not fits & weights:
+        raise ValueError(f"none of the weights of {directory} fits this network; leave them out")
+    together: dict[str, set[str]] = defaultdict(set)
+    for name in own.keys() - weights:
+        together[name.rpartition(".")[0]].add(name)
+    for statistics in together.values():
+        if not statistics <= fits:
+            fits -= statistics
+    agent.load_state_dict({name: theirs[name] for name in fits}, strict=False)
+    kept = [f"{name} {list(own[name].shape)}" for name in own if name not in fits]
+    unused = [f"{name} {list(theirs[name].shape)}" for name in theirs if name not in fits]
+    said = f"took {len(fits)} of {len(own)} tensors over from {directory}"
+    for what, names in (("as initialized", kept), ("not used of it", unused)):
+        said += f"; {what}: {', '.join(names)}" if names else ""
+    return said

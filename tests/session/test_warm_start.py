@@ -1,0 +1,88 @@
+"""Beginning with the weights of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import ObsNormConfig
+from phasicrl.runs.directory import RunDirectory
+from tests.helpers import corridor, open_run, tiny, tiny_aux
+
+
+def begun(tmp_path: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A run, and the weights that it ends with."""
+    run = train(tiny(tmp_path, obs_norm=ObsNormConfig()).changed(changes), make_env=corridor)
+    return run.directory, run.agent.state_dict()
+
+
+def test_all_weights_and_statistics_are_those_of_the_other_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, weights = begun(tmp_path)
+    config = tiny(tmp_path, obs_norm=ObsNormConfig(), seed=5).changed({"init_from": str(other)})
+    config = config.changed({"log.console": "plain"})
+    with open_run(config) as run:
+        for name, tensor in run.agent.state_dict().items():
+            assert torch.equal(tensor, weights[name]), name
+    said = f"took {len(weights)} of {len(weights)} tensors over from {other}"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_does_not_fit_begins_anew(tmp_path: Path) -> None:
+    """A larger last layer: heads and what feeds them differ, the first layer is the same."""
+    other, weights = begun(tmp_path, **{"model.hidden_sizes": (8, 4)})
+    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.hidden_sizes": (8, 6)})
+    with open_run(config) as run:
+        fresh = run.agent.state_dict()
+    with open_run(config.changed({"init_from": str(other)})) as run:
+        found = run.agent.state_dict()
+    same = {name for name in found if torch.equal(found[name], weights.get(name, torch.zeros(0)))}
+    anew = {name for name in found if torch.equal(found[name], fresh[name])}
+    assert same | anew == found.keys()
+    changed = {name for name in weights if weights[name].shape == found[name].shape} & same
+    assert changed and any(name not in anew for name in changed)
+    wrong = {name for name in found if weights[name].shape != found[name].shape}
+    assert wrong and wrong <= anew
+
+
+def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Observations of another shape: their count alone would fit."""
+    other, _ = begun(tmp_path)
+    files = RunDirectory(other)
+    weights = files.weights()
+    (mean,) = (name for name in weights if name.endswith("moments.mean"))
+    weights[mean] = torch.zeros(7, dtype=torch.float64)
+    files.save_weights(weights, env_steps=1)
+    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"init_from": str(other)})
+    with open_run(config) as run:
+        normalizer = run.agent.reader.normalizer
+        assert normalizer is not None and normalizer.moments.count == 0
+
+
+def test_resuming_does_not_begin_with_them_again(tmp_path: Path) -> None:
+    other, _ = begun(tmp_path)
+    config = tiny(tmp_path, aux=tiny_aux()).changed({"init_from": str(other)})
+    whole = train(config, make_env=corridor)
+    half = train(config, make_env=corridor, on_iteration=lambda run, record: "stop")
+    resumed = resume(half.directory, make_env=corridor)
+    for name, tensor in resumed.agent.state_dict().items():
+        assert torch.equal(tensor, whole.agent.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("nowhere", "nowhere"), ("other", "none of the weights of")]
+)
+def test_a_run_that_gives_nothing_is_refused(tmp_path: Path, given: str, said: str) -> None:
+    other, _ = begun(tmp_path / "other")
+    if given == "other":
+        files = RunDirectory(other)
+        files.save_weights({"of.something.else": torch.zeros(3)}, env_steps=1)
+        given = str(other)
+    config = tiny(tmp_path / "new").changed({"init_from": given})
+    with pytest.raises(ValueError, match=said):
+        open_run(config)
+    assert not (tmp_path / "new").exists()
