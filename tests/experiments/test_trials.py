@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import multiprocessing
+import os
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from phasicrl.experiments.trials import (
     run_trials,
 )
 from phasicrl.presets import get_preset
+from tests.faults.harness import wait_for
 
 CONFIG = Config(env=EnvConfig(id="x"))
 
@@ -112,6 +117,39 @@ def test_trials_run_in_processes_too() -> None:
     trials = over_seeds(("ppo",), CONFIG, (1, 2, 3))
     found = dict(run_trials(trials, rows_of, jobs=2))
     assert found == {trial: rows_of(trial) for trial in trials}
+
+
+def wait_for_nothing(folder: Path, trial: Trial) -> None:
+    """Leave word of this process, and go on for ever."""
+    (folder / f"{trial.config.seed}").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def trials_without_end(folder: Path) -> None:
+    trials = over_seeds(("ppo",), CONFIG, (1, 2))
+    list(run_trials(trials, partial(wait_for_nothing, folder), jobs=2))
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended; one whose end nobody has asked for has."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+def test_processes_of_trials_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    parent = multiprocessing.get_context("spawn").Process(
+        target=trials_without_end, args=(tmp_path,)
+    )
+    parent.start()
+    wait_for(lambda: all((tmp_path / seed).exists() for seed in "12"))
+    pids = [wait_for(lambda seed=seed: (tmp_path / seed).read_text()) for seed in "12"]
+    parent.kill()
+    parent.join()
+    wait_for(lambda: not any(is_there(int(pid)) for pid in pids), 20)
 
 
 def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ import gzip
 import io
 import json
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -129,10 +132,26 @@ def run_trials(
         yield from ((trial, measure(trial)) for trial in trials)
         return
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_end_with_parent) as pool:
         pending = {pool.submit(measure, trial): trial for trial in trials}
         for done in as_completed(pending):
             yield pending[done], done.result()
+
+
+def _end_with_parent() -> None:
+    """Have this process told to end when the one that started it is gone, killed for example.
+
+    It would finish its trial first, for nobody.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def fill_table(
