@@ -1,6 +1,6 @@
 """Whether learning depends on the size of the batch: PPO-EWMA with its rules, and PPO without.
 
-usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 101 102 …] [--jobs 2]
+usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 111 112 …] [--jobs 2]
 
 The largest batch comes from the knobs below; smaller ones have fewer environments. With the rules
 of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
@@ -31,7 +31,7 @@ from phasicrl.session.run import Run
 COMMON = (
     "classic-ppo --env.num-envs 16 --ppo.num-steps 16 --ppo.num-minibatches 16 "
     "--ppo.minibatch-by transitions --ppo.policy-epochs 1 --ppo.value-epochs 1 "
-    "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 5e-4 "
+    "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 1.25e-4 "
     "--ppo.max-grad-norm none "
     "--ppo.clip 0.2 --reward-norm none --compute.num-threads 1 --env.num-threads 1 "
     "--evaluation.every-iterations 10 --evaluation.episodes 16 --evaluation.policy sampled "
@@ -151,7 +151,7 @@ def main() -> None:
     )
     parser.add_argument("output", type=Path)
     parser.add_argument("figure", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(101, 106)))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(111, 116)))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     options = parser.parse_args()
