@@ -16,15 +16,8 @@ from phasicrl.runs.metrics import METRICS
 from tools.result_tables import blocks, on_reacher, trained, without
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES_WITH_TABLES = (
-    "agreement.md",
-    "installation.md",
-    "learning.md",
-    "performance.md",
-    "runs.md",
-    "../README.md",
-)
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
+_TABLE, _END = "<!-- table ", "<!-- end -->"
 
 
 def pages() -> dict[str, str]:
@@ -34,21 +27,28 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration_page(),
         "presets.md": presets_page(),
         "tricks.md": tricks_page(),
-        **{name: with_tables((DOCS / name).read_text()) for name in PAGES_WITH_TABLES},
+        **pages_with_tables(),
     }
 
 
-def with_tables(text: str) -> str:
+def pages_with_tables() -> dict[str, str]:
+    """Every page written by hand that has a table of results, with its tables made anew."""
+    tables = blocks()
+    texts = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    texts["../README.md"] = (DOCS / "../README.md").read_text()
+    return {name: with_tables(text, tables) for name, text in texts.items() if _TABLE in text}
+
+
+def with_tables(text: str, tables: dict[str, str]) -> str:
     """A page with its tables of results made anew.
 
     Each stands between `<!-- table NAME -->` and `<!-- end -->`.
     """
-    for name, table in blocks().items():
-        start, end = f"<!-- table {name} -->\n", "<!-- end -->"
-        if start in text:
-            before, after = text.split(start, 1)
-            text = before + start + table + end + after.split(end, 1)[1]
-    return text
+    before, *parts = text.split(_TABLE)
+    for part in parts:
+        name, rest = part.split(" -->\n", 1)
+        before += f"{_TABLE}{name} -->\n{tables[name]}{_END}{rest.split(_END, 1)[1]}"
+    return before
 
 
 def metrics_page() -> str:

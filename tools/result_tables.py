@@ -88,6 +88,7 @@ def blocks() -> dict[str, str]:
         "baselines": baselines_table(),
         "tasks": tasks_table(),
         "quickstart": quickstart_table(),
+        "batch-invariance": batch_invariance_table(),
         "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
@@ -120,6 +121,26 @@ def faults_table() -> str:
     for row in read("faults"):
         held = f"{int(row['held']):,} of {int(row['tried']):,}"
         text += _row(row["fault"], row["what"], held, f"`{row['commit']}`")
+    return text
+
+
+def batch_invariance_table() -> str:
+    """The mean return over a run for each size of the batch, with the rules and without."""
+    by_run: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    with gzip.open(RESULTS / "batch_invariance.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            runs = by_run.setdefault((row["task"], row["arm"], row["divided_by"]), {})
+            runs.setdefault(row["seed"], []).append(float(row["return"]))
+    sizes = sorted({size for _, _, size in by_run}, key=int)
+    names = ("batch" if size == "1" else f"batch / {size}" for size in sizes)
+    text = _head("task", "settings; mean return over a run [95 %]", *names)
+    for task, arm in dict.fromkeys(key[:2] for key in by_run):
+        cells = []
+        for size in sizes:
+            means = [float(np.mean(values)) for values in by_run[task, arm, size].values()]
+            low, high = bootstrap_interval(means)
+            cells.append(f"{np.mean(means):.0f} [{low:.0f}, {high:.0f}]".replace("-", "−"))
+        text += _row(task, arm, *cells)
     return text
 
 
