@@ -291,3 +291,11 @@ def test_the_memory_that_is_announced_is_enough_and_not_far_off() -> None:
     assert announced == 3 * 2 * 5 * (48 + 64)
     taken = sum(tensor.nbytes for tensor in buffer.rollouts.tensors().values())
     assert buffer.rollouts.obs.nbytes < taken <= announced
+
+
+def test_a_rollout_of_another_size_is_not_loaded() -> None:
+    """One environment's would be copied to all, silently."""
+    rollout = make_buffer().next_rollout()
+    saved = {name: tensor[:1].clone() for name, tensor in rollout.tensors().items()}
+    with pytest.raises(ValueError, match=r"of a rollout has the shape \(1, .* is needed"):
+        rollout.load(saved)

@@ -51,7 +51,8 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
             buffer.clear()
 
         run.finish_iteration(run.record)
-        wants_stop = on_iteration is not None and on_iteration(run, run.record) == "stop"
+        with run.world.together("on_iteration"):
+            wants_stop = on_iteration is not None and on_iteration(run, run.record) == "stop"
         if run.world.any(wants_stop):
             return
 

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self, TypeVar
@@ -132,6 +132,12 @@ class World:
         """
         return False
 
+    def forget_requests(self) -> None:
+        """End by what has happened, not by a request that came meanwhile."""
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Leave word of why this process fails, for those who miss it."""
+
     def all_are_here(self) -> bool:
         """Whether all processes have come to this place, after whatever happened before it."""
         return True
@@ -202,6 +208,12 @@ def join(*, device: str, timeout: float) -> World:
     """
     place = _Place.read()
     if place is None:
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ValueError(
+                f"a process group of {dist.get_world_size()} is there, but the variables that say "
+                f"who is who are not; set {', '.join(_VARIABLES)}, LOCAL_RANK and LOCAL_WORLD_SIZE "
+                "as torchrun does"
+            )
         return ALONE
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     _require_backends(on_gpu)
@@ -212,15 +224,16 @@ def join(*, device: str, timeout: float) -> World:
         )
     if on_gpu:
         torch.cuda.set_device(place.local_rank)
-    if dist.is_initialized():  # by the program that calls us, which also ends it
+    limit, backend = timedelta(seconds=timeout), "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    if dist.is_initialized():  # by the program that calls us, perhaps for GPUs alone
         theirs = distributed_c10d._get_default_store()
-        return Ranks(place, dist.PrefixStore(f"phasicrl-{next(_WORLDS)}", theirs), is_own=False)
-    limit = timedelta(seconds=timeout)
+        group = dist.new_group(backend=backend, timeout=limit)
+        assert isinstance(group, dist.ProcessGroup)
+        return Ranks(place, dist.PrefixStore(f"phasicrl-{next(_WORLDS)}", theirs), group)
     try:
         store = _meeting_place(limit)
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-        group = {"store": store, "rank": place.rank, "world_size": place.size}
-        dist.init_process_group(backend, **group, timeout=limit)
+        about = {"store": store, "rank": place.rank, "world_size": place.size}
+        dist.init_process_group(backend, **about, timeout=limit)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RankError(
@@ -228,7 +241,7 @@ def join(*, device: str, timeout: float) -> World:
             f"({str(error).splitlines()[0]}); check that all machines were started, with the same "
             "--rdzv-endpoint, --nnodes and --nproc-per-node, and that they reach this address"
         ) from error
-    return Ranks(place, store, is_own=True)
+    return Ranks(place, store, None)
 
 
 _STORES: list[dist.Store] = []
@@ -273,16 +286,17 @@ class Ranks(World):
     Args:
         place: of this process.
         store: where processes leave words for each other.
-        is_own: whether the process group was made for this world, and ends with it.
+        group: that carries what they exchange; None: the default one.
     """
 
-    def __init__(self, place: _Place, store: dist.Store, *, is_own: bool) -> None:
+    def __init__(self, place: _Place, store: dist.Store, group: dist.ProcessGroup | None) -> None:
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self._store = store
-        self._is_own = is_own
+        self._group = group
         self._ending: BaseException | None = None
         self._is_lost = False
+        self._failures: dict[int, str] = {}
         self._cores = os.sched_getaffinity(0)
         _share_cores(place)
 
@@ -291,12 +305,13 @@ class Ranks(World):
         first = tensors[0]
         asks = first.new_full((1,), float(self._ending is not None))
         message = torch.cat([*(tensor.detach().reshape(-1) for tensor in tensors), asks])
-        self._exchange(lambda: dist.all_reduce(message))
+        self._exchange(lambda: dist.all_reduce(message, group=self._group))
         message.div_(self.size)
         *parts, asks = message.split([*(tensor.numel() for tensor in tensors), 1])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.detach().copy_(part.view(tensor.shape))
-        # A GPU is not waited for at each step: there it is asked between the epochs.
+        # A GPU is not waited for at each step: there it is asked after an auxiliary epoch, and with
+        # the metrics of an iteration.
         if asks.device.type == "cpu" and float(asks) > 0:
             self._end_if_asked(self.gather(self._ending))
 
@@ -311,19 +326,19 @@ class Ranks(World):
         tensor = tensor.contiguous()
         sent = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         rooms = [torch.empty_like(sent) for _ in range(self.size)]
-        self._exchange(lambda: dist.all_gather(rooms, sent))
+        self._exchange(lambda: dist.all_gather(rooms, sent, group=self._group))
         return torch.cat(rooms).view(tensor.dtype)
 
     def gather(self, value: T) -> list[T]:
         """See `World`."""
         rooms: list[Any] = [None] * self.size
-        self._exchange(lambda: dist.all_gather_object(rooms, value))
+        self._exchange(lambda: dist.all_gather_object(rooms, value, group=self._group))
         return rooms
 
     def of_first(self, value: T) -> T:
         """See `World`."""
         room: list[Any] = [value]
-        self._exchange(lambda: dist.broadcast_object_list(room))
+        self._exchange(lambda: dist.broadcast_object_list(room, group=self._group))
         return room[0]
 
     def any(self, is_true: bool) -> bool:
@@ -336,9 +351,9 @@ class Ranks(World):
         failure: Exception | None = None
         try:
             yield
-        except RankError:
-            raise
         except Exception as error:
+            if self._is_lost:
+                raise
             failure = error
         words = None if failure is None else f"{type(failure).__name__}: {failure}"
         said = self.gather((words, self._ending))
@@ -353,7 +368,7 @@ class Ranks(World):
         """See `World`."""
         for tensor in tensors:
             whole = tensor.detach().contiguous()
-            self._exchange(lambda: dist.broadcast(whole, 0))  # noqa: B023  called at once
+            self._exchange(lambda: dist.broadcast(whole, 0, group=self._group))  # noqa: B023
             tensor.detach().copy_(whole)
 
     def require_same(self, what: str, describe: Callable[[], dict[str, Any]]) -> None:
@@ -373,6 +388,15 @@ class Ranks(World):
         self._ending = error
         return True
 
+    def forget_requests(self) -> None:
+        """See `World`."""
+        self._ending = None
+
+    def tell_failure(self, error: BaseException) -> None:
+        """See `World`."""
+        with suppress(RuntimeError):  # the store is gone with the process that held it
+            self._store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}")
+
     def all_are_here(self) -> bool:
         """See `World`."""
         return not self._is_lost and not self._silent("end")
@@ -380,8 +404,8 @@ class Ranks(World):
     def close(self) -> None:
         """See `World`."""
         # What is lost cannot be left in order: that would wait for those who do not answer.
-        if self._is_own and dist.is_initialized() and not self._is_lost:
-            dist.destroy_process_group()
+        if dist.is_initialized() and not self._is_lost:
+            dist.destroy_process_group(self._group)
         os.sched_setaffinity(0, self._cores)
 
     def _end_if_asked(self, said: list[BaseException | None]) -> None:
@@ -403,7 +427,8 @@ class Ranks(World):
         """Who does not answer any more, in words."""
         if silent := self._silent("lost"):
             names = " and ".join(map(str, silent))
-            return f"no answer from rank {names} of {self.size}: it has died, or hangs"
+            why = "; ".join(self._failures.values()) or "it has died, or hangs"
+            return f"no answer from rank {names} of {self.size}: {why}"
         return f"rank {self.rank} of {self.size} has lost the connection to the others"
 
     def _silent(self, place: str) -> list[int]:
@@ -427,6 +452,9 @@ class Ranks(World):
             while silent and time.monotonic() < limit:
                 silent = [rank for rank in silent if not self._store.check([f"{place}/{rank}"])]
                 time.sleep(0.05)
+            for rank in silent:
+                if self._store.check([f"failed/{rank}"]):
+                    self._failures[rank] = self._store.get(f"failed/{rank}").decode()
         except RuntimeError:  # the process that held the store is gone: the first one, or all of it
             return [0] if self.rank else silent
         return silent

@@ -186,8 +186,15 @@ class Rollout:
         return _tensors_of(self)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take back `tensors`."""
+        """Take back `tensors`.
+
+        Raises:
+            ValueError: they are of another number of environments or steps.
+        """
         for name, value in self.tensors().items():
+            if (given := tensors[name].shape) != value.shape:
+                shapes = f"{tuple(given)}; {tuple(value.shape)}"
+                raise ValueError(f"the saved {name} of a rollout has the shape {shapes} is needed")
             value.copy_(tensors[name])
 
 

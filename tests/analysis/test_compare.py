@@ -139,3 +139,39 @@ def test_the_command_prints_and_writes(
     assert {row["env_steps"] for row in rows} == {"1000"}
     for end in (".png", ".svg"):
         assert output.with_suffix(end).stat().st_size > 1000
+
+
+def test_ours_and_a_published_one_of_the_same_name_are_two(tmp_path: Path) -> None:
+    """Over all environments, too; on one each is the whole."""
+    path = tmp_path / "published.csv"
+    path.write_text(PUBLISHED)
+    runs = make_runs(tmp_path, line([2.0] * 3), line([3.0] * 3), name="theirs")
+    ours, theirs = compare_runs(runs, reference=path).overall
+    assert (ours.label, theirs.label) == ("theirs", "theirs (published)")
+    assert (ours.measures["mean"].value, theirs.measures["mean"].value) == (2.5, 10.0)
+    assert ours.improves["theirs (published)"].value == 0.0
+
+
+def test_a_share_of_what_is_below_zero_lies_below_it(tmp_path: Path) -> None:
+    path = tmp_path / "published.csv"
+    path.write_text(HEADER + "theirs,a,starpilot,2000,-100\n")
+    runs = make_runs(tmp_path, line([-104.0] * 3))
+    found = [
+        compare_runs(runs, reference=path, share_of_reference=share).missed
+        for share in (0.95, 0.97, 1.03)
+    ]
+    assert found[0] == ()
+    assert "at least -103 was wanted" in found[1][0] and "at least -97 was wanted" in found[2][0]
+
+
+def test_one_published_number_counts_for_a_budget_that_rollouts_do_not_come_to(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "published.csv"
+    path.write_text(HEADER + "near,a,starpilot,2040,7\n")
+    runs = make_runs(tmp_path, line([2.0] * 3))
+    ours, theirs = compare_runs(runs, reference=path).results
+    assert (ours.steps, theirs.steps, theirs.scores) == (2000, 2000, (7.0,))
+    path.write_text(HEADER + "far,a,starpilot,2041,7\n")
+    with pytest.raises(ValueError, match="far on procgen:starpilot begins at 2,041 steps"):
+        compare_runs(runs, reference=path)

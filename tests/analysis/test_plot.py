@@ -478,3 +478,19 @@ def test_without_matplotlib_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'phasicrl\[plot\]'"):
         plot_runs(make_runs(tmp_path, [1.0]), output=tmp_path / "figure")
+
+
+def test_knobs_of_a_group_tell_experiments_apart_where_it_is_off_in_a_third(
+    tmp_path: Path,
+) -> None:
+    """Two sweeps of PPG and a PPO under one name are three experiments, not two."""
+    off, *on = None, AuxConfig(every=16), AuxConfig(every=32)
+    runs = [
+        make_run(tmp_path / str(number), [(100, 1.0)], aux=aux)
+        for number, aux in enumerate((off, *on))
+    ]
+    labels = [curve.label for curve in run_curves(runs, RETURN)]
+    assert labels == ["demo, aux off", "demo, aux on, aux.every 16", "demo, aux on, aux.every 32"]
+    assert [curve.label for curve in run_curves(runs[:2], RETURN)] == [
+        "demo, aux off", "demo, aux on"
+    ]  # fmt: skip

@@ -15,15 +15,22 @@ from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium as gym
 import pytest
+import torch
+from torch import distributed as dist
 
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
+from phasicrl.distributed import RankError
+from phasicrl.execution.compute import EagerStep
 from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import checkpoints, load_at
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session import agreement
+from phasicrl.session.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import (
     assert_unbroken,
@@ -34,7 +41,7 @@ from tests.faults.harness import (
     small,
     wait_for,
 )
-from tests.ranks import ended, run_ranks, start_ranks
+from tests.ranks import ended, free_port, run_ranks, start_ranks
 
 KIND, STEPS = "lstm", 24 * 64
 
@@ -80,9 +87,14 @@ def unbroken() -> tuple[tuple[dict[str, Any], Any], Any, float]:
     """What two processes leave that nobody disturbs, what the second has, and their seconds."""
     folder, started = Path(mkdtemp()), time.monotonic()
     finish(folder)
+    return left(folder), second(folder), time.monotonic() - started
+
+
+def second(folder: Path) -> Any:
+    """What the second process has in the newest checkpoint."""
     last = newest(folder)
     assert last is not None
-    return left(folder), load_at(last, rank=1), time.monotonic() - started
+    return load_at(last, rank=1)
 
 
 def tree(part: Any) -> dict[str, Any]:
@@ -96,9 +108,7 @@ def assert_as_unbroken(folder: Path) -> None:
     """Both processes have, to the bit, what they would have had without any fault."""
     expected, of_second, _ = unbroken()
     assert_unbroken(folder, expected)
-    last = newest(folder)
-    assert last is not None
-    assert not list(differences(tree(of_second), tree(load_at(last, rank=1))))
+    assert not list(differences(tree(of_second), tree(second(folder))))
 
 
 @pytest.mark.fault("F-03", "one of two processes is killed: started again, both go on", 1, 50)
@@ -123,6 +133,7 @@ def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
 COMMAND = (
     "--nproc-per-node 2 --max-restarts 3 -m phasicrl train classic-ppo --resume auto "
     "--env.id gymnasium:CartPole-v1 --env.num-envs 4 --ppo.num-steps 16 --model.memory lstm "
+    "--ppo.minibatch-by segments --ppo.num-minibatches 2 "
     "--total-env-steps 1536 --checkpoint.every-minutes 0 --log.console off --log.no-tensorboard"
 )
 
@@ -130,7 +141,7 @@ COMMAND = (
 def start_torchrun(folder: Path) -> subprocess.Popen[bytes]:
     """Begin a run as the page of several processes says."""
     folder.mkdir(parents=True)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--rdzv-endpoint", "127.0.0.1:0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with (folder / "errors-0.txt").open("wb") as errors:
         return subprocess.Popen(
             [*launch, *COMMAND.split(), "--output-dir", str(folder)],
@@ -150,19 +161,13 @@ def process_of(launcher: subprocess.Popen[bytes], rank: int) -> int | None:
     return None
 
 
-def trees(folder: Path) -> list[Any]:
-    """What the processes have in the newest checkpoint, each."""
-    last = newest(folder)
-    assert last is not None
-    return [tree(load_at(last, rank=rank)) for rank in range(2)]
-
-
 @pytest.mark.fault("F-03", "torchrun itself starts all again after one was killed", 1, 10)
 def test_torchrun_starts_them_again(tmp_path: Path, fault: Fault, is_full: bool) -> None:
     if not is_full:
         pytest.skip("two launches of torchrun: make test-faults")
     assert start_torchrun(tmp_path / "unbroken").wait(120) == 0
-    expected, draw = trees(tmp_path / "unbroken"), random.Random(6)
+    expected, draw = left(tmp_path / "unbroken"), random.Random(6)
+    of_second = second(tmp_path / "unbroken")
     for number in fault:
         folder = tmp_path / str(number)
         launcher = start_torchrun(folder)
@@ -172,7 +177,8 @@ def test_torchrun_starts_them_again(tmp_path: Path, fault: Fault, is_full: bool)
             os.kill(pid, signal.SIGKILL)
         assert launcher.wait(120) == 0, said(folder)
         assert len(list(folder.glob("*/config.json"))) == 1
-        assert not list(differences(expected, trees(folder)))
+        assert_unbroken(folder, expected)
+        assert not list(differences(tree(of_second), tree(second(folder))))
 
 
 @pytest.mark.fault("F-03", "one of two processes hangs: the other names it, and ends", 1, 5)
@@ -272,6 +278,89 @@ def test_another_number_goes_on(
         assert [row["env_steps"] for row in files.metrics()] == list(range(64, STEPS + 1, 64))
 
 
+class Failing(gym.Wrapper[Any, Any, Any, Any]):
+    """Sends signals to its own process, and fails two steps later."""
+
+    steps = 0
+    failing: ClassVar[set[str]] = set()
+    told: ClassVar[set[str]] = set()
+
+    def step(self, action: Any) -> Any:
+        Failing.steps += 1
+        if Failing.steps == 165 and os.environ["RANK"] in Failing.told:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if Failing.steps == 167 and os.environ["RANK"] in Failing.failing:
+            raise RuntimeError("the simulator has lost its license")
+        return super().step(action)
+
+
+def train_failing(folder: Path, failing: set[str], told: set[str]) -> None:
+    """Train with environments that fail in some processes while some are told to end."""
+    Failing.failing, Failing.told = failing, told
+    config = small(folder, "ppo", **{"compute.rank_timeout": 20.0, "checkpoint.every_minutes": 60})
+    try:
+        train(config, make_env=lambda: Failing(gym.make("CartPole-v1")))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+@pytest.mark.parametrize(("failing", "told"), [({"1"}, {"0"}), ({"0", "1"}, {"0", "1"})])
+def test_a_failure_while_told_to_end_is_saved_and_said(
+    tmp_path: Path, failing: set[str], told: set[str], is_full: bool
+) -> None:
+    """The request is still open when the failure comes: it may not end the saving."""
+    if len(failing) == 1 and not is_full:
+        pytest.skip("one is enough for make test")
+    processes = start_ranks(tmp_path, 2, train_failing, tmp_path, failing, told)
+    assert 75 not in ended(processes, seconds=60)
+    assert all("simulator has lost its license" in words for words in said(tmp_path))
+    last = newest(tmp_path)
+    assert last is not None and last.name.endswith("000000000320")
+
+
+def train_and_call(folder: Path) -> None:
+    """A function of the user's fails in one process."""
+
+    def on_iteration(run: Run, _: object) -> None:
+        if run.iteration == 3 and run.world.rank == 1:
+            raise KeyError("my tracker is full")
+
+    try:
+        train(small(folder, "ppo", **{"compute.rank_timeout": 20.0}), on_iteration=on_iteration)
+    except (RuntimeError, KeyError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> None:
+    assert ended(start_ranks(tmp_path, 2, train_and_call, tmp_path), seconds=60) == [6, 1]
+    assert "on_iteration failed on rank 1 of 2: KeyError: 'my tracker is full'" in said(tmp_path)[0]
+
+
+def begin_otherwise(folder: Path) -> None:
+    """What `--resume auto` does where one process does not see the run."""
+    config = small(folder, "ppo", **{"compute.rank_timeout": 20.0})
+    path = run_directory(folder)
+    try:
+        if os.environ["RANK"] == "0":
+            assert path is not None
+            resume(path)
+        else:
+            train(config)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(6) from None
+
+
+def test_one_goes_on_and_the_other_begins(tmp_path: Path) -> None:
+    train(small(tmp_path, "ppo"), on_iteration=lambda *_: "stop")
+    assert ended(start_ranks(tmp_path, 2, begin_otherwise, tmp_path), seconds=60) == [6, 6]
+    for words in said(tmp_path):
+        assert "differ in what they begin: this is 'to go on with " in words
+        assert "'a new run' on rank 1" in words
+
+
 def train_with(folder: Path, words: list[list[str]]) -> None:
     """The command line, with words of its own in each process."""
     own = words[int(os.environ["RANK"]) % len(words)]
@@ -302,3 +391,82 @@ def test_others_who_do_not_come_are_waited_for_so_long(tmp_path: Path) -> None:
     assert ended(first, seconds=60)[0] == 6
     assert "rank 0 of 2 waited 2 s for the others at 127.0.0.1:" in said(tmp_path)[0]
     assert "--rdzv-endpoint" in said(tmp_path)[0]
+
+
+def train_elsewhere(folder: Path) -> None:
+    """Each process in a folder of its own, as on machines that share none."""
+    own = folder / os.environ["RANK"]
+    own.mkdir()
+    os.chdir(own)
+    agreement._SECONDS = 0.3
+    try:
+        train(small(Path("runs"), "ppo", **{"compute.rank_timeout": 20.0}))
+    except RankError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+def test_a_folder_that_the_processes_do_not_share_is_seen_by_all(tmp_path: Path) -> None:
+    assert ended(start_ranks(tmp_path, 2, train_elsewhere, tmp_path), seconds=60) == [6, 6]
+    for words in said(tmp_path):
+        assert "rank 1 does not see the run directory" in words
+        assert "--output-dir must be a folder that all machines share" in words
+
+
+def train_in_a_group(folder: Path) -> None:
+    """A program that has made a process group, and goes on with it afterwards."""
+    dist.init_process_group("gloo")
+    train(small(folder, KIND, **{"compute.rank_timeout": 20.0}))
+    number = torch.tensor([1.0 + dist.get_rank()])
+    dist.all_reduce(number)
+    assert number.item() == 3.0
+    dist.destroy_process_group()
+
+
+def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> None:
+    run_ranks(tmp_path, 2, train_in_a_group, tmp_path)
+    assert_as_unbroken(tmp_path)
+
+
+def train_unnamed(folder: Path, port: int) -> None:
+    """A process group, and no variables: each process would train a run of its own."""
+    rank = int(os.environ["RANK"])
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    try:
+        train(small(folder, "ppo"))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def test_a_process_group_without_variables_is_refused(tmp_path: Path) -> None:
+    processes = start_ranks(tmp_path, 2, train_unnamed, tmp_path / "runs", free_port())
+    assert ended(processes, seconds=60) == [2, 2]
+    for words in said(tmp_path):
+        assert "a process group of 2 is there" in words and "LOCAL_WORLD_SIZE" in words
+
+
+def train_out_of_memory(folder: Path) -> None:
+    """A gradient step fails in one process, between two exchanges."""
+    plain, calls = EagerStep.__call__, []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 40 and os.environ["RANK"] == "1":
+            raise MemoryError("a step does not fit")
+        return plain(*args, **kwargs)
+
+    EagerStep.__call__ = fail
+    try:
+        train(small(folder, "ppo", **{"compute.rank_timeout": 10.0, "compute.compile": "off"}))
+    except (RankError, MemoryError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+def test_why_a_process_failed_is_told_to_those_who_miss_it(tmp_path: Path) -> None:
+    assert ended(start_ranks(tmp_path, 2, train_out_of_memory, tmp_path), seconds=60) == [6, 1]
+    assert "no answer from rank 1 of 2: MemoryError: a step does not fit" in said(tmp_path)[0]

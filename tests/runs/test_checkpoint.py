@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from phasicrl.distributed import World
 from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import CheckpointError, checkpoints, load_checkpoint, save_checkpoint
 
@@ -295,3 +296,36 @@ def test_files_are_on_the_disk_before_the_name_and_the_name_before_the_return(
     assert set(done[: named - 1]) == {path.name for path in final.iterdir()}
     assert done[named - 2] == "manifest.json", "the manifest is last: it says that all is there"
     assert done[named - 1] == temporary and done[named + 1 :] == [tmp_path.name]
+
+
+def test_a_chunk_of_another_number_of_processes_is_not_linked(tmp_path: Path) -> None:
+    """Their shares were others, though the name is the same."""
+
+    class OneOfTwo(World):
+        size = 2
+
+    many, few = torch.arange(4.0), torch.arange(2.0)
+    save_checkpoint(
+        tmp_path, TREE, env_steps=1, keep=3, chunks={"a": lambda: {"x": few}}, world=OneOfTwo()
+    )
+    for steps in (2, 3):
+        save(tmp_path, steps, chunks={"a": lambda: {"x": many}})
+        assert load_checkpoint(tmp_path)[1]["a"]["x"].tolist() == many.tolist()
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that another machine has open, on a network file system."""
+    save(tmp_path, 1)
+    plain = os.unlink
+
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> None:
+        if str(path).endswith("state.json"):
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        plain(path, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        newest = save(tmp_path, 2, keep=1)
+    assert checkpoints(tmp_path)[-1] == newest

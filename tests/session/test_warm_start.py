@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import ObsNormConfig
+from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.runs.directory import RunDirectory
 from tests.helpers import corridor, open_run, tiny, tiny_aux
 
@@ -86,3 +86,35 @@ def test_a_run_that_gives_nothing_is_refused(tmp_path: Path, given: str, said: s
     with pytest.raises(ValueError, match=said):
         open_run(config)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (ValueNormConfig(), ValueNormConfig(statistics="ema")),
+        (ValueNormConfig(), None),
+        (None, ValueNormConfig()),
+    ],
+)
+def test_value_heads_stay_with_the_units_of_their_outputs(
+    tmp_path: Path, before: ValueNormConfig | None, after: ValueNormConfig | None
+) -> None:
+    """Statistics of another kind are not taken over, not even the mean alone; so no heads."""
+    other, weights = begun(tmp_path, value_norm=before)
+    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"value_norm": after})
+    with open_run(config) as run:
+        fresh = run.agent.state_dict()
+    with open_run(config.changed({"init_from": str(other)})) as run:
+        found = run.agent.state_dict()
+    for name, tensor in found.items():
+        of_values = name.startswith(("value_normalizer.", "value_head.", "aux_value_head."))
+        assert torch.equal(tensor, fresh[name] if of_values else weights[name]), name
+    assert any(name.startswith("value_head.") for name in found)
+
+
+def test_statistics_of_observations_of_another_kind_are_not_taken_in_part(tmp_path: Path) -> None:
+    other, weights = begun(tmp_path)
+    assert (weights["reader.normalizer.shift"] != 0).any()
+    config = tiny(tmp_path, obs_norm=ObsNormConfig(statistics="ema"))
+    with open_run(config.changed({"init_from": str(other)})) as run:
+        assert not run.agent.state_dict()["reader.normalizer.shift"].any()

@@ -22,6 +22,7 @@ from phasicrl.analysis.plot import (
     STYLE,
     Array,
     Curve,
+    last_step,
     reference_curves,
     run_curves,
     save_figure,
@@ -218,7 +219,7 @@ def _results_on_one(
 
 def _scores(curve: Curve, at: float) -> Array:
     """The mean of each run over the last tenth of the steps up to `at`."""
-    seen = curve.steps <= at
+    seen = curve.steps <= last_step(curve.steps, at)
     if not seen.any():
         begins = f"begins at {curve.steps[0]:,.0f} steps"
         raise ValueError(f"{curve.label} on {curve.env_id} {begins}, after {at:,.0f}")
@@ -258,7 +259,9 @@ def _too_far_below(results: Sequence[Result], share: float | None) -> list[str]:
             is_pair = ours.env_id == theirs.env_id and theirs.published and not ours.published
             if share is None or not is_pair:
                 continue
-            if ours.mean.value < (wanted := share * theirs.mean.value):
+            # Of returns below zero a share is as far below them as it would be below others.
+            wanted = theirs.mean.value - (1 - share) * abs(theirs.mean.value)
+            if ours.mean.value < wanted:
                 missed.append(
                     f"{ours.label} on {ours.env_id}: {ours.mean.value:.4g}, at least {wanted:.4g} "
                     f"was wanted, {share:g} of {theirs.label}'s {theirs.mean.value:.4g}"
@@ -271,13 +274,18 @@ def _matrices(results: Sequence[Result]) -> dict[str, Array]:
     env_ids = list(dict.fromkeys(result.env_id for result in results))
     by_label: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
     for result in results:
-        by_label[result.label][result.env_id] = result.scores
+        by_label[_shown_label(result)][result.env_id] = result.scores
     matrices: dict[str, Array] = {}
     for label, scores in by_label.items():
         if scores.keys() == set(env_ids):
             fewest = min(map(len, scores.values()))
             matrices[label] = score_matrix({name: scores[name][:fewest] for name in env_ids})
     return matrices
+
+
+def _shown_label(result: Result) -> str:
+    """An experiment's name; ours may have the same as a published one."""
+    return f"{result.label} (published)" if result.published else result.label
 
 
 def _overall(matrices: Mapping[str, Array]) -> list[Overall]:
@@ -362,7 +370,7 @@ def _table_of(comparison: Comparison, env_id: str) -> Any:
         *(() if of_env[0].reaches is None else ("reaches the target after",)),
     )  # fmt: skip
     for result in of_env:
-        label = f"{result.label} (published)" if result.published else result.label
+        label = _shown_label(result)
         ends = (f"{min(result.scores):.4g}", f"{max(result.scores):.4g}")
         row = [label, str(len(result.scores)), str(result.mean), *ends]
         if result.reaches is not None:

@@ -60,6 +60,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
 _MOST_REFERENCES = 6
+_NEAR = 1.02
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.18  # of a legend
 _AXIS_LABELS = {
     "charts/episodic_return": "episodic return",
@@ -235,7 +236,7 @@ def reference_curves(
             runs = [points for key, points in series[name].items() if key[0] == experiment]
             smooth = [_smooth(points, smooth_steps) for points in runs]
             steps, values = _align(smooth, f"experiment {experiment} of {path}")
-            seen = steps <= ends[env_id]
+            seen = steps <= last_step(steps, ends[env_id])
             if not seen.any():
                 raise ValueError(
                     f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at "
@@ -243,6 +244,14 @@ def reference_curves(
                 )
             curves.append(Curve(experiment, env_id, steps[seen], values[:, seen], "run", True))
     return curves
+
+
+def last_step(steps: Array, end: float) -> float:
+    """The last step of a curve that counts, beside runs that ended at another.
+
+    One published number stands for a budget, which whole rollouts do not come to exactly.
+    """
+    return end * _NEAR if len(steps) == 1 else end
 
 
 def _game(name: str) -> str:
@@ -299,8 +308,14 @@ def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
     labels = {}
     for run, config in configs.items():
         differing = [knob for knob in knobs[run] if len(seen[config.name, config.env.id, knob]) > 1]
-        # Where a whole group is off in some runs, "aux on" says it; its knobs would only repeat it.
-        shown = [knob for knob in differing if knob.rpartition(".")[0] not in differing]
+        # Where a group is off in some runs, "aux on" says it: a knob that has one value in all the
+        # others would only repeat it.
+        shown = [
+            knob
+            for knob in differing
+            if knob.rpartition(".")[0] not in differing
+            or len(seen[config.name, config.env.id, knob] - {None}) > 1
+        ]
         labels[run] = ", ".join([config.name, *(f"{knob} {knobs[run][knob]}" for knob in shown)])
     return labels
 

@@ -97,7 +97,7 @@ def save_checkpoint(
             if world.is_first:
                 _begin(folder, temporary)
         with world.together("saving a checkpoint"):
-            files = _write_part(folder, temporary, tree, chunks or {}, world.rank)
+            files = _write_part(folder, temporary, tree, chunks or {}, world)
         parts = world.gather(files)
         with world.together("saving a checkpoint"):
             if world.is_first:
@@ -114,7 +114,8 @@ def save_checkpoint(
         raise
     if world.is_first:
         for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
+            # One that cannot be removed, as its file is open over a network, is tried again next.
+            shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -149,11 +150,11 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _write_part(
-    folder: Path, temporary: Path, tree: dict[str, Any], chunks: Chunks, rank: int
+    folder: Path, temporary: Path, tree: dict[str, Any], chunks: Chunks, world: World
 ) -> dict[str, Any]:
     """Write everything of one process but the manifest; returns what that says of each file."""
-    before, known = _chunks_before(folder)
-    of_rank = _prefix(rank)
+    before, known = _chunks_before(folder, world)
+    of_rank = _prefix(world.rank)
     named = {f"{of_rank}{name}.safetensors": make for name, make in chunks.items()}
     _refuse_full_disk(folder, tree, [make for file, make in named.items() if file not in known])
     tensors: dict[str, Tensor] = {}
@@ -180,11 +181,15 @@ def _prefix_of(file: str) -> tuple[str, str]:
     return (found.group(), file[found.end() :]) if found else ("", file)
 
 
-def _chunks_before(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint, and what its manifest says of its files: nothing, if it is damaged."""
+def _chunks_before(folder: Path, world: World) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint, and what its manifest says of its files.
+
+    Nothing, if it is damaged, or if other processes wrote it: they had other shares.
+    """
     try:
         newest = checkpoints(folder)[-1]
-        return newest, _manifest(newest)["files"]
+        manifest = _manifest(newest)
+        return newest, manifest["files"] if manifest.get("processes", 1) == world.size else {}
     except (IndexError, OSError, ValueError):
         return folder, {}
 

@@ -81,6 +81,7 @@ def start_run(
         "mask_actions": mask_actions,
     }
     refuse_wrong_types(config)
+    world.require_same("what they begin", lambda: {"this": "a new run"})
     run, _ = _build_run(config, own, world, plan=plan, planned_as=planned_as)
     run.keep()
     # So that there is something to go on from, whatever happens in the first iteration.
@@ -124,6 +125,7 @@ def resume_run(
         "make_encoder": make_encoder,
         "mask_actions": mask_actions,
     }
+    world.require_same("what they begin", lambda: {"this": f"to go on with {directory}"})
     config = files.config_for(**own)
     if not files.checkpoints:
         again = f"`phasicrl train --from {directory}/config.json`"

@@ -247,7 +247,9 @@ class Run:
         Whatever cuts the next one short, this can be saved; it is saved now, if it is time.
         """
         self.keep()
-        if self.world.of_first(self._checkpoint_is_due):
+        with self.world.together("an auxiliary epoch"):
+            is_due = self._checkpoint_is_due
+        if self.world.of_first(is_due):
             self._save_if_possible()
 
     @property
@@ -474,13 +476,16 @@ class Run:
         It says how the run can go on.
         """
         self._signals.hold()
+        self.world.forget_requests()
         try:
             if isinstance(error, DivergedError) and self.world.is_first:
                 self._explain(error)
             if error is not None:
+                if not isinstance(error, RankError):
+                    self.world.tell_failure(error)
                 self._save_what_is_left()
-            self.close()
         finally:
+            self.close()
             self._session.close()
             self._signals.remove()
         if isinstance(error, ToldToEnd):

@@ -8,6 +8,8 @@ from pathlib import Path
 from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import RunDirectory
 
+_VALUE_HEADS = ("value_head.", "aux_value_head.")
+
 
 def take_over(agent: Agent, directory: str) -> str:
     """Replace an agent's weights by another run's, as far as name and shape are the same.
@@ -30,11 +32,13 @@ def take_over(agent: Agent, directory: str) -> str:
     if not fits & weights:
         raise ValueError(f"none of the weights of {directory} fits this network; leave them out")
     together: dict[str, set[str]] = defaultdict(set)
-    for name in own.keys() - weights:
-        together[name.rpartition(".")[0]].add(name)
-    for statistics in together.values():
+    for name in (own.keys() | theirs.keys()) - weights:
+        together[name.rpartition(".")[0].removesuffix(".moments")].add(name)
+    for owner, statistics in together.items():
         if not statistics <= fits:
             fits -= statistics
+            if owner == "value_normalizer":  # the heads' outputs are in its units
+                fits = {name for name in fits if not name.startswith(_VALUE_HEADS)}
     agent.load_state_dict({name: theirs[name] for name in fits}, strict=False)
     kept = [f"{name} {list(own[name].shape)}" for name in own if name not in fits]
     unused = [f"{name} {list(theirs[name].shape)}" for name in theirs if name not in fits]
