@@ -18,7 +18,7 @@ from phasicrl.analysis.plot import plot_runs
 from phasicrl.cli import arguments_for, main, parse_config
 from phasicrl.config import AuxConfig, ModelConfig
 from phasicrl.experiments.evaluate import evaluate
-from phasicrl.experiments.ladder import run_ladder
+from phasicrl.experiments.run_suite import run_suite
 from phasicrl.experiments.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
@@ -162,11 +162,12 @@ def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off(tmp_path
         "none",
     )
     assert plotted["reference"] == plotted["output"] == Path("none")
-    laddered, _ = read(
-        run_ladder, "--env", "none", "--total-env-steps", "None", "--output-dir", "none"
+    suite, _ = read(
+        run_suite, "fig2", "--tasks", "none", "--total-env-steps", "None", "--output-dir", "none"
     )
-    assert (laddered["env"], laddered["total_env_steps"], laddered["output_dir"]) == (
-        "none",
+    assert (suite["name"], suite["tasks"], suite["total_env_steps"], suite["output_dir"]) == (
+        "fig2",
+        ["none"],
         None,
         Path("none"),
     )

@@ -46,6 +46,7 @@ from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
     from phasicrl.execution.plan import Plan
+    from phasicrl.experiments.trials import Trial
     from phasicrl.session.run import Run
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -183,7 +184,7 @@ def _read_none(
 
 
 _PYTHON_ONLY = (
-    "make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_run", "say"
+    "make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_trial"
 )  # fmt: skip
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
 
@@ -268,12 +269,11 @@ def _train(words: list[str]) -> None:
     if options.scale_batch is not None:
         config = _scaled(config, options.scale_batch)
     plan = _plan_of(words) if options.same_plan else None
-    from phasicrl.algorithm import resume, train
-    from phasicrl.runs.directory import RunDirectory
+    from phasicrl.algorithm import train
+    from phasicrl.experiments.trials import train_or_resume
 
-    begun = RunDirectory.of(config) if options.resume == "auto" else []
-    begun = [files for files in begun if files.checkpoints]
-    _print_result(resume(begun[-1].path) if begun else train(config, plan=plan))
+    start = train_or_resume if options.resume == "auto" else train
+    _print_result(start(config, plan=plan))
 
 
 def _scaled(config: Config, factor: float) -> Config:
@@ -545,39 +545,31 @@ def _print_result(run: Run) -> None:
     console.print(printable(f"run directory: {run.directory}"), **_AS_IT_IS)
 
 
-def _ladder(words: list[str]) -> None:
-    """Train PPO trick by trick, from REINFORCE up, and show what each gave."""
+def _suite(words: list[str]) -> None:
+    """Train an experiment of the papers, and draw it: `phasicrl suite fig3 [--jobs 2 …]`."""
     from rich.console import Console
-    from rich.table import Table
 
-    from phasicrl.experiments.ladder import draw_ladder, run_ladder
+    from phasicrl.analysis.compare import tables
+    from phasicrl.experiments.run_suite import run_suite
+    from phasicrl.experiments.suites import SUITES
 
-    arguments, *_ = arguments_for("ladder", run_ladder, words)
-    env, seeds = arguments["env"], arguments["seeds"]
-    output_dir = arguments["output_dir"] / env.replace(":", "-").replace("/", "-")
-    arguments["output_dir"] = output_dir
     console = Console()
+    if not words:
+        for name, suite in SUITES.items():
+            console.print(f"{name:<16}{suite.about}; small: {', '.join(suite.small)}", **_AS_IT_IS)
+        return
+    arguments, *_ = arguments_for("suite", run_suite, words)
 
-    def say(sentence: str) -> None:
-        console.print(printable(sentence), **_AS_IT_IS)
+    def on_trial(trial: Trial) -> None:
+        task, arm, budget = trial.label
+        text = f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"
+        console.print(printable(text), **_AS_IT_IS)
 
-    def on_run(name: str, seed: int, reached: float) -> None:
-        console.print(f"{name}, seed {seed}: {reached:.1f}", **_AS_IT_IS)
-
-    found = run_ladder(**arguments, on_run=on_run, say=say)
-    mode = "leave-one-out" if arguments["leave_one_out"] else "ladder"
-    table = Table(title=f"{mode} on {env}: greedy return after training, {seeds} seeds")
-    for column in ("rung", "mean", "95 % interval", "least", "last 100 training episodes"):
-        table.add_column(column, justify="left" if column == "rung" else "right")
-    names = ("greedy_mean", "interval_low", "interval_high", "greedy_min", "last_100_mean")
-    for rung in found:
-        row = rung.row()
-        mean, low, high, least, last = (f"{row[name]:.1f}" for name in names)
-        table.add_row(rung.name, mean, f"{low} to {high}", least, last)
-    console.print(table)
-    for ending in ("png", "svg"):
-        draw_ladder(found, output_dir / f"{mode}.{ending}", title=f"{env}, {seeds} seeds")
-    say(f"runs, table and figure: {output_dir}")
+    found = run_suite(**arguments, on_trial=on_trial)
+    for table in tables(found.comparison):
+        console.print(table)
+    for path in found.files:
+        console.print(printable(str(path)), **_AS_IT_IS)
 
 
 @dataclass(frozen=True)
@@ -755,7 +747,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "video": _video,
     "plot": _plot,
     "compare": _compare,
-    "ladder": _ladder,
+    "suite": _suite,
     "bench": _bench,
     "presets": _presets,
     "envs": _envs,

@@ -145,7 +145,7 @@ def test_experiments_and_environments_are_curves_and_panels_of_their_own(tmp_pat
         ("ppo", "procgen:starpilot", 2),
         ("ppo", "procgen:heist", 2),
     ]
-    figure = plot._draw(curves, "return", "Two games")
+    figure = plot.draw_curves(curves, "return", "Two games")
     assert [panel.get_title() for panel in figure.axes] == ["procgen:starpilot", "procgen:heist"]
     assert len(figure.legends[0].get_texts()) == 2
 
@@ -202,7 +202,7 @@ def test_the_legend_says_what_line_and_band_are(count: int, published: bool, tex
         published=published,
     )
     assert plot.legend_texts([curve]) == {("ppg", published): f"ppg: {text}"}
-    figure = plot._draw([curve], "return", None)
+    figure = plot.draw_curves([curve], "return", None)
     assert [entry.get_text() for entry in figure.legends[0].get_texts()] == [f"ppg: {text}"]
 
 
@@ -224,7 +224,7 @@ def test_two_runs_of_one_seed_are_not_called_two_seeds(tmp_path: Path) -> None:
 
 def test_the_image_has_axes_with_names_and_units(tmp_path: Path) -> None:
     (curve,) = run_curves(make_runs(tmp_path, [1.0, 2.0, 3.0]), RETURN)
-    figure = plot._draw([curve], plot._axis_label(RETURN, 500_000), "Starpilot")
+    figure = plot.draw_curves([curve], plot._axis_label(RETURN, 500_000), "Starpilot")
     (panel,) = figure.axes
     assert panel.get_xlabel() == "environment steps"
     assert figure.get_supylabel() == "episodic return, last 100 episodes\n(mean over 500k steps)"
@@ -237,7 +237,7 @@ def test_the_image_has_axes_with_names_and_units(tmp_path: Path) -> None:
 
 def test_long_legends_are_broken_into_lines(tmp_path: Path) -> None:
     curve = plot.Curve(label="x" * 60, env_id="a", steps=np.arange(2.0), runs=np.ones((3, 2)))
-    (entry,) = plot._draw([curve], "return", None).legends[0].get_texts()
+    (entry,) = plot.draw_curves([curve], "return", None).legends[0].get_texts()
     assert entry.get_text().count("\n") == 1
 
 

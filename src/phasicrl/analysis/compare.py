@@ -12,7 +12,7 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -174,18 +174,38 @@ def compare_runs(
             reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
             split=reference_split,
         )  # fmt: skip
-    results = _results(curves, at_steps, units, target)
+    comparison = compare_curves(
+        curves, metric=metric, at_steps=at_steps, units=units, target=target
+    )
+    results = comparison.results
     missed = [*_too_low(results, at_least), *_too_far_below(results, share_of_reference)]
-    matrices = _matrices(results)
     files: list[Path] = []
     if output is not None:
-        files = [_write_scores(results, output, units), *_draw_profiles(matrices, output)]
-    overall = _overall(matrices)
-    return Comparison(metric, units, tuple(results), tuple(overall), tuple(missed), tuple(files))
+        files = [_write_scores(results, output, units)]
+        files += _draw_profiles(_matrices(results), output)
+    return replace(comparison, missed=tuple(missed), files=tuple(files))
+
+
+def compare_curves(
+    curves: Sequence[Curve],
+    *,
+    metric: str,
+    at_steps: int | None = None,
+    units: Units = "raw",
+    target: float | None = None,
+) -> Comparison:
+    """Compare curves at equal steps. The arguments are those of `compare_runs`.
+
+    Raises:
+        ValueError: curves that have not come so far, or a game without bounds.
+    """
+    results = _results(curves, at_steps, units, target)
+    overall = _overall(_matrices(results))
+    return Comparison(metric, units, tuple(results), tuple(overall), (), ())
 
 
 def _results(
-    curves: list[Curve], at_steps: int | None, units: Units, target: float | None
+    curves: Sequence[Curve], at_steps: int | None, units: Units, target: float | None
 ) -> list[Result]:
     """One for each experiment on each environment, by environment."""
     results: list[Result] = []
@@ -196,7 +216,7 @@ def _results(
 
 
 def _results_on_one(
-    curves: list[Curve], at_steps: int | None, units: Units, target: float | None
+    curves: Sequence[Curve], at_steps: int | None, units: Units, target: float | None
 ) -> list[Result]:
     """One for each experiment on one environment."""
     end = min(curve.steps[-1] for curve in curves)
@@ -344,7 +364,8 @@ def tables(comparison: Comparison) -> list[Any]:
     """The comparison as tables for a terminal."""
     env_ids = dict.fromkeys(result.env_id for result in comparison.results)
     found = [_table_of(comparison, env_id) for env_id in env_ids]
-    if comparison.overall:
+    # Raw returns of different environments have no common unit.
+    if comparison.overall and (len(env_ids) == 1 or comparison.units != "raw"):
         table = _table("all environments (95 % stratified bootstrap)", "experiment", "runs on each",
                        *MEASURES)  # fmt: skip
         for one in comparison.overall:

@@ -167,7 +167,7 @@ def plot_runs(
             reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
             split=reference_split, smooth_steps=smooth_steps,
         )  # fmt: skip
-    figure = _draw(curves, _axis_label(metric, smooth_steps), title)
+    figure = draw_curves(curves, _axis_label(metric, smooth_steps), title)
     stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg, table = (stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".csv"))
@@ -420,8 +420,12 @@ def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
                 writer.writerow([*about, *band, int(step), mean, *edges])
 
 
-def _draw(curves: list[Curve], y_label: str, title: str | None) -> Figure:
-    """One panel for each environment, one legend for all."""
+def draw_curves(curves: list[Curve], y_label: str, title: str | None) -> Figure:
+    """Draw one panel for each environment, and one legend for all.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure

@@ -22,10 +22,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phasicrl.algorithm import train
+from phasicrl.algorithm import resume, train
 from phasicrl.config import Config
+from phasicrl.execution.plan import Plan
 from phasicrl.experiments.evaluate import evaluate
+from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.run import Run
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -201,16 +204,26 @@ def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
     return [row]
 
 
-def measure_once(config: Config, measure: Callable[[Config], tuple[Path, Row]]) -> Row:
+def train_or_resume(config: Config, *, plan: Plan | None = None) -> Run:
+    """Go on with the newest run of this experiment, seed and length; train if there is none."""
+    begun = [files for files in RunDirectory.of(config) if files.checkpoints]
+    return resume(begun[-1].path) if begun else train(config, plan=plan)
+
+
+def measure_once(config: Config, measure: Callable[[Path], Row]) -> Row:
     """What a run reached, by an earlier measurement if there is one.
 
     Args:
         config: of the run; its `output_dir` is searched for runs of it.
-        measure: trains, and gives the run directory with what is kept there.
+        measure: what is kept of a run directory, whose run is finished or has diverged.
     """
     for there in RunDirectory.of(config):
         if (there.path / RESULT_FILE).is_file():
             return json.loads((there.path / RESULT_FILE).read_text())
-    directory, row = measure(config)
+    try:
+        directory = train_or_resume(config).directory
+    except DivergedError:
+        directory = RunDirectory.of(config)[-1].path
+    row = measure(directory)
     (directory / RESULT_FILE).write_text(json.dumps(row) + "\n")
     return row

@@ -1,0 +1,249 @@
+"""Suites: what each experiment of the source documents compares, as configurations.
+
+Kind: values (nothing is trained here).
+
+A suite has tasks and arms. An arm changes named fields of a task's settings, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phasicrl.config import Config
+from phasicrl.config_io import nearest_name
+from phasicrl.envs.procgen import GAMES
+from phasicrl.experiments.tricks import checked_rungs
+from phasicrl.presets import PRESETS, get_preset
+
+Scale = Literal["small", "paper"]
+
+_SMALL_IMAGES: dict[str, Any] = {
+    "env.num_envs": 32,
+    "ppo.num_steps": 64,
+    "model.channels": (4, 8, 8),
+    "total_env_steps": 1_000_000,
+}
+"""Procgen on two cores: easy levels, an eighth of a rollout, a quarter of the channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A task's settings, which arms change.
+
+    Attributes:
+        task: a game of Procgen, a name with presets, or the id of an environment.
+        ppg: its settings of PPG.
+        ppo: its settings of PPO.
+        images: whether it is a game of Procgen.
+    """
+
+    task: str
+    ppg: Config
+    ppo: Config
+    images: bool
+
+
+Arm = tuple[str, Config]
+"""What is compared: its name and its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """An experiment of a source.
+
+    Attributes:
+        about: what it shows, and where it is from.
+        arms: makes what is compared; the first one is what the others are held against.
+        small: the tasks of the small scale.
+        paper: the tasks as published.
+        levels: of Procgen as published: hard with 100M steps, or easy with 25M.
+        num_seeds: as published.
+    """
+
+    about: str
+    arms: Callable[[Base], Sequence[Arm]]
+    small: tuple[str, ...]
+    paper: tuple[str, ...] = GAMES
+    levels: Literal["hard", "easy"] = "hard"
+    num_seeds: int = 3
+
+    def tasks(self, scale: Scale) -> tuple[str, ...]:
+        """The tasks of a scale."""
+        return self.small if scale == "small" else self.paper
+
+    def base(self, task: str, scale: Scale) -> Base:
+        """A task's settings.
+
+        Raises:
+            ValueError: there is no such task.
+        """
+        if task in GAMES:
+            ending = "-paper" if scale == "paper" and self.levels == "hard" else ""
+            changes = {"env.id": f"procgen:{task}"} | (_SMALL_IMAGES if scale == "small" else {})
+            names = f"procgen-ppg{ending}", f"procgen-ppo{ending}"
+        elif f"{task}-ppo" in PRESETS:
+            changes = {}
+            names = f"{task}-ppg", f"{task}-ppo"
+        elif ":" in task or "/" in task or "-v" in task:
+            changes = {"env.id": task}
+            names = "classic-ppg", "classic-ppo"
+        else:
+            known = [*GAMES, *(name[:-4] for name in PRESETS if name.endswith("-ppg"))]
+            raise ValueError(
+                f"there is no task {task!r}{nearest_name(task, known)}; give a game of Procgen, a "
+                "name with presets `…-ppg` and `…-ppo`, or the id of an environment"
+            )
+        ppg, ppo = (get_preset(name).changed(changes) for name in names)
+        return Base(task, ppg, ppo, images=task in GAMES)
+
+
+def suite_named(name: str) -> Suite:
+    """The suite of that name.
+
+    Raises:
+        ValueError: there is none; the nearest name is given.
+    """
+    if name not in SUITES:
+        nearest = nearest_name(name, SUITES)
+        raise ValueError(f"there is no suite {name!r}{nearest}; accepted: {', '.join(SUITES)}")
+    return SUITES[name]
+
+
+def _vary(symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]) -> Any:
+    """Arms of PPG with other values of a field; the paper's are for images."""
+
+    def arms(base: Base) -> list[Arm]:
+        values = images if base.images else vectors
+        return [(f"{symbol} = {value}", base.ppg.changed({field: value})) for value in values]
+
+    return arms
+
+
+def _change_ppg(first: str, others: Mapping[str, Mapping[str, Any]]) -> Any:
+    """PPG as it is, and PPG with fields changed."""
+
+    def arms(base: Base) -> list[Arm]:
+        changed = [
+            (name, base.ppg.changed(dict(change), reset_idle=True))
+            for name, change in others.items()
+        ]
+        return [(first, base.ppg), *changed]
+
+    return arms
+
+
+def _ppg_and_ppo(base: Base) -> list[Arm]:
+    """Both algorithms with their settings."""
+    return [("PPG", base.ppg), ("PPO", base.ppo)]
+
+
+def _value_networks(base: Base) -> list[Arm]:
+    """PPO with one network, and with two."""
+    of = {"shared": "one network", "separate": "two networks"}
+    return [
+        (f"PPO, {name}", base.ppo.changed({"model.value_path": path})) for path, name in of.items()
+    ]
+
+
+def _value_training(base: Base) -> list[Arm]:
+    """PPG with the value network trained in the auxiliary phase, and without."""
+    return [
+        ("values trained", base.ppg.changed({"aux.value_coef": 1.0})),
+        ("values not trained", base.ppg.changed({"aux.value_coef": 0.0})),
+    ]
+
+
+def _fewer_updates(base: Base) -> list[Arm]:
+    """Auxiliary epochs over all data of a phase, and over parts of it."""
+    assert base.ppg.aux is not None
+    every = base.ppg.aux.every
+    parts = {f"N = N_π / {part}": every // part for part in (2, 4) if every >= 2 * part}
+    return [
+        ("N = N_π", base.ppg),
+        *((name, base.ppg.changed({"aux.iterations_per_epoch": n})) for name, n in parts.items()),
+    ]
+
+
+def _report_settings(base: Base) -> list[Arm]:
+    """The PPO of source 004 on a task, and what it changed one by one."""
+    config = get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id})
+    learned = {"action.std": "softplus", "action.std_value": 0.1}
+    bounded = {"action.rescale": True, "action.mean": "tanh"}
+    rate = {"ppo.learning_rate": 1e-3, "ppo.value_learning_rate": 1e-3}
+    changes: dict[str, dict[str, Any]] = {
+        "σ fixed": {},
+        "σ learned": learned,
+        "σ fixed, actions normalized": bounded,
+        "σ learned, actions normalized": learned | bounded,
+        "rewards not normalized": {"reward_norm": None},
+        "learning rate 1e-3": rate,
+        "σ fixed, ten times as large": {"action.std_value": 0.5},
+    }
+    return [(name, config.changed(change)) for name, change in changes.items()]
+
+
+_SECOND_DOMAIN = ("acrobot", "halfcheetah", "hopper", "walker2d")
+"""Nobody has published PPG on any of these."""
+_IMAGES = ("starpilot", "bigfish")
+_BOTH = (*_IMAGES, *_SECOND_DOMAIN)
+_REPORT = ("invertedpendulum", "reacher", "pendulum")
+_CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
+
+SUITES: dict[str, Suite] = {
+    "fig2": Suite("PPG and PPO (PPG paper, figure 2)", _ppg_and_ppo, _BOTH),
+    "fig3": Suite(
+        "policy epochs E_π (PPG paper, figure 3)",
+        _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20)), _BOTH,
+    ),
+    "fig4": Suite(
+        "auxiliary epochs E_aux (PPG paper, figure 4)",
+        _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9)), _BOTH,
+    ),
+    "fig5": Suite(
+        "policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
+        _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32)), _BOTH,
+    ),
+    "fig6": Suite(
+        "clipping, and a penalty on the divergence (PPG paper, figure 6)",
+        _change_ppg("clipping", {"KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}), _BOTH,
+    ),
+    "fig7": Suite(
+        "two networks, and one (PPG paper, figure 7)",
+        _change_ppg("two networks", {"one network": {"model.value_path": "detached"}}), _BOTH,
+    ),
+    "fig8": Suite(
+        "PPO with one network, and with two (PPG paper, figure 8)", _value_networks, _BOTH
+    ),
+    "fig9": Suite(
+        "value training in the auxiliary phase, or none (PPG paper, figure 9)",
+        _value_training, _BOTH,
+    ),
+    "seeds-table": Suite(
+        "PPG and PPO on three games, easy, 25M steps (source 000)",
+        _ppg_and_ppo, ("starpilot", "bossfight", "bigfish"), ("starpilot", "bossfight", "bigfish"),
+        levels="easy",
+    ),
+    "skip-aux": Suite(
+        "each auxiliary phase, or every other one (source 000)",
+        _change_ppg("all phases", {"every other phase": {"aux.run_every": 2}}), _IMAGES,
+        ("starpilot", "bossfight", "bigfish"), levels="easy",
+    ),
+    "n-aux": Suite(
+        "auxiliary epochs over N of the N_π iterations (source 001)", _fewer_updates, _IMAGES
+    ),
+    "mva": Suite(
+        "deviations, normalized actions and rewards, learning rates (source 004)",
+        _report_settings, _REPORT, _REPORT, num_seeds=5,
+    ),
+    "tricks": Suite(
+        "PPO trick by trick, from REINFORCE up (source 003)",
+        lambda base: checked_rungs(base.ppo, "ladder"), _CONTROL, _CONTROL, num_seeds=5,
+    ),
+    "tricks-one-out": Suite(
+        "PPO with all tricks, and with all but one (source 003)",
+        lambda base: checked_rungs(base.ppo, "leave-one-out"), _CONTROL, _CONTROL, num_seeds=5,
+    ),
+}  # fmt: skip
+"""By the name that `phasicrl suite` knows it by."""

@@ -1,0 +1,154 @@
+"""The tricks of PPO: added one by one from REINFORCE up, or taken away one at a time.
+
+Kind: effects (makes an environment to look at).
+
+The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a
+configuration that differs from the one below in the fields named here; nothing else about the runs
+differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig, refuse_idle
+from phasicrl.envs.make import make_envs
+from phasicrl.session.build import make_agent, task_of
+
+Mode = Literal["ladder", "leave-one-out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trick:
+    """One rung: the fields that switch it on, and those without it.
+
+    Attributes:
+        name: what the rung adds.
+        on: fields by path with their values from this rung upwards.
+        off: the same fields on the rungs below.
+    """
+
+    name: str
+    on: dict[str, Any]
+    off: dict[str, Any]
+
+
+TRICKS = (
+    Trick(
+        "baseline",
+        {"ppo.baseline": True},
+        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None},
+    ),
+    Trick(
+        "clipping",
+        {
+            "ppo.objective": "surrogate",
+            "ppo.clip": 0.2,
+            "ppo.policy_epochs": 8,
+            "ppo.value_epochs": 8,
+            "ppo.num_minibatches": 8,
+        },
+        {
+            "ppo.objective": "log_prob",
+            "ppo.clip": None,
+            "ppo.policy_epochs": 1,
+            "ppo.value_epochs": 1,
+            "ppo.num_minibatches": 1,
+        },
+    ),
+    Trick(
+        "TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}
+    ),
+    Trick(
+        "initialization",
+        {"model.init": "orthogonal", "model.head_init": "orthogonal"},
+        {"model.init": "torch", "model.head_init": "torch"},
+    ),
+    Trick(
+        "advantage normalization",
+        {"ppo.advantage_norm": "minibatch"},
+        {"ppo.advantage_norm": "none"},
+    ),
+    Trick("state normalization", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
+    Trick(
+        "return normalization",
+        {"value_norm": ValueNormConfig(statistics="ema")},
+        {"value_norm": None},
+    ),
+    Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
+    Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
+    Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
+)
+"""In the order of the document. Return normalization is that of value targets, as there.
+
+Rewards are never normalized here.
+"""
+
+
+def missing(trick: Trick, task: Task) -> str | None:
+    """What a trick needs and a task does not have, in words; None where it applies.
+
+    That may be numbers to normalize, or action masks.
+    """
+    for need in NEEDS:
+        concerns = need.task is not None and not trick.on.keys().isdisjoint(need.paths.split())
+        if concerns and not need.is_met(None, task):
+            return need.words
+    return None
+
+
+def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str, Config]]:
+    """The configurations to train, by name.
+
+    Knobs that have no effect on a rung are at their defaults there.
+
+    Args:
+        base: everything that the tricks leave open: environment, network sizes, budget, learning
+            rate.
+        mode: tricks added one by one from REINFORCE, or all of them and then all but one.
+        task: what is known of the environment; tricks that do not apply to it are left out.
+    """
+    tricks = [trick for trick in TRICKS if missing(trick, task) is None]
+    all_on: dict[str, Any] = {"aux": None}
+    all_off = dict(all_on)
+    for trick in tricks:
+        all_on |= trick.on
+    for trick in reversed(tricks):  # where two name one field, the lower rung decides
+        all_off |= trick.off
+    if mode == "leave-one-out":
+        changes = [(f"without {trick.name}", all_on | trick.off) for trick in tricks]
+        changes.insert(0, ("everything", all_on))
+    else:
+        changes = [("REINFORCE", all_off)]
+        for trick in tricks:
+            changes.append((f"+ {trick.name}", changes[-1][1] | trick.on))
+    return [(name, base.changed(fields, reset_idle=True)) for name, fields in changes]
+
+
+def checked_rungs(base: Config, mode: Mode) -> list[tuple[str, Config]]:
+    """The rungs for the environment of `base`, each of which can be trained there.
+
+    Tricks that have no effect there are left out. Rewards are never normalized.
+
+    Args:
+        base: as for `rungs`.
+        mode: as for `rungs`.
+
+    Raises:
+        ValueError: some rung cannot be trained there.
+    """
+    base = base.changed({"reward_norm": None})
+    envs = make_envs(base.env, num_envs=1, seed=0)
+    with closing(envs):
+        task = dataclasses.replace(task_of(envs), has_masks=envs.mask_size > 0)
+        steps = rungs(base, mode=mode, task=task)
+        for name, config in steps:
+            try:
+                refuse_idle(config, task)
+                make_agent(config, envs)
+            except ValueError as error:
+                raise ValueError(f"the rung {name!r} cannot be trained: {error}") from None
+    return steps

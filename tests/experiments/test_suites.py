@@ -1,0 +1,238 @@
+"""Suites: what they compare is what the papers did, and no run is made twice."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasicrl.envs.procgen import GAMES
+from phasicrl.experiments import run_suite as runner
+from phasicrl.experiments import trials
+from phasicrl.experiments.run_suite import run_suite, suite_curves
+from phasicrl.experiments.suites import SUITES, suite_named
+from phasicrl.experiments.trials import Trial
+from phasicrl.optimize import DivergedError
+from phasicrl.presets import differences, get_preset
+from phasicrl.runs.directory import RunDirectory
+
+
+def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
+    """What each arm changes of the paper's PPG, by the arm's name."""
+    suite = SUITES[name]
+    base = suite.base(task, scale)
+    return {
+        arm: {field: new for field, (_, new) in differences(config, base.ppg).items()}
+        for arm, config in suite.arms(base)
+    }
+
+
+def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
+    suite = SUITES["fig2"]
+    assert suite.tasks("paper") == GAMES and len(GAMES) == 16 and suite.num_seeds == 3
+    base = suite.base("miner", "paper")
+    paper = {"env.id": "procgen:miner"}
+    assert suite.arms(base) == [
+        ("PPG", get_preset("procgen-ppg-paper").changed(paper)),
+        ("PPO", get_preset("procgen-ppo-paper").changed(paper)),
+    ]
+    assert base.ppg.env.distribution == "hard" and base.ppg.total_env_steps == 100_000_000
+
+
+def test_sweeps_have_the_paper_s_values_and_change_nothing_else() -> None:
+    assert arms("fig3", "miner") == {
+        f"E_π = {n}": {"ppo.policy_epochs": n} if n > 1 else {} for n in range(1, 7)
+    }
+    assert arms("fig4", "miner") == {
+        f"E_aux = {n}": {"aux.epochs": n} if n != 6 else {} for n in (1, 2, 3, 6, 9)
+    }
+    assert arms("fig5", "miner") == {
+        f"N_π = {n}": {"aux.every": n} if n != 32 else {} for n in (2, 4, 8, 16, 32)
+    }
+
+
+def test_the_pairs_of_figures_6_to_9() -> None:
+    assert arms("fig6", "miner")["KL penalty"] == {"ppo.clip": None, "ppo.kl_penalty": 1.0}
+    assert arms("fig7", "miner")["one network"] == {"model.value_path": "detached"}
+    assert arms("fig9", "miner") == {
+        "values trained": {}, "values not trained": {"aux.value_coef": 0.0}
+    }  # fmt: skip
+    paths = [config.model.value_path for _, config in SUITES["fig8"].arms(base("fig8", "miner"))]
+    assert paths == ["shared", "separate"]
+
+
+def base(name: str, task: str, scale: Any = "paper") -> Any:
+    return SUITES[name].base(task, scale)
+
+
+def test_the_two_savings_of_the_sources() -> None:
+    assert arms("skip-aux", "bigfish") == {
+        "all phases": {}, "every other phase": {"aux.run_every": 2}
+    }  # fmt: skip
+    assert arms("n-aux", "bigfish") == {
+        "N = N_π": {},
+        "N = N_π / 2": {"aux.iterations_per_epoch": 16},
+        "N = N_π / 4": {"aux.iterations_per_epoch": 8},
+    }
+    assert base("skip-aux", "bigfish").ppg.env.distribution == "easy"
+    assert base("seeds-table", "bigfish").ppg.total_env_steps == 25_000_000
+
+
+def test_the_report_s_arms_change_its_own_settings() -> None:
+    report = get_preset("compat-mva-ppo").changed({"env.id": "envpool:Reacher-v5"})
+    changed = {
+        arm: set(differences(config, report))
+        for arm, config in SUITES["mva"].arms(base("mva", "reacher"))
+    }
+    assert changed == {
+        "σ fixed": set(),
+        "σ learned": {"action.std", "action.std_value"},
+        "σ fixed, actions normalized": {"action.rescale", "action.mean"},
+        "σ learned, actions normalized": {
+            "action.std", "action.std_value", "action.rescale", "action.mean"
+        },
+        "rewards not normalized": {"reward_norm"},
+        "learning rate 1e-3": {"ppo.learning_rate", "ppo.value_learning_rate"},
+        "σ fixed, ten times as large": {"action.std_value"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_every_arm_of_every_task_can_be_made_and_differs_from_the_others(
+    name: str, scale: Any
+) -> None:
+    suite = SUITES[name]
+    for task in suite.tasks(scale):
+        made = suite.arms(suite.base(task, scale))
+        assert len(made) > 1 and len({arm for arm, _ in made}) == len(made)
+        identities = [config.identity() for _, config in made]
+        assert all(identities.count(one) == 1 for one in identities), task
+
+
+def test_small_images_are_easy_narrow_and_have_several_phases() -> None:
+    small = base("fig5", "starpilot", "small").ppg
+    assert small.env.distribution == "easy" and small.model.channels == (4, 8, 8)
+    assert small.total_env_steps >= 5 * 32 * small.batch_size
+
+
+def test_a_task_may_be_the_id_of_an_environment() -> None:
+    assert base("fig2", "gymnasium:CartPole-v1", "small").ppg.env.id == "gymnasium:CartPole-v1"
+    with pytest.raises(ValueError, match=r"no task 'starpilto' \(did you mean 'starpilot'\?\)"):
+        base("fig2", "starpilto")
+    with pytest.raises(ValueError, match="there is no suite 'fig1'"):
+        suite_named("fig1")
+
+
+def run(tmp_path: Path, name: str = "fig6", **options: Any) -> tuple[Any, list[tuple[str, ...]]]:
+    told: list[tuple[str, ...]] = []
+    tasks = options.pop("tasks", ("gymnasium:CartPole-v1",))
+    found = run_suite(
+        name, tasks=tasks, total_env_steps=2048, output_dir=tmp_path,
+        on_trial=lambda trial: told.append(trial.key), **options,
+    )  # fmt: skip
+    return found, told
+
+
+@pytest.fixture
+def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from phasicrl.experiments.evaluate import Evaluation
+
+    evaluation = [Evaluation("greedy", (7.0,), (7,))]
+    monkeypatch.setattr(runner, "evaluate", lambda *_, **__: evaluation)
+
+
+@pytest.mark.usefixtures("quick_evaluation")
+def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_path: Path) -> None:
+    found, told = run(tmp_path, seeds=(101, 102))
+    task = "gymnasium:CartPole-v1"
+    wanted = [
+        (task, arm, "2048", seed) for seed in ("101", "102") for arm in ("clipping", "KL penalty")
+    ]
+    assert told == wanted and all(file.is_file() for file in found.files)
+    with (tmp_path / "fig6-small.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sorted((row["arm"], row["seed"]) for row in rows) == sorted(
+        (key[1], key[3]) for key in wanted
+    )
+    (directory,) = (
+        there.path for there in map(RunDirectory, (tmp_path / "runs").iterdir())
+        if there.config.seed == 102 and there.config.ppo.clip is None
+    )  # fmt: skip
+    metrics = RunDirectory(directory).metrics("charts/episodic_return_100")
+    last = float(metrics[-1]["charts/episodic_return_100"])
+    (row,) = (row for row in rows if (row["arm"], row["seed"]) == ("KL penalty", "102"))
+    curve = [float(point) for point in row["curve"].split()]
+    assert curve[-1] == pytest.approx(last, rel=1e-3) and len(curve) == 40
+    assert float(row["greedy_mean"]) == 7.0 and row["env_steps"] == "2048"
+    # Again: nothing is trained. As another suite: what it shares is taken from there.
+    assert run(tmp_path, seeds=(101, 102))[1] == []
+    before = set((tmp_path / "runs").iterdir())
+    run(tmp_path, "skip-aux", seeds=(101,))
+    assert len(set((tmp_path / "runs").iterdir()) - before) == 1
+
+
+@pytest.mark.usefixtures("quick_evaluation")
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = trials.train
+
+    def cut(config: Any, **_: Any) -> Any:
+        original(config, on_iteration=lambda *_: "stop")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "train", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, seeds=(101,))
+    monkeypatch.setattr(trials, "train", original)
+    assert len(run(tmp_path, seeds=(101,))[1]) == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("quick_evaluation")
+def test_a_run_that_diverges_is_a_row_and_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = trials.train
+
+    def diverging(config: Any, **_: Any) -> Any:
+        if config.ppo.clip is None:
+            (original(config, on_iteration=lambda *_: "stop").directory / "crash.json").touch()
+            raise DivergedError("not finite")
+        return original(config)
+
+    monkeypatch.setattr(trials, "train", diverging)
+    run(tmp_path, seeds=(101,))
+    with (tmp_path / "fig6-small.csv").open() as file:
+        row = next(row for row in csv.DictReader(file) if row["arm"] == "KL penalty")
+    curve = row["curve"].split()
+    assert row["env_steps"] == "1024" and row["greedy_mean"] == "nan"
+    assert curve[-1] == curve[-10] != "nan"
+
+
+def test_a_curve_begins_where_all_seeds_have_a_return() -> None:
+    blank = {"task": "t", "arm": "a", "budget": "400"}
+    points = np.arange(40.0)
+    texts = [" ".join(["nan"] * skip + [f"{x:g}" for x in points[skip:]]) for skip in (2, 5)]
+    rows = [{**blank, "seed": str(101 + i), "curve": text} for i, text in enumerate(texts)]
+    (curve,) = suite_curves(rows)
+    assert curve.steps[0] == 60.0 and curve.runs.shape == (2, 35) and curve.mean[-1] == 39.0
+
+
+def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Trial] = []
+
+    def none_left(table: Any, asked: list[Trial], measure: Any, jobs: int) -> Any:
+        seen.extend(asked)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(runner, "fill_table", none_left)
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, seeds=(101,), jobs=4)
+    assert {trial.config.compute.num_threads for trial in seen} == {2}
+    with pytest.raises(ValueError, match="jobs is 0; give at least 1"):
+        run(tmp_path, jobs=0)
