@@ -180,7 +180,7 @@ RUNG_OF = {
     "value_norm": "return normalization",
     "ppo.max_grad_norm": "gradient clipping", "ppo.entropy_coef": "entropy bonus",
 }  # fmt: skip
-"""What the ladder calls the trick behind a knob."""
+"""What `experiments/tricks.py` calls the trick behind a knob."""
 CHANGED_ON_REACHER = {
     "ppo.policy_epochs": "--ppo.policy-epochs 1 --ppo.value-epochs 1",
     "ppo.num_minibatches": "--ppo.num-minibatches 1",
@@ -203,11 +203,11 @@ def tricks_page() -> str:
         "# Every trick\n\nWhat turns REINFORCE into PPO, and PPO into PPG: "
         "where it comes from, the function that does it, the knob that switches it, "
         "and how the presets set it. "
-        "What each is worth is measured by the ladder ([learning results](learning.md)):\n\n"
-        "```sh\nphasicrl ladder --env CartPole-v1 --seeds "
-        "5                  # one trick after the other\n"
-        "phasicrl ladder --env CartPole-v1 --seeds 5 --leave-one-out  # all of them, "
-        "then all but one\n```\n\n"
+        "What each is worth is measured by two [suites](experiments.md) "
+        "([learning results](learning.md)):\n\n"
+        "```sh\nphasicrl suite tricks --tasks cartpole          # one trick after the other\n"
+        "phasicrl suite tricks-one-out --tasks cartpole  # all of them, then all but one\n"
+        "```\n\n"
         "*Measured* is the greedy return after 100,000 steps without the trick, "
         "all others on (and with it), mean of seeds 1 to 5; intervals are in "
         "[learning results](learning.md#what-each-trick-is-worth).\n\n"

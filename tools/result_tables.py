@@ -17,6 +17,7 @@ import numpy as np
 from scipy import stats
 
 from phasicrl.analysis.statistics import bootstrap_interval
+from phasicrl.experiments.suites import SUITES
 from phasicrl.runs.directory import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -89,6 +90,7 @@ def blocks() -> dict[str, str]:
         "tasks": tasks_table(),
         "quickstart": quickstart_table(),
         "batch-invariance": batch_invariance_table(),
+        "suites": suites_table(),
         "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
@@ -121,6 +123,14 @@ def faults_table() -> str:
     for row in read("faults"):
         held = f"{int(row['held']):,} of {int(row['tried']):,}"
         text += _row(row["fault"], row["what"], held, f"`{row['commit']}`")
+    return text
+
+
+def suites_table() -> str:
+    """What can be run with `phasicrl suite`."""
+    text = _head("suite", "what it compares", "tasks, small")
+    for name, suite in SUITES.items():
+        text += _row(f"`{name}`", suite.about, ", ".join(suite.small))
     return text
 
 

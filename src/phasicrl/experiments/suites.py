@@ -186,7 +186,7 @@ def _report_settings(base: Base) -> list[Arm]:
 
 _SECOND_DOMAIN = ("acrobot", "halfcheetah", "hopper", "walker2d")
 """Nobody has published PPG on any of these."""
-_IMAGES = ("starpilot", "bigfish")
+_IMAGES = ("starpilot",)
 _BOTH = (*_IMAGES, *_SECOND_DOMAIN)
 _REPORT = ("invertedpendulum", "reacher", "pendulum")
 _CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
