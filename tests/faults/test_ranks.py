@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from phasicrl import distributed
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
 from phasicrl.distributed import RankError
@@ -460,6 +461,7 @@ def train_out_of_memory(folder: Path) -> None:
         return plain(*args, **kwargs)
 
     EagerStep.__call__ = fail
+    distributed._NAMING_SECONDS = 0.5
     try:
         train(small(folder, "ppo", **{"compute.rank_timeout": 10.0, "compute.compile": "off"}))
     except (RankError, MemoryError) as error:
