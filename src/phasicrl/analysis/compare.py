@@ -174,9 +174,8 @@ def compare_runs(
             reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
             split=reference_split,
         )  # fmt: skip
-    comparison = compare_curves(
-        curves, metric=metric, at_steps=at_steps, units=units, target=target
-    )
+    common = {"metric": metric, "at_steps": at_steps, "units": units, "target": target}
+    comparison = compare_curves(curves, **common)
     results = comparison.results
     missed = [*_too_low(results, at_least), *_too_far_below(results, share_of_reference)]
     files: list[Path] = []

@@ -6,7 +6,6 @@ environments, where these are, the order in which it deals out its minibatches.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Generator, Tensor
 
 from phasicrl.distributed import World
 from phasicrl.runs.checkpoint import Part, checkpoints, load_at, load_checkpoint, num_processes
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.seeding import derive_seed
 
 _OWN = ("generator",)
@@ -29,12 +29,11 @@ def own_part(state: dict[str, Any], world: World) -> dict[str, Any]:
     return state | {"learner": {name: state["learner"][name] for name in _OWN}}
 
 
-def load_part(folder: Path, *, run: str, world: World) -> tuple[Part, list[str], int]:
+def load_part(files: RunDirectory, world: World) -> tuple[Part, list[str], int]:
     """Load what this process goes on from: of the newest checkpoint that is whole.
 
     Args:
-        folder: holds the run's checkpoints.
-        run: the run's id.
+        files: of the run.
         world: the processes of the run, which may be more or fewer than those that saved it.
 
     Returns:
@@ -44,10 +43,10 @@ def load_part(folder: Path, *, run: str, world: World) -> tuple[Part, list[str],
     Raises:
         CheckpointError: there is none, or none that is whole; every reason is given.
     """
-    part, rejected = Part({}, {}), []
+    part, rejected, folder = Part({}, {}), [], files.checkpoint_folder
     with world.together("loading the checkpoint"):
         if world.is_first:
-            *loaded, rejected = load_checkpoint(folder, run=run)
+            *loaded, rejected = load_checkpoint(folder, run=files.card.get("run", ""))
             part = Part(*loaded)
     path = folder / world.of_first(checkpoints(folder)[-1].name if world.is_first else "")
     with world.together("loading the checkpoint"):

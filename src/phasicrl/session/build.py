@@ -133,9 +133,7 @@ def resume_run(
     with ExitStack() as stack:
         with world.together("opening the run directory"):
             lock = stack.enter_context(closing(RunLock(directory))) if world.is_first else None
-        name = files.card.get("run", "")
-        part, rejected, saved_by = load_part(files.checkpoint_folder, run=name, world=world)
-        state, chunks = part
+        (state, chunks), rejected, saved_by = load_part(files, world)
         if not accept_config_changes:
             _refuse_changes(files, state)
         run, remark = _build_run(
