@@ -10,11 +10,10 @@ import pytest
 from tests import golden, ranks
 
 EAGER = list(golden.runs(Path()))
-SOME = ["ppo-separate-segments", "ppo-shared-transitions-clipped", "ppo-value-epochs-first-kl",
-        "ppg-detached-images", "ppg-lstm", "ppg-masks", "ppo-obs-norm-ema-tree",
-        "ppo-reward-norm-steps", "ppg-value-norm", "ppo-adaptive-kl", "ppo-adaptive-penalty",
-        "ppo-together", "ppg-together", "ppg-averaged"]  # fmt: skip
-FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks", "ppg-together"]
+SOME = ["ppo-shared-transitions-clipped", "ppo-value-epochs-first-kl", "ppg-lstm", "ppg-masks",
+        "ppo-obs-norm-ema-tree", "ppo-reward-norm-steps", "ppg-value-norm", "ppo-adaptive-penalty",
+        "ppg-together", "ppg-averaged"]  # fmt: skip
+FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/faults/test_determinism.py -k changed",
     ),
     (
-        "session/run.py", "self._save_what_is_left()\n            self.close()",
-        "self.close()", "tests/session/test_interruption.py",
+        "session/run.py", "                self._save_what_is_left()\n        finally:",
+        "                pass\n        finally:", "tests/session/test_interruption.py",
     ),
 )  # fmt: skip
 """A file of the package, what is there, what is put there, and the tests that have to fail."""

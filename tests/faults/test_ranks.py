@@ -28,7 +28,7 @@ from phasicrl.cli import main
 from phasicrl.distributed import RankError
 from phasicrl.execution.compute import EagerStep
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import checkpoints, load_at
+from phasicrl.runs.checkpoint import checkpoints, load_at, num_processes
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session import agreement
 from phasicrl.session.run import Run
@@ -426,7 +426,8 @@ def train_in_a_group(folder: Path) -> None:
 
 def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> None:
     run_ranks(tmp_path, 2, train_in_a_group, tmp_path)
-    assert_as_unbroken(tmp_path)
+    last = newest(tmp_path)
+    assert last is not None and num_processes(last) == 2
 
 
 def train_unnamed(folder: Path, port: int) -> None:
@@ -469,6 +470,8 @@ def train_out_of_memory(folder: Path) -> None:
         raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
-def test_why_a_process_failed_is_told_to_those_who_miss_it(tmp_path: Path) -> None:
+def test_why_a_process_failed_is_told_to_those_who_miss_it(tmp_path: Path, is_full: bool) -> None:
+    if not is_full:
+        pytest.skip("a deadline has to pass: make test-faults")
     assert ended(start_ranks(tmp_path, 2, train_out_of_memory, tmp_path), seconds=60) == [6, 1]
     assert "no answer from rank 1 of 2: MemoryError: a step does not fit" in said(tmp_path)[0]
