@@ -17,7 +17,7 @@ from torch import Tensor
 
 from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
-from phasicrl.config import Config, ObsNormConfig, ValueNormConfig
+from phasicrl.config import Config, ObsNormConfig, RewardNormConfig, ValueNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
@@ -700,3 +700,73 @@ def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(
     assert {name: value for name, value in found.items() if not name.startswith("time/")} == {
         name: value for name, value in expected.items() if not name.startswith("time/")
     }
+
+
+def spied_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: object
+) -> tuple[Run, list[AuxiliarySamples]]:
+    """A run after its first auxiliary phase, and the minibatches of that."""
+    seen: list[AuxiliarySamples] = []
+    plain = phases.AuxiliaryLoss.__call__
+
+    def spy(loss: phases.AuxiliaryLoss, samples: AuxiliarySamples, *coefficients: Tensor) -> Any:
+        seen.append(samples)
+        return plain(loss, samples, *coefficients)
+
+    monkeypatch.setattr(phases.AuxiliaryLoss, "__call__", spy)
+    run = filled(tiny(tmp_path, aux=tiny_aux(every=2, epochs=2), **changes))
+    run.buffer.rollouts.value_target.copy_(torch.arange(64.0).view(2, 4, 8))
+    return run, seen
+
+
+def test_the_last_iterations_alone_are_dealt_out_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch has all of the second rollout's targets, 32 to 63, and none of the first's."""
+    run, seen = spied_phase(tmp_path, monkeypatch)
+    aux = replace(tiny_aux(every=2, epochs=2), iterations_per_epoch=1, iterations_from="last")
+    run.learner.config = replace(run.config, aux=aux)
+    auxiliary_phase(run.learner, run.buffer)
+    targets = torch.cat([samples.value_target.flatten() for samples in seen])
+    by_epoch = targets.view(2, -1).sort().values
+    assert torch.equal(by_epoch, torch.arange(32.0, 64.0).expand(2, -1))
+    assert len(seen) == 2 * aux.num_minibatches
+
+
+def test_targets_of_a_phase_can_be_those_of_its_value_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against GAE by its sum, from values of now and rewards by the statistics of now."""
+    norm = RewardNormConfig()
+    run, seen = spied_phase(tmp_path, monkeypatch, reward_norm=norm)
+    run.learner.config = replace(
+        run.config, aux=replace(tiny_aux(every=2, epochs=1), recompute_targets=True)
+    )
+    normalizer = run.learner.reward_normalizer
+    assert normalizer is not None
+    normalizer.moments.update(torch.tensor([0.0, 6.0], dtype=torch.float64))
+    before = {name: value.clone() for name, value in normalizer.state_dict().items()}
+    rollouts, ppo = run.buffer.rollouts, run.config.ppo
+    rollouts.reward.copy_(torch.rand(2, 4, 8))
+    rollouts.terminated.zero_()
+    rollouts.truncated.zero_()
+    rollouts.first.zero_()
+    rollouts.next_value.copy_(torch.rand(2, 4, 8))
+    last = rollouts.next_value[:, :, -1].clone()
+    reward = (rollouts.reward / normalizer.scale).clamp(-norm.clip, norm.clip)
+    with torch.no_grad():
+        value = run.agent.value(
+            rollouts.obs.flatten(0, 1), rollouts.first.flatten(0, 1), rollouts.state.flatten(0, 1)
+        ).view(2, 4, 8)
+    following = torch.cat([value[:, :, 1:], last.unsqueeze(-1)], dim=-1)
+    delta = reward + ppo.gamma * following - value
+    decay = ppo.gamma * ppo.gae_lambda
+    expected = torch.empty_like(value)
+    for t in range(8):
+        weights = decay ** torch.arange(8.0 - t)
+        expected[:, :, t] = value[:, :, t] + (delta[:, :, t:] * weights).sum(-1)
+    auxiliary_phase(run.learner, run.buffer)
+    told = torch.cat([samples.value_target.flatten() for samples in seen]).sort().values
+    torch.testing.assert_close(told, expected.flatten().sort().values)
+    for name, tensor in normalizer.state_dict().items():
+        assert torch.equal(tensor, before[name]), name

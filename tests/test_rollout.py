@@ -220,7 +220,10 @@ def test_auxiliary_samples_are_the_phase_with_the_old_policy_beside_it() -> None
     old_dist_params = cells(K * B, T)[..., None] + torch.tensor([0.1, 0.2, 0.3])
     samples = buffer.auxiliary_samples(old_dist_params)
     assert_is_the_phase(samples)
-    assert samples.old_dist_params is old_dist_params
+    assert samples.old_dist_params.data_ptr() == old_dist_params.data_ptr()  # nothing is copied
+    assert torch.equal(samples.old_dist_params, old_dist_params)
+    last = buffer.auxiliary_samples(old_dist_params, last=1)
+    assert torch.equal(last.obs, samples.obs[-B:]) and len(last) == B
     assert samples.obs.data_ptr() == buffer.rollout(0).obs.data_ptr()
     for minibatch in samples.minibatches(3, torch.randperm(len(samples)), by="segments"):
         gathered = minibatch.gather()

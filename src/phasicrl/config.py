@@ -420,6 +420,10 @@ class AuxConfig:
     """Minibatches of one pass per policy iteration (N_a)."""
     iterations_per_epoch: int | None = None
     """Use in each epoch only as much data as so many iterations have (N ≤ N_π); off: all."""
+    iterations_from: Literal["phase", "last"] = "phase"
+    """Draw that much from the whole phase, or take the last iterations alone (which overfits)."""
+    recompute_targets: bool = False
+    """Compute V̂ anew when the phase begins, by the value function of then."""
     minibatch_by: MinibatchBy = "segments"
     """Deal out whole segments (the paper's codes), or shuffled transitions."""
     beta_clone: float = 1.0
@@ -1001,6 +1005,8 @@ NEEDS = (
     Need("ppo.grad_norm_of", "ppo.max_grad_norm", lambda c: c.ppo.max_grad_norm is not None),
     Need("aux.learning_rate", "aux.optimizer own",
          lambda c: c.aux is not None and c.aux.optimizer == "own"),
+    Need("aux.iterations_from", "aux.iterations_per_epoch",
+         lambda c: c.aux is not None and c.aux.iterations_per_epoch is not None),
     Need("obs_norm", "real numbers among the observations", task=lambda t: t.has_floats),
     Need("obs_norm.decay", "obs_norm.statistics ema",
          lambda c: c.obs_norm is not None and c.obs_norm.statistics == "ema"),
@@ -1027,7 +1033,7 @@ ALWAYS_MEANINGFUL = frozenset(
     ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_betas ppo.adam_eps ppo.adam_eps_hat
     ppo.max_grad_norm compute.rank_timeout
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by
-    aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm
+    aux.recompute_targets aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm
     reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at
     obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
     compute.device compute.policy_precision compute.compile compute.deterministic

@@ -119,9 +119,8 @@ class Learner:
 
         The statistics that they are normalized by include this rollout.
         """
-        clip, norm = self.config.ppo.reward_clip, self.config.reward_norm
-        reward = rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
-        normalizer = self.reward_normalizer
+        norm, normalizer = self.config.reward_norm, self.reward_normalizer
+        reward = self._clipped_reward(rollout)
         if normalizer is None:
             return reward, {}
         by_termination = norm is not None and norm.reset_at == "termination"
@@ -131,6 +130,15 @@ class Learner:
         clipped = float((reward.abs() >= normalizer.clip).float().mean())
         record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
         return reward[world.own(len(reward))], record
+
+    def reward_in_units_of_now(self, rollout: Rollout) -> Tensor:
+        """The rewards of an earlier rollout, `[B, T]`, by the statistics as they are."""
+        reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
+        return reward if normalizer is None else normalizer.scaled(reward)
+
+    def _clipped_reward(self, rollout: Rollout) -> Tensor:
+        clip = self.config.ppo.reward_clip
+        return rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
 
     def update_observation_statistics(self, rollout: Rollout) -> None:
         """Take a rollout's observations into their statistics, when all has been learned from it.

@@ -215,6 +215,11 @@ class RewardNormalizer(nn.Module):
         else:
             self.moments.update(returns)
             scale = self.scale
+        return self.scaled(reward, scale)
+
+    def scaled(self, reward: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Divide rewards by a scale, or the one of now, and clip them."""
+        scale = self.scale if scale is None else scale
         return (reward / scale.to(reward.dtype)).clamp(-self.clip, self.clip)
 
 

@@ -386,15 +386,18 @@ def auxiliary_phase(
     start = perf_counter()
     stage("auxiliary")
     if buffer.progress is None:
+        if aux.recompute_targets:
+            _recompute_targets(learner, buffer)
         old_dist_params = dist_params(agent, buffer.segments(), compute=compute, phase="aux")
         buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
     progress = buffer.progress
     start -= progress.seconds
-    samples = buffer.auxiliary_samples(progress.old_dist_params)
+    num_iterations = aux.iterations_per_epoch or aux.every
+    num_dealt = num_iterations if aux.iterations_from == "last" else aux.every
+    samples = buffer.auxiliary_samples(progress.old_dist_params, last=num_dealt)
     loss = AuxiliaryLoss(agent, aux, compute.precision("aux"))
     step = compute.gradient_step(loss, learner.settings("aux"))
-    num_minibatches = aux.num_minibatches * aux.every
-    num_used = aux.num_minibatches * (aux.iterations_per_epoch or aux.every)
+    num_minibatches, num_used = (aux.num_minibatches * n for n in (num_dealt, num_iterations))
     while progress.epoch < aux.epochs:
         stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         if progress.order is None:
@@ -414,6 +417,17 @@ def auxiliary_phase(
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
     means = compute.world.mean_of(progress.means.result())
     return _finite(means) | {"time/auxiliary": perf_counter() - start}
+
+
+def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
+    """Compute V̂ of a phase anew, by the value function and the scale of rewards of now.
+
+    Done twice it gives the same.
+    """
+    for slot in range(buffer.num_filled):
+        rollout = buffer.rollout(slot)
+        revalue(learner.agent, rollout, compute=learner.compute)
+        _advantages(rollout, learner.reward_in_units_of_now(rollout), learner.config.ppo)
 
 
 def _finite(record: Record) -> Record:

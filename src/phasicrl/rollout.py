@@ -362,15 +362,21 @@ class PhaseBuffer:
         self.num_filled = 0
         self.progress = None
 
-    def auxiliary_samples(self, old_dist_params: Float[Tensor, "KB T P"]) -> AuxiliarySamples:
-        """All segments of the phase, `[K·B, T, …]`. Copies nothing.
+    def auxiliary_samples(
+        self, old_dist_params: Float[Tensor, "KB T P"], *, last: int | None = None
+    ) -> AuxiliarySamples:
+        """The segments of the phase, or of its last rollouts, `[last·B, T, …]`. Copies nothing.
 
-        With them go the parameters of the policy before the auxiliary phase.
+        With them go the parameters of the policy before the auxiliary phase, of all its segments.
         """
         fields = dataclasses.fields(Samples)
         segments = self.segments()
         known = {field.name: getattr(segments, field.name) for field in fields}
-        return AuxiliarySamples(**known, old_dist_params=old_dist_params)
+        samples = AuxiliarySamples(**known, old_dist_params=old_dist_params)
+        begin = (self.num_rollouts - (last or self.num_rollouts)) * (
+            len(segments) // self.num_rollouts
+        )
+        return samples.take(slice(begin, None))
 
     def segments(self) -> Samples:
         """All segments of the phase, `[K·B, T, …]`. Copies nothing."""

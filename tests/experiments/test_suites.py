@@ -76,6 +76,7 @@ def test_the_two_savings_of_the_sources() -> None:
         "N = N_π": {},
         "N = N_π / 2": {"aux.iterations_per_epoch": 16},
         "N = N_π / 4": {"aux.iterations_per_epoch": 8},
+        "the last N_π / 4 alone": {"aux.iterations_per_epoch": 8, "aux.iterations_from": "last"},
     }
     assert base("skip-aux", "bigfish").ppg.env.distribution == "easy"
     assert base("seeds-table", "bigfish").ppg.total_env_steps == 25_000_000

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import Config, EnvConfig
+from phasicrl.config import Config, EnvConfig, RewardNormConfig
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.run import Run
 from tests.helpers import Corridor, Levers, rows_of, tiny, tiny_aux
@@ -179,8 +179,10 @@ class _Stop(Exception):
         {"aux.optimizer": "shared", "aux.minibatch_by": "transitions"},
         {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
         {"aux.every": 4, "aux.iterations_per_epoch": 2, "log.tensorboard": True},
+        {"aux.every": 4, "aux.iterations_per_epoch": 2, "aux.iterations_from": "last"},
+        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig()},
     ],
-    ids=["own-optimizer", "one-optimizer", "lstm", "part-of-the-data"],
+    ids=["own-optimizer", "one-optimizer", "lstm", "part-of-the-data", "last-data", "new-targets"],
 )
 def test_in_the_middle_of_an_auxiliary_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]

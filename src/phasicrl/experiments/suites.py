@@ -159,10 +159,12 @@ def _fewer_updates(base: Base) -> list[Arm]:
     """Auxiliary epochs over all data of a phase, and over parts of it."""
     assert base.ppg.aux is not None
     every = base.ppg.aux.every
-    parts = {f"N = N_π / {part}": every // part for part in (2, 4) if every >= 2 * part}
+    parts = {f"N = N_π / {part}": {"aux.iterations_per_epoch": every // part} for part in (2, 4)}
+    last = {"aux.iterations_per_epoch": every // 4, "aux.iterations_from": "last"}
+    changes: dict[str, dict[str, Any]] = {**parts, "the last N_π / 4 alone": last}
     return [
         ("N = N_π", base.ppg),
-        *((name, base.ppg.changed({"aux.iterations_per_epoch": n})) for name, n in parts.items()),
+        *((name, base.ppg.changed(change)) for name, change in changes.items()),
     ]
 
 

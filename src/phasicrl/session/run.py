@@ -411,8 +411,10 @@ class Run:
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
         self._best_return = state["best_return"]
+        auxiliary_began = state["auxiliary"] is not None
         for slot in range(state["num_filled"]):
-            self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
+            chunk = self._chunk_name(slot, auxiliary_began=auxiliary_began)
+            self.buffer.next_rollout().load(chunks[chunk])
         if (auxiliary := state["auxiliary"]) is not None:
             old_dist_params = chunks[self._old_policy_name]["dist_params"]
             means = MeanAccumulator()
@@ -520,11 +522,19 @@ class Run:
     def _buffer_chunks(self) -> Chunks:
         """The rollouts of the phase under way, one chunk each, and in its auxiliary phase π_old.
 
-        They never change, so a checkpoint can link those of the one before.
+        They never change, so a checkpoint can link those of the one before. If targets are computed
+        anew for an auxiliary phase, it has chunks of its own.
         """
-        slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
-        chunks: Chunks = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
-        if (progress := self.buffer.progress) is not None:
+        slots, rollout, progress = (
+            range(self.buffer.num_filled),
+            self.buffer.rollout,
+            self.buffer.progress,
+        )
+        began = progress is not None
+        chunks: Chunks = {
+            self._chunk_name(slot, auxiliary_began=began): rollout(slot).tensors for slot in slots
+        }
+        if progress is not None:
             dist_params = progress.old_dist_params
             chunks[self._old_policy_name] = lambda: {"dist_params": dist_params}
         return chunks
@@ -534,6 +544,8 @@ class Run:
         """Of the chunk that holds the distribution parameters before the auxiliary phase."""
         return f"{OLD_POLICY}-{self.learner.phase:06d}"
 
-    def _chunk_name(self, slot: int) -> str:
-        """A name that no other rollout of this run has."""
-        return f"rollout-{self.learner.phase:06d}-{slot:03d}"
+    def _chunk_name(self, slot: int, *, auxiliary_began: bool) -> str:
+        """A name that no other rollout of this run has, nor this one with other targets."""
+        aux = self.config.aux
+        renewed = auxiliary_began and aux is not None and aux.recompute_targets
+        return f"rollout-{self.learner.phase:06d}-{slot:03d}{'-renewed' * renewed}"
