@@ -35,11 +35,11 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "runs/checkpoint.py", "os.replace(temporary, final)",
         "shutil.copytree(temporary, final)", SAVE,
     ),
-    ("runs/checkpoint.py", "    flush(folder)\n", "", SAVE),
+    ("runs/checkpoint.py", "                flush(folder)\n", "", SAVE),
     ("runs/checkpoint.py", "checkpoints(folder)[:-keep]", "checkpoints(folder)[:keep]", SAVE),
     (
         "runs/checkpoint.py", "if said != _described(path / file):", "if False:",
-        "tests/faults/test_damage.py -k damaged_file",
+        "tests/runs/test_checkpoint.py -k flipped_bit",
     ),
     (
         "runs/checkpoint.py", 'if run and manifest["run"] != run:', "if False:",
