@@ -393,11 +393,12 @@ def auxiliary_phase(
     progress = buffer.progress
     start -= progress.seconds
     num_iterations = aux.iterations_per_epoch or aux.every
-    num_dealt = num_iterations if aux.iterations_from == "last" else aux.every
-    samples = buffer.auxiliary_samples(progress.old_dist_params, last=num_dealt)
+    last = num_iterations if aux.iterations_from == "last" else None
+    samples = buffer.auxiliary_samples(progress.old_dist_params, last=last)
     loss = AuxiliaryLoss(agent, aux, compute.precision("aux"))
     step = compute.gradient_step(loss, learner.settings("aux"))
-    num_minibatches, num_used = (aux.num_minibatches * n for n in (num_dealt, num_iterations))
+    num_minibatches = aux.num_minibatches * (last or aux.every)
+    num_used = aux.num_minibatches * num_iterations
     while progress.epoch < aux.epochs:
         stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         if progress.order is None:
