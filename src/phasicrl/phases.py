@@ -405,8 +405,7 @@ def auxiliary_phase(
             progress.seconds = perf_counter() - start
             before_epoch()
             progress.order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
-        # N < N_π: fewer minibatches, each still drawn from everything, because the order is
-        # shuffled over the whole phase.
+        # N < N_π: fewer minibatches, each still drawn from everything that is in the order.
         minibatches = samples.minibatches(num_minibatches, progress.order, by=aux.minibatch_by)
         for minibatch in islice(minibatches, progress.num_done, num_used):
             progress.means.add(*step(minibatch))
