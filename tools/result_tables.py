@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks import batch_invariance
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.experiments.suites import SUITES
 from phasicrl.runs.directory import RunDirectory
@@ -136,21 +137,16 @@ def suites_table() -> str:
 
 def batch_invariance_table() -> str:
     """The mean return over a run for each size of the batch, with the rules and without."""
-    by_run: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     with gzip.open(RESULTS / "batch_invariance.csv.gz", "rt") as file:
-        for row in csv.DictReader(file):
-            runs = by_run.setdefault((row["task"], row["arm"], row["divided_by"]), {})
-            runs.setdefault(row["seed"], []).append(float(row["return"]))
-    sizes = sorted({size for _, _, size in by_run}, key=int)
-    names = ("batch" if size == "1" else f"batch / {size}" for size in sizes)
+        rows = list(csv.DictReader(file))
+    sizes = batch_invariance.SIZES
+    names = ("batch" if size == 1 else f"batch / {size}" for size in sizes)
     text = _head("task", "settings; mean return over a run [95 %]", *names)
-    for task, arm in dict.fromkeys(key[:2] for key in by_run):
-        cells = []
-        for size in sizes:
-            means = [float(np.mean(values)) for values in by_run[task, arm, size].values()]
-            low, high = bootstrap_interval(means)
-            cells.append(f"{np.mean(means):.0f} [{low:.0f}, {high:.0f}]".replace("-", "−"))
-        text += _row(task, arm, *cells)
+    for task in batch_invariance.TASKS:
+        for arm in batch_invariance.ARMS:
+            found = batch_invariance.by_size(rows, task, arm)
+            cells = ("{:.0f} [{:.0f}, {:.0f}]".format(*found[size]) for size in sizes)
+            text += _row(task, arm, *(cell.replace("-", "−") for cell in cells))
     return text
 
 

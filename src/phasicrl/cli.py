@@ -45,6 +45,7 @@ from phasicrl.config_io import nearest_name, printable
 from phasicrl.presets import PRESETS, differences, get_preset
 
 if TYPE_CHECKING:
+    from phasicrl.analysis.compare import Comparison
     from phasicrl.execution.plan import Plan
     from phasicrl.experiments.trials import Trial
     from phasicrl.session.run import Run
@@ -549,7 +550,6 @@ def _suite(words: list[str]) -> None:
     """Train an experiment of the papers, and draw it: `phasicrl suite fig3 [--jobs 2 …]`."""
     from rich.console import Console
 
-    from phasicrl.analysis.compare import tables
     from phasicrl.experiments.run_suite import run_suite
     from phasicrl.experiments.suites import SUITES
 
@@ -566,10 +566,7 @@ def _suite(words: list[str]) -> None:
         console.print(printable(text), **_AS_IT_IS)
 
     found = run_suite(**arguments, on_trial=on_trial)
-    for table in tables(found.comparison):
-        console.print(table)
-    for path in found.files:
-        console.print(printable(str(path)), **_AS_IT_IS)
+    _print_comparison(found.comparison, found.files)
 
 
 @dataclass(frozen=True)
@@ -670,18 +667,25 @@ def _plot(words: list[str]) -> None:
 
 def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
-    from rich.console import Console
-
-    from phasicrl.analysis.compare import compare_runs, tables
+    from phasicrl.analysis.compare import compare_runs
 
     arguments, *_ = arguments_for("compare", compare_runs, words)
     comparison = compare_runs(**arguments)
+    _print_comparison(comparison, comparison.files)
+    comparison.require_bounds()
+
+
+def _print_comparison(comparison: Comparison, files: Sequence[Path]) -> None:
+    """Print who is where, and what was written."""
+    from rich.console import Console
+
+    from phasicrl.analysis.compare import tables
+
     console = Console()
     for table in tables(comparison):
         console.print(table)
-    for path in comparison.files:
+    for path in files:
         print(printable(str(path)))
-    comparison.require_bounds()
 
 
 # --- lists

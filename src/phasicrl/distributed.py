@@ -342,8 +342,10 @@ class Ranks(World):
         return room[0]
 
     def any(self, is_true: bool) -> bool:
-        """See `World`."""
-        return any(self.gather(is_true))
+        """See `World`. A process that was asked to end says so here, too."""
+        said = self.gather((is_true, self._ending))
+        self._end_if_asked([ending for _, ending in said])
+        return any(found for found, _ in said)
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -61,7 +61,7 @@ def test_results_do_not_depend_on_how_resamples_are_cut_into_blocks(
 ) -> None:
     values = np.random.default_rng(0).normal(size=20)
     whole = bootstrap_interval(values)
-    monkeypatch.setattr("phasicrl.analysis.statistics._DRAWS_AT_ONCE", 999)
+    monkeypatch.setattr("phasicrl.analysis.statistics.DRAWS_AT_ONCE", 999)
     assert bootstrap_interval(values) == whole
 
 

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,7 +26,6 @@ from torch import distributed as dist
 from phasicrl import distributed
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
-from phasicrl.distributed import RankError
 from phasicrl.execution.compute import EagerStep
 from phasicrl.runs import checkpoint
 from phasicrl.runs.checkpoint import checkpoints, load_at, num_processes
@@ -47,19 +47,27 @@ from tests.ranks import ended, free_port, run_ranks, start_ranks
 KIND, STEPS = "lstm", 24 * 64
 
 
-def begin_or_resume(folder: Path, changes: dict[str, Any]) -> None:
-    """What `train … --resume auto` does, and the exit code that the command line would give."""
-    path = run_directory(folder)
+@contextmanager
+def exiting() -> Iterator[None]:
+    """Say what failed, and end with the exit code that the command line would give."""
     try:
+        yield
+    except Exception as error:
+        print(error, flush=True, file=sys.stderr)
+        is_users = isinstance(error, ValueError | OSError)
+        raise SystemExit(getattr(error, "exit_code", 2 if is_users else 1)) from None
+
+
+def begin_or_resume(folder: Path, changes: dict[str, Any]) -> None:
+    """What `train … --resume auto` does."""
+    path = run_directory(folder)
+    with exiting():
         if path is not None and RunDirectory(path).checkpoints:
             resume(path)
         else:
             if path is not None and os.environ["RANK"] == "0":
                 shutil.rmtree(path)  # killed before there was anything to go on from
             train(small(folder, KIND, **{"compute.rank_timeout": 5.0} | changes))
-    except RuntimeError as error:
-        print(error, flush=True, file=sys.stderr)
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
 def start(folder: Path, size: int = 2, **changes: Any) -> list[BaseProcess]:
@@ -232,11 +240,7 @@ def begin_with_full_disk(folder: Path, changes: dict[str, Any], full: int) -> No
         return plain(*args)
 
     checkpoint._write_part = write
-    try:
-        begin_or_resume(folder, changes)
-    except OSError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+    begin_or_resume(folder, changes)
 
 
 @pytest.mark.parametrize("full", [0, 1])
@@ -299,11 +303,8 @@ def train_failing(folder: Path, failing: set[str], told: set[str]) -> None:
     """Train with environments that fail in some processes while some are told to end."""
     Failing.failing, Failing.told = failing, told
     config = small(folder, "ppo", **{"compute.rank_timeout": 20.0, "checkpoint.every_minutes": 60})
-    try:
+    with exiting():
         train(config, make_env=lambda: Failing(gym.make("CartPole-v1")))
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
 @pytest.mark.parametrize(("failing", "told"), [({"1"}, {"0"}), ({"0", "1"}, {"0", "1"})])
@@ -327,11 +328,8 @@ def train_and_call(folder: Path) -> None:
         if run.iteration == 3 and run.world.rank == 1:
             raise KeyError("my tracker is full")
 
-    try:
+    with exiting():
         train(small(folder, "ppo", **{"compute.rank_timeout": 20.0}), on_iteration=on_iteration)
-    except (RuntimeError, KeyError) as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
 def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> None:
@@ -343,15 +341,12 @@ def begin_otherwise(folder: Path) -> None:
     """What `--resume auto` does where one process does not see the run."""
     config = small(folder, "ppo", **{"compute.rank_timeout": 20.0})
     path = run_directory(folder)
-    try:
+    with exiting():
         if os.environ["RANK"] == "0":
             assert path is not None
             resume(path)
         else:
             train(config)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(6) from None
 
 
 def test_one_goes_on_and_the_other_begins(tmp_path: Path) -> None:
@@ -400,11 +395,8 @@ def train_elsewhere(folder: Path) -> None:
     own.mkdir()
     os.chdir(own)
     agreement._SECONDS = 0.3
-    try:
+    with exiting():
         train(small(Path("runs"), "ppo", **{"compute.rank_timeout": 20.0}))
-    except RankError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
 
 
 def test_a_folder_that_the_processes_do_not_share_is_seen_by_all(tmp_path: Path) -> None:
@@ -437,11 +429,8 @@ def train_unnamed(folder: Path, port: int) -> None:
         del os.environ[name]
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    try:
+    with exiting():
         train(small(folder, "ppo"))
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 def test_a_process_group_without_variables_is_refused(tmp_path: Path) -> None:
@@ -463,11 +452,8 @@ def train_out_of_memory(folder: Path) -> None:
 
     EagerStep.__call__ = fail
     distributed._NAMING_SECONDS = 0.5
-    try:
+    with exiting():
         train(small(folder, "ppo", **{"compute.rank_timeout": 10.0, "compute.compile": "off"}))
-    except (RankError, MemoryError) as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
 def test_why_a_process_failed_is_told_to_those_who_miss_it(tmp_path: Path, is_full: bool) -> None:

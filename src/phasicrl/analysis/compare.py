@@ -342,7 +342,6 @@ def _draw_profiles(matrices: Mapping[str, Array], output: Path) -> list[Path]:
 
     if not matrices:
         return []
-    png, svg = (output.with_name(output.name + end) for end in (".png", ".svg"))
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
     levels = np.linspace(every.min(), every.max(), 201)
     with rc_context(STYLE):
@@ -355,8 +354,7 @@ def _draw_profiles(matrices: Mapping[str, Array], output: Path) -> list[Path]:
         panel.set_xlabel("score")
         panel.set_ylabel("share of runs above it")
         figure.legend(loc="outside lower center", frameon=False)
-    save_figure(figure, png, svg, "performance profiles, 95 % stratified bootstrap band")
-    return [png, svg]
+    return save_figure(figure, output, "performance profiles, 95 % stratified bootstrap band")
 
 
 def tables(comparison: Comparison) -> list[Any]:

@@ -170,11 +170,11 @@ def plot_runs(
     figure = draw_curves(curves, _axis_label(metric, smooth_steps), title)
     stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
     stem.parent.mkdir(parents=True, exist_ok=True)
-    png, svg, table = (stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".csv"))
     about = f"{metric} of {', '.join(map(str, runs))}"
-    save_figure(figure, png, svg, f"{about}; published: {reference}" if reference else about)
+    images = save_figure(figure, stem, f"{about}; published: {reference}" if reference else about)
+    table = stem.with_name(stem.name + ".csv")
     _write_csv(curves, metric, table)
-    return [png, svg, table]
+    return [*images, table]
 
 
 def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
@@ -531,10 +531,16 @@ def _axis_label(metric: str, smooth_steps: int) -> str:
     return f"{label}\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else label
 
 
-def save_figure(figure: Figure, png: Path, svg: Path, about: str) -> None:
-    """Write the images; the same data gives the same files, fit for version control."""
+def save_figure(figure: Figure, stem: Path, about: str) -> list[Path]:
+    """Write a figure as PNG and SVG; the same data gives the same files, fit for version control.
+
+    Returns:
+        The images, whose names are the stem's with their endings behind it.
+    """
     from matplotlib import rc_context
 
+    png, svg = (stem.with_name(stem.name + ending) for ending in (".png", ".svg"))
     with rc_context(STYLE):
         figure.savefig(png, dpi=200, metadata={"Software": "phasicrl", "Description": about})
         figure.savefig(svg, metadata={"Creator": "phasicrl", "Description": about, "Date": None})
+    return [png, svg]

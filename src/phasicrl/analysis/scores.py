@@ -1,6 +1,6 @@
 """Scores of many runs on several tasks in one number, with what is known of it.
 
-Kind: pure mathematics. Imports NumPy only.
+Kind: pure mathematics.
 
 The measures of Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical
 precipice" (arXiv 2108.13264), as its library rliable computes them. Intervals are of the stratified
@@ -16,12 +16,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from phasicrl.analysis.statistics import DRAWS_AT_ONCE, RESAMPLES, middle_of
+
 Array: TypeAlias = NDArray[np.float64]
 Measure: TypeAlias = Callable[[Array], Array]
 """Of scores `[..., R, T]`, of R runs on each of T tasks, to numbers `[...]`."""
-
-_CONFIDENCE, _RESAMPLES = 0.95, 10_000
-_DRAWS_AT_ONCE = 2_000_000  # 16 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
     drawn = np.concatenate(
         [above(block) for block in _resampled(matrix, seed=0, share=len(levels))]
     )
-    low, high = _interval_of_each(drawn)
+    low, high = middle_of(drawn)
     return above(matrix), low, high
 
 
@@ -191,9 +190,9 @@ def _resampled(
     runs, tasks = scores.shape
     generator, places = np.random.default_rng(seed), np.arange(tasks)
     size = (scores if like is None else like).size
-    block = max(1, _DRAWS_AT_ONCE // (size * share))
-    for start in range(0, _RESAMPLES, block):
-        drawn = generator.integers(runs, size=(min(block, _RESAMPLES - start), runs, tasks))
+    block = max(1, DRAWS_AT_ONCE // (size * share))
+    for start in range(0, RESAMPLES, block):
+        drawn = generator.integers(runs, size=(min(block, RESAMPLES - start), runs, tasks))
         yield scores[drawn, places]
 
 
@@ -208,12 +207,5 @@ def _share_of_wins(scores: Array, others: Array) -> Array:
 
 def _interval(drawn: Array) -> tuple[float, float]:
     """The 95 % interval of numbers `[B]` that were drawn."""
-    low, high = _interval_of_each(drawn)
+    low, high = middle_of(drawn)
     return float(low), float(high)
-
-
-def _interval_of_each(drawn: Array) -> tuple[Array, Array]:
-    """The 95 % interval of each column of what was drawn, `[B, ...]`."""
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    low, high = np.quantile(drawn, (tail, 1.0 - tail), axis=0)
-    return low, high

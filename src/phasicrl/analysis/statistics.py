@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_CONFIDENCE, _RESAMPLES = 0.95, 10_000
-_DRAWS_AT_ONCE = 2_000_000  # 16 MB
+RESAMPLES = 10_000
+DRAWS_AT_ONCE = 2_000_000  # 16 MB
+_CONFIDENCE = 0.95
 
 
 def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
@@ -50,16 +51,21 @@ def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
         raise ValueError(
             "some values are not finite numbers; leave them out before asking for an interval"
         )
+    return middle_of(_resampled_means(rows))
+
+
+def middle_of(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What holds 95 % of what was drawn, `[resamples, ...]`: lower and upper edges `[...]`."""
     tail = (1.0 - _CONFIDENCE) / 2.0
-    low, high = np.quantile(_resampled_means(rows), (tail, 1.0 - tail), axis=0)
+    low, high = np.quantile(drawn, (tail, 1.0 - tail), axis=0)
     return low, high
 
 
 def _resampled_means(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean over rows drawn with replacement, again and again: resamples × points."""
     count, generator = len(rows), np.random.default_rng(0)
-    block = max(1, _DRAWS_AT_ONCE // count)
-    sizes = [min(block, _RESAMPLES - start) for start in range(0, _RESAMPLES, block)]
+    block = max(1, DRAWS_AT_ONCE // count)
+    sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
     # How often each row is drawn is multinomial, so that a resample is a row of counts and all of
     # them are one product.
     share = np.full(count, 1.0 / count)

@@ -14,7 +14,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from gymnasium.vector import AsyncVectorEnv
 from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.protocol import EnvError
 from phasicrl.host.machine import place, usable_cores
+from phasicrl.host.signals import when_parent_ends
 
 START_REMEDY = (
     "if it speaks of bootstrapping above, "
@@ -197,18 +197,11 @@ def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.En
         # save and then ends us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+        # Else an environment that hangs would stay.
+        when_parent_ends(lambda: os._exit(1))
         if hasattr(faulthandler, "register"):  # `ProcessVectorEnv` asks when an environment hangs
             faulthandler.register(signal.SIGUSR1)
     return maker()
-
-
-def _end_with_the_trainer() -> None:
-    """End this process with the trainer's: else an environment that hangs would stay."""
-    trainer = multiprocessing.parent_process()
-    assert trainer is not None
-    multiprocessing.connection.wait([trainer.sentinel])
-    os._exit(1)
 
 
 def refuse_unsendable(name: str, make_env: MakeEnv) -> None:

@@ -22,7 +22,15 @@ from phasicrl.analysis.plot import Curve, draw_curves, save_figure
 from phasicrl.config import Config
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.suites import Scale, suite_named
-from phasicrl.experiments.trials import ResultTable, Row, Trial, fill_table, measure_once
+from phasicrl.experiments.trials import (
+    FIRST_REPORT_SEED,
+    ResultTable,
+    Row,
+    Trial,
+    fill_table,
+    measure_once,
+    over_seeds,
+)
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.crash import CRASH_FILE
 
@@ -31,7 +39,6 @@ COLUMNS = (
     "curve",
 )  # fmt: skip
 """Of a suite's table; `curve` has the return at each fortieth of the budget."""
-FIRST_SEED = 101
 _POINTS = 40
 _METRIC = "charts/episodic_return_100"
 
@@ -83,15 +90,14 @@ def run_suite(
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; give at least 1")
     suite = suite_named(name)
-    seeds = seeds or range(FIRST_SEED, FIRST_SEED + suite.num_seeds)
-    trials = []
+    seeds = seeds or range(FIRST_REPORT_SEED, FIRST_REPORT_SEED + suite.num_seeds)
+    trials: list[Trial] = []
     for task in tasks or suite.tasks(scale):
         base = suite.base(task, scale)
         for arm, config in suite.arms(base):
             budget = total_env_steps or config.total_env_steps
             config = _ready(config, task, budget, jobs, output_dir)
-            label = (task, arm, str(budget))
-            trials += [Trial(label, replace(config, seed=seed)) for seed in seeds]
+            trials += over_seeds((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
     table = ResultTable(stem.with_name(stem.name + ".csv"), COLUMNS, ("task", "arm", "budget"))
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -99,14 +105,11 @@ def run_suite(
     trials.sort(key=lambda trial: trial.config.seed)
     for trial in fill_table(table, trials, measure, jobs=jobs):
         on_trial(trial)
-    asked = {trial.key for trial in trials}
-    rows = [row for row in table.rows() if _key(row) in asked]
-    curves = suite_curves(rows)
-    png, svg = (stem.with_name(stem.name + ending) for ending in (".png", ".svg"))
+    curves = suite_curves(table.rows_of(trials))
     figure = draw_curves(curves, "episodic return, last 100 episodes", f"{name}: {suite.about}")
-    save_figure(figure, png, svg, f"suite {name}, {scale}")
+    images = save_figure(figure, stem, f"suite {name}, {scale}")
     comparison = compare_curves(curves, metric=_METRIC, units=_units(trials))
-    return SuiteResult(comparison, (table.path, png, svg))
+    return SuiteResult(comparison, (table.path, *images))
 
 
 def measure(trial: Trial) -> list[Row]:
@@ -136,11 +139,6 @@ def _units(trials: Sequence[Trial]) -> Units:
     if any(not env.id.startswith("procgen:") for env in envs):
         return "raw"
     return "procgen-hard" if envs[0].distribution == "hard" else "procgen-easy"
-
-
-def _key(row: dict[str, str]) -> tuple[str, ...]:
-    """The key of the trial that made a row."""
-    return row["task"], row["arm"], row["budget"], row["seed"]
 
 
 def _ready(config: Config, task: str, budget: int, jobs: int, output_dir: Path) -> Config:

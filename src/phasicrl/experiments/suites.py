@@ -33,13 +33,11 @@ class Base:
     """A task's settings, which arms change.
 
     Attributes:
-        task: a game of Procgen, a name with presets, or the id of an environment.
         ppg: its settings of PPG.
         ppo: its settings of PPO.
         images: whether it is a game of Procgen.
     """
 
-    task: str
     ppg: Config
     ppo: Config
     images: bool
@@ -96,7 +94,7 @@ class Suite:
                 "name with presets `…-ppg` and `…-ppo`, or the id of an environment"
             )
         ppg, ppo = (get_preset(name).changed(changes) for name in names)
-        return Base(task, ppg, ppo, images=task in GAMES)
+        return Base(ppg, ppo, images=task in GAMES)
 
 
 def suite_named(name: str) -> Suite:
@@ -111,27 +109,33 @@ def suite_named(name: str) -> Suite:
     return SUITES[name]
 
 
-def _vary(symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]) -> Any:
+def _arms(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
+    """An arm for each set of changed fields; knobs that have no effect then are at their defaults.
+
+    Args:
+        config: what they have in common.
+        changes: by the names of the arms.
+    """
+    return [
+        (name, config.changed(dict(change), reset_idle=True)) for name, change in changes.items()
+    ]
+
+
+def _vary(
+    symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
+) -> Callable[[Base], list[Arm]]:
     """Arms of PPG with other values of a field; the paper's are for images."""
 
     def arms(base: Base) -> list[Arm]:
         values = images if base.images else vectors
-        return [(f"{symbol} = {value}", base.ppg.changed({field: value})) for value in values]
+        return _arms(base.ppg, {f"{symbol} = {value}": {field: value} for value in values})
 
     return arms
 
 
-def _change_ppg(first: str, others: Mapping[str, Mapping[str, Any]]) -> Any:
-    """PPG as it is, and PPG with fields changed."""
-
-    def arms(base: Base) -> list[Arm]:
-        changed = [
-            (name, base.ppg.changed(dict(change), reset_idle=True))
-            for name, change in others.items()
-        ]
-        return [(first, base.ppg), *changed]
-
-    return arms
+def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
+    """Arms of PPG with fields changed."""
+    return lambda base: _arms(base.ppg, changes)
 
 
 def _ppg_and_ppo(base: Base) -> list[Arm]:
@@ -141,36 +145,26 @@ def _ppg_and_ppo(base: Base) -> list[Arm]:
 
 def _value_networks(base: Base) -> list[Arm]:
     """PPO with one network, and with two."""
-    of = {"shared": "one network", "separate": "two networks"}
-    return [
-        (f"PPO, {name}", base.ppo.changed({"model.value_path": path})) for path, name in of.items()
-    ]
-
-
-def _value_training(base: Base) -> list[Arm]:
-    """PPG with the value network trained in the auxiliary phase, and without."""
-    return [
-        ("values trained", base.ppg.changed({"aux.value_coef": 1.0})),
-        ("values not trained", base.ppg.changed({"aux.value_coef": 0.0})),
-    ]
+    paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
+    return _arms(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
 
 
 def _fewer_updates(base: Base) -> list[Arm]:
     """Auxiliary epochs over all data of a phase, and over parts of it."""
     assert base.ppg.aux is not None
-    every = base.ppg.aux.every
-    parts = {f"N = N_π / {part}": {"aux.iterations_per_epoch": every // part} for part in (2, 4)}
-    last = {"aux.iterations_per_epoch": every // 4, "aux.iterations_from": "last"}
-    changes: dict[str, dict[str, Any]] = {**parts, "the last N_π / 4 alone": last}
-    return [
-        ("N = N_π", base.ppg),
-        *((name, base.ppg.changed(change)) for name, change in changes.items()),
-    ]
+    half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
+    last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
+    changes: dict[str, dict[str, Any]] = {
+        "N = N_π": {},
+        "N = N_π / 2": {"aux.iterations_per_epoch": half},
+        "N = N_π / 4": {"aux.iterations_per_epoch": quarter},
+        "the last N_π / 4 alone": last,
+    }
+    return _arms(base.ppg, changes)
 
 
 def _report_settings(base: Base) -> list[Arm]:
     """The PPO of source 004 on a task, and what it changed one by one."""
-    config = get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id})
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     bounded = {"action.rescale": True, "action.mean": "tanh"}
     rate = {"ppo.learning_rate": 1e-3, "ppo.value_learning_rate": 1e-3}
@@ -183,7 +177,7 @@ def _report_settings(base: Base) -> list[Arm]:
         "learning rate 1e-3": rate,
         "σ fixed, ten times as large": {"action.std_value": 0.5},
     }
-    return [(name, config.changed(change)) for name, change in changes.items()]
+    return _arms(get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id}), changes)
 
 
 _SECOND_DOMAIN = ("acrobot", "halfcheetah", "hopper", "walker2d")
@@ -209,18 +203,22 @@ SUITES: dict[str, Suite] = {
     ),
     "fig6": Suite(
         "clipping, and a penalty on the divergence (PPG paper, figure 6)",
-        _change_ppg("clipping", {"KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}), _BOTH,
+        _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}),
+        _BOTH,
     ),
     "fig7": Suite(
         "two networks, and one (PPG paper, figure 7)",
-        _change_ppg("two networks", {"one network": {"model.value_path": "detached"}}), _BOTH,
+        _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}}), _BOTH,
     ),
     "fig8": Suite(
         "PPO with one network, and with two (PPG paper, figure 8)", _value_networks, _BOTH
     ),
     "fig9": Suite(
         "value training in the auxiliary phase, or none (PPG paper, figure 9)",
-        _value_training, _BOTH,
+        _change_ppg({
+            "values trained": {"aux.value_coef": 1.0}, "values not trained": {"aux.value_coef": 0.0}
+        }),
+        _BOTH,
     ),
     "seeds-table": Suite(
         "PPG and PPO on three games, easy, 25M steps (source 000)",
@@ -229,7 +227,7 @@ SUITES: dict[str, Suite] = {
     ),
     "skip-aux": Suite(
         "each auxiliary phase, or every other one (source 000)",
-        _change_ppg("all phases", {"every other phase": {"aux.run_every": 2}}), _IMAGES,
+        _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}), _IMAGES,
         ("starpilot", "bossfight", "bigfish"), levels="easy",
     ),
     "n-aux": Suite(

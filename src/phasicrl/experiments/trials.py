@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import Config
 from phasicrl.execution.plan import Plan
 from phasicrl.experiments.evaluate import evaluate
+from phasicrl.host.signals import when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.run import Run
@@ -88,6 +88,11 @@ class ResultTable:
         text = (gzip.decompress(data) if self.path.suffix == ".gz" else data).decode()
         return list(csv.DictReader(text.splitlines()))
 
+    def rows_of(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
+        """The rows that these trials made."""
+        asked = {trial.key for trial in trials}
+        return [row for row in self.rows() if self._key(row) in asked]
+
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials that the file has no row of.
 
@@ -147,14 +152,7 @@ def _end_with_parent() -> None:
 
     It would finish its trial first, for nobody.
     """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def fill_table(

@@ -6,6 +6,7 @@ A signal becomes an exception, after which the run is saved.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import signal
 import threading
@@ -19,6 +20,18 @@ PREEMPTED, INTERRUPTED = 75, 130
 _AT_ONCE = 0.5
 """Seconds."""
 _ASKS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def when_parent_ends(end: Callable[[], object]) -> None:
+    """Call a function, in a thread of its own, when the process that started this one is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "nobody has started this process"
+
+    def watch() -> None:
+        parent.join()
+        end()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class ToldToEnd(BaseException):

@@ -247,9 +247,7 @@ class Run:
         Whatever cuts the next one short, this can be saved; it is saved now, if it is time.
         """
         self.keep()
-        with self.world.together("an auxiliary epoch"):
-            is_due = self._checkpoint_is_due
-        if self.world.of_first(is_due):
+        if self.world.any(self.world.is_first and self._checkpoint_is_due):
             self._save_if_possible()
 
     @property
@@ -411,10 +409,6 @@ class Run:
         self.collector.episodes.load_state_dict(state["episodes"], same_episodes=same_episodes)
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
         self._best_return = state["best_return"]
-        auxiliary_began = state["auxiliary"] is not None
-        for slot in range(state["num_filled"]):
-            chunk = self._chunk_name(slot, auxiliary_began=auxiliary_began)
-            self.buffer.next_rollout().load(chunks[chunk])
         if (auxiliary := state["auxiliary"]) is not None:
             old_dist_params = chunks[self._old_policy_name]["dist_params"]
             means = MeanAccumulator()
@@ -426,6 +420,8 @@ class Run:
             self._rollout_seconds = seconds["rollout"]
             self._iteration_started = time.perf_counter() - seconds["total"]
             self.record = auxiliary["record"]
+        for slot in range(state["num_filled"]):
+            self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
@@ -525,16 +521,9 @@ class Run:
         They never change, so a checkpoint can link those of the one before. If targets are computed
         anew for an auxiliary phase, it has chunks of its own.
         """
-        slots, rollout, progress = (
-            range(self.buffer.num_filled),
-            self.buffer.rollout,
-            self.buffer.progress,
-        )
-        began = progress is not None
-        chunks: Chunks = {
-            self._chunk_name(slot, auxiliary_began=began): rollout(slot).tensors for slot in slots
-        }
-        if progress is not None:
+        slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
+        chunks: Chunks = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
+        if (progress := self.buffer.progress) is not None:
             dist_params = progress.old_dist_params
             chunks[self._old_policy_name] = lambda: {"dist_params": dist_params}
         return chunks
@@ -544,8 +533,8 @@ class Run:
         """Of the chunk that holds the distribution parameters before the auxiliary phase."""
         return f"{OLD_POLICY}-{self.learner.phase:06d}"
 
-    def _chunk_name(self, slot: int, *, auxiliary_began: bool) -> str:
+    def _chunk_name(self, slot: int) -> str:
         """A name that no other rollout of this run has, nor this one with other targets."""
-        aux = self.config.aux
+        aux, auxiliary_began = self.config.aux, self.buffer.progress is not None
         renewed = auxiliary_began and aux is not None and aux.recompute_targets
         return f"rollout-{self.learner.phase:06d}-{slot:03d}{'-renewed' * renewed}"
