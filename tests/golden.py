@@ -283,6 +283,23 @@ def estimator_runs(folder: Path) -> dict[str, Case]:
         ),
         "ppo-monte-carlo": (short(folder, {"ppo.estimator": "monte_carlo"}), lambda: Echo(KEYS)),
         "reinforce": (short(folder, reinforce), lambda: Echo(NUMBERS)),
+        "reinforce-episodes": (
+            short(folder, {**reinforce, "ppo.collect_by": "episodes", "ppo.num_steps": 12}),
+            lambda: Echo(NUMBERS),
+        ),
+        "ppo-episodes": (
+            short(
+                folder,
+                {
+                    **epochs,
+                    "ppo.collect_by": "episodes",
+                    "ppo.num_steps": 12,
+                    "ppo.advantage_norm": "minibatch",
+                    "ppo.minibatch_by": "transitions",
+                },
+            ),
+            lambda: Echo(KEYS),
+        ),
         "actor-critic": (
             short(folder, {"ppo.objective": "log_prob", "ppo.clip": None}),
             lambda: Echo(KEYS),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
@@ -127,6 +127,43 @@ def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(
     learn_from(run, samples)
     assert len(seen) == config.ppo.num_minibatches
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(32.0))
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "minibatch"])
+def test_whole_episodes_are_learned_from_as_if_the_other_steps_were_not_there(
+    tmp_path: Path, norm: Literal["none", "batch", "minibatch"]
+) -> None:
+    config = tiny(tmp_path).changed({
+        "ppo.collect_by": "episodes", "ppo.num_steps": 24, "ppo.num_minibatches": 1,
+        "ppo.minibatch_by": "transitions", "ppo.advantage_norm": norm,
+    })  # fmt: skip
+    run = open_run(config)
+    for _ in range(2):  # the second rollout begins in the middle of episodes
+        run.buffer.clear()
+        rollout = run.collect(run.buffer.next_rollout())
+    samples, record = compute_targets(rollout, rollout.reward, config.ppo)
+    steps = samples.as_transitions()
+    dealt = phases.normalize_minibatches(samples, torch.arange(96), config.ppo).as_transitions()
+    ended = rollout.terminated | rollout.truncated
+    counts = returns.in_whole_episodes(rollout.first, ended).flatten()
+    assert 0.2 < counts.float().mean() < 0.9
+    assert record["charts/learned_fraction"] == pytest.approx(counts.float().mean().item())
+    # The judge: those steps alone, without weights.
+    alone = replace(steps.take(counts.nonzero()[:, 0]), weight=None)
+    raw, _ = compute_targets(rollout, rollout.reward, replace(config.ppo, advantage_norm="none"))
+    advantage = raw.as_transitions().advantage[counts]
+    if norm != "none":
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    loss = phases.PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=True)
+    none = torch.tensor(0.0)
+    expected, parts = loss(replace(alone, advantage=advantage), none)
+    found, noted = loss(dealt, none)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(noted, parts)
+    value, target = alone.old_value, alone.value_target
+    assert record["losses/explained_variance"] == pytest.approx(
+        returns.explained_variance(value, target), rel=1e-4
+    )
 
 
 def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> None:

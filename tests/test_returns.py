@@ -17,6 +17,7 @@ from phasicrl.returns import (
     discounted_forward_return,
     explained_variance,
     gae,
+    in_whole_episodes,
     monte_carlo_return,
     n_step_return,
     normalize,
@@ -397,6 +398,57 @@ def test_normalize_by_hand() -> None:
     )
     # ε is added to the deviation, not to the variance: 1e-8 / (1e-8 + 1e-8).
     torch.testing.assert_close(normalize(torch.tensor([0.0, 2e-8])), torch.tensor([-0.5, 0.5]))
+
+
+def test_samples_that_do_not_count_neither_move_the_normalization_nor_stay() -> None:
+    advantage = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * 4 + 2
+    weight = flags("x.xx..xx", "........", "xx.x.x.x") * 1.5
+    for unbiased in (False, True):
+        rows = normalize(advantage, unbiased=unbiased, by_row=True, weight=weight)
+        everything = normalize(advantage, unbiased=unbiased, weight=weight)
+        counts = weight > 0
+        torch.testing.assert_close(
+            everything[counts], normalize(advantage[counts], unbiased=unbiased)
+        )
+        for row, raw, counted in zip(rows, advantage, counts, strict=True):
+            if counted.any():
+                torch.testing.assert_close(row[counted], normalize(raw[counted], unbiased=unbiased))
+        assert not rows[~counts].any() and not everything[~counts].any()
+
+
+def test_whole_episodes_by_hand() -> None:
+    # Rollouts of ten steps: what begins in steps 0 to 5 counts. The first row goes on with an
+    # episode of the rollout before; its second one begins in step 5 and ends in step 9. The last
+    # row's second episode begins in step 6.
+    first = flags("..x..x....", "x....x....", "x.....x...")
+    ended = flags(".x..x....x", "....x....x", ".....x...x")
+    assert in_whole_episodes(first, ended).tolist() == (
+        flags("..xxxxxxxx", "xxxxxxxxxx", "xxxxxx....").tolist()
+    )
+
+
+def test_an_episode_that_does_not_fit_is_refused() -> None:
+    first, ended = flags("x...x.....", "x....x...."), flags("...x......", "....x.....")
+    with pytest.raises(ValueError, match=r"longer than 5 steps.*at least twice the longest"):
+        in_whole_episodes(first, ended)
+
+
+def test_short_episodes_count_as_often_as_they_are_played() -> None:
+    # Episodes of 1 or 9 steps, equally likely, and rollouts of 20. Dropping what is unfinished
+    # would leave too many short ones.
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(0, 2, (400, 400), generator=generator) * 8 + 1
+    ended = torch.zeros(400, 1000, dtype=torch.bool)
+    for row, ends in zip(ended, (lengths.cumsum(1) - 1).tolist(), strict=True):
+        row[[end for end in ends if end < 1000]] = True
+    first = torch.cat([torch.ones(400, 1, dtype=torch.bool), ended[:, :-1]], 1)
+    first, ended = (torch.cat(flag.split(20, 1)) for flag in (first, ended))
+    short, long = first & ended, first & ~ended  # where they begin
+    counts = in_whole_episodes(first, ended)
+    share = (short & counts).sum() / (first & counts).sum()
+    assert share.item() == pytest.approx(0.5, abs=0.02)
+    finished = short.sum() + long[:, :12].sum()
+    assert short.sum() / finished > 0.55
 
 
 def test_normalize_gives_mean_zero_and_biased_variance_one() -> None:

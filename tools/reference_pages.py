@@ -117,6 +117,8 @@ TRICKS = (
      "ppo.gae_lambda"),
     ("other returns: n-step, Monte-Carlo", "sources 003, 004",
      "returns.n_step_return, returns.monte_carlo_return", "ppo.estimator"),
+    ("returns of whole episodes", "sources 003, 004", "returns.in_whole_episodes",
+     "ppo.collect_by"),
     ("what values learn", "PPG paper, V̂; Spinning Up ppo.py, ret_buf", "phases.compute_targets",
      "ppo.value_target"),
     ("baseline", "Williams 1992; source 003", "phases.compute_targets", "ppo.baseline"),

@@ -252,12 +252,12 @@ class ActionConfig:
 
     mean: Literal["raw", "tanh"] = "raw"
     """The mean as the network gives it, or through a tanh, which bounds it to [−1, 1]."""
-    std: Literal["parameter", "softplus", "exp", "fixed", "range"] = "parameter"
+    std: Literal["parameter", "softplus", "softplus_tanh", "exp", "fixed", "range"] = "parameter"
     """Deviation: trained, from the features, fixed, or a fixed fraction of the action range."""
     std_value: float = 1.0
     """Where trained deviations start; the fixed one; or the fraction of (high − low)."""
     min_std: float = 1e-6
-    """Added to a deviation by `softplus` or `exp`, which could reach zero without (Acme: 1e-6)."""
+    """Added to deviations from the features, which could reach zero without (Acme: 1e-6)."""
     squash: Literal["none", "clip", "tanh"] = "none"
     """What the environment gets: the draw, the draw clipped to the range, or its tanh."""
     rescale: bool = False
@@ -282,6 +282,8 @@ class PPOConfig:
 
     num_steps: int = 256
     """Time steps of each environment in a rollout (T)."""
+    collect_by: Literal["steps", "episodes"] = "steps"
+    """Learn from all steps, or from the whole episodes that begin in a rollout's first half."""
     gamma: float = 0.999
     """Discount factor γ."""
     reward_clip: float | None = None
@@ -969,8 +971,8 @@ NEEDS = (
          "model.head_init normalized or orthogonal", lambda c: c.model.heads in _SCALED),
     Need("model.memory_size", "model.memory lstm or gru", lambda c: c.model.memory != "none"),
     Need(_ACTION_PATHS, "continuous actions", task=lambda t: t.has_continuous_actions),
-    Need("action.min_std", "action.std softplus or exp",
-         lambda c: c.action.std in ("softplus", "exp")),
+    Need("action.min_std", "action.std softplus, softplus_tanh or exp",
+         lambda c: c.action.std in ("softplus", "softplus_tanh", "exp")),
     Need("action.rescale", "action.squash none or clip, as tanh always stretches",
          lambda c: c.action.squash != "tanh"),
     Need("ppo.gae_lambda ppo.value_target", "ppo.estimator gae",
@@ -996,6 +998,7 @@ NEEDS = (
          lambda c: c.ppo.objective == "surrogate" and bool(c.ppo.clip or c.ppo.kl_penalty)),
     Need("ppo.advantage_decay", "ppo.advantage_norm batch",
          lambda c: c.ppo.advantage_norm == "batch"),
+    Need("ppo.advantage_decay", "ppo.collect_by steps", lambda c: c.ppo.collect_by == "steps"),
     Need("ppo.advantage_std", "ppo.advantage_norm batch or minibatch",
          lambda c: c.ppo.advantage_norm != "none"),
     Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl",
@@ -1028,10 +1031,10 @@ ALWAYS_MEANINGFUL = frozenset(
     """
     name seed total_env_steps budget_rounding output_dir init_from env.id env.num_envs env.observe
     model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
-    ppo.num_steps ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline ppo.policy_epochs
-    ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty ppo.entropy_coef
-    ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_betas ppo.adam_eps ppo.adam_eps_hat
-    ppo.max_grad_norm compute.rank_timeout
+    ppo.num_steps ppo.collect_by ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline
+    ppo.policy_epochs ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty
+    ppo.entropy_coef ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_betas ppo.adam_eps
+    ppo.adam_eps_hat ppo.max_grad_norm compute.rank_timeout
     aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by
     aux.recompute_targets aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm
     reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at

@@ -15,6 +15,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 
+def mean(
+    values: Float[Tensor, "*M"], weight: Float[Tensor, "*M"] | None = None
+) -> Float[Tensor, ""]:
+    """Mean over the samples, of which each counts by its weight, if there are weights.
+
+    Weights have a mean of 1 over the batch, not over each minibatch: what minibatches add up to is
+    the batch's weighted mean.
+    """
+    return values.mean() if weight is None else (values * weight).mean()
+
+
 def surrogate_loss(
     log_prob: Float[Tensor, "*M"],
     old_log_prob: Float[Tensor, "*M"],

@@ -101,20 +101,24 @@ class PolicyPhaseLoss:
             loss = objectives.decoupled_surrogate_loss(
                 log_prob, near, old, advantage, clip=ppo.clip
             )
-        loss, entropy = loss.mean(), policy.entropy().mean()
+
+        def mean(values: Tensor) -> Tensor:
+            return objectives.mean(values, samples.weight)
+
+        loss, entropy = mean(loss), mean(policy.entropy())
         if ppo.kl_estimate == "exact" and old_policy is not None:
-            penalty = policy.kl_from(old_policy).mean()
+            penalty = mean(policy.kl_from(old_policy))
         else:
-            penalty = objectives.sampled_kl_penalty(log_prob, near).mean()
+            penalty = mean(objectives.sampled_kl_penalty(log_prob, near))
         with torch.no_grad():
             k1, k3 = objectives.approximate_kl(log_prob, old)
             clipped = objectives.clipped_fraction(log_prob, near, clip=ppo.clip)
         noted = {
             "losses/policy_loss": loss,
             "losses/entropy": entropy,
-            "losses/old_approx_kl": k1.mean(),
-            "losses/approx_kl": k3.mean(),
-            "losses/clipfrac": clipped.mean(),
+            "losses/old_approx_kl": mean(k1),
+            "losses/approx_kl": mean(k3),
+            "losses/clipfrac": mean(clipped),
         }
         if policy.mean_std is not None:
             noted["losses/action_std"] = policy.mean_std.mean()
@@ -124,7 +128,8 @@ class PolicyPhaseLoss:
         """The weighted value loss; it is noted before the weight."""
         in_units = self.module.in_value_units
         value, target, old = map(in_units, (value, samples.value_target, samples.old_value))
-        loss = objectives.value_loss(value, target, old, clip=self.ppo.value_clip).mean()
+        loss = objectives.value_loss(value, target, old, clip=self.ppo.value_clip)
+        loss = objectives.mean(loss, samples.weight)
         return self.ppo.value_coef * loss, {"losses/value_loss": loss}
 
 
@@ -182,8 +187,14 @@ def compute_targets(
         moments: of the advantages of rollouts before this one, which is taken into them.
     """
     advantage, record = _advantages(rollout, reward, ppo), {}
+    weight, told = None, (world.cat(rollout.value), world.cat(rollout.value_target))
+    if ppo.collect_by == "episodes":
+        ended = rollout.terminated | rollout.truncated
+        counts = world.cat(returns.in_whole_episodes(rollout.first, ended))
+        record["charts/learned_fraction"] = fraction = float(counts.float().mean())
+        weight = counts.to(advantage.dtype) / fraction
+        told = told[0][counts], told[1][counts]
     if ppo.baseline:
-        told = world.cat(rollout.value), world.cat(rollout.value_target)
         record["losses/explained_variance"] = returns.explained_variance(*told)
     if moments is not None:
         moments.update(advantage, world)
@@ -191,9 +202,11 @@ def compute_targets(
         advantage = advantage.to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
         advantage = world.cat(advantage)
-        advantage = returns.normalize(advantage, unbiased=ppo.advantage_std == "unbiased")
+        unbiased = ppo.advantage_std == "unbiased"
+        advantage = returns.normalize(advantage, unbiased=unbiased, weight=weight)
         advantage = advantage[world.own(len(advantage))]
-    return rollout.policy_samples(advantage), record
+    weight = None if weight is None else weight[world.own(len(weight))]
+    return rollout.policy_samples(advantage, weight), record
 
 
 def normalize_minibatches(
@@ -209,18 +222,23 @@ def normalize_minibatches(
     """
     if ppo.advantage_norm != "minibatch":
         return samples
-    rows = samples.advantage
-    if ppo.minibatch_by == "transitions":
-        rows = rows.flatten()
-    dealt = rows[order]
-    # By rank, minibatch and place in it; then by minibatch.
-    parts = world.cat(dealt.reshape(1, ppo.num_minibatches, -1))
-    minibatches = parts.transpose(0, 1).flatten(1)
+
+    def dealt(values: Tensor) -> Tensor:
+        return (values.flatten() if ppo.minibatch_by == "transitions" else values)[order]
+
+    def by_minibatch(values: Tensor) -> Tensor:  # those of all ranks, rank by rank
+        parts = world.cat(dealt(values).reshape(1, ppo.num_minibatches, -1))
+        return parts.transpose(0, 1).flatten(1)
+
+    weight = None if samples.weight is None else by_minibatch(samples.weight)
     unbiased = ppo.advantage_std == "unbiased"
-    normalized = returns.normalize(minibatches, unbiased=unbiased, by_row=True)
-    own = normalized.view_as(parts.transpose(0, 1))[:, world.rank]
+    normalized = returns.normalize(
+        by_minibatch(samples.advantage), unbiased=unbiased, by_row=True, weight=weight
+    )
+    own = normalized.unflatten(1, (world.size, -1))[:, world.rank]
+    rows = dealt(samples.advantage)
     advantage = torch.empty_like(rows)
-    advantage[order] = own.reshape(dealt.shape)
+    advantage[order] = own.reshape(rows.shape)
     return dataclasses.replace(samples, advantage=advantage.view_as(samples.advantage))
 
 

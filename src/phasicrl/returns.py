@@ -128,6 +128,34 @@ def monte_carlo_return(
     return _sums_from_behind(reward + gamma * after_cut, keep)
 
 
+def in_whole_episodes(
+    first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"]
+) -> Bool[Tensor, "B T"]:
+    """Which steps belong to an episode that begins in the first half of the rollout.
+
+    All of such an episode is there. Nothing that happens in an episode decides whether it counts,
+    so that short ones do not count more often than they are played, as they would if the unfinished
+    ones were dropped.
+
+    Args:
+        first: the step begins an episode.
+        ended: the episode ends with the step.
+
+    Raises:
+        ValueError: one of them is longer than half a rollout, and does not end in it.
+    """
+    half = first.shape[1] // 2
+    place = torch.arange(first.shape[1], device=first.device)
+    begin = torch.where(first, place, -1).cummax(1).values
+    counts = (begin >= 0) & (begin <= half)
+    if (counts[:, -1] & ~ended[:, -1]).any():
+        raise ValueError(
+            f"an episode is longer than {half} steps, half a rollout, and does not end in it; with "
+            "ppo.collect_by episodes give ppo.num_steps of at least twice the longest episode"
+        )
+    return counts
+
+
 def discounted_forward_return(
     reward: Float[Tensor, "B T"],
     starts_anew: Bool[Tensor, "B T"],
@@ -167,6 +195,7 @@ def normalize(
     unbiased: bool = False,
     eps: float = 1e-8,
     by_row: bool = False,
+    weight: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
     """Shift and scale to mean 0 and variance 1.
 
@@ -176,8 +205,16 @@ def normalize(
             (OPPG, Baselines, Spinning Up).
         eps: added to the deviation.
         by_row: each row `[…, n]` by itself.
+        weight: 0 where a sample does not count, one other number elsewhere; None: all count.
     """
     axis = -1 if by_row else None
-    mean = advantage.mean(axis, keepdim=by_row)
-    variance = advantage.var(axis, correction=int(unbiased), keepdim=by_row)
-    return (advantage - mean) / (variance.sqrt() + eps)
+    if weight is None:
+        mean = advantage.mean(axis, keepdim=by_row)
+        variance = advantage.var(axis, correction=int(unbiased), keepdim=by_row)
+        return (advantage - mean) / (variance.sqrt() + eps)
+    counts = (weight > 0).to(advantage.dtype)
+    n = counts.sum(axis, keepdim=by_row)
+    mean = (advantage * counts).sum(axis, keepdim=by_row) / n.clamp_min(1)
+    squares = ((advantage - mean).square() * counts).sum(axis, keepdim=by_row)
+    deviation = (squares / (n - int(unbiased)).clamp_min(1)).sqrt()
+    return counts * (advantage - mean) / (deviation + eps)

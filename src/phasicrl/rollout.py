@@ -127,6 +127,8 @@ class PolicySamples(Samples):
     advantage: Float[Tensor, "S L"]
     old_dist_params: Float[Tensor, "S L P"] | None = None
     """Parameters of the policy before the update, where its divergence is penalized exactly."""
+    weight: Float[Tensor, "S L"] | None = None
+    """How much each step counts, 1 in the mean over the rollout, where not all count alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +176,13 @@ class Rollout:
         """What the networks are asked about."""
         return Samples(self.obs, self.first, self.state, self.action_mask, self.value_target)
 
-    def policy_samples(self, advantage: Float[Tensor, "B T"]) -> PolicySamples:
+    def policy_samples(
+        self, advantage: Float[Tensor, "B T"], weight: Float[Tensor, "B T"] | None = None
+    ) -> PolicySamples:
         """What the policy phase learns from, once the advantages are known."""
         return PolicySamples(
             self.obs, self.first, self.state, self.action_mask, self.value_target,
-            self.action, self.log_prob, self.value, advantage,
+            self.action, self.log_prob, self.value, advantage, weight=weight,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:

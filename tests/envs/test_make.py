@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from phasicrl.config import EnvConfig
 from phasicrl.envs import make as make_module
 from phasicrl.envs.envpool import import_envpool
-from phasicrl.envs.make import list_envs, make_envs, resolve
+from phasicrl.envs.make import episode_limit, list_envs, make_envs, resolve
 from phasicrl.envs.procgen import GAMES
 from phasicrl.envs.protocol import VectorEnv
 from tests.envs.counting import Counting, Spaces
@@ -205,3 +205,20 @@ def test_the_list_finds_by_parts_and_by_wildcards() -> None:
 def test_what_is_listed_is_found_again() -> None:
     for listing in list_envs()[::40]:
         assert resolve(listing.id) == (listing.backend, listing.id.partition(":")[2])
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (EnvConfig(id="envpool:CartPole-v1"), 500),
+        (EnvConfig(id="envpool:CartPole-v1", options={"max_episode_steps": 30}), 30),
+        (EnvConfig(id="gymnasium:Taxi-v4"), 200),
+        (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": 30}), 30),
+        (EnvConfig(id="gymnasium:Taxi-v4", options={"max_episode_steps": -1}), None),
+        (EnvConfig(id="procgen:starpilot"), None),
+    ],
+)
+def test_the_limit_of_an_episode_is_known_without_playing(
+    config: EnvConfig, limit: int | None
+) -> None:
+    assert episode_limit(config) == limit

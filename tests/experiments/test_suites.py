@@ -95,6 +95,9 @@ def test_the_report_s_arms_change_its_own_settings() -> None:
         "σ learned, actions normalized": {
             "action.std", "action.std_value", "action.rescale", "action.mean"
         },
+        "σ learned through tanh, actions normalized": {
+            "action.std", "action.std_value", "action.rescale", "action.mean",
+        },
         "rewards not normalized": {"reward_norm"},
         "learning rate 1e-3": {"ppo.learning_rate", "ppo.value_learning_rate"},
         "σ fixed, ten times as large": {"action.std_value"},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phasicrl.algorithm import train
 from phasicrl.config import Config, Task, field_paths
 from phasicrl.experiments import tricks
 from phasicrl.experiments.tricks import TRICKS, Mode, Trick, checked_rungs, rungs
@@ -84,6 +86,27 @@ def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick(
     assert others == {"without baseline": 0.1, "without initialization": 0.1}
 
 
+def test_returns_without_values_are_those_of_whole_episodes() -> None:
+    # 8 environments of 128 steps become one of 1,024, which holds two of the longest episodes.
+    steps = dict(rungs(BASE, task=EVERYTHING, longest=500))
+    for name, config in steps.items():
+        sums = name in ("REINFORCE", "+ baseline", "+ clipping")
+        shape = (config.ppo.collect_by, config.env.num_envs, config.ppo.num_steps)
+        assert shape == (("episodes", 1, 1024) if sums else ("steps", 8, 128)), name
+    alone = dict(rungs(BASE, mode="leave-one-out", task=EVERYTHING, longest=500))
+    whole = {name for name, config in alone.items() if config.ppo.collect_by == "episodes"}
+    assert whole == {"without baseline", "without TD(λ)"}
+    assert all(config.ppo.collect_by == "steps" for _, config in rungs(BASE, task=EVERYTHING))
+
+
+def test_a_rung_of_whole_episodes_can_be_trained(tmp_path: Path) -> None:
+    name, config = checked_rungs(TAXI, "ladder")[0]
+    assert (name, config.ppo.collect_by, config.ppo.num_steps) == ("REINFORCE", "episodes", 512)
+    short = {"output_dir": str(tmp_path), "total_env_steps": 1024, "log.console": "off"}
+    run = train(config.changed({**short, "log.tensorboard": False}))
+    assert 0.3 < run.record["charts/learned_fraction"] <= 1
+
+
 def test_without_masks_there_is_no_rung_for_them() -> None:
     task = Task(has_masks=False, has_floats=True)
     assert rungs(BASE, task=task)[-1][0] == "+ entropy bonus" and len(
@@ -115,6 +138,7 @@ def test_every_rung_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(tricks, "missing", lambda trick, task: None)
     monkeypatch.setattr(tricks, "TRICKS", (*TRICKS[:2], last))
+    monkeypatch.setattr(tricks, "episode_limit", lambda env: None)  # else there is one environment
     with pytest.raises(
         ValueError,
         match=r"rung '\+ memory' cannot be trained: .*action.squash is clip, which has no effect",

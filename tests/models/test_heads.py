@@ -462,6 +462,10 @@ DEVIATIONS: list[tuple[dict[str, Any], list[float]]] = [
         {"std": "softplus", "min_std": 0.01},
         [0.3 * softplus(0.5) / math.log(2) + 0.01, 0.3 * softplus(-2) / math.log(2) + 0.01],
     ),
+    (
+        {"std": "softplus_tanh", "min_std": 0.01},
+        [0.3 * softplus(math.tanh(x)) / math.log(2) + 0.01 for x in (0.5, -2)],
+    ),
     ({"std": "exp", "min_std": 0.01}, [0.3 * math.exp(0.5) + 0.01, 0.3 * math.exp(-2) + 0.01]),
 ]
 
@@ -489,7 +493,7 @@ def test_means_and_deviations_are_made_as_configured(
     torch.testing.assert_close(policy.mode(), torch.tensor(means).expand(S, L, 2))
 
 
-@pytest.mark.parametrize("std", ["softplus", "exp"])
+@pytest.mark.parametrize("std", ["softplus", "softplus_tanh", "exp"])
 def test_deviations_of_the_features_start_at_the_value_given(std: Any) -> None:
     head = make_head(BOX, ActionConfig(std=std, std_value=0.3), scale=1e-4)
     torch.testing.assert_close(
@@ -497,7 +501,7 @@ def test_deviations_of_the_features_start_at_the_value_given(std: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("std", ["parameter", "softplus", "exp", "fixed", "range"])
+@pytest.mark.parametrize("std", ["parameter", "softplus", "softplus_tanh", "exp", "fixed", "range"])
 def test_deviations_are_trained_unless_they_are_fixed(std: Any) -> None:
     head = make_head(BOX, ActionConfig(std=std))
     head(features()).entropy().sum().backward()
@@ -506,7 +510,7 @@ def test_deviations_are_trained_unless_they_are_fixed(std: Any) -> None:
         assert std == "parameter"
         assert head.log_std.grad is not None
         assert head.log_std.grad.tolist() == pytest.approx([S * L] * 2)  # ∂ entropy / ∂ log std = 1
-    assert head.linear.bias.grad.any() == (std in ("softplus", "exp"))
+    assert head.linear.bias.grad.any() == (std in ("softplus", "softplus_tanh", "exp"))
     assert not head.linear.bias.grad[:2].any()
 
 

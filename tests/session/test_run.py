@@ -522,6 +522,7 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     )
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
     more = {"evaluation.every_iterations": 1, "evaluation.episodes": 1, "env.max_restarts": 1}
+    more |= {"ppo.collect_by": "episodes", "ppo.num_steps": 20}
     tested = config.changed(more)
     rows = [
         row

@@ -301,6 +301,12 @@ def task_spaces(
         return as_float32(spec.gymnasium_observation_space), _counted(spec.gymnasium_action_space)
 
 
+def task_limit(task_id: str, options: Mapping[str, OptionValue]) -> int:
+    """Steps after which a task cuts an episode."""
+    config = import_envpool().make_spec(task_id, **task_options(task_id, options)).config
+    return config.max_episode_steps
+
+
 def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, Any]:
     """The given options of a task as EnvPool takes them.
 

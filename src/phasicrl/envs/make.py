@@ -22,6 +22,7 @@ from phasicrl.envs.envpool import (
     PROCGEN,
     EnvPoolEnv,
     task_families,
+    task_limit,
     task_options,
     task_spaces,
 )
@@ -238,6 +239,22 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         f"{env_id!r} begins with {prefix!r}, which is not a back end; "
         f"accepted: {known}, or a bare id (for Gymnasium's `module:Id` write gymnasium:{env_id})"
     )
+
+
+def episode_limit(config: EnvConfig) -> int | None:
+    """Steps after which the environment cuts an episode; None where it cuts none.
+
+    Raises:
+        ValueError: there is no such environment, or it has no such option.
+    """
+    backend, name = resolve(config.id)
+    if backend == "envpool":
+        return task_limit(name, config.options)
+    if backend != "gymnasium":
+        return None
+    given = config.options.get("max_episode_steps")
+    limit = gym.registry[name.rpartition(":")[2]].max_episode_steps if given is None else int(given)
+    return limit if limit and limit > 0 else None
 
 
 def list_envs(pattern: str = "*") -> list[EnvListing]:

@@ -173,6 +173,9 @@ def _report_settings(base: Base) -> list[Arm]:
         "σ learned": learned,
         "σ fixed, actions normalized": bounded,
         "σ learned, actions normalized": learned | bounded,
+        "σ learned through tanh, actions normalized": learned
+        | bounded
+        | {"action.std": "softplus_tanh"},
         "rewards not normalized": {"reward_norm": None},
         "learning rate 1e-3": rate,
         "σ fixed, ten times as large": {"action.std_value": 0.5},

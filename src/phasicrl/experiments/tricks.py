@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig, refuse_idle
-from phasicrl.envs.make import make_envs
+from phasicrl.envs.make import episode_limit, make_envs
 from phasicrl.session.build import make_agent, task_of
 
 Mode = Literal["ladder", "leave-one-out"]
@@ -87,6 +87,9 @@ TRICKS = (
 Rewards are never normalized here.
 """
 
+RETURNS = ("baseline", "TD(λ)")
+"""Tricks without which returns are sums of rewards: those of whole episodes then, not of parts."""
+
 
 def missing(trick: Trick, task: Task) -> str | None:
     """What a trick needs and a task does not have, in words; None where it applies.
@@ -100,7 +103,20 @@ def missing(trick: Trick, task: Task) -> str | None:
     return None
 
 
-def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str, Config]]:
+def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
+    """What collects whole episodes in rollouts of about the same number of steps."""
+    num_steps = base.ppo.num_steps
+    while num_steps < 2 * longest:
+        num_steps *= 2
+    num_envs = max(1, base.batch_size // num_steps)
+    return {
+        "ppo.collect_by": "episodes", "ppo.num_steps": num_steps, "env.num_envs": num_envs
+    }  # fmt: skip
+
+
+def rungs(
+    base: Config, *, mode: Mode = "ladder", task: Task, longest: int | None = None
+) -> list[tuple[str, Config]]:
     """The configurations to train, by name.
 
     Knobs that have no effect on a rung are at their defaults there.
@@ -110,8 +126,17 @@ def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str,
             rate.
         mode: tricks added one by one from REINFORCE, or all of them and then all but one.
         task: what is known of the environment; tricks that do not apply to it are left out.
+        longest: steps of its longest episode; with it, what learns from sums of rewards plays whole
+            episodes. Without, rollouts cut them.
     """
     tricks = [trick for trick in TRICKS if missing(trick, task) is None]
+    if longest is not None:
+        whole = _in_whole_episodes(base, longest)
+        parts = {path: base.values()[path] for path in whole}
+        for place, trick in enumerate(tricks):
+            if trick.name in RETURNS:
+                on = trick.on | (parts if trick.name == RETURNS[-1] else {})
+                tricks[place] = Trick(trick.name, on, trick.off | whole)
     all_on: dict[str, Any] = {"aux": None}
     all_off = dict(all_on)
     for trick in tricks:
@@ -131,7 +156,8 @@ def rungs(base: Config, *, mode: Mode = "ladder", task: Task) -> list[tuple[str,
 def checked_rungs(base: Config, mode: Mode) -> list[tuple[str, Config]]:
     """The rungs for the environment of `base`, each of which can be trained there.
 
-    Tricks that have no effect there are left out. Rewards are never normalized.
+    Tricks that have no effect there are left out. Rewards are never normalized. Where the
+    environment has a time limit, returns that are sums of rewards are those of whole episodes.
 
     Args:
         base: as for `rungs`.
@@ -144,7 +170,7 @@ def checked_rungs(base: Config, mode: Mode) -> list[tuple[str, Config]]:
     envs = make_envs(base.env, num_envs=1, seed=0)
     with closing(envs):
         task = dataclasses.replace(task_of(envs), has_masks=envs.mask_size > 0)
-        steps = rungs(base, mode=mode, task=task)
+        steps = rungs(base, mode=mode, task=task, longest=episode_limit(base.env))
         for name, config in steps:
             try:
                 refuse_idle(config, task)

@@ -36,6 +36,8 @@ class PolicyHead(nn.Module):
     - `parameter`: exp(log_std), trained, from `std_value` on (CleanRL, SB3).
     - `softplus`: softplus(x) / softplus(0) · `std_value` + `min_std` (Acme networks.py:332-346),
       about `std_value` at first.
+    - `softplus_tanh`: the same of tanh(x): from 0.45 to 1.89 times `std_value`, so that it cannot
+      explode (source 004, "final tanh activation", with `mean` tanh).
     - `exp`: exp(x) · `std_value` + `min_std`, likewise.
     - `fixed`: `std_value`.
     - `range`: `std_value` · (high − low) of the interval that the policy acts in: with `rescale` or
@@ -101,7 +103,8 @@ class PolicyHead(nn.Module):
         self.log_std = None
         if action.std == "parameter" and n:
             self.log_std = nn.Parameter(torch.full((n,), math.log(action.std_value)))
-        num_outputs = self.mask_size + n * (2 if action.std in ("softplus", "exp") else 1)
+        from_features = action.std in ("softplus", "softplus_tanh", "exp")
+        num_outputs = self.mask_size + n * (1 + from_features)
         linear = nn.Linear(num_features, num_outputs)
         self.linear = Initializer(model.heads, generator)(linear, model.policy_head_scale)
 
@@ -167,9 +170,10 @@ class PolicyHead(nn.Module):
         """The normal distributions' parameters, from the layer's outputs for them."""
         config, n = self.action, self.num_continuous
         mean = outputs[..., :n].tanh() if config.mean == "tanh" else outputs[..., :n]
-        if config.std == "softplus":
-            unit = config.std_value / math.log(2)
-            std = functional.softplus(outputs[..., n:]) * unit + config.min_std
+        if config.std in ("softplus", "softplus_tanh"):
+            unit, raw = config.std_value / math.log(2), outputs[..., n:]
+            raw = raw.tanh() if config.std == "softplus_tanh" else raw
+            std = functional.softplus(raw) * unit + config.min_std
         elif config.std == "exp":
             std = outputs[..., n:].exp() * config.std_value + config.min_std
         else:

@@ -31,6 +31,9 @@ METRICS: dict[str, str] = {
     "charts/env_restarts": "Environments that were made anew after a fault (count).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
+    "charts/learned_fraction": (
+        "Share of the steps that were learned from, where `ppo.collect_by` is episodes (0 to 1)."
+    ),
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network, where it has its own (no unit).",
     "losses/policy_loss": "Negative clipped surrogate, no entropy bonus (normalized advantages).",
