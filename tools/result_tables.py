@@ -23,6 +23,9 @@ from phasicrl.runs.directory import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
+RUN_SUITES = ("fig2", "fig3", "fig4", "fig5", "fig6", "mva")
+"""Suites whose small form has been run, on some of their tasks."""
+
 TASKS = (
     # environment, file, preset without its ending, fields, return below which a run has failed,
     # what others reached
@@ -92,6 +95,7 @@ def blocks() -> dict[str, str]:
         "quickstart": quickstart_table(),
         "batch-invariance": batch_invariance_table(),
         "suites": suites_table(),
+        **{f"suite-{name}": suite_table(name) for name in RUN_SUITES},
         "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
@@ -133,6 +137,33 @@ def suites_table() -> str:
     for name, suite in SUITES.items():
         text += _row(f"`{name}`", suite.about, ", ".join(suite.small))
     return text
+
+
+def suite_table(name: str) -> str:
+    """What a suite's arms reached on each task, over seeds."""
+    rows = read(f"suites/{name}-small")
+    tasks, arms = ([*dict.fromkeys(row[key] for row in rows)] for key in ("task", "arm"))
+    text = _head("arm", *(f"{task}: over the run; at its end; greedy" for task in tasks))
+    for arm in arms:
+        cells = []
+        for task in tasks:
+            runs = [row for row in rows if (row["arm"], row["task"]) == (arm, task)]
+            curves = [np.array(row["curve"].split(), float) for row in runs]
+            told = [
+                [float(np.nanmean(curve)) for curve in curves],
+                [float(row["return_100"]) for row in runs],
+                [float(row["greedy_mean"]) for row in runs],
+            ]
+            cells.append("; ".join(_mean_and_span(values) for values in told))
+        text += _row(arm, *cells)
+    return text
+
+
+def _mean_and_span(values: list[float]) -> str:
+    """Mean, worst and best, to three digits or whole numbers."""
+    shown = [f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}" for x in (
+        statistics.fmean(values), min(values), max(values))]  # fmt: skip
+    return "{} [{}, {}]".format(*shown).replace("-", "−")
 
 
 def batch_invariance_table() -> str:
