@@ -35,6 +35,7 @@ def identifiable(*, state_size: int = 0) -> PolicySamples:
         old_log_prob=-cell.float(),
         old_value=cell + 0.5,
         advantage=cell + 0.75,
+        weight=cell + 0.125,
     )
 
 
@@ -49,6 +50,8 @@ def assert_fields_line_up(samples: PolicySamples) -> None:
     assert torch.equal(samples.old_log_prob, -cell.float())
     assert torch.equal(samples.old_value, cell + 0.5)
     assert torch.equal(samples.advantage, cell + 0.75)
+    assert samples.weight is not None
+    assert torch.equal(samples.weight, cell + 0.125)
 
 
 def deal(
