@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -129,11 +129,29 @@ def finish(folder: Path, task: Callable[..., None], *args: Any, seconds: float =
     assert code == 0, f"exit code {code}; {said[-2000:]}"
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true value of `what`."""
+def left_behind(files: Iterable[Path]) -> list[Path]:
+    """The files that still exist and that no process holds: what a program forgot to release.
+
+    A file that a process holds belongs to another test, which runs beside this one.
+    """
+    held = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            maps = (process / "maps").read_text().splitlines()
+            held.update(line.split()[-1] for line in maps if "/dev/" in line)
+            held.update(os.readlink(link) for link in (process / "fd").iterdir())
+        except OSError:  # it has ended
+            continue
+    return [path for path in files if path.exists() and str(path) not in held]
+
+
+def wait_for(
+    what: Callable[[], Any], seconds: float = 60.0, instead: Callable[[], Any] | None = None
+) -> Any:
+    """The first true value of `what`; `instead` says what there is while it does not come."""
     deadline = time.monotonic() + seconds
     while not (value := what()):
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, f"it did not come; {instead and instead()}"
         time.sleep(0.002)
     return value
 

@@ -26,6 +26,7 @@ from tests.faults.harness import (
     finish,
     kill_before_operation,
     left,
+    left_behind,
     run_directory,
     session,
     small,
@@ -182,8 +183,8 @@ def test_a_group_that_is_told_to_end(
         assert time.monotonic() - told < 10
         assert ended == code, (folder / "errors.txt").read_text()
         wait_for(lambda leader=process.pid: not session(leader), 10)
-        more = set(shared.glob("*")) - before  # other tests' come and go
-        wait_for(lambda more=more: not any(path.exists() for path in more), 30)
+        more = set(shared.glob("*")) - before
+        wait_for(lambda more=more: not left_behind(more), 30, lambda more=more: left_behind(more))
         finish(folder, begin_or_resume, folder, "ppg")
         assert_unbroken(folder, expected)
 
