@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-slow test-faults audit bench lint format wheel fresh setup clean help
+.PHONY: train test test-slow test-faults audit bench lint format wheel fresh site setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -25,6 +25,7 @@ test: $(READY)  ## Run the tests
 	$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
 test-slow: $(READY)  ## Run the tests that train until something is learnt
+	$(BIN)/pip install --quiet --constraint constraints.txt ray
 	$(BIN)/pytest -m slow --timeout 3600 $(ARGS)
 
 FAULTS := benchmarks/results/faults.csv
@@ -37,11 +38,12 @@ audit: .peers/audit/.ready  ## Look the pinned packages up among the known vulne
 bench: $(READY) .peers/sb3/.ready  ## Whole training loops beside Stable-Baselines3's, interleaved; ten minutes (benchmarks/versus.py has more)
 	$(BIN)/python benchmarks/versus.py cartpole64 halfcheetah --pairs 3 $(ARGS)
 
-lint: $(READY)  ## Check format, style, types and the direction of imports
+lint: $(READY)  ## Check format, style, types, the direction of imports, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell *.md docs src tools examples benchmarks/*.py
 
 format: $(READY)  ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
@@ -52,6 +54,9 @@ wheel: $(READY)  ## Build the wheel, install it into an empty environment, and u
 
 fresh:  ## Run both README commands on bare machines; needs root, debootstrap, an hour
 	@for suite in bookworm trixie; do RESULTS=benchmarks/results/fresh.csv tools/fresh_machine.sh $$suite test train || exit; done
+
+site: $(READY) .peers/site/.ready  ## Build the documentation as a site, site/index.html; warnings are errors
+	NO_MKDOCS_2_WARNING=1 .peers/site/bin/mkdocs build --quiet
 
 setup: $(READY)  ## Only make .venv and install
 
@@ -67,7 +72,7 @@ help:  ## Show this list
 	@.peers/sb3/bin/python tools/install.py $<
 	@touch $@
 
-.peers/audit/.ready .peers/procgen2/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
+.peers/audit/.ready .peers/procgen2/.ready .peers/site/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
 	@PYTHON="$(PYTHON)" tools/venv.sh .peers/$*
 	@.peers/$*/bin/pip install --disable-pip-version-check -qq --requirement $<
 	@touch $@

@@ -480,6 +480,13 @@ def test_train_evaluate_plot_film_and_resume_a_run(
     assert tree["mean_return"] == tree["greedy"]["mean_return"] and tree["sampled"]["episodes"] == 5
     assert main(["evaluate", str(run), "--episodes", "3"]) == 0
     assert "95 % interval" in capsys.readouterr().out
+    both = ["evaluate", str(run), "--episodes", "3", "--levels", "both", "--policy", "greedy"]
+    assert main([*both, "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["levels"] == "both" and tree["greedy"]["levels"] == "unseen"
+    assert tree["train"]["greedy"]["levels"] == "train" and tree["gap"] == {"greedy": 0.0}
+    assert main(both) == 0
+    assert "greedy: 0.00 more on the levels of the training" in capsys.readouterr().out
     assert (
         main(["plot", str(run), "--output", str(tmp_path / "curves"), "--metric", "losses/entropy"])
         == 0

@@ -102,7 +102,7 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                 if words[:1] == ["phasicrl"]:
                     assert words[1] in cli.VERBS, line
                 if words[:2] in (["phasicrl", "train"], ["phasicrl", "bench"]) and not any(
-                    word in line for word in ("RUN", "$")
+                    word in line for word in ("RUN", "$", "best.json")
                 ):
                     own = [
                         index
@@ -115,6 +115,19 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                         if index not in own and index - 1 not in own
                     ]
                     cli.parse_config(fields[2:])  # a preset and fields that exist
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if "tutorial" in name])
+def test_the_code_of_a_tutorial_is_of_an_example_that_runs(name: str) -> None:
+    """tests/test_examples.py runs them."""
+    blocks = re.findall(r"```python\n(.*?)```", TEXTS[name], flags=re.S)
+    named = re.findall(r"\(\.\./(examples/\w+\.py)\)", TEXTS[name])
+    assert len(named) == bool(blocks)
+    for block in blocks:
+        lines, example = ([line.strip() for line in text.splitlines()]
+                          for text in (block, (ROOT / named[0]).read_text()))  # fmt: skip
+        starts = (example[at : at + len(lines)] for at in range(len(example)))
+        assert lines in starts, f"{name} has code that {named[0]} has not:\n{block}"
 
 
 def test_the_vector_environment_of_the_page_trains(

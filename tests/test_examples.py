@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 40
+    assert len(path.read_text().splitlines()) <= 50
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "true"}
     done = subprocess.run(
         [sys.executable, str(path)],
@@ -46,6 +47,7 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
             "own_environment_and_network": 14,
             "own_loop": 195,
             "masked_with_memory": 7,
+            "trading": 35,
         }[path.stem]
     ), last
 
@@ -56,7 +58,30 @@ def test_the_expected_examples_are_there() -> None:
         "own_environment_and_network",
         "own_loop",
         "masked_with_memory",
+        "trading",
     }
+
+
+def test_the_market_pays_what_is_owned_and_ends_by_its_time_limit() -> None:
+    market = runpy.run_path(str(EXAMPLES[0].with_name("trading.py")))
+    env = market["Market"]()
+    assert [*env.reset(seed=1)[1]["action_mask"]] == [True, True, False]  # nothing to sell
+    price = env.price
+    _, reward, terminated, truncated, info = env.step(market["BUY"])
+    assert reward == pytest.approx(env.price - price - 0.1) and not terminated and not truncated
+    assert [*info["action_mask"]] == [True, False, True]
+    assert env.step(market["SELL"])[1] == -0.1 and env.step(market["WAIT"])[1] == 0
+    for _ in range(247):
+        _, _, terminated, truncated, _ = env.step(market["WAIT"])
+    assert truncated and not terminated
+
+
+def test_the_heuristic_of_the_market_buys_below_and_sells_above_the_mean() -> None:
+    buy_low = runpy.run_path(str(EXAMPLES[0].with_name("trading.py")))["buy_low"]
+    seen = np.array([[-1.0, 0], [1.0, 0], [-1.0, 1], [1.0, 1]], np.float32)
+    allowed = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [1, 0, 1]], bool)
+    expected = [[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 0, 1]]
+    assert buy_low(seen, allowed).astype(int).tolist() == expected
 
 
 @pytest.mark.parametrize("aux", [False, True])

@@ -23,7 +23,10 @@ from phasicrl.runs.directory import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
-RUN_SUITES = ("fig2", "fig3", "fig4", "fig5", "fig6", "mva")
+RUN_SUITES = (
+    "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux", "n-aux",
+    "mva", "tricks", "tricks-one-out",
+)  # fmt: skip
 """Suites whose small form has been run, on some of their tasks."""
 
 TASKS = (
@@ -96,12 +99,11 @@ def blocks() -> dict[str, str]:
         "batch-invariance": batch_invariance_table(),
         "suites": suites_table(),
         **{f"suite-{name}": suite_table(name) for name in RUN_SUITES},
+        "trading": trading_table(),
         "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
         "fresh": fresh_table(),
         "faults": faults_table(),
-        "ladder": ladder_table("ladder"),
-        "leave-one-out": ladder_table("leave-one-out"),
         "reacher-tricks": reacher_tricks_table(),
         "speed": speed_table(),
         "speed-in-short": short_speed_table(),
@@ -139,6 +141,22 @@ def suites_table() -> str:
     return text
 
 
+def trading_table() -> str:
+    """What masks and a heuristic are worth to the trader of the examples."""
+    marks = {5: 12_500, 20: 50_000}  # points of 40 over 100,000 steps
+    rows = read("trading")
+    text = _head(
+        "", *(f"after {steps:,} steps" for steps in marks.values()), "at the end", "greedy"
+    )
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        runs = [row for row in rows if row["arm"] == arm]
+        curves = [row["curve"].split() for row in runs]
+        told = [[float(curve[point - 1]) for curve in curves] for point in marks]
+        told += [[float(row[name]) for row in runs] for name in ("return_100", "greedy_mean")]
+        text += _row(arm, *(_mean_and_span(values) for values in told))
+    return text
+
+
 def suite_table(name: str) -> str:
     """What a suite's arms reached on each task, over seeds."""
     rows = read(f"suites/{name}-small")
@@ -148,6 +166,9 @@ def suite_table(name: str) -> str:
         cells = []
         for task in tasks:
             runs = [row for row in rows if (row["arm"], row["task"]) == (arm, task)]
+            if not runs:  # a trick that the task cannot have
+                cells.append("–")
+                continue
             curves = [np.array(row["curve"].split(), float) for row in runs]
             told = [
                 [float(np.nanmean(curve)) for curve in curves],
@@ -423,28 +444,6 @@ def trained(preset: str) -> str:
         if chosen_on
         else "Not trained here."
     )
-
-
-def ladder_table(mode: str) -> str:
-    """What each rung reached."""
-    text = _head("rung", "greedy, mean [95 %]", "least of the seeds", "last 100 training episodes")
-    for row in read(f"cartpole_{mode}"):
-        values = {
-            name: float(row[name])
-            for name in (
-                "greedy_mean",
-                "interval_low",
-                "interval_high",
-                "greedy_min",
-                "last_100_mean",
-            )
-        }
-        text += (
-            f"| {row['rung']} | {values['greedy_mean']:.0f} [{values['interval_low']:.0f}, "
-            f"{values['interval_high']:.0f}] "
-            f"| {values['greedy_min']:.0f} | {values['last_100_mean']:.0f} |\n"
-        )
-    return text
 
 
 def contention_table() -> str:
@@ -915,14 +914,15 @@ def _median_and_range(values: list[float]) -> str:
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
-def without(trick: str) -> str:
-    """What was reached without a trick of the ladder, and with all of them.
-
-    Nothing for a trick that is not in it.
-    """
-    means = {row["rung"]: float(row["greedy_mean"]) for row in read("cartpole_leave-one-out")}
+def without(trick: str, task: str) -> str:
+    """The greedy return without a trick, and with all of them; nothing for one that stays in."""
+    returns: dict[str, list[float]] = {}
+    for row in read("suites/tricks-one-out-small"):
+        if row["task"] == task:
+            returns.setdefault(row["arm"], []).append(float(row["greedy_mean"]))
+    means = {arm: f"{np.mean(values):.0f}".replace("-", "−") for arm, values in returns.items()}
     return (
-        f"{means[f'without {trick}']:.0f} ({means['everything']:.0f})"
+        f"{means[f'without {trick}']} ({means['everything']})"
         if f"without {trick}" in means
         else "–"
     )

@@ -7,12 +7,15 @@ what is said of them there is the help. Libraries are imported by the verb that 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
+import io
 import json
 import operator
+import os
 import re
 import sys
 import traceback
@@ -486,14 +489,21 @@ def _resume(words: list[str]) -> None:
 def _checkpoint(words: list[str]) -> None:
     """Look at checkpoints: `phasicrl checkpoint ls|verify|diff RUN`."""
     uses = {"ls": _list_checkpoints, "verify": _verify_run, "diff": _diff_checkpoints}
+    _use("checkpoint", "RUN", uses, words)
+
+
+def _use(
+    verb: str, what: str, uses: dict[str, Callable[[list[str]], None]], words: list[str]
+) -> None:
+    """Call the use of a verb that the first word names."""
     if not words or words[0] in ("-h", "--help"):
-        print("usage: phasicrl checkpoint COMMAND RUN\n\ncommands:")
+        print(f"usage: phasicrl {verb} COMMAND {what}\n\ncommands:")
         for name, use in uses.items():
             print(f"  {name:<8}{_first_line(use)}")
         raise SystemExit(0 if words else USER_ERROR)
     if words[0] not in uses:
         near = nearest_name(words[0], uses)
-        raise ValueError(f"unknown: checkpoint {words[0]!r}{near}; accepted: {', '.join(uses)}")
+        raise ValueError(f"unknown: {verb} {words[0]!r}{near}; accepted: {', '.join(uses)}")
     uses[words[0]](words[1:])
 
 
@@ -569,6 +579,218 @@ def _suite(words: list[str]) -> None:
     _print_comparison(found.comparison, found.files)
 
 
+# --- sweeps
+
+
+def _sweep(words: list[str]) -> None:
+    """Train many configurations, on one machine or several: `phasicrl sweep create|work|… DIR`."""
+    uses = {
+        "create": _create_sweep, "search": _create_search, "work": _work_on_sweep,
+        "submit": _submit_sweep, "status": _sweep_status, "results": _sweep_results,
+        "best": _best_of_search,
+    }  # fmt: skip
+    _use("sweep", "DIR", uses, words)
+
+
+_Several = tyro.conf.UseAppendAction[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """What is trained."""
+
+    presets: tuple[str, ...]
+    """Names of presets."""
+    set: Annotated[_Several, tyro.conf.arg(metavar="FIELD=VALUE,VALUE…")] = ()
+    """A field and its values, as `train` takes them; each more one multiplies the trials."""
+
+
+def _create_sweep(words: list[str]) -> None:
+    """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
+    from phasicrl.sweeps.sweep import create_sweep, grid
+
+    arguments, own, _ = arguments_for(
+        "sweep create", create_sweep, words, without=("arms",), own=_Grid
+    )
+    arms: list[tuple[str, Config]] = []
+    for preset in own.presets:
+        base, settings = get_preset(preset), {}
+        for given in own.set:
+            path, text = _path_and_text("--set", given)
+            reader = _ValueReader(base, path)
+            settings[path] = tuple(reader(word) for word in text.split(","))
+            base = reader.base
+        arms += grid({preset: base}, settings)
+    _print_created(arguments["directory"], *create_sweep(arguments["directory"], arms, **{
+        name: value for name, value in arguments.items() if name != "directory"
+    }))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Spaces:
+    """What is searched."""
+
+    preset: str
+    """The configuration that the settings are put into."""
+    space: Annotated[_Several, tyro.conf.arg(metavar="FIELD=SPACE")] = ()
+    """A field and its values: LOW:HIGH, log:LOW:HIGH, or VALUE,VALUE…"""
+
+
+def _create_search(words: list[str]) -> None:
+    """Write a search for settings with Optuna, or give one more trials; nothing is trained yet."""
+    from phasicrl.sweeps.search import Space, create_search
+
+    arguments, own, _ = arguments_for(
+        "sweep search", create_search, words, without=("base", "spaces"), own=_Spaces
+    )
+    base, spaces = get_preset(own.preset), {}
+    for given in own.space:
+        path, text = _path_and_text("--space", given)
+        reader = _ValueReader(base, path)
+        spaces[path] = Space.parse(text, reader)
+        base = reader.base
+    directory = arguments.pop("directory")
+    _print_created(directory, *create_search(directory, base, spaces, **arguments))
+
+
+def _path_and_text(flag: str, given: str) -> tuple[str, str]:
+    """A field and what is said of it."""
+    path, equals, text = given.partition("=")
+    path = path.replace("-", "_")
+    if not equals or not text:
+        raise ValueError(f"{flag} takes FIELD=VALUE,VALUE…; given was {given!r}")
+    if path not in defaults():
+        raise ValueError(f"unknown field {path}{nearest_name(path, defaults())}")
+    return path, text
+
+
+class _ValueReader:
+    """Reads values of one field as `train` does; a group that one of them needs is switched on."""
+
+    def __init__(self, base: Config, path: str) -> None:
+        self.base, self._path = base, path
+
+    def __call__(self, word: str) -> Any:
+        group, _, field = self._path.rpartition(".")
+        is_switch = isinstance(defaults()[self._path], bool) and word.lower() in ("true", "false")
+        no = "no-" if is_switch and word.lower() == "false" else ""
+        flag = f"--{group}.{no}{field}" if group else f"--{no}{field}"
+        words = [flag.replace("_", "-"), *([] if is_switch else word.split())]
+        given = _given_knobs(self.base, words, f"phasicrl sweep: {self._path}")
+        value = given.pop(self._path)
+        self.base = self.base.changed(given, reset_idle=True)
+        return value
+
+
+def _print_created(directory: Path, added: int, number: int) -> None:
+    """What there is, and what comes next."""
+    print(printable(f"{added} trials added, {number} in all: {directory}"))
+    print(printable(f"`phasicrl sweep work {directory}` trains them"))
+
+
+def _work_on_sweep(words: list[str]) -> None:
+    """Train what is left of a sweep, beside any other process that does."""
+    from phasicrl.sweeps.work import work_on_sweep
+
+    def on_trial(id: str, outcome: str) -> None:
+        print(printable(f"{id}: {outcome}"), flush=True)
+
+    arguments, *_ = arguments_for("sweep work", work_on_sweep, words)
+    work_on_sweep(**arguments, on_trial=on_trial)
+    _print_status(arguments["directory"], as_json=False)
+
+
+def _submit_sweep(words: list[str]) -> None:
+    """Have jobs of SLURM or Ray, or background processes, work on a sweep."""
+    from phasicrl.sweeps.submit import submit_sweep
+
+    arguments, *_ = arguments_for("sweep submit", submit_sweep, words)
+    print(" ".join(submit_sweep(**arguments)) or "nothing is left to train")
+
+
+@dataclass(frozen=True)
+class _StatusOptions:
+    """How it is shown."""
+
+    watch: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show it anew every five seconds, until nothing is left."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print a list of objects, one for each arm."""
+
+
+def _sweep_status(words: list[str]) -> None:
+    """How far a sweep is: trials, steps, returns and the time that is left, for each arm."""
+    from phasicrl.sweeps.status import sweep_status
+
+    arguments, own, _ = arguments_for(
+        "sweep status", sweep_status, words, without=("watch",), own=_StatusOptions
+    )
+    if own.watch and not own.json:
+        _watch_sweep(arguments["directory"])
+    else:
+        _print_status(arguments["directory"], as_json=own.json)
+
+
+def _print_status(directory: Path, *, as_json: bool) -> None:
+    """The status as it is now."""
+    from rich.console import Console
+
+    from phasicrl.sweeps.status import lines, status_table, sweep_status
+
+    statuses, console = sweep_status(directory), Console()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(status) for status in statuses]))
+    elif console.is_terminal:
+        console.print(status_table(statuses, printable(str(directory))))
+    else:
+        print(printable(lines(statuses)))
+
+
+def _watch_sweep(directory: Path) -> None:
+    """The status until nothing is left: a table that changes, or if piped lines when it does."""
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from phasicrl.sweeps.attempts import Watch
+    from phasicrl.sweeps.status import lines, status_table, sweep_status
+
+    console, watch, title, before = Console(), Watch(), printable(str(directory)), ""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            statuses = sweep_status(directory, watch=watch)
+            if console.is_terminal:
+                live.update(status_table(statuses, title), refresh=True)
+            elif (now := printable(lines(statuses))) != before:
+                before = now
+                print(now, flush=True)
+            if not any(status.pending or status.running for status in statuses):
+                return
+            time.sleep(5.0)
+
+
+def _sweep_results(words: list[str]) -> None:
+    """Write a row for each finished run, and compare the arms."""
+    from phasicrl.sweeps.sweep import sweep_results
+
+    arguments, *_ = arguments_for("sweep results", sweep_results, words)
+    found = sweep_results(**arguments)
+    _print_comparison(found.comparison, found.files)
+
+
+def _best_of_search(words: list[str]) -> None:
+    """The best settings of a search so far: `phasicrl sweep best DIR --export FILE`."""
+    from phasicrl.sweeps.search import Search, best_of_search
+
+    arguments, *_ = arguments_for("sweep best", best_of_search, words)
+    best = best_of_search(**arguments)
+    base = Search.read(arguments["directory"]).base
+    print(f"trial {best.number}: {best.value:.4g}")
+    for field, (old, new) in differences(best.config, base).items():
+        print(f"  {field}: {old} → {new}")
+
+
 @dataclass(frozen=True)
 class _BenchOutput:
     """What only the command line has."""
@@ -611,7 +833,7 @@ class _EvaluateOptions:
 
 def _evaluate(words: list[str]) -> None:
     """Play episodes that the agent has not trained on, and report their returns."""
-    from phasicrl.experiments.evaluate import evaluate
+    from phasicrl.experiments.evaluate import evaluate, generalization_gaps
 
     arguments, own, _ = arguments_for(
         "evaluate", evaluate, words, without=("policies", "steps_file"), own=_EvaluateOptions
@@ -620,12 +842,17 @@ def _evaluate(words: list[str]) -> None:
     results = evaluate(**arguments, policies=policies, steps_file=own.steps)
     rows = [result.to_dict() for result in results]
     run, levels = str(arguments["run_dir"]), arguments["levels"]
+    gaps = generalization_gaps(results)
     if own.json:
-        tree = {"run": run, "levels": levels, "seed": arguments["seed"]}
-        print(json.dumps(tree | rows[0] | {str(row["policy"]): row for row in rows}))
+        tree = rows[0] | {"run": run, "levels": levels, "seed": arguments["seed"]}
+        tree |= dict(zip(policies, rows, strict=False))  # of the levels that come first
+        trained = dict(zip(policies, rows[len(policies) :], strict=False))
+        print(json.dumps(tree | ({"train": trained, "gap": gaps} if gaps else {})))
         return
     title = f"{run}: {arguments['episodes']} episodes, {levels} levels or seeds"
     _print_evaluation(title, rows)
+    for policy, value in gaps.items():
+        print(f"{policy}: {value:.2f} more on the levels of the training than on unseen ones")
 
 
 def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
@@ -636,13 +863,16 @@ def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
 
     table = Table(title=Text(printable(title)), title_justify="left")
     table.add_column("policy")
-    for column in ("mean return", "95 % interval", "standard deviation", "median", "mean length"):
+    for column in ("mean return", "95 % interval", "deviation", "median", "mean length"):
         table.add_column(column, justify="right")
+    kinds = {row["levels"] for row in rows}
     for row in rows:
         low, high = row["interval_95"]
         numbers = (row["mean_return"], row["std_return"], row["median_return"], row["mean_length"])
         mean, std, median, length = (f"{number:.2f}" for number in numbers)
-        table.add_row(row["policy"], mean, f"{low:.2f} … {high:.2f}", std, median, length)
+        interval = f"{low:.2f} … {high:.2f}"
+        what = row["policy"] if len(kinds) == 1 else f"{row['policy']}, {row['levels']}"
+        table.add_row(what, mean, interval, std, median, length)
     Console().print(table)
 
 
@@ -663,6 +893,14 @@ def _plot(words: list[str]) -> None:
     arguments, *_ = arguments_for("plot", plot_runs, words)
     for path in plot_runs(**arguments):
         print(printable(str(path)))
+
+
+def _report(words: list[str]) -> None:
+    """Write a page about runs, with a diagnosis: `phasicrl report RUN … [--output FILE]`."""
+    from phasicrl.analysis.report import write_report
+
+    arguments, *_ = arguments_for("report", write_report, words)
+    print(printable(str(write_report(**arguments))))
 
 
 def _compare(words: list[str]) -> None:
@@ -743,6 +981,37 @@ def _doctor(words: list[str]) -> None:
     print_diagnosis(**arguments)
 
 
+def _completion(words: list[str]) -> None:
+    """Print a script that completes commands: `source <(phasicrl completion bash)`."""
+    from phasicrl.host.completion import ZSH_HEAD, Command, bash_script, listed
+
+    def script(shell: Literal["bash", "zsh"]) -> None:
+        """Print a script that completes commands.
+
+        Args:
+            shell: whose script.
+        """
+
+    asked = arguments_for("completion", typing.cast(types.FunctionType, script), words)[0]
+    os.environ["COLUMNS"] = "120"  # tyro: no list of values goes over a line, one column
+    helps: dict[Command, str] = {(): _usage()}
+    for verb in VERBS:
+        helps[verb,] = said = _help_of(verb)
+        for word in listed(said) if verb != "train" else ():
+            helps[verb, word] = _help_of(verb, word)
+    helps["train", "PRESET"] = _help_of("train", next(iter(PRESETS)))
+    head = ZSH_HEAD if asked["shell"] == "zsh" else ""
+    print(head + bash_script(helps, ("train",)), end="")
+
+
+def _help_of(*words: str) -> str:
+    """What `--help` prints behind these words."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        _dispatch([*words, "--help"])
+    return said.getvalue()
+
+
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "resume": _resume,
@@ -751,9 +1020,12 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "video": _video,
     "plot": _plot,
     "compare": _compare,
+    "report": _report,
     "suite": _suite,
+    "sweep": _sweep,
     "bench": _bench,
     "presets": _presets,
     "envs": _envs,
     "doctor": _doctor,
+    "completion": _completion,
 }

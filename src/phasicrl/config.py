@@ -34,6 +34,7 @@ OptionValue = str | int | float | bool
 Precision = Literal["fp32", "bf16"]
 PolicyKind = Literal["greedy", "sampled"]
 Levels = Literal["unseen", "train"]
+EvaluatedLevels = Literal["unseen", "train", "both"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 
@@ -608,8 +609,8 @@ class EvaluationConfig:
     """Episodes of an evaluation, the same ones each time."""
     policy: PolicyKind = "greedy"
     """Take the likeliest action, or draw one."""
-    levels: Levels = "unseen"
-    """Procgen: the full distribution of levels, or those of the training."""
+    levels: EvaluatedLevels = "unseen"
+    """Procgen: the full distribution of levels, those of the training, or both, and their gap."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""

@@ -11,6 +11,7 @@ from phasicrl.config import (
     AuxConfig,
     Config,
     EnvConfig,
+    EvaluationConfig,
     ModelConfig,
     ObsNormConfig,
     PPOConfig,
@@ -69,6 +70,22 @@ _PPO = replace(
     aux=None,
 )
 _PPO_PAPER = replace(_PPG_PAPER, name="procgen-ppo-paper", model=_PPO.model, ppo=_PPO.ppo, aux=None)
+
+# What is learned on few levels, and what of it holds on others: the protocols of the Procgen paper,
+# whose returns are of sampled actions, as these evaluations'. Otherwise PPG and PPO as above.
+_ON_BOTH = EvaluationConfig(every_iterations=50, episodes=64, policy="sampled", levels="both")
+
+
+def _generalization(base: Config, levels: int, total_env_steps: int, ending: str) -> Config:
+    """Trained on some levels, and evaluated on these and on all others."""
+    return replace(
+        base,
+        name=f"{base.name.removesuffix('-paper')}-{ending}",
+        env=replace(base.env, num_levels=levels),
+        evaluation=_ON_BOTH,
+        total_env_steps=total_env_steps,
+    )
+
 
 # Ten minutes on two cores: the phases of procgen-ppg, scaled down to fit several into the time.
 _QUICKSTART = replace(
@@ -365,6 +382,18 @@ PRESETS: dict[str, Preset] = {
                f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
         Preset(_PPO_PAPER, "the PPO of the PPG paper: hard, 256 environments, 100M",
                "PPG paper, figure 2", "procgen-ppo"),
+        *(
+            Preset(_generalization(base, 200, 25_000_000, "easy-200"),
+                   f"{name} on 200 easy levels, evaluated on these and on unseen ones",
+                   f"Procgen paper, generalization on easy levels; {_EASY}", base.name)
+            for name, base in (("PPG", _PPG), ("PPO", _PPO))
+        ),
+        *(
+            Preset(_generalization(base, 500, 200_000_000, "hard-500"),
+                   f"{name} on 500 hard levels, evaluated on these and on unseen ones",
+                   "Procgen paper, generalization on hard levels", base.name)
+            for name, base in (("PPG", _PPG_PAPER), ("PPO", _PPO_PAPER))
+        ),
         Preset(_QUICKSTART, "PPG in ten minutes on two cores, a scaled phase",
                "ours, for a first look", "procgen-ppg-single"),
         Preset(_CLEANRL_PPG, "CleanRL's ppg_procgen.py", "vwxyzjn/cleanrl, ppg_procgen.py",

@@ -224,15 +224,31 @@ def test_two_runs_of_one_seed_are_not_called_two_seeds(tmp_path: Path) -> None:
 
 def test_the_image_has_axes_with_names_and_units(tmp_path: Path) -> None:
     (curve,) = run_curves(make_runs(tmp_path, [1.0, 2.0, 3.0]), RETURN)
-    figure = plot.draw_curves([curve], plot._axis_label(RETURN, 500_000), "Starpilot")
+    figure = plot.draw_curves([curve], plot.axis_label(RETURN, 500_000), "Starpilot")
     (panel,) = figure.axes
     assert panel.get_xlabel() == "environment steps"
     assert figure.get_supylabel() == "episodic return, last 100 episodes\n(mean over 500k steps)"
     assert figure.get_suptitle() == "Starpilot" and panel.get_title() == "procgen:starpilot"
-    assert plot._axis_label("losses/explained_variance", 0) == "explained variance"
+    assert plot.axis_label("losses/explained_variance", 0) == "explained variance"
     assert set(plot._AXIS_LABELS) <= set(plot.METRICS) and set(plot.REFERENCE_COLUMNS) <= set(
         plot.METRICS
     )
+
+
+def test_the_legend_says_once_what_is_the_same_for_all_its_lines() -> None:
+    def curve(label: str, count: int) -> plot.Curve:
+        return plot.Curve(label=label, env_id="a", steps=np.arange(2.0), runs=np.ones((count, 2)))
+
+    def legend(*curves: plot.Curve) -> tuple[str, list[str]]:
+        (found,) = plot.draw_curves(list(curves), "return", None).legends
+        return found.get_title().get_text(), [entry.get_text() for entry in found.get_texts()]
+
+    assert legend(curve("ppg", 2), curve("ppo", 2)) == (
+        "mean of 2 seeds, band: minimum to maximum", ["ppg", "ppo"]
+    )  # fmt: skip
+    assert legend(curve("ppg", 2), curve("ppo", 1)) == (
+        "", ["ppg: mean of 2 seeds, band: minimum to maximum", "ppo: one seed"]
+    )  # fmt: skip
 
 
 def test_long_legends_are_broken_into_lines(tmp_path: Path) -> None:

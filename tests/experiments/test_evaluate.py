@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig
 from phasicrl.experiments import evaluate as evaluation_module
-from phasicrl.experiments.evaluate import Evaluation, evaluate
+from phasicrl.experiments.evaluate import Evaluation, evaluate, generalization_gaps
 from phasicrl.models.agent import Agent
 from phasicrl.presets import get_preset
 from phasicrl.seeding import derive_seed, env_seeds
@@ -174,6 +175,27 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
         (0, 0, 4),
         (200, 50, 4),
     ]
+
+
+def test_both_kinds_of_levels_one_after_the_other_and_their_gap(tmp_path: Path) -> None:
+    directory, path = train(tiny(tmp_path), make_env=corridor).directory, tmp_path / "steps.csv"
+    both = evaluate(directory, episodes=4, levels="both", make_env=corridor, steps_file=path)
+    assert [(each.levels, each.policy) for each in both] == [
+        ("unseen", "greedy"), ("unseen", "sampled"), ("train", "greedy"), ("train", "sampled"),
+    ]  # fmt: skip
+    # In an environment without levels they are the same episodes.
+    assert [each.returns for each in both[:2]] == [each.returns for each in both[2:]]
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    steps = Counter((row["levels"], row["policy"]) for row in rows)
+    assert [steps[each.levels, each.policy] for each in both] == [sum(x.lengths) for x in both]
+    by_hand = [
+        Evaluation("greedy", (1.0, 2.0), (1, 1), "unseen"),
+        Evaluation("sampled", (0.0,), (1,), "unseen"),
+        Evaluation("greedy", (4.0, 5.0), (1, 1), "train"),
+        Evaluation("sampled", (-1.0,), (1,), "train"),
+    ]
+    assert generalization_gaps(by_hand) == {"greedy": 3.0, "sampled": -1.0}
+    assert generalization_gaps(by_hand[:2]) == generalization_gaps(by_hand[2:]) == {}
 
 
 def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     from phasicrl.experiments.evaluate import Evaluation
 
     evaluation = [Evaluation("greedy", (7.0,), (7,))]
-    monkeypatch.setattr(runner, "evaluate", lambda *_, **__: evaluation)
+    monkeypatch.setattr(trials, "evaluate", lambda *_, **__: evaluation)
 
 
 @pytest.mark.usefixtures("quick_evaluation")
@@ -234,7 +234,7 @@ def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         yield
 
     monkeypatch.setattr(runner, "fill_table", none_left)
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(trials, "num_cores", lambda: 8)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, seeds=(101,), jobs=4)
     assert {trial.config.compute.num_threads for trial in seen} == {2}

@@ -372,4 +372,4 @@ def test_numbers_have_three_digits(number: float, text: str) -> None:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert console._duration(seconds) == text
+    assert console.duration(seconds) == text

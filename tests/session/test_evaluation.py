@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import Config
+from phasicrl.config import Config, Levels
+from phasicrl.envs.protocol import VectorEnv
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.video import film
 from phasicrl.session import run as run_module
@@ -67,7 +68,7 @@ def test_every_evaluation_plays_the_same_episodes_and_the_last_is_at_the_end(
     made, make = [], Run._evaluate
 
     def watched(run: Run) -> dict[str, float]:
-        with_envs = run._make_evaluation_envs()
+        with_envs = run._make_evaluation_envs("unseen")
         made.append((run.iteration, with_envs.reset(), with_envs.num_envs))
         with_envs.close()
         return make(run)
@@ -109,6 +110,29 @@ def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
     assert ours == evaluate(run.directory, episodes=4, make_env=Corridor)
     with pytest.raises(ValueError, match="no images to film"):
         film(run.directory, make_env=Corridor, weights="best")
+
+
+def test_both_kinds_of_levels_and_their_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is best is decided on levels that were not trained on: the first weights, of 2 and 1."""
+    config = evaluated(tmp_path).changed({"evaluation.levels": "both"})
+    made: list[str] = []
+    make = run_module.make_evaluation_envs
+
+    def watched(config: Config, *, levels: Levels, **more: Any) -> VectorEnv:
+        made.append(levels)
+        return make(config, levels=levels, **more)
+
+    monkeypatch.setattr(run_module, "make_evaluation_envs", watched)
+    seen = scores(monkeypatch, 2.0, 5.0, 1.0, 7.0)
+    run = train(config, make_env=Corridor)
+    rows = [row for row in run.files.metrics() if "evaluation/return" in row]
+    names = ("evaluation/return", "evaluation/train_return", "evaluation/gap")
+    assert [[row[name] for name in names] for row in rows] == [[2, 5, 3], [1, 7, 6]]
+    assert made == ["unseen", "train"] * 2
+    best = run.files.weights("best")
+    assert all(torch.equal(best[name], seen[0][name]) for name in best)
 
 
 def test_a_resumed_run_knows_the_best_return_so_far(

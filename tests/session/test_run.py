@@ -521,7 +521,12 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
         config, ppo=replace(config.ppo, policy_epochs=1, value_epochs=2, value_learning_rate=1e-3)
     )
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
-    more = {"evaluation.every_iterations": 1, "evaluation.episodes": 1, "env.max_restarts": 1}
+    more = {
+        "evaluation.every_iterations": 1,
+        "evaluation.episodes": 1,
+        "evaluation.levels": "both",
+        "env.max_restarts": 1,
+    }
     more |= {"ppo.collect_by": "episodes", "ppo.num_steps": 20}
     tested = config.changed(more)
     rows = [

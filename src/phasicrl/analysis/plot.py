@@ -43,6 +43,8 @@ Looks: TypeAlias = dict[tuple[str, bool], dict[str, Any]]  # of lines, by (label
 REFERENCE_COLUMNS = {
     "charts/episodic_return": "episodic_return",
     "charts/episodic_return_100": "episodic_return",
+    "evaluation/return": "episodic_return",
+    "evaluation/train_return": "episodic_return",
     "charts/episodic_length": "episodic_length",
     "losses/entropy": "entropy",
     "losses/value_loss": "value_loss",
@@ -56,7 +58,7 @@ REFERENCE_COLUMNS = {
 _COLUMNS = "metric env_id curve published num_runs band env_steps mean low high"  # we write
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
 # Of Okabe and Ito: told apart by all eyes.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
 _MOST_REFERENCES = 6
@@ -70,7 +72,16 @@ _AXIS_LABELS = {
     "losses/approx_kl": "KL divergence, k3 (nats)",
     "losses/clipfrac": "fraction of clipped samples",
     "losses/entropy": "entropy of the policy (nats)",
+    "losses/action_std": "deviation of actions",
     "losses/aux/kl_loss": "KL divergence in the auxiliary phase (nats)",
+    "losses/aux/aux_value_loss": "value loss of the policy's network",
+    "losses/aux/real_value_loss": "value loss of the value network",
+    "gradients/policy_norm": "norm of the policy's gradient",
+    "gradients/value_norm": "norm of the value's gradient",
+    "gradients/aux_norm": "norm of the gradient",
+    "rewards/clipped_fraction": "fraction of clipped rewards",
+    "evaluation/return": "return of evaluations",
+    "evaluation/train_return": "return of evaluations on the training's levels",
 }
 
 
@@ -167,7 +178,7 @@ def plot_runs(
             reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
             split=reference_split, smooth_steps=smooth_steps,
         )  # fmt: skip
-    figure = draw_curves(curves, _axis_label(metric, smooth_steps), title)
+    figure = draw_curves(curves, axis_label(metric, smooth_steps), title)
     stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
     stem.parent.mkdir(parents=True, exist_ok=True)
     about = f"{metric} of {', '.join(map(str, runs))}"
@@ -194,7 +205,7 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
         groups[configs[run].env.id, labels[run]].append(run)
     curves = []
     for (env_id, label), members in groups.items():
-        points = [_smooth(_read_series(run, metric), smooth_steps) for run in members]
+        points = [smoothed(_read_series(run, metric), smooth_steps) for run in members]
         is_one_each = len({configs[run].seed for run in members}) == len(members)
         noun = "seed" if is_one_each else "run"
         curves.append(Curve(label, env_id, *_align(points, label), noun))
@@ -234,7 +245,7 @@ def reference_curves(
     for env_id, name in games.items():
         for experiment in _choose_experiments(path, name, series[name], experiments):
             runs = [points for key, points in series[name].items() if key[0] == experiment]
-            smooth = [_smooth(points, smooth_steps) for points in runs]
+            smooth = [smoothed(points, smooth_steps) for points in runs]
             steps, values = _align(smooth, f"experiment {experiment} of {path}")
             seen = steps <= last_step(steps, ends[env_id])
             if not seen.any():
@@ -384,7 +395,7 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8", newline="")
 
 
-def _smooth(points: Points, window: int) -> Points:
+def smoothed(points: Points, window: int) -> Points:
     """Mean over the values in `(step − window, step]`."""
     steps, values = points
     if window == 0:
@@ -439,8 +450,9 @@ def draw_curves(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     rows = math.ceil(len(env_ids) / columns)
     width, height = (6.4, 3.7) if len(env_ids) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
     letters = int(_LETTERS_PER_INCH * width)
-    legend = {key: textwrap.fill(text, letters) for key, text in legend_texts(curves).items()}
-    total_height = height + _INCHES_PER_LINE * sum(text.count("\n") + 1 for text in legend.values())
+    legend, about, legend_columns = _legend(curves, letters)
+    lines = sum(text.count("\n") + 1 for text in legend.values())
+    total_height = height + _INCHES_PER_LINE * (math.ceil(lines / legend_columns) + bool(about))
     looks = _looks(list(legend))
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
@@ -457,10 +469,28 @@ def draw_curves(curves: list[Curve], y_label: str, title: str | None) -> Figure:
         figure.supylabel(y_label, y=middle, fontsize=STYLE["axes.labelsize"])
         if title:
             figure.suptitle(title)
-        lines = [Line2D([], [], label=text, **looks[key]) for key, text in legend.items()]
-        # Below all panels: it says too much to fit into one.
-        figure.legend(handles=lines, loc="outside lower center", frameon=False, handlelength=3)
+        figure.legend(  # below all panels: it says too much to fit into one
+            handles=[Line2D([], [], label=text, **looks[key]) for key, text in legend.items()],
+            title=about, ncols=legend_columns, loc="outside lower center", frameon=False,
+            handlelength=3,
+        )  # fmt: skip
     return figure
+
+
+def _legend(curves: list[Curve], letters: int) -> tuple[dict[tuple[str, bool], str], str, int]:
+    """The legend's texts, what is said once for all of them, and in how many columns they fit.
+
+    Args:
+        curves: that are drawn.
+        letters: that fit into a line.
+    """
+    texts = legend_texts(curves)
+    (about, *others) = {text.removeprefix(f"{key[0]}: ") for key, text in texts.items()}
+    if others or len(texts) == 1:
+        return {key: textwrap.fill(text, letters) for key, text in texts.items()}, "", 1
+    longest = max(len(label) for label, _ in texts)
+    columns = max(1, min(len(texts), (letters + 10) // (longest + 10)))  # 10: a line and a gap
+    return {key: textwrap.fill(key[0], letters) for key in texts}, about, columns
 
 
 def legend_texts(curves: list[Curve]) -> dict[tuple[str, bool], str]:
@@ -489,9 +519,9 @@ def _looks(keys: list[tuple[str, bool]]) -> Looks:
 
     Ours are solid. Published ones are dashed, and the first is gray.
     """
-    ours = cycle(product(("-", *_DASHES), _COLORS))
+    ours = cycle(product(("-", *_DASHES), COLORS))
     num_ours = sum(not published for _, published in keys)
-    unused = ("#4D4D4D", *(_COLORS[num_ours:] or _COLORS))
+    unused = ("#4D4D4D", *(COLORS[num_ours:] or COLORS))
     theirs = zip(cycle(_DASHES), cycle(unused), strict=False)
     looks: Looks = {}
     for key in keys:
@@ -526,7 +556,8 @@ def steps_text(steps: float) -> str:
     return f"{steps:.10g}"
 
 
-def _axis_label(metric: str, smooth_steps: int) -> str:
+def axis_label(metric: str, smooth_steps: int) -> str:
+    """What a metric is called beside an axis."""
     label = _AXIS_LABELS.get(metric, metric.rpartition("/")[2].replace("_", " "))
     return f"{label}\n(mean over {steps_text(smooth_steps)} steps)" if smooth_steps else label
 

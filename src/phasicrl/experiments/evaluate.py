@@ -9,7 +9,8 @@ import csv
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from itertools import compress
+from functools import partial
+from itertools import compress, product
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,14 +19,14 @@ import numpy as np
 from torch import Tensor
 
 from phasicrl.analysis.statistics import bootstrap_interval
-from phasicrl.config import Config, Levels, PolicyKind, Precision
+from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind, Precision
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.build import make_agent
-from phasicrl.session.evaluation import UnderWay, make_evaluation_envs, play
+from phasicrl.session.evaluation import UnderWay, levels_in, make_evaluation_envs, play
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,13 @@ class Evaluation:
         policy: `greedy` takes the most likely action, `sampled` draws one.
         returns: undiscounted return of each episode, in the environment's own reward.
         lengths: steps of each episode.
+        levels: that were played.
     """
 
     policy: PolicyKind
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    levels: Levels = "unseen"
 
     @property
     def mean_return(self) -> float:
@@ -52,6 +55,7 @@ class Evaluation:
         returns = np.array(self.returns)
         return {
             "policy": self.policy,
+            "levels": self.levels,
             "episodes": len(returns),
             "mean_return": self.mean_return,
             "std_return": float(returns.std()),
@@ -61,14 +65,24 @@ class Evaluation:
         }
 
 
+def generalization_gaps(results: Sequence[Evaluation]) -> dict[PolicyKind, float]:
+    """How much higher the mean return is on the training's levels, where both were played."""
+    unseen = {each.policy: each.mean_return for each in results if each.levels == "unseen"}
+    return {
+        each.policy: each.mean_return - unseen[each.policy]
+        for each in results
+        if each.levels == "train" and each.policy in unseen
+    }
+
+
 class StepTable:
     """Every step of the episodes that an evaluation counts, as a row of CSV.
 
-    Columns: `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1), `reward`,
-    `return` (of the episode so far), `entropy` (nats), `std` (mean over continuous components,
-    before a squash; empty without them), and for each component k of an action `mean_k`, the
-    policy's mean (of a discrete component the likeliest option), and `action_k`, what was taken,
-    before it was clipped, squashed or rescaled.
+    Columns: `levels`, `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1),
+    `reward`, `return` (of the episode so far), `entropy` (nats), `std` (mean over continuous
+    components, before a squash; empty without them), and for each component k of an action
+    `mean_k`, the policy's mean (of a discrete component the likeliest option), and `action_k`, what
+    was taken, before it was clipped, squashed or rescaled.
 
     Args:
         file: open for writing, with `newline=""`.
@@ -79,11 +93,18 @@ class StepTable:
         self._has_head = False
 
     def add(
-        self, kind: PolicyKind, policy: Policy, action: Tensor, step: TimeStep, under_way: UnderWay
+        self,
+        levels: Levels,
+        kind: PolicyKind,
+        policy: Policy,
+        action: Tensor,
+        step: TimeStep,
+        under_way: UnderWay,
     ) -> None:
         """One step of B environments.
 
         Args:
+            levels: that they play.
             kind: how actions were chosen.
             policy: what they were chosen from, `[B, 1]`.
             action: the actions, `[B, 1, …]`.
@@ -92,6 +113,7 @@ class StepTable:
         """
         num_envs, std = len(action), policy.mean_std
         columns: dict[str, Any] = {
+            "levels": [levels] * num_envs,
             "policy": [kind] * num_envs,
             "env": range(num_envs),
             "episode": under_way.numbers.tolist(),
@@ -116,7 +138,7 @@ def evaluate(
     *,
     episodes: int = 100,
     policies: Sequence[PolicyKind] = ("greedy", "sampled"),
-    levels: Levels = "unseen",
+    levels: EvaluatedLevels = "unseen",
     seed: int = 0,
     make_env: Callable[[], gym.Env] | None = None,
     make_vector_env: MakeVectorEnv | None = None,
@@ -134,7 +156,8 @@ def evaluate(
         run_dir: Run directory.
         episodes: Episodes for each policy.
         policies: Ways of choosing actions, one after the other.
-        levels: Procgen: the full distribution of levels, or those of the training.
+        levels: Procgen: the full distribution of levels, those of the training, or both, the unseen
+            ones first.
         seed: Another seed, other episodes.
         make_env: what training was given, for runs on an environment of your own.
         make_vector_env: what training was given, for runs on a vector environment of your own.
@@ -153,9 +176,9 @@ def evaluate(
     results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else StepTable(file)
-        for policy in policies:
+        for which, policy in product(levels_in(levels), policies):
             envs = make_evaluation_envs(
-                config, num_envs=min(episodes, 16), levels=levels, seed=seed, **own
+                config, num_envs=min(episodes, 16), levels=which, seed=seed, **own
             )
             with closing(envs):
                 played = play(
@@ -164,10 +187,10 @@ def evaluate(
                     episodes=episodes,
                     policy=policy,
                     seed=seed,
-                    on_step=None if table is None else table.add,
+                    on_step=None if table is None else partial(table.add, which),
                     precision=acting_precision(files),
                 )
-            results.append(Evaluation(policy, *played))
+            results.append(Evaluation(policy, *played, levels=which))
     return results
 
 

@@ -5,47 +5,39 @@ Kind: effects (trains, writes files).
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phasicrl.analysis.compare import Comparison, Units, compare_curves
 from phasicrl.analysis.plot import Curve, draw_curves, save_figure
-from phasicrl.config import Config
-from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.suites import Scale, suite_named
 from phasicrl.experiments.trials import (
     FIRST_REPORT_SEED,
+    RETURN,
     ResultTable,
     Row,
     Trial,
+    curve_grid,
     fill_table,
     measure_once,
     over_seeds,
+    reached,
+    ready,
 )
-from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.crash import CRASH_FILE
 
 COLUMNS = (
     "task", "arm", "budget", "seed", "env_steps", "return_100", "greedy_mean", "seconds", "commit",
     "curve",
 )  # fmt: skip
 """Of a suite's table; `curve` has the return at each fortieth of the budget."""
-_POINTS = 40
-_METRIC = "charts/episodic_return_100"
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What a suite found.
+    """What a suite, or a sweep, found.
 
     Attributes:
         comparison: of the arms at the end of training.
@@ -96,7 +88,7 @@ def run_suite(
         base = suite.base(task, scale)
         for arm, config in suite.arms(base):
             budget = total_env_steps or config.total_env_steps
-            config = _ready(config, task, budget, jobs, output_dir)
+            config = ready(config.changed({"total_env_steps": budget}), task, jobs, output_dir)
             trials += over_seeds((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
     table = ResultTable(stem.with_name(stem.name + ".csv"), COLUMNS, ("task", "arm", "budget"))
@@ -108,7 +100,7 @@ def run_suite(
     curves = suite_curves(table.rows_of(trials))
     figure = draw_curves(curves, "episodic return, last 100 episodes", f"{name}: {suite.about}")
     images = save_figure(figure, stem, f"suite {name}, {scale}")
-    comparison = compare_curves(curves, metric=_METRIC, units=_units(trials))
+    comparison = compare_curves(curves, metric=RETURN, units=_units(trials))
     return SuiteResult(comparison, (table.path, *images))
 
 
@@ -116,7 +108,7 @@ def measure(trial: Trial) -> list[Row]:
     """Train, and say in one row what was reached, and on which way."""
     task, arm, budget = trial.label
     about = {"task": task, "arm": arm, "budget": budget, "seed": trial.config.seed}
-    return [about | measure_once(trial.config, _reached)]
+    return [about | measure_once(trial.config, reached)]
 
 
 def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
@@ -128,7 +120,7 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     for (arm, task), members in grouped.items():
         values = np.array([[float(point) for point in row["curve"].split()] for row in members])
         seen = np.isfinite(values).all(axis=0)
-        steps = _grid(int(members[0]["budget"]))
+        steps = curve_grid(int(members[0]["budget"]))
         curves.append(Curve(arm, task, steps[seen], values[:, seen]))
     return curves
 
@@ -139,40 +131,3 @@ def _units(trials: Sequence[Trial]) -> Units:
     if any(not env.id.startswith("procgen:") for env in envs):
         return "raw"
     return "procgen-hard" if envs[0].distribution == "hard" else "procgen-easy"
-
-
-def _ready(config: Config, task: str, budget: int, jobs: int, output_dir: Path) -> Config:
-    """An arm's configuration for its runs, whose name is the same in every suite."""
-    changes: dict[str, Any] = {"total_env_steps": budget, "log.console": "off"}
-    if jobs > 1:
-        threads = max(1, (os.cpu_count() or 1) // jobs)
-        changes |= {"compute.num_threads": threads, "env.num_threads": threads}
-    config = config.changed({**changes, "output_dir": str(output_dir / "runs")})
-    digest = hashlib.sha256(json.dumps(config.identity(), default=str).encode()).hexdigest()
-    return replace(config, name=f"{task.rpartition(':')[2].replace('/', '-')}-{digest[:10]}")
-
-
-def _grid(budget: int) -> NDArray[np.float64]:
-    """The steps at which a curve is kept."""
-    return np.linspace(0.0, budget, _POINTS + 1)[1:]
-
-
-def _reached(directory: Path) -> Row:
-    """What a run has come to; one that diverged stays where it was."""
-    files = RunDirectory(directory)
-    rows = files.metrics(_METRIC, "time/total")
-    returns = [(row["env_steps"], row[_METRIC]) for row in rows if _METRIC in row]
-    curve = []
-    for at in _grid(files.config.total_env_steps):
-        seen = [value for steps, value in returns if steps <= at + files.config.batch_size / 2]
-        curve.append(seen[-1] if seen else math.nan)
-    diverged = (directory / CRASH_FILE).is_file()
-    greedy = math.nan if diverged else evaluate(directory, policies=("greedy",))[0].mean_return
-    return {
-        "env_steps": int(rows[-1]["env_steps"]),
-        "return_100": round(returns[-1][1] if returns else math.nan, 3),
-        "greedy_mean": round(greedy, 3),
-        "seconds": round(sum(row["time/total"] for row in rows), 1),
-        "commit": files.card["commit"] or "unknown",
-        "curve": " ".join(f"{value:.5g}" for value in curve),
-    }

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -21,13 +23,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phasicrl.algorithm import resume, train
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from phasicrl.algorithm import OnIteration, resume, train
 from phasicrl.config import Config
+from phasicrl.envs.make import resolve
 from phasicrl.execution.plan import Plan
 from phasicrl.experiments.evaluate import evaluate
+from phasicrl.host.machine import num_cores
 from phasicrl.host.signals import when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.crash import CRASH_FILE
 from phasicrl.session.run import Run
 
 T = TypeVar("T")
@@ -35,6 +44,9 @@ Row = dict[str, Any]
 
 FIRST_REPORT_SEED = 101
 """Seeds below are for choosing, the others for reporting."""
+RETURN = "charts/episodic_return_100"
+"""What curves are made of."""
+_POINTS = 40
 LEARNING_COLUMNS = (
     "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",
     "greedy_mean", "greedy_min", "sampled_mean", "commit",
@@ -202,10 +214,38 @@ def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
     return [row]
 
 
-def train_or_resume(config: Config, *, plan: Plan | None = None) -> Run:
+def ready(
+    config: Config, stem: str, jobs: int, output_dir: Path, *, cores: int | None = None
+) -> Config:
+    """A configuration for a run among others: named by what it is, quiet, with its share of cores.
+
+    Args:
+        config: of the run.
+        stem: how the name begins; what is behind the last colon counts.
+        jobs: runs at a time.
+        output_dir: its folder `runs` gets the run directory.
+        cores: that the jobs share; none: all of this machine's.
+    """
+    changes: dict[str, Any] = {"log.console": "off", "output_dir": str(output_dir / "runs")}
+    if jobs > 1 or cores is not None:
+        threads = max(1, (cores or num_cores()) // jobs)
+        if not config.compute.device.startswith("cuda"):  # else it has no effect, and is refused
+            changes["compute.num_threads"] = threads
+        if resolve(config.env.id)[0] != "gymnasium":
+            changes["env.num_threads"] = threads
+    digest = hashlib.sha256(json.dumps(config.identity(), default=str).encode()).hexdigest()
+    changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
+    return config.changed(changes)
+
+
+def train_or_resume(
+    config: Config, *, plan: Plan | None = None, on_iteration: OnIteration | None = None
+) -> Run:
     """Go on with the newest run of this experiment, seed and length; train if there is none."""
     begun = [files for files in RunDirectory.of(config) if files.checkpoints]
-    return resume(begun[-1].path) if begun else train(config, plan=plan)
+    if begun:
+        return resume(begun[-1].path, on_iteration=on_iteration)
+    return train(config, plan=plan, on_iteration=on_iteration)
 
 
 def measure_once(config: Config, measure: Callable[[Path], Row]) -> Row:
@@ -223,5 +263,38 @@ def measure_once(config: Config, measure: Callable[[Path], Row]) -> Row:
     except DivergedError:
         directory = RunDirectory.of(config)[-1].path
     row = measure(directory)
-    (directory / RESULT_FILE).write_text(json.dumps(row) + "\n")
+    RunDirectory(directory).write_json(RESULT_FILE, row)
     return row
+
+
+def curve_grid(budget: int) -> NDArray[np.float64]:
+    """The steps at which a curve is kept."""
+    return np.linspace(0.0, budget, _POINTS + 1)[1:]
+
+
+def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> Row:
+    """What a run has come to; one that diverged stays where it was.
+
+    Args:
+        directory: of the run.
+        make_env: makes its environment, if that is one of your own.
+    """
+    files = RunDirectory(directory)
+    rows = files.metrics(RETURN, "time/total")
+    returns = [(row["env_steps"], row[RETURN]) for row in rows if RETURN in row]
+    curve = []
+    for at in curve_grid(files.config.total_env_steps):
+        seen = [value for steps, value in returns if steps <= at + files.config.batch_size / 2]
+        curve.append(seen[-1] if seen else math.nan)
+    diverged = (directory / CRASH_FILE).is_file()
+    greedy = math.nan
+    if not diverged:
+        greedy = evaluate(directory, policies=("greedy",), make_env=make_env)[0].mean_return
+    return {
+        "env_steps": int(rows[-1]["env_steps"]),
+        "return_100": round(returns[-1][1] if returns else math.nan, 3),
+        "greedy_mean": round(greedy, 3),
+        "seconds": round(sum(row["time/total"] for row in rows), 1),
+        "commit": files.card["commit"] or "unknown",
+        "curve": " ".join(f"{value:.5g}" for value in curve),
+    }

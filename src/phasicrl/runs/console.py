@@ -111,7 +111,7 @@ class _Pace:
             f"{min(100 * env_steps / total, 100):.1f} %",  # the last rollout may go over the budget
             f"{_compact(env_steps)}/{_compact(total)} steps",
             f"{_compact(self.steps_per_second())} steps/s",
-            "" if left is None else f"{_duration(left)} left",
+            "" if left is None else f"{duration(left)} left",
         ]
 
 
@@ -143,6 +143,7 @@ class _Lines:
         ("value loss", "losses/value_loss"),
         ("aux kl", "losses/aux/kl_loss"),
         ("evaluation", "evaluation/return"),
+        ("gap", "evaluation/gap"),
     )
 
     def __init__(self, config: Config, env_steps: int, stream: TextIO) -> None:
@@ -253,7 +254,7 @@ class _Live:
         now, total = monotonic(), self._config.budget
         numbers = self._pace.texts(self._env_steps, now)
         if self._closed:
-            numbers[-1] = f"in {_duration(now - self._started)}"
+            numbers[-1] = f"in {duration(now - self._started)}"
         bar = ProgressBar(
             total=total,
             completed=min(self._env_steps, total),
@@ -354,7 +355,7 @@ def _number(value: float | None, missing: str = "-") -> str:
     return f"{value:,.{max(0, digits)}f}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """The two largest units: 45 s, 12 min, 1 h 05 min, 2 d 3 h."""
     minutes, hours = round(seconds / 60), round(seconds) // 3600
     if seconds < 99.5:

@@ -78,6 +78,10 @@ METRICS: dict[str, str] = {
     "rewards/clipped_fraction": "Fraction of the normalized rewards that were clipped (0 to 1).",
     "evaluation/return": "Mean return of the episodes that are not trained on (reward units).",
     "evaluation/length": "Mean length of these episodes (environment steps).",
+    "evaluation/train_return": (
+        "With `evaluation.levels both`: the same on the levels of the training (reward units)."
+    ),
+    "evaluation/gap": "`evaluation/train_return` minus `evaluation/return` (reward units).",
     "evaluation/best_return": "The best `evaluation/return` of the run so far (reward units).",
 }
 """Every metric: its name, and what it means with its unit."""

@@ -5,14 +5,16 @@ Kind: effects (steps environments of its own).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.config import Config, Levels, PolicyKind, Precision
+from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind, Precision
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent
@@ -25,6 +27,12 @@ class Episodes(NamedTuple):
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+
+
+def mean_episode(parts: Iterable[Episodes]) -> tuple[float, float]:
+    """Mean return and length over the episodes of all parts."""
+    returns, lengths = (list(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True))
+    return statistics.fmean(returns), statistics.fmean(lengths)
 
 
 class UnderWay:
@@ -66,6 +74,11 @@ class UnderWay:
 
 
 OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, UnderWay], None]
+
+
+def levels_in(levels: EvaluatedLevels) -> tuple[Levels, ...]:
+    """The levels to play, one after the other: unseen ones first."""
+    return ("unseen", "train") if levels == "both" else (levels,)
 
 
 def make_evaluation_envs(

@@ -6,13 +6,12 @@ import copy
 import math
 import os
 import platform
-import statistics
 import sys
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config
+from phasicrl.config import Config, Levels
 from phasicrl.distributed import RankError, World
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.watchdog import last_resort
@@ -39,7 +38,7 @@ from phasicrl.runs.metrics import MetricsLog, NoLog
 from phasicrl.runs.parts import OLD_POLICY, own_part
 from phasicrl.seeding import derive_seed
 from phasicrl.session.crash import report_crash
-from phasicrl.session.evaluation import make_evaluation_envs, play
+from phasicrl.session.evaluation import levels_in, make_evaluation_envs, mean_episode, play
 
 _MOST_EVALUATION_ENVS = 16
 """Side by side in an evaluation in the middle of a run."""
@@ -194,7 +193,7 @@ class Run:
         """This process's part of an evaluation, rounded up."""
         return math.ceil(self.config.evaluation.episodes / self.world.size)
 
-    def _make_evaluation_envs(self) -> VectorEnv:
+    def _make_evaluation_envs(self, levels: Levels) -> VectorEnv:
         """The same ones each time.
 
         Their seed is another than that of `evaluate`: what chose the best weights does not judge
@@ -204,7 +203,7 @@ class Run:
         return make_evaluation_envs(
             self.config,
             num_envs=min(self._evaluation_episodes, _MOST_EVALUATION_ENVS),
-            levels=self.config.evaluation.levels,
+            levels=levels,
             seed=derive_seed(self.config.seed, "validation", *others),
             make_env=self._own["make_env"],
             make_vector_env=self._own["make_vector_env"],
@@ -219,10 +218,14 @@ class Run:
         start, knobs = time.perf_counter(), self.config.evaluation
         agent, seed = copy.deepcopy(self.agent).cpu().eval(), self.config.seed
         how = {"episodes": self._evaluation_episodes, "policy": knobs.policy, "seed": seed}
-        with self.world.together("an evaluation"), closing(self._make_evaluation_envs()) as envs:
-            played = play(agent, envs, **how, precision=self.compute.precision("policy"))
-        of_all = self.world.gather(played)
-        mean_return = statistics.fmean(chain.from_iterable(each.returns for each in of_all))
+        how |= {"precision": self.compute.precision("policy")}
+        played = []
+        with self.world.together("an evaluation"):
+            for levels in levels_in(knobs.levels):
+                with closing(self._make_evaluation_envs(levels)) as envs:
+                    played.append(play(agent, envs, **how))
+        of_all, *of_all_trained = zip(*self.world.gather(played), strict=True)
+        mean_return, mean_length = mean_episode(of_all)
         best = self._best_return
         if best is None or mean_return > best:
             try:
@@ -234,11 +237,13 @@ class Run:
                 self.log.message(f"warning: the best weights could not be saved: {error}")
         record = {
             "evaluation/return": mean_return,
-            "evaluation/length": statistics.fmean(
-                chain.from_iterable(each.lengths for each in of_all)
-            ),
+            "evaluation/length": mean_length,
             "time/evaluation": time.perf_counter() - start,
         }
+        for trained in of_all_trained:
+            train_return, _ = mean_episode(trained)
+            record["evaluation/train_return"] = train_return
+            record["evaluation/gap"] = train_return - mean_return
         return record if best is None else record | {"evaluation/best_return": best}
 
     def checkpoint(self) -> None:

@@ -1,0 +1,255 @@
+"""A page about runs: report.html, one file that loads nothing from elsewhere.
+
+Kind: effects (writes a file).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from phasicrl.analysis.diagnosis import Array, Finding, diagnose
+from phasicrl.analysis.plot import COLORS, Points, axis_label, smoothed, steps_text
+from phasicrl.config import Config, shown
+from phasicrl.presets import PRESETS, differences
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import METRICS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAGE = "report.html"
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Returns": ("charts/episodic_return_100", "charts/episodic_length", "evaluation/return",
+                "evaluation/train_return", "procgen/level_complete"),
+    "Policy": ("losses/entropy", "losses/action_std", "losses/approx_kl", "losses/clipfrac",
+               "gradients/policy_norm"),
+    "Values": ("losses/explained_variance", "losses/value_loss", "gradients/value_norm",
+               "rewards/clipped_fraction"),
+    "Auxiliary phase": ("losses/aux/kl_loss", "losses/aux/aux_value_loss",
+                        "losses/aux/real_value_loss", "gradients/aux_norm"),
+    "Speed": ("charts/SPS",),
+}  # fmt: skip
+"""Which curves the page has, in which order."""
+TIMES = ("rollout", "policy", "value", "auxiliary", "evaluation")
+_COLORS = [color for color in COLORS if color != "#000000"]  # black is nothing on black
+_INK = "#010203"  # becomes the text's color, which follows light and dark
+_MOST_POINTS = 800
+_MOST_VIDEO_BYTES = 30_000_000
+_VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """A run as the page shows it."""
+
+    files: RunDirectory
+    color: str
+
+    @cached_property
+    def config(self) -> Config:
+        return self.files.config
+
+    @cached_property
+    def card(self) -> dict[str, Any]:
+        return self.files.card
+
+    @property
+    def name(self) -> str:
+        return self.files.path.resolve().name
+
+    @cached_property
+    def _rows(self) -> list[dict[str, float]]:
+        names = [name for group in GROUPS.values() for name in group]
+        return self.files.metrics(*names, *(f"time/{part}" for part in TIMES), "time/total")
+
+    def points(self, metric: str) -> Points:
+        """Steps and values of a metric, where it is a number."""
+        pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in self._rows]
+        known = [pair for pair in pairs if math.isfinite(pair[1])]
+        steps, values = np.array(known, float).reshape(-1, 2).T
+        return steps, values
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        names = METRICS.keys() & {name for row in self._rows for name in row}
+        return diagnose({name: self.points(name)[1] for name in names}, self.config)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is said first."""
+        steps, total = self._rows[-1]["env_steps"], self.config.total_env_steps
+        facts = {"steps": f"{steps:,.0f} of {total:,}"}
+        for text, metric in (
+            ("return, last 100 episodes", "charts/episodic_return_100"),
+            ("evaluated", "evaluation/return"), ("best evaluated", "evaluation/best_return"),
+        ):  # fmt: skip
+            if len(values := self.points(metric)[1]):
+                facts[text] = f"{values[-1]:.4g}"
+        seconds = float(self.points("time/total")[1].sum())
+        return facts | {"time": _duration(seconds), "steps per second": f"{steps / seconds:,.0f}"}
+
+    @property
+    def times(self) -> list[tuple[str, float]]:
+        """Parts of the time with their shares, the rest last."""
+        total = float(self.points("time/total")[1].sum())
+        shares = [(part, float(self.points(f"time/{part}")[1].sum()) / total) for part in TIMES]
+        shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
+        return [(part, share) for part, share in shares if share > 0.001]
+
+    @property
+    def base(self) -> str:
+        """The preset that the settings are held against."""
+        return self.config.name if self.config.name in PRESETS else ""
+
+    @property
+    def settings(self) -> list[tuple[str, str, str]]:
+        """Path and value of each field, and the preset's where that is another."""
+        preset = PRESETS[self.base].config if self.base else None
+        others = differences(self.config, preset) if preset else {}
+        return [
+            (path, shown(value), shown(others[path][0]) if path in others else "")
+            for path, value in self.config.values().items()
+        ]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What the run was made with."""
+        machine = self.card.get("machine", {})
+        known = {
+            "command": " ".join(map(str, self.card.get("command", []))),
+            "commit": self.card.get("commit"), "device": self.card.get("device"),
+            "environment": self.card.get("environment"), **machine, **self.card.get("versions", {}),
+        }  # fmt: skip
+        return {name: str(value) for name, value in known.items() if value}
+
+    @property
+    def videos(self) -> list[tuple[str, str, str]]:
+        """Name, kind and content, as an address, of the films in the run directory."""
+        found = [path for path in sorted(self.files.path.glob("*")) if path.suffix in _VIDEOS]
+        return [
+            (path.name, _VIDEOS[path.suffix], _as_address(path))
+            for path in found
+            if path.stat().st_size <= _MOST_VIDEO_BYTES
+        ]
+
+
+def write_report(
+    runs: Sequence[Path], *, output: Path | None = None, smooth_share: float = 0.05
+) -> Path:
+    """Write a page about a run, or about several side by side.
+
+    Args:
+        runs: run directories, finished or not.
+        output: file to write; none: `report.html` in the directory of the run, or here if there are
+            several.
+        smooth_share: part of the budget over which the bold lines are means; thin ones are raw.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ValueError: no run, one without any data, or a share outside of 0 to 1.
+    """
+    try:
+        import jinja2
+    except ImportError:
+        raise ImportError("reports need jinja2: pip install 'phasicrl[plot]'") from None
+    if not runs:
+        raise ValueError("give at least one run directory")
+    if not 0 <= smooth_share <= 1:
+        raise ValueError(f"--smooth-share is from 0 to 1; given was {smooth_share:g}")
+    subjects = [
+        _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
+    ]
+    template = resources.files("phasicrl.analysis").joinpath("report.html.j2").read_text()
+    page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        template
+    )
+    text = page.render(
+        subjects=subjects, groups=_figures(subjects, smooth_share), differing=_differing(subjects)
+    )
+    path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _differing(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
+    """Fields in which runs differ, with the value of each."""
+    values = [subject.config.values() for subject in subjects]
+    paths = {path: None for fields in values for path in fields}
+    return {
+        path: [shown(fields.get(path)) for fields in values]
+        for path in paths
+        if len({shown(fields.get(path)) for fields in values}) > 1
+    }
+
+
+def _figures(subjects: Sequence[_Subject], share: float) -> dict[str, list[tuple[str, str]]]:
+    """Title and drawing of each curve that any of the runs has, by group."""
+    figures: dict[str, list[tuple[str, str]]] = {}
+    for group, metrics in GROUPS.items():
+        for metric in metrics:
+            series = {subject.color: subject.points(metric) for subject in subjects}
+            if any(len(values) > 1 for _, values in series.values()):
+                window = share * max(subject.config.total_env_steps for subject in subjects)
+                drawn = _draw(series, round(window))
+                figures.setdefault(group, []).append((axis_label(metric, 0), drawn))
+    return figures
+
+
+def _draw(series: Mapping[str, Points], window: int) -> str:
+    """An SVG drawing whose ink has the color of the text around it."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    settings: Any = {
+        "svg.fonttype": "none", "svg.hashsalt": "phasicrl", "font.family": "sans-serif",
+        "text.color": _INK, "axes.edgecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
+    }  # fmt: skip
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(4.4, 2.5), layout="constrained")
+        axes: Axes = figure.add_subplot()
+        for color, points in series.items():
+            axes.plot(*_thinned(points), color=color, linewidth=0.6, alpha=0.5)
+            axes.plot(*_thinned(smoothed(points, window)), color=color, linewidth=1.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.set_major_formatter(lambda steps, _: steps_text(steps))
+        axes.locator_params(nbins=5)
+        axes.tick_params(labelsize=9)
+        axes.patch.set_alpha(0)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+
+
+def _thinned(points: Points) -> tuple[Array, Array]:
+    """No more points than a screen can show."""
+    steps, values = points
+    if len(steps) > _MOST_POINTS:
+        kept = np.linspace(0, len(steps) - 1, _MOST_POINTS).round().astype(int)
+        return steps[kept], values[kept]
+    return steps, values
+
+
+def _as_address(path: Path) -> str:
+    """A file's content as an address that a browser reads."""
+    return f"data:{_VIDEOS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds as people say them."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,366 @@
+"""A search for settings with Optuna, whose trials are trials of a sweep. Kind: effects.
+
+The study lives in `study.log`, a journal that any number of processes share. The sweep has as many
+places (`SweepTrial.slot`) as trials are wanted. Who holds the claim to a place asks the study for a
+trial, or goes on with the one that an earlier holder got; so nothing is lost with a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from phasicrl.analysis.scores import interquartile_mean
+from phasicrl.config import Config, shown
+from phasicrl.config_io import read_json
+from phasicrl.experiments.trials import (
+    FIRST_REPORT_SEED,
+    RETURN,
+    measure_once,
+    reached,
+    train_or_resume,
+)
+from phasicrl.learner import Record
+from phasicrl.optimize import DivergedError
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.run import Run
+from phasicrl.sweeps.sweep import (
+    SEEDS,
+    TRIALS,
+    Sweep,
+    SweepTrial,
+    configs_of,
+    grid,
+    open_sweep,
+    refuse_untrainable,
+)
+
+if TYPE_CHECKING:
+    import optuna
+
+SEARCH, STUDY = "search.json", "study.log"
+_SLOT, _CONFIG = "slot", "config"
+_NUMBER = r"[-+]?[\d_]+(?:\.[\d_]*)?(?:e[-+]?\d+)?"
+_RANGE = re.compile(rf"(log:)?({_NUMBER}):({_NUMBER})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The values that a knob may take in a search.
+
+    Attributes:
+        choices: any of these; if empty, a number between the bounds.
+        low: lower bound; if both bounds are whole, so are the values.
+        high: upper bound, which is one of the values.
+        log: whether each factor is as likely as another, in place of each difference.
+    """
+
+    choices: tuple[Any, ...] = ()
+    low: float = 0
+    high: float = 0
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse bounds between which there is nothing."""
+        if not self.choices and (self.low >= self.high or (self.log and self.low <= 0)):
+            given = f"{'log:' * self.log}{self.low:g}:{self.high:g}"
+            raise ValueError(f"the space {given} has no values; give LOW:HIGH, or log: above zero")
+
+    @staticmethod
+    def parse(text: str, read: Callable[[str], Any]) -> Space:
+        """Read `LOW:HIGH`, `log:LOW:HIGH` or values with commas between them.
+
+        Args:
+            text: what was given.
+            read: from the text of one value to the value.
+        """
+        if match := _RANGE.fullmatch(text):
+            return Space(low=read(match[2]), high=read(match[3]), log=match[1] is not None)
+        return Space(choices=tuple(read(word) for word in text.split(",")))
+
+    def ends(self) -> tuple[Any, ...]:
+        """Values that stand for all: each choice, or both bounds."""
+        return self.choices or (self.low, self.high)
+
+    def suggest(self, trial: optuna.Trial, path: str) -> Any:
+        """The trial's value, or a new one; Optuna knows choices by their text."""
+        if self.choices:
+            by_text = {shown(choice): choice for choice in self.choices}
+            return by_text[trial.suggest_categorical(path, list(by_text))]
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(path, self.low, self.high, log=self.log)
+        return trial.suggest_float(path, self.low, self.high, log=self.log)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is searched, as `search.json` has it.
+
+    Attributes:
+        base: the configuration that the settings are put into.
+        spaces: by path.
+        seeds: each trial trains all of them.
+        rungs: equal parts of the budget; after each the seeds' scores are reported.
+    """
+
+    base: Config
+    spaces: Mapping[str, Space]
+    seeds: tuple[int, ...]
+    rungs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        spaces = {
+            path: [list(x) if isinstance(x, tuple) else x for x in space.choices]
+            if space.choices else {"low": space.low, "high": space.high, "log": space.log}
+            for path, space in self.spaces.items()
+        }  # fmt: skip
+        base = json.loads(self.base.to_json())
+        return {"base": base, "spaces": spaces, "seeds": list(self.seeds), "rungs": self.rungs}
+
+    @staticmethod
+    def read(folder: Path) -> Search:
+        """The search in a sweep's folder.
+
+        Raises:
+            ValueError: there is none, or it is damaged.
+        """
+        path = folder / SEARCH
+        if not path.exists():
+            way = f"`phasicrl sweep search {folder} PRESET --space …` makes one"
+            raise ValueError(f"{folder} has no search; {way}")
+        tree = read_json(path)
+        spaces = {
+            name: Space(**given) if isinstance(given, dict)
+            else Space(tuple(tuple(x) if isinstance(x, list) else x for x in given))
+            for name, given in tree["spaces"].items()
+        }  # fmt: skip
+        base = Config.from_json(json.dumps(tree["base"]))
+        return Search(base, spaces, tuple(tree["seeds"]), tree["rungs"])
+
+    def config(self, changes: Mapping[str, Any]) -> Config:
+        """The configuration with these settings, for the first of the seeds."""
+        given = {**changes, "seed": self.seeds[0]}
+        return self.base.changed(given, reset_idle=True, keep=given)
+
+
+def create_search(
+    directory: Path,
+    base: Config,
+    spaces: Mapping[str, Space],
+    *,
+    trials: int = 20,
+    seeds: Sequence[int] = SEEDS,
+    rungs: int = 5,
+) -> tuple[int, int]:
+    """Write a search for settings, or give one more trials. Nothing is trained yet.
+
+    Args:
+        directory: Of the search.
+        base: what the settings are put into.
+        spaces: by the path of a knob, such as `ppo.clip`.
+        trials: How many settings are tried in all.
+        seeds: Of the runs of each trial, below 101.
+        rungs: Parts of the budget; after each a trial is given up if it is worse than the median
+            of the others there. 1: none is given up.
+
+    Returns:
+        How many trials were added, and how many the search has.
+
+    Raises:
+        ValueError: seeds for reporting, nothing to search, values that cannot be trained, or
+            another search in the same folder; nothing was written.
+        ImportError: Optuna is not installed.
+    """
+    _optuna()
+    if bad := [seed for seed in seeds if seed >= FIRST_REPORT_SEED]:
+        why = "settings are chosen on seeds below, and reported on the others"
+        raise ValueError(f"a search on seed {bad[0]} would use it up; give seeds below "
+                         f"{FIRST_REPORT_SEED}: {why}")  # fmt: skip
+    if trials < 1 or rungs < 1 or not seeds or not spaces:
+        given = f"{trials} trials, {rungs} rungs, {len(seeds)} seeds, {len(spaces)} spaces"
+        raise ValueError(f"there is nothing to search ({given}); give at least 1 of each")
+    search = Search(base, spaces, tuple(seeds), rungs)
+    for path, space in spaces.items():
+        refuse_untrainable(grid({"": base}, {path: space.ends()}))
+    if (directory / TRIALS).is_dir() and Search.read(directory).to_dict() != search.to_dict():
+        way = "give it a folder of its own, or the same preset, spaces, seeds and rungs"
+        raise ValueError(f"{directory} has another search; {way}")
+    new = [SweepTrial(f"slot-{slot:04d}", "", None, search.seeds, slot) for slot in range(trials)]
+    directory.mkdir(parents=True, exist_ok=True)
+    # Before the first trial, which needs it; the same content, whoever writes it.
+    (directory / SEARCH).write_text(json.dumps(search.to_dict(), indent=2) + "\n")
+    added = open_sweep(directory, new)
+    return added, len(Sweep(directory).trials())
+
+
+def open_study(folder: Path, *, slot: int = 0) -> optuna.Study:
+    """The study of a search.
+
+    Args:
+        folder: of the search.
+        slot: whoever works on another one draws other numbers.
+    """
+    optuna = _optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    journal = optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
+    return optuna.create_study(
+        storage=optuna.storages.JournalStorage(journal),
+        study_name="search",
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=slot, constant_liar=True),
+        pruner=optuna.pruners.MedianPruner(),
+    )
+
+
+def run_slot(sweep: Sweep, place: SweepTrial, *, jobs: int, cores: int | None) -> dict[str, Any]:
+    """Train the trial of a place, or go on with it; its process holds the claim to the place.
+
+    All seeds are trained to the end of a rung before any goes on, so that what is reported is the
+    interquartile mean over the seeds after equal steps.
+
+    Returns:
+        What is to be noted of it.
+    """
+    optuna, search = _optuna(), Search.read(sweep.path)
+    assert place.slot is not None, "it is the trial of a grid"
+    study = open_study(sweep.path, slot=place.slot)
+    trial = _trial_of(study, place.slot)
+    frozen = study.trials[trial.number]
+    if frozen.state.is_finished():  # its holder ended before it could say so
+        return {"trial": trial.number}
+    changes = {path: space.suggest(trial, path) for path, space in search.spaces.items()}
+    try:
+        config = search.config(changes)
+    except ValueError as error:  # these values do not go together
+        trial.set_user_attr("error", str(error))
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        return {"trial": trial.number, "infeasible": str(error)}
+    trial.set_user_attr(_CONFIG, config.to_json())
+    place = replace(place, arm=_arm(changes), config=config)
+    sweep.write(place)
+    runs, value = configs_of(place, sweep.path, jobs=jobs, cores=cores), math.nan
+    for rung in range(1, search.rungs + 1):
+        until = math.ceil(config.budget * rung / search.rungs)
+        scores = [_score(_train_until(run, until), until) for run in runs]
+        value = float(interquartile_mean(np.array(scores)[:, None]))
+        if until not in frozen.intermediate_values and math.isfinite(value):
+            trial.report(value, until)
+        if rung < search.rungs and trial.should_prune():
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            return {"trial": trial.number, "pruned": until}
+    for run in runs:
+        measure_once(run, reached)
+    if math.isfinite(value):
+        study.tell(trial, value)
+    else:
+        trial.set_user_attr("error", "no episode was finished")
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    return {"trial": trial.number}
+
+
+def _trial_of(study: optuna.Study, slot: int) -> optuna.Trial:
+    """The trial of a place: the one that an earlier holder of it got, or a new one."""
+    for frozen in study.get_trials(deepcopy=False):
+        if frozen.user_attrs.get(_SLOT) == slot:
+            return _optuna().Trial(study, frozen._trial_id)
+    trial = study.ask()
+    trial.set_user_attr(_SLOT, slot)
+    return trial
+
+
+def _train_until(config: Config, until: int) -> RunDirectory:
+    """Train a run until a number of steps, unless it has come so far or has diverged there."""
+
+    def stop(run: Run, record: Record) -> Literal["stop"] | None:
+        return "stop" if run.env_steps >= until else None
+
+    there = RunDirectory.of(config)
+    if not there or _env_steps(there[-1]) < until:
+        try:
+            return RunDirectory(train_or_resume(config, on_iteration=stop).directory)
+        except DivergedError:
+            pass
+    return RunDirectory.of(config)[-1]
+
+
+def _env_steps(files: RunDirectory) -> int:
+    """How far a run has come."""
+    return files.last_rows(1)[-1]["env_steps"] if files.last_rows(1) else 0
+
+
+def _score(files: RunDirectory, until: int) -> float:
+    """The return of a run after so many steps; one that diverged has its lowest return.
+
+    NaN if no episode has ended.
+    """
+    batch, rows = files.config.batch_size, files.metrics(RETURN)
+    seen = [row[RETURN] for row in rows if RETURN in row and row["env_steps"] < until + batch]
+    if not seen:
+        return math.nan
+    return min(seen) if rows[-1]["env_steps"] < until else seen[-1]
+
+
+def _arm(changes: Mapping[str, Any]) -> str:
+    """Settings in words."""
+    return " ".join(
+        f"{path}={x:.4g}" if isinstance(x, float) else f"{path}={shown(x)}"
+        for path, x in changes.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What a search has found so far.
+
+    Attributes:
+        number: of the trial.
+        value: interquartile mean of the return over the seeds, at the end of the budget.
+        config: for `train --from`.
+    """
+
+    number: int
+    value: float
+    config: Config
+
+
+def best_of_search(directory: Path, *, export: Path | None = None) -> Best:
+    """The best trial of a search so far.
+
+    Args:
+        directory: Of the search.
+        export: A file that gets its configuration, for `phasicrl train --from FILE`.
+
+    Raises:
+        ValueError: not a search, or none of its trials is finished.
+        ImportError: Optuna is not installed.
+    """
+    Search.read(directory)
+    try:
+        trial = open_study(directory).best_trial
+    except ValueError:
+        way = f"`phasicrl sweep work {directory}` trains them"
+        raise ValueError(f"no trial of {directory} is finished; {way}") from None
+    assert trial.value is not None, "Optuna's best trial has a value"
+    best = Best(trial.number, trial.value, Config.from_json(trial.user_attrs[_CONFIG]))
+    if export is not None:
+        export.write_text(best.config.to_json() + "\n", encoding="utf-8")
+    return best
+
+
+@functools.cache
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError("a search needs Optuna: pip install 'phasicrl[search]'") from None
+    return optuna

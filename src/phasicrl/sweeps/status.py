@@ -1,0 +1,155 @@
+"""How far a sweep is: each arm's trials, steps, returns and what is left. Kind: effects (files)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phasicrl.experiments.trials import RETURN
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.sweeps.attempts import Watch, all_attempts
+from phasicrl.sweeps.sweep import Sweep, SweepTrial
+
+_ROWS = 5
+"""Of a run's metrics: the last ones are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmStatus:
+    """How far one arm is on one environment.
+
+    Attributes:
+        arm: its name; a trial of a search without one has not begun.
+        env: environment.
+        pending: trials that nobody works on.
+        running: trials that somebody works on.
+        done: trials that are finished, diverged and given up ones included.
+        failed: trials whose last attempt failed, which `work` may try again.
+        failures: attempts that failed.
+        steps: environment steps of all runs so far.
+        total_steps: of all runs at their end.
+        returns: the last return of each run that has one, by seed.
+        seconds_left: at the present speed of its running trials; None if none is running.
+    """
+
+    arm: str
+    env: str
+    pending: int
+    running: int
+    done: int
+    failed: int
+    failures: int
+    steps: int
+    total_steps: int
+    returns: dict[int, float]
+    seconds_left: float | None
+
+
+def sweep_status(directory: Path, *, watch: Watch | None = None) -> list[ArmStatus]:
+    """How far each arm of a sweep is.
+
+    Args:
+        directory: Of the sweep.
+        watch: remembers signs of life of other machines' processes from call to call.
+
+    Raises:
+        ValueError: not a sweep.
+    """
+    sweep, attempts, watch = Sweep(directory), all_attempts(directory), watch or Watch()
+    by_arm: dict[tuple[str, str], list[SweepTrial]] = defaultdict(list)
+    for trial in sweep.trials():
+        by_arm[trial.arm, trial.config.env.id if trial.config else ""].append(trial)
+    found = []
+    for (arm, env), trials in by_arm.items():
+        states = [watch.state(attempts.get(trial.id, [])) for trial in trials]
+        count = Counter(state for state, _ in states)
+        runs = [files for trial in trials for files in sweep.runs(trial) if files is not None]
+        last = [_last(files) for files in runs]
+        steps = sum(row.get("env_steps", 0) for row in last)
+        total = sum(
+            len(trial.seeds) * trial.config.num_iterations * trial.config.batch_size
+            for trial in trials
+            if trial.config
+        )
+        returns = {
+            files.config.seed: row[RETURN]
+            for files, row in zip(runs, last, strict=True)
+            if row.get(RETURN) is not None
+        }
+        busy = [trial for trial, (state, _) in zip(trials, states, strict=True)
+                if state == "running"]  # fmt: skip
+        found.append(
+            ArmStatus(
+                arm=arm,
+                env=env,
+                pending=count["pending"],
+                running=count["running"],
+                done=count["done"],
+                failed=count["failed"],
+                failures=sum(failures for _, failures in states),
+                steps=steps,
+                total_steps=total,
+                returns=returns,
+                seconds_left=_seconds_left(sweep, busy, total - steps),
+            )
+        )
+    return found
+
+
+def _last(files: RunDirectory) -> dict[str, Any]:
+    """The newest of each metric of a run."""
+    return {
+        name: value
+        for row in files.last_rows(_ROWS)
+        for name, value in row.items()
+        if value is not None
+    }
+
+
+def _seconds_left(sweep: Sweep, busy: Sequence[SweepTrial], steps: int) -> float | None:
+    """The time that so many steps take at the speed of the newest runs of busy trials."""
+    speed = 0.0
+    for trial in busy:
+        runs = [files for files in sweep.runs(trial) if files is not None]
+        # A search trains one seed of a trial at a time.
+        speed += max((_last(files).get("charts/SPS", 0.0) for files in runs), default=0.0)
+    return steps / speed if speed else None
+
+
+_COLUMNS = ("arm", "environment", "pending", "running", "done", "failed", "steps", "return", "left")
+
+
+def _cells(status: ArmStatus) -> tuple[str, ...]:
+    """The row of an arm, as `_COLUMNS` has it."""
+    from phasicrl.runs.console import duration
+
+    again = f" ({status.failures} attempts)" if status.failures else ""
+    returns = ", ".join(f"{value:.4g}" for value in status.returns.values())
+    mean = sum(status.returns.values()) / max(1, len(status.returns))
+    return (
+        status.arm or "not begun", status.env, str(status.pending), str(status.running),
+        str(status.done), f"{status.failed}{again}", f"{status.steps:,} of {status.total_steps:,}",
+        f"{mean:.4g} ({returns})" if returns else "–",
+        "–" if status.seconds_left is None else duration(status.seconds_left),
+    )  # fmt: skip
+
+
+def status_table(statuses: Sequence[ArmStatus], title: str) -> Any:
+    """The arms as a table for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    for number, column in enumerate(_COLUMNS):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for status in statuses:
+        table.add_row(*(Text(cell) for cell in _cells(status)))
+    return table
+
+
+def lines(statuses: Sequence[ArmStatus]) -> str:
+    """The arms as lines with tabs, for a pipe."""
+    return "\n".join("\t".join(row) for row in (_COLUMNS, *map(_cells, statuses)))

@@ -1,0 +1,95 @@
+"""Clusters: for real, but on one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasicrl.sweeps.attempts import all_attempts, started
+from phasicrl.sweeps.submit import submit_sweep
+from phasicrl.sweeps.sweep import Sweep, create_sweep
+from tests.faults.harness import small, wait_for
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    create_sweep(
+        tmp_path / "sweep", [("a", small(tmp_path, "ppo", total_env_steps=150 * 64))], seeds=(1, 2)
+    )
+    return tmp_path / "sweep"
+
+
+def outcomes(folder: Path) -> list[list[str | None]]:
+    found = sorted(all_attempts(folder).items())
+    return [[attempt.read().get("outcome") for attempt in of] for _, of in found]
+
+
+def has_begun(folder: Path, number: int) -> bool:
+    """Whether so many trials have got somewhere."""
+    runs = [run for trial in Sweep(folder).trials() for run in Sweep(folder).runs(trial) if run]
+    return sum(len(run.last_rows(5)) == 5 for run in runs) >= number
+
+
+def test_what_cannot_be_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="give at least one worker"):
+        submit_sweep(folder, workers=0)
+    with pytest.raises(ValueError, match=r"gpus is 2; .* at most one GPU"):
+        submit_sweep(folder, gpus=2)
+    with pytest.raises(ValueError, match="is not the folder of a sweep"):
+        submit_sweep(folder.parent, backend="local")
+    with pytest.raises(ValueError, match="local gives whole ones"):
+        submit_sweep(folder, backend="local", gpus=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    # submitit does not wait for its processes
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_job_that_is_told_its_time_is_over_goes_on_when_it_is_queued_again(folder: Path) -> None:
+    (job,) = submit_sweep(folder, backend="local")
+    wait_for(lambda: has_begun(folder, 1))
+    below = subprocess.run(["pgrep", "-P", job], check=True, capture_output=True, text=True)
+    os.kill(int(below.stdout), signal.SIGUSR2)  # what SLURM sends before the time is over
+    wait_for(lambda: started(int(job)) is None, 120)
+    assert outcomes(folder) == [["released", "done"], ["done"]]
+    assert len(list((folder / "runs").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    size: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=size)
+    try:
+        # This process belongs to the node that there is now, which stays.
+        ray.init(address=cluster.address, log_to_driver=False)
+        node = cluster.add_node(**size)
+        cluster.wait_for_nodes()
+        assert len(ray.nodes()) == 2 and ray.cluster_resources()["CPU"] == 2
+
+        def lose_a_node() -> None:
+            wait_for(lambda: has_begun(folder, 2), 120)
+            cluster.remove_node(node, allow_graceful=False)
+
+        loser = threading.Thread(target=lose_a_node)
+        loser.start()
+        submit_sweep(folder, backend="ray", workers=2, address=str(cluster.address))
+        loser.join()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    ends = outcomes(folder)
+    assert [of[-1] for of in ends] == ["done", "done"] and sorted(map(len, ends)) == [1, 2]
+    assert len(list((folder / "runs").iterdir())) == 2
