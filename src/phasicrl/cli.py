@@ -886,6 +886,63 @@ def _video(words: list[str]) -> None:
     print(f"{printable(str(path))}: {len(result.returns)} episodes, returns {returns}")
 
 
+def _export(words: list[str]) -> None:
+    """Write a policy as a file for other tools: `phasicrl export RUN [--format torch]`."""
+    from phasicrl.exchange.export import export_policy
+
+    arguments, *_ = arguments_for("export", export_policy, words)
+    made = export_policy(**arguments)
+    for what in ("inputs", "outputs"):
+        for name, about in made.about[what].items():
+            print(printable(f"  {what[:-1]} {name}: {about}"))
+    print(
+        f"on {made.observations:,} observations it says what the agent says, "
+        f"to {made.difference:.1g}\n{printable(str(made.path))}"
+    )
+
+
+def _play(words: list[str]) -> None:
+    """Let an exported policy act in its environments: `phasicrl play RUN [--file FILE]`."""
+    from phasicrl.exchange.export import play_exported
+
+    arguments, *_ = arguments_for("play", play_exported, words)
+    title = f"{arguments['run_dir']}: {arguments['episodes']} episodes of the exported policy"
+    _print_evaluation(title, [play_exported(**arguments).to_dict()])
+
+
+def _release(words: list[str]) -> None:
+    """Write packages of trained agents to give away: `phasicrl release RUN … [--output DIR]`."""
+    from phasicrl.exchange.package import release
+
+    arguments, *_ = arguments_for("release", release, words)
+    for made in release(**arguments):
+        returns = ", ".join(f"{each.policy} {each.mean_return:.2f}" for each in made.evaluations)
+        print(printable(f"{made.path}: {returns}"))
+
+
+def _hub(words: list[str]) -> None:
+    """Send packages to the Hugging Face Hub and fetch them: `phasicrl hub push|pull …`."""
+    _use("hub", "…", {"push": _push, "pull": _pull}, words)
+
+
+def _push(words: list[str]) -> None:
+    """Upload a package of `phasicrl release`: `phasicrl hub push DIR OWNER/NAME [--dry-run]`."""
+    from phasicrl.exchange.hub import push
+
+    arguments, *_ = arguments_for("hub push", push, words)
+    names = push(**arguments)
+    done = "would upload" if arguments["dry_run"] else "uploaded"
+    print(printable(f"{done} to {arguments['repository']}: {', '.join(names)}"))
+
+
+def _pull(words: list[str]) -> None:
+    """Download a package: `phasicrl hub pull OWNER/NAME [--output DIR]`."""
+    from phasicrl.exchange.hub import pull
+
+    arguments, *_ = arguments_for("hub pull", pull, words)
+    print(printable(str(pull(**arguments))))
+
+
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
     from phasicrl.analysis.plot import plot_runs
@@ -1018,6 +1075,10 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "checkpoint": _checkpoint,
     "evaluate": _evaluate,
     "video": _video,
+    "export": _export,
+    "play": _play,
+    "release": _release,
+    "hub": _hub,
     "plot": _plot,
     "compare": _compare,
     "report": _report,

@@ -194,7 +194,7 @@ class ObservationLayout:
                 rows = rows.clone(memory_format=torch.contiguous_format).flatten()
                 rows = rows.view(getattr(torch, leaf.dtype.name))
             values[leaf.path] = rows.reshape(stored.shape[0], *leaf.shape)
-        return _assembled(self.space, values)
+        return assembled(self.space, values)
 
     def find_fault(self, stored: np.ndarray) -> tuple[int, str] | None:
         """Find the first of the observations `[N, *shape]` that is not usable, and say why.
@@ -285,7 +285,7 @@ class ActionLayout:
             if leaf.start is not None:
                 part = part.astype(np.int64, copy=False) + leaf.start
             values[leaf.path] = part.astype(leaf.space.dtype)
-        return _assembled(self.space, values)
+        return assembled(self.space, values)
 
     def check(
         self, name: str, action: Any, num_envs: int, *, action_mask: np.ndarray | None = None
@@ -374,7 +374,7 @@ def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any)
     """
     if not _is_tree(space):  # much the most frequent case, at every step of every environment
         return function(tree)
-    return _assembled(space, {path: function(_at(tree, path)) for path, _ in leaves(space)})
+    return assembled(space, {path: function(_at(tree, path)) for path, _ in leaves(space)})
 
 
 def place(path: Path) -> str:
@@ -399,11 +399,11 @@ def _parts(space: gym.Space[Any]) -> list[tuple[str | int, gym.Space[Any]]]:
     return list(enumerate(space.spaces))
 
 
-def _assembled(space: gym.Space[Any], values: Mapping[Path, Any], path: Path = ()) -> Any:
+def assembled(space: gym.Space[Any], values: Mapping[Path, Any], path: Path = ()) -> Any:
     """Put values of leaves into the structure of a space."""
     if not _is_tree(space):
         return values[path]
-    parts = [(key, _assembled(part, values, (*path, key))) for key, part in _parts(space)]
+    parts = [(key, assembled(part, values, (*path, key))) for key, part in _parts(space)]
     return dict(parts) if isinstance(space, gym.spaces.Dict) else tuple(value for _, value in parts)
 
 

@@ -165,11 +165,24 @@ class Agent(nn.Module):
             action_mask: true where an action is allowed.
             precision: of the encoders.
         """
-        ask = partial(self._follow, self.reader(obs.flatten(0, 1)), first, state, precision)
+        inputs = self.reader(obs.flatten(0, 1))
+        return self.after_reading(inputs, first, state, action_mask, precision=precision)
+
+    def after_reading(
+        self,
+        inputs: Any,
+        first: Bool[Tensor, "S L"],
+        state: Float[Tensor, "S H"],
+        action_mask: Bool[Tensor, "S L A"] | None = None,
+        *,
+        precision: Precision = "fp32",
+    ) -> AgentOutput:
+        """The same for observations that the reader has read, `[S·L, …]`."""
+        ask = partial(self._follow, inputs, first, state, precision)
         ask_policy = partial(ask, self.encoder, self.memory)
         if self.value_encoder is not None and self.value_memory is not None:
             ask_value = partial(ask, self.value_encoder, self.value_memory)
-            both = side_by_side(ask_policy, ask_value, obs.device)
+            both = side_by_side(ask_policy, ask_value, first.device)
             (features, policy_state), (value_features, value_state) = both
         else:
             features, policy_state = ask_policy()

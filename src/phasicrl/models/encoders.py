@@ -237,7 +237,10 @@ class ObservationReader(nn.Module):
 
     def forward(self, stored: Shaped[Tensor, "N *shape"]) -> Any:
         """A tensor, or for `Dict` and `Tuple` spaces a tree of tensors, `[N, …]`."""
-        obs = self.layout.unpack(stored)
+        return self.normalized(self.layout.unpack(stored))
+
+    def normalized(self, obs: Any) -> Any:
+        """The same for observations in the structure of their space, `[N, …]`."""
         if self.normalizer is None:
             return obs
         return self._with_numbers(obs, self.normalizer(self._numbers(obs)))

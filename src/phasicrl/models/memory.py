@@ -73,6 +73,8 @@ class RecurrentMemory(nn.Module):
         PyTorch's packed sequences want them: one call, no padding, and as many steps as the longest
         piece has, not as L.
         """
+        if torch.compiler.is_exporting():
+            return self._step(features, first, state)
         num_sequences, num_steps = first.shape
         begins = first.clone()
         begins[:, 0] = True
@@ -97,6 +99,21 @@ class RecurrentMemory(nn.Module):
         output, end = self._run(packed, start)
         result = torch.empty_like(output).index_copy(0, order, output)
         return result.view(num_sequences, num_steps, -1), end[rank[own[:, -1]]]
+
+    def _step(
+        self,
+        features: Float[Tensor, "S 1 D"],
+        first: Bool[Tensor, "S 1"],
+        state: Float[Tensor, "S H"],
+    ) -> tuple[Float[Tensor, "S 1 F"], Float[Tensor, "S H"]]:
+        """One step of S sequences, in operations that a graph for other tools can hold."""
+        before = torch.where(first, 0.0, state).split(self.num_features, dim=-1)
+        (weights,) = self.layer.all_weights
+        if self.is_lstm:
+            output, cell = torch.lstm_cell(features[:, 0], before, *weights)
+            return output.unsqueeze(1), torch.cat([output, cell], dim=-1)
+        output = torch.gru_cell(features[:, 0], before[0], *weights)
+        return output.unsqueeze(1), output
 
     def _run(
         self, packed: PackedSequence, start: Float[Tensor, "Q H"]

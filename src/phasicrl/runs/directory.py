@@ -258,6 +258,13 @@ class RunDirectory:
             )
         return weights
 
+    def steps_of_weights(self, which: WeightsKind = "last") -> int:
+        """The environment steps after which the weights were saved."""
+        from safetensors import safe_open
+
+        with safe_open(self.path / (WEIGHTS_FILE if which == "last" else BEST_FILE), "pt") as file:
+            return int((file.metadata() or {})["env_steps"])
+
     def save_weights(
         self, weights: dict[str, Tensor], *, env_steps: int, which: WeightsKind = "last"
     ) -> None:

@@ -6,7 +6,7 @@ Kind: effects (steps environments of its own).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -99,6 +99,80 @@ def make_evaluation_envs(
     return make_envs(env, seed=derive_seed(seed, "evaluation"), **own)
 
 
+class Seen(NamedTuple):
+    """What B environments show, and what is remembered of them: all that a policy acts on.
+
+    Attributes:
+        obs: as stored, `[B, *shape]`.
+        first: where an episode begins, `[B]`.
+        state: the memory's, `[B, H]`.
+        action_mask: what is allowed, `[B, M]`, if anything is not.
+    """
+
+    obs: Tensor
+    first: Tensor
+    state: Tensor
+    action_mask: Tensor | None
+
+
+Act = Callable[[Seen], tuple[Tensor, Tensor]]
+"""From what is seen to what the environments get, `[B, …]`, and the memory's next state."""
+
+
+def steps(act: Act, envs: VectorEnv, state: Tensor) -> Iterator[tuple[Seen, TimeStep]]:
+    """Act in environments without an end: what was seen, and what came of it.
+
+    Args:
+        act: chooses actions.
+        envs: freshly made; they are reset here.
+        state: the memory's before the first step, `[B, H]`.
+    """
+    first = torch.ones(envs.num_envs, dtype=torch.bool)
+    seen = Seen(envs.reset(), first, state, envs.action_mask)
+    while True:
+        action, state = act(seen)
+        step = envs.step(action)
+        yield seen, step
+        seen = Seen(step.obs, step.terminated | step.truncated, state, envs.action_mask)
+
+
+def play_episodes(
+    act: Act,
+    envs: VectorEnv,
+    state: Tensor,
+    *,
+    episodes: int,
+    on_obs: Callable[[Tensor], None] = lambda obs: None,
+    on_step: Callable[[TimeStep, UnderWay], None] = lambda step, under_way: None,
+) -> Episodes:
+    """Act until every environment has had its share of `episodes`.
+
+    Args:
+        act: chooses actions.
+        envs: freshly made; they are reset here.
+        state: the memory's before the first step, `[B, H]`.
+        episodes: in total.
+        on_obs: shown every batch of observations, the last ones of episodes included.
+        on_step: told of every step, and of the episodes so far, this step included.
+    """
+    under_way = UnderWay(envs.num_envs, episodes)
+    for seen, step in steps(act, envs, state):
+        on_obs(seen.obs)
+        under_way.add(step.reward)
+        on_step(step, under_way)
+        ended = step.terminated | step.truncated
+        under_way.end(ended, step.info.get("cut", torch.zeros_like(ended)))
+        if step.final_obs is not None:
+            last = step.obs.clone()
+            last[ended] = step.final_obs[ended]
+            on_obs(last)
+        if not under_way.are_counted.any():
+            on_obs(step.obs)
+            break
+    returns, lengths = zip(*under_way.finished, strict=True)
+    return Episodes(returns, lengths)
+
+
 @torch.inference_mode()
 def play(
     agent: Agent,
@@ -123,27 +197,21 @@ def play(
         on_step: told of every step: what it was chosen from, the action, what came of it.
         precision: of the encoders.
     """
-    generator, under_way = Generator().manual_seed(seed), UnderWay(envs.num_envs, episodes)
-    obs, first = envs.reset(), torch.ones(envs.num_envs, dtype=torch.bool)
-    state = agent.initial_state(envs.num_envs)
-    on_obs(obs)
-    while under_way.are_counted.any():
-        mask = None if envs.action_mask is None else envs.action_mask.unsqueeze(1)
-        distribution, state = agent.policy(
-            obs.unsqueeze(1), first.unsqueeze(1), state, mask, precision=precision
-        )
+    generator = Generator().manual_seed(seed)
+    chosen: tuple[Policy, Tensor] | None = None  # the latest: from what, and the action
+
+    def act(seen: Seen) -> tuple[Tensor, Tensor]:
+        nonlocal chosen
+        obs, first = seen.obs.unsqueeze(1), seen.first.unsqueeze(1)
+        mask = None if seen.action_mask is None else seen.action_mask.unsqueeze(1)
+        distribution, state = agent.policy(obs, first, seen.state, mask, precision=precision)
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
-        step = envs.step(agent.policy_head.env_action(action[:, 0]))
-        under_way.add(step.reward)
-        if on_step is not None:
-            on_step(policy, distribution, action, step, under_way)
-        first = step.terminated | step.truncated
-        under_way.end(first, step.info.get("cut", torch.zeros_like(first)))
-        obs = step.obs
-        if step.final_obs is not None:
-            last = obs.clone()
-            last[first] = step.final_obs[first]
-            on_obs(last)
-        on_obs(obs)
-    returns, lengths = zip(*under_way.finished, strict=True)
-    return Episodes(returns, lengths)
+        chosen = distribution, action
+        return agent.policy_head.env_action(action[:, 0]), state
+
+    def tell(step: TimeStep, under_way: UnderWay) -> None:
+        if on_step is not None and chosen is not None:
+            on_step(policy, *chosen, step, under_way)
+
+    state = agent.initial_state(envs.num_envs)
+    return play_episodes(act, envs, state, episodes=episodes, on_obs=on_obs, on_step=tell)

@@ -1,0 +1,1 @@
+"""What goes to other tools and comes from them: exported policies, packages, configurations."""

@@ -1,0 +1,124 @@
+"""A policy as one graph that other tools can run. Kind: state (a module without effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from phasicrl.models.agent import Agent
+from phasicrl.models.distributions import Policy
+from phasicrl.models.encoders import at_path
+from phasicrl.session.evaluation import Seen
+from phasicrl.spaces import ObservationLayout, Path, assembled, place
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or an output of a graph.
+
+    Attributes:
+        name: what it is called.
+        about: what it is, in words.
+    """
+
+    name: str
+    about: str
+
+
+class PolicyGraph(nn.Module):
+    """One step of B environments: normalization, masks and memory inside, nothing remembered.
+
+    Inputs, tensors `[B, …]` in this order:
+    - `obs`: as the environment gives it; members of finite sets counted from zero, images as bytes.
+      Of a `Dict` or `Tuple` space one input for each part: `obs/KEY`.
+    - `first` bool and `state` float, with a memory alone: where an episode begins, and what
+      `new_state` was at the step before. Where `first` is true the state does not count.
+    - `action_mask` bool `[B, M]`, where environments give masks: what is allowed.
+
+    Outputs:
+    - `action`: the likeliest one, clipped, squashed and stretched as the environment wants it.
+    - `log_probs` `[B, M]`: of the options of all discrete components, in the order of a mask.
+    - `mean`, `std` `[B, n]`: of the continuous components, before they are squashed or clipped.
+    - `value` `[B]`: V, in units of the rewards that were learned from.
+    - `new_state` `[B, H]`: with a memory alone.
+
+    Args:
+        agent: whose policy it is; in evaluation mode, on the CPU.
+        has_masks: whether environments give masks.
+    """
+
+    def __init__(self, agent: Agent, *, has_masks: bool) -> None:
+        super().__init__()
+        self.agent, self.has_masks = agent, has_masks
+        self.has_memory = agent.state_size > 0
+        self._paths: list[Path] = [leaf.path for leaf in agent.reader.layout.leaves]
+        # From the order of the head's logits to that of a mask.
+        self.register_buffer("in_mask", agent.policy_head.option_order.argsort(), persistent=False)
+
+    @property
+    def inputs(self) -> list[Port]:
+        """What goes in, in order."""
+        ports = [Port(_name(path), "observed") for path in self._paths]
+        if self.has_memory:
+            ports.append(Port("first", "where an episode begins"))
+            ports.append(Port("state", "new_state of the step before; any where first is true"))
+        if self.has_masks:
+            ports.append(Port("action_mask", "true where an option is allowed"))
+        return ports
+
+    @property
+    def outputs(self) -> list[Port]:
+        """What comes out, in order."""
+        head = self.agent.policy_head
+        ports = [Port("action", "the likeliest, as the environment gets it, options from zero")]
+        if head.mask_size:
+            ports.append(Port("log_probs", "log-probability of each option, in a mask's order"))
+        if head.num_continuous:
+            ports.append(Port("mean", "of the continuous components, before squash and clip"))
+            ports.append(Port("std", "of the continuous components, before squash and clip"))
+        ports.append(Port("value", "expected discounted return, in units of the rewards learned"))
+        return [*ports, Port("new_state", "the memory's")] if self.has_memory else ports
+
+    def arguments(self, seen: Seen) -> tuple[Tensor, ...]:
+        """What is seen of B environments, as the inputs."""
+        named = named_inputs(self.agent.reader.layout, seen)
+        return tuple(named[port.name] for port in self.inputs)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Map `inputs` to `outputs`."""
+        count = len(self._paths)
+        parts, others = dict(zip(self._paths, inputs[:count], strict=True)), list(inputs[count:])
+        mask = others.pop().unsqueeze(1) if self.has_masks else None
+        if self.has_memory:
+            first, state = others
+        else:
+            num_envs = inputs[0].shape[0]
+            first, state = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, 0)
+        read = self.agent.reader.normalized(assembled(self.agent.reader.layout.space, parts))
+        said = self.agent.after_reading(read, first.unsqueeze(1), state, mask)
+        action = self.agent.policy_head.env_action(said.policy.mode()[:, 0])
+        numbers = self._numbers(said.policy)
+        return (action, *numbers, said.value[:, 0], *([said.state] if self.has_memory else []))
+
+    def _numbers(self, policy: Policy) -> list[Tensor]:
+        """What defines the policy: log-probabilities in a mask's order, means, deviations."""
+        head, params = self.agent.policy_head, policy.dist_params[:, 0]
+        n = head.num_continuous
+        log_probs, mean, std = params.split([head.mask_size, n, n], -1)
+        found = [log_probs.index_select(-1, self.get_buffer("in_mask"))] if head.mask_size else []
+        return [*found, mean, std] if n else found
+
+
+def named_inputs(layout: ObservationLayout, seen: Seen) -> dict[str, Tensor]:
+    """What is seen of B environments, by the names of a graph's inputs."""
+    obs = layout.unpack(seen.obs)
+    named = {_name(leaf.path): at_path(obs, leaf.path) for leaf in layout.leaves}
+    named |= {"first": seen.first, "state": seen.state}
+    return named if seen.action_mask is None else named | {"action_mask": seen.action_mask}
+
+
+def _name(path: Path) -> str:
+    """What the input for a part of an observation is called."""
+    return f"obs/{place(path)}" if path else "obs"

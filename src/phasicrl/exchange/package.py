@@ -1,0 +1,209 @@
+"""Trained agents as files to give away. Kind: effects (files, environments).
+
+A package is a folder of fixed names: configuration, weights, how they were made, an evaluation, a
+page for people and a list of hashes. It can be used wherever a run directory is only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from phasicrl.config import Config
+from phasicrl.config_io import read_text
+from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.exchange.export import export_policy
+from phasicrl.experiments.evaluate import Evaluation, evaluate
+from phasicrl.experiments.trials import RETURN
+from phasicrl.models.agent import EncoderFactory
+from phasicrl.runs.directory import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, RunDirectory, WeightsKind
+
+PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
+NEEDED = (CONFIG_FILE, CARD_FILE, WEIGHTS_FILE, EVALUATION_FILE, PAGE_FILE)
+FILES = (*NEEDED, "policy.onnx")
+"""All that a package may hold, beside the hashes of these."""
+_OF_CARD = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
+"""What of the card is given away: not the command, which has the folders of its machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that was written.
+
+    Attributes:
+        path: of its folder.
+        evaluations: of the agent in it, greedy and sampled.
+    """
+
+    path: Path
+    evaluations: tuple[Evaluation, ...]
+
+
+def release(
+    runs: Sequence[Path],
+    *,
+    output: Path = Path("release"),
+    best: bool = False,
+    weights: WeightsKind = "last",
+    episodes: int = 100,
+    onnx: bool = False,
+    make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None,
+    make_encoder: EncoderFactory | None = None,
+) -> list[Package]:
+    """Write packages of trained agents: weights, configuration, evaluation, hashes.
+
+    Args:
+        runs: Run directories.
+        output: Gets a folder for each package.
+        best: Of the runs of an environment take the one with the highest return at its end.
+        weights: The last that were saved, or the best by the evaluations of the run.
+        episodes: Of the evaluation, for each way of choosing actions.
+        onnx: Add `policy.onnx`, which other tools can run.
+        make_env: what training was given, for runs on an environment of your own.
+        make_vector_env: what training was given, for runs on a vector environment of your own.
+        make_encoder: what training was given, for runs with a network of your own.
+
+    Raises:
+        ValueError: not a run directory, one without weights, or a package that is there already.
+    """
+    if not runs:
+        raise ValueError("give at least one run directory")
+    own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder}
+    made = []
+    for run in _best_of_each(runs) if best else [RunDirectory(Path(run)) for run in runs]:
+        config = run.config_for(**own)
+        env = config.env.id.rpartition(":")[2].replace("/", "-")
+        made.append(_write(run, output / f"{config.name}-{env}-s{config.seed}", config, weights,
+                           episodes, onnx, own))  # fmt: skip
+    return made
+
+
+def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
+    """For each environment the run that ended with the highest return, in the order given."""
+    best: dict[str, tuple[float, RunDirectory]] = {}
+    for run in map(RunDirectory, map(Path, runs)):
+        returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
+        last = returns[-1] if returns else float("-inf")
+        env = run.config.env.id
+        if env not in best or last > best[env][0]:
+            best[env] = last, run
+    return [run for _, run in best.values()]
+
+
+def _write(
+    run: RunDirectory,
+    path: Path,
+    config: Config,
+    weights: WeightsKind,
+    episodes: int,
+    onnx: bool,
+    own: dict[str, Any],
+) -> Package:
+    """Write one package, whole or not at all."""
+    if path.exists():
+        raise ValueError(f"{path} is there already; remove it, or choose another --output")
+    partial = path.with_name(f".{path.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    files, card = RunDirectory(partial), run.card
+    public = replace(config, output_dir="runs", init_from=None)
+    files.write_json(CONFIG_FILE, json.loads(public.to_json()))
+    tensors, env_steps = run.weights(weights), run.steps_of_weights(weights)
+    kept = {name: card[name] for name in _OF_CARD if name in card}
+    files.write_card(kept | {"env_steps": env_steps})
+    files.save_weights(tensors, env_steps=env_steps)
+    found = evaluate(partial, episodes=episodes, **own)
+    files.write_json(EVALUATION_FILE, {
+        "episodes": episodes, "seed": 0,
+        "results": [each.to_dict() | {"returns": each.returns} for each in found],
+    })  # fmt: skip
+    if onnx:
+        export_policy(partial, **own)
+    (partial / PAGE_FILE).write_text(page(public, files.card, found), encoding="utf-8")
+    names = [name for name in FILES if (partial / name).is_file()]
+    hashes = "".join(f"{digest(partial / name)}  {name}\n" for name in names)
+    (partial / HASHES_FILE).write_text(hashes)
+    partial.rename(path)
+    return Package(path, tuple(found))
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_package(path: Path) -> list[str]:
+    """Check that a package is whole: what was listed is there, unchanged, and nothing else.
+
+    Returns:
+        The names of its files, the list of hashes left out.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not (path / HASHES_FILE).is_file():
+        raise ValueError(
+            f"{path} is no package, it has no {HASHES_FILE}; `phasicrl release` makes one"
+        )
+    pairs = [line.split() for line in read_text(path / HASHES_FILE).splitlines()]
+    listed = {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
+    if len(listed) < len(pairs) or not set(NEEDED) <= set(listed) <= set(FILES):
+        raise ValueError(f"{path / HASHES_FILE} does not list the files of a package")
+    there = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    if others := sorted(there - {*listed, HASHES_FILE}):
+        raise ValueError(f"{path} holds what it does not list: {', '.join(others)}")
+    for name, wanted in listed.items():
+        file = path / name
+        if file.is_symlink() or not file.is_file():
+            raise ValueError(f"{path} lists {name}, which is no file there")
+        if digest(file) != wanted:
+            raise ValueError(f"{file} is not what was packed: its SHA-256 is another")
+    return list(listed)
+
+
+def page(config: Config, card: dict[str, Any], found: Sequence[Evaluation]) -> str:
+    """The package's page, with the head that model hubs read (YAML, of which JSON is a part)."""
+    env, kind = config.env.id.rpartition(":")[2], "PPG" if config.has_auxiliary_phase else "PPO"
+    greedy = found[0].to_dict()
+    score = f"{greedy['mean_return']:.2f} +/- {greedy['std_return']:.2f}"
+    metric = {"type": "mean_reward", "value": score, "name": "mean_reward", "verified": False}
+    task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+    results = [{"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}]
+    head = {
+        "library_name": "phasicrl",
+        "tags": [env, "deep-reinforcement-learning", "reinforcement-learning", kind.lower()],
+        "model-index": [{"name": config.name, "results": results}],
+    }
+    rows = [_row(each) for each in found]
+    lines = [
+        "---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", "",
+        f"# {kind} on {env}", "",
+        f"{card.get('env_steps', 0):,} environment steps, seed {config.seed}, "
+        f"commit {card.get('commit', 'unknown')}.", "",
+        "| actions | mean return | 95 % interval | deviation | episodes |",
+        "|---|---|---|---|---|", *rows, "",
+        "```sh", "phasicrl evaluate .", "phasicrl train --from config.json   # train it again",
+        "```", "",
+        "Weights are in `agent.safetensors`, how they were made in `config.json` and `card.json`,",
+        "every return of the evaluation in `evaluation.json`. No file here holds code.",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _row(found: Evaluation) -> str:
+    """An evaluation as a row of the page's table."""
+    numbers: Any = found.to_dict()
+    low, high = numbers["interval_95"]
+    return (
+        f"| {found.policy} | {numbers['mean_return']:.2f} | {low:.2f} to {high:.2f} "
+        f"| {numbers['std_return']:.2f} | {numbers['episodes']} |"
+    )

@@ -1,0 +1,183 @@
+"""Packages of trained agents: whole, checked, of use as run directories; and the hub's client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+
+from phasicrl.algorithm import train
+from phasicrl.config import EvaluationConfig
+from phasicrl.exchange.export import play_exported
+from phasicrl.exchange.hub import pull, push
+from phasicrl.exchange.package import FILES, HASHES_FILE, check_package, digest, release
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.runs.directory import RunDirectory
+from tests.helpers import corridor, rows_of, tiny
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return train(tiny(tmp_path / "runs"), make_env=corridor).directory
+
+
+@pytest.fixture
+def package(run: Path, tmp_path: Path) -> Path:
+    (made,) = release([run], output=tmp_path / "out", episodes=4, make_env=corridor)
+    return made.path
+
+
+def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machine(
+    run: Path, tmp_path: Path
+) -> None:
+    (made,) = release([run], output=tmp_path / "out", episodes=4, onnx=True, make_env=corridor)
+    assert made.path == tmp_path / "out" / "tiny-corridor-s3"
+    assert sorted(entry.name for entry in made.path.iterdir()) == sorted((*FILES, HASHES_FILE))
+    wanted = evaluate(run, episodes=4, make_env=corridor)
+    assert list(made.evaluations) == evaluate(made.path, episodes=4, make_env=corridor) == wanted
+    assert play_exported(made.path, episodes=4, make_env=corridor) == wanted[0]
+    written = json.loads((made.path / "evaluation.json").read_text())["results"]
+    assert [tuple(each["returns"]) for each in written] == [each.returns for each in wanted]
+    again = train(tiny(tmp_path / "runs", init_from=str(made.path)), make_env=corridor)
+    assert again.env_steps == 128
+    for name in FILES:
+        if name != "policy.onnx":
+            assert str(tmp_path).encode() not in (made.path / name).read_bytes(), name
+    page = (made.path / "README.md").read_text()
+    head = page.split("---")[1].strip().splitlines()
+    index = json.loads(head[-1].removeprefix("model-index: "))
+    greedy = made.evaluations[0]
+    assert index[0]["results"][0]["metrics"][0]["value"].startswith(f"{greedy.mean_return:.2f} +/-")
+    assert "128 environment steps, seed 3" in page
+
+
+def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "runs", evaluation=EvaluationConfig(every_iterations=1, episodes=4))
+    run = train(config, make_env=corridor).directory
+    files = RunDirectory(run)
+    at = {row["env_steps"]: row["evaluation/return"] for row in rows_of(files)}
+    assert at[files.steps_of_weights("best")] == max(at.values())
+    (made,) = release([run], output=tmp_path, weights="best", episodes=1, make_env=corridor)
+    packed = RunDirectory(made.path)
+    assert packed.card["env_steps"] == files.steps_of_weights("best")
+    for name, tensor in files.weights("best").items():
+        assert torch.equal(packed.weights()[name], tensor)
+
+
+def test_the_best_run_of_each_environment(tmp_path: Path) -> None:
+    runs = [
+        train(tiny(tmp_path / "runs", seed=seed), make_env=corridor).directory for seed in (3, 4, 5)
+    ]
+    for run, value in zip(runs, (1.0, 3.0, 2.0), strict=True):
+        row = {"env_steps": 128, "iteration": 4, "phase": 0, "charts/episodic_return_100": value}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
+    assert made.path.name == "tiny-corridor-s4"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: (path / "config.json").write_text("{}"), "its SHA-256 is another"),
+        (lambda path: (path / "run.py").write_text("1"), "holds what it does not list: run.py"),
+        (lambda path: (path / "card.json").unlink(), "which is no file there"),
+        (lambda path: (path / HASHES_FILE).unlink(), "is no package"),
+        (lambda path: (path / HASHES_FILE).write_text("a b c\n"), "does not list the files"),
+        (lambda path: with_listed(path, "../evil.json"), "does not list the files"),
+        (lambda path: link(path), "which is no file there"),
+    ],
+)
+def test_a_package_that_was_changed_is_refused(package: Path, damage: Any, said: str) -> None:
+    check_package(package)
+    damage(package)
+    with pytest.raises(ValueError, match=said):
+        check_package(package)
+
+
+def with_listed(path: Path, name: str) -> None:
+    (path / name).write_text("1")
+    text = (path / HASHES_FILE).read_text()
+    (path / HASHES_FILE).write_text(f"{text}{digest(path / name)}  {name}\n")
+
+
+def link(path: Path) -> None:
+    kept = path.parent / "kept.json"
+    shutil.move(path / "config.json", kept)
+    (path / "config.json").symlink_to(kept)
+
+
+def test_mistakes_are_told(run: Path, package: Path) -> None:
+    with pytest.raises(ValueError, match="there already"):
+        release([run], output=package.parent, make_env=corridor)
+    with pytest.raises(ValueError, match="at least one run"):
+        release([])
+    with pytest.raises(ValueError, match="give OWNER/NAME"):
+        push(package, "name")
+
+
+class Hub:
+    """The client, with a folder in place of the hub."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.made = folder, []
+
+    def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> None:
+        self.made.append((repository, private))
+        (self.folder / repository).mkdir(parents=True, exist_ok=exist_ok)
+
+    def upload_folder(
+        self, *, repo_id: str, folder_path: str, allow_patterns: list[str], commit_message: str
+    ) -> None:
+        for name in allow_patterns:
+            shutil.copy(Path(folder_path) / name, self.folder / repo_id / name)
+
+    def snapshot_download(
+        self, repository: str, *, revision: str | None, local_dir: str, allow_patterns: list[str]
+    ) -> str:
+        assert revision is None
+        (Path(local_dir) / ".cache").mkdir(parents=True)
+        for file in (self.folder / repository).iterdir():
+            if file.name in allow_patterns:
+                shutil.copy(file, local_dir)
+        return local_dir
+
+
+def test_what_is_pushed_is_pulled_and_checked(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    names = push(package, "me/agent", dry_run=True)
+    assert set(names) == {*FILES, HASHES_FILE} - {"policy.onnx"} and not hub.made
+    assert push(package, "me/agent", private=True) == names and hub.made == [("me/agent", True)]
+    (tmp_path / "hub/me/agent/evil.py").write_text("1")  # is not fetched
+    got = pull("me/agent", output=tmp_path / "got")
+    assert sorted(entry.name for entry in got.iterdir()) == sorted(names)
+    assert evaluate(got, episodes=2, make_env=corridor) == evaluate(
+        package, episodes=2, make_env=corridor
+    )
+    with pytest.raises(ValueError, match="there already"):
+        pull("me/agent", output=got)
+    (tmp_path / "hub/me/agent/config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"me/agent: .*SHA-256 is another"):
+        pull("me/agent", output=tmp_path / "other")
+    assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".pull-*"))
+
+
+def test_the_calls_are_those_of_the_client_that_is_installed() -> None:
+    """The stand-in above takes what the real one takes."""
+    import inspect
+
+    for name, real in (
+        ("create_repo", huggingface_hub.HfApi.create_repo),
+        ("upload_folder", huggingface_hub.HfApi.upload_folder),
+        ("snapshot_download", huggingface_hub.snapshot_download),
+    ):
+        ours = set(inspect.signature(getattr(Hub, name)).parameters) - {"self", "repository"}
+        assert ours <= set(inspect.signature(real).parameters), name
