@@ -7,12 +7,16 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phasicrl import cli
-from phasicrl.config import field_paths
+from phasicrl.algorithm import train
+from phasicrl.config import LogConfig, field_paths
+from phasicrl.exchange.export import export_policy
+from phasicrl.presets import get_preset
 from phasicrl.runs.metrics import METRICS
 from tools.reference_pages import DOCS, pages
 
@@ -102,7 +106,7 @@ def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
                 if words[:1] == ["phasicrl"]:
                     assert words[1] in cli.VERBS, line
                 if words[:2] in (["phasicrl", "train"], ["phasicrl", "bench"]) and not any(
-                    word in line for word in ("RUN", "$", "best.json")
+                    word in line for word in ("RUN", "$", ".json")
                 ):
                     own = [
                         index
@@ -138,6 +142,20 @@ def test_the_vector_environment_of_the_page_trains(
     exec(block, {"__name__": "page"})
     (row, *_) = (tmp_path / "runs").glob("*/metrics.jsonl")
     assert '"env_steps": 1024' in row.read_text()
+
+
+def test_the_program_of_the_page_about_exports_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(
+        get_preset("classic-ppo"), total_env_steps=1024, output_dir=str(tmp_path),
+        log=LogConfig(console="off"),
+    )  # fmt: skip
+    export_policy(train(config).directory, output=tmp_path / "policy.onnx", observations=8)
+    (block,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/export.md"], flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"__name__": "page"})
+    assert float(capsys.readouterr().out.splitlines()[-1]) >= 8  # a pole falls no faster
 
 
 @pytest.mark.parametrize("name", TEXTS)

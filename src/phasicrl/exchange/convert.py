@@ -1,0 +1,434 @@
+"""Settings of CleanRL and RL Baselines3 Zoo as configurations of ours. Kind: effects (files).
+
+Everything that was given is accounted for: what it became, or why it became nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from phasicrl.config import Config, EnvConfig, ObsNormConfig, Options, RewardNormConfig, shown
+from phasicrl.config_io import nearest_name, read_text
+from phasicrl.envs.make import make_envs
+from phasicrl.presets import get_preset
+from phasicrl.spaces import leaves
+
+Changes = dict[str, Any]
+"""Values by the paths of fields."""
+
+
+@dataclass
+class Converted:
+    """A configuration, and what became of each setting.
+
+    Attributes:
+        config: that does the same, as far as it can be said here.
+        taken: settings that were taken over, and the fields that they became.
+        left: settings that have no counterpart, or one of another meaning, and why.
+    """
+
+    config: Config
+    taken: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+# --- CleanRL
+
+_SCRIPTS: dict[str, tuple[str, Changes]] = {
+    "ppo": ("compat-cleanrl-ppo", {}),
+    "ppo_continuous_action": ("compat-cleanrl-ppo-continuous", {}),
+    "ppo_atari": ("compat-cleanrl-ppo-atari", {}),
+    "ppo_atari_envpool": ("compat-cleanrl-ppo-atari", {}),
+    "ppo_atari_multigpu": ("compat-cleanrl-ppo-atari", {}),
+    "ppo_atari_lstm": (
+        "compat-cleanrl-ppo-atari",
+        {
+            "model.memory": "lstm", "model.memory_size": 128, "ppo.minibatch_by": "segments",
+            "env.options": Options({"episodic_life": True, "stack_num": 1}),
+        },
+    ),
+    "ppo_procgen": ("compat-cleanrl-ppo-procgen", {}),
+    "ppg_procgen": ("compat-cleanrl-ppg", {}),
+}  # fmt: skip
+"""CleanRL's scripts: the preset that does the same, and what else is different."""
+
+_CLEANRL_FIELDS = {
+    "exp_name": "name", "seed": "seed", "total_timesteps": "total_env_steps",
+    "num_envs": "env.num_envs", "num_steps": "ppo.num_steps", "gamma": "ppo.gamma",
+    "gae_lambda": "ppo.gae_lambda", "num_minibatches": "ppo.num_minibatches",
+    "e_policy": "ppo.policy_epochs", "ent_coef": "ppo.entropy_coef", "vf_coef": "ppo.value_coef",
+    "target_kl": "ppo.target_kl", "learning_rate": "ppo.learning_rate",
+    "n_iteration": "aux.every", "e_auxiliary": "aux.epochs", "beta_clone": "aux.beta_clone",
+    "track": "log.wandb", "wandb_project_name": "log.wandb_project",
+}  # fmt: skip
+"""Flags that mean the same as a field."""
+
+_CLEANRL_LEFT = {
+    "torch_deterministic": "it is about cuDNN alone; --compute.deterministic is about everything",
+    "wandb_entity": "set the environment variable WANDB_ENTITY",
+    "capture_video": "`phasicrl video RUN` films an agent afterwards",
+    "save_model": "weights are always saved",
+    "upload_model": "`phasicrl release` and `phasicrl hub push` do",
+    "hf_entity": "`phasicrl hub push DIR OWNER/NAME` has it",
+    "v_value": "CleanRL accepts no other value than 1, which is the preset's",
+    "device_ids": "`torchrun` chooses: docs/distributed.md",
+    "backend": "`torchrun` chooses: docs/distributed.md",
+    "local_num_envs": "env.num_envs is the number over all processes",
+    "batch_size": "it follows from the other numbers",
+    "minibatch_size": "it follows from the other numbers",
+    "num_iterations": "it follows from the other numbers",
+}
+
+
+def convert_cleanrl(command: Sequence[str]) -> Converted:
+    """The configuration that does what a command of CleanRL does.
+
+    Args:
+        command: its words: the script, `ppo_atari.py` say, and flags; what comes before the script
+            is passed over.
+
+    Raises:
+        ValueError: not a script of PPO or PPG, or flags that cannot be read.
+    """
+    scripts = [index for index, word in enumerate(command) if word.endswith(".py")]
+    if not scripts:
+        known = ", ".join(f"{name}.py" for name in _SCRIPTS)
+        raise ValueError(f"name the script first, as in `ppo_atari.py --num-envs 8`: {known}")
+    script = Path(command[scripts[0]]).stem
+    if script not in _SCRIPTS:
+        near = nearest_name(script, _SCRIPTS)
+        raise ValueError(f"no preset for {script}.py{near}; there are {', '.join(_SCRIPTS)}")
+    preset, changes = _SCRIPTS[script]
+    found = Converted(get_preset(preset))
+    found.taken[f"{script}.py"] = f"the preset {preset}" + _said(changes, before=", ")
+    given = _flags(command[scripts[0] + 1 :])
+    for name, value in given.items():
+        meant = _cleanrl_flag(name, value, script, found.config, given)
+        if meant is None:
+            found.left[_flag(name)] = _CLEANRL_LEFT.get(name, "there is no such flag in CleanRL")
+        else:
+            found.taken[f"{_flag(name)} {shown(value)}"] = _said(meant)
+            changes = changes | meant
+    found.config = found.config.changed(changes, reset_idle=True)
+    return found
+
+
+def _flags(words: Sequence[str]) -> dict[str, Any]:
+    """Flags and values, by the names of CleanRL's arguments."""
+    given: dict[str, Any] = {}
+    waiting: str | None = None
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word[2:].partition("=")
+            name = flag.replace("-", "_")
+            waiting = None if equals else name
+            is_off = name.startswith("no_")
+            given[name.removeprefix("no_")] = _value(name, value) if equals else not is_off
+        elif waiting is None:
+            raise ValueError(f"{word!r} belongs to no flag")
+        else:
+            given[waiting], waiting = _value(waiting, word), None
+    return given
+
+
+def _value(name: str, word: str) -> Any:
+    """What a word means: a number, yes or no, nothing, or itself."""
+    if name in ("exp_name", "wandb_project_name", "env_id"):
+        return word
+    names = {"true": True, "false": False, "none": None}
+    if word.lower() in names:
+        return names[word.lower()]
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    return int(number) if number.is_integer() and "." not in word else number
+
+
+def _cleanrl_flag(
+    name: str, value: Any, script: str, base: Config, given: dict[str, Any]
+) -> Changes | None:
+    """The fields that a flag sets; None if there are none."""
+    has_aux = base.aux is not None
+    clip = given.get("clip_coef", base.ppo.clip)
+    if name in ("n_iteration", "e_auxiliary", "beta_clone") and not has_aux:
+        return None
+    of_own: dict[str, Callable[[], Changes]] = {
+        "env_id": lambda: {"env.id": _cleanrl_env(str(value), script)},
+        "cuda": lambda: {"compute.device": "auto" if value else "cpu"},
+        "anneal_lr": lambda: {"ppo.schedule": "linear" if value else "constant"},
+        "update_epochs": lambda: {"ppo.policy_epochs": value, "ppo.value_epochs": value},
+        "norm_adv": lambda: {"ppo.advantage_norm": "minibatch" if value else "none"},
+        "adv_norm_fullbatch": lambda: {"ppo.advantage_norm": "batch" if value else "none"},
+        "gae": lambda: {} if value else {"ppo.gae_lambda": 1.0},
+        "clip_coef": lambda: {"ppo.clip": value} | (
+            {"ppo.value_clip": value} if given.get("clip_vloss", True) else {}
+        ),
+        "clip_vloss": lambda: {"ppo.value_clip": clip if value else None},
+        "max_grad_norm": lambda: {"ppo.max_grad_norm": value} | (
+            {"aux.max_grad_norm": value} if has_aux else {}
+        ),
+        "num_aux_rollouts": lambda: {"aux.num_minibatches": _aux_minibatches(base, given)},
+        "n_aux_grad_accum": lambda: {"aux.num_minibatches": _aux_minibatches(base, given)},
+    }  # fmt: skip
+    if name in of_own:
+        return of_own[name]()
+    return {_CLEANRL_FIELDS[name]: value} if name in _CLEANRL_FIELDS else None
+
+
+def _aux_minibatches(base: Config, given: dict[str, Any]) -> int:
+    """Gradient steps for each rollout's data: CleanRL counts the segments of a step."""
+    num_envs = given.get("num_envs", base.env.num_envs)
+    segments = given.get("num_aux_rollouts", 4) * given.get("n_aux_grad_accum", 1)
+    return max(1, num_envs // segments)
+
+
+def _cleanrl_env(name: str, script: str) -> str:
+    """The id of the same environment here."""
+    if "procgen" in script:
+        return f"procgen:{name}"
+    return _atari(name) if "atari" in script else name
+
+
+def _atari(name: str) -> str:
+    """The game of an id of Gym's, in EnvPool: `BreakoutNoFrameskip-v4` is `envpool:Breakout-v5`."""
+    game = name.rpartition("/")[2].rpartition("-")[0].removesuffix("NoFrameskip")
+    return f"envpool:{game}-v5"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _said(changes: Changes, before: str = "") -> str:
+    """Fields and values in words."""
+    text = ", ".join(f"{path} {shown(value)}" for path, value in changes.items())
+    return before + text if text else ("" if before else "what is so anyway")
+
+
+# --- RL Baselines3 Zoo
+
+Algorithm = Literal["ppo", "ppo_lstm"]
+_ZOO_FIELDS = {
+    "n_timesteps": "total_env_steps", "n_envs": "env.num_envs", "n_steps": "ppo.num_steps",
+    "gamma": "ppo.gamma", "gae_lambda": "ppo.gae_lambda", "ent_coef": "ppo.entropy_coef",
+    "max_grad_norm": "ppo.max_grad_norm", "target_kl": "ppo.target_kl", "seed": "seed",
+}  # fmt: skip
+"""Keys that mean the same as a field."""
+
+_ZOO_LEFT = {
+    "use_sde": "there is no state-dependent exploration",
+    "sde_sample_freq": "there is no state-dependent exploration",
+    "env_wrapper": "give an environment of your own that has it (docs/environments.md)",
+    "vec_env_wrapper": "give an environment of your own that has it (docs/environments.md)",
+    "frame_stack": "give an environment of your own that stacks, or a memory (--model.memory lstm)",
+    "callback": "there are on_iteration functions from Python",
+    "device": "--compute.device chooses",
+}
+_ACTIVATIONS = {"ReLU": "relu", "Tanh": "tanh", "GELU": "gelu"}
+
+
+def convert_sb3_zoo(file: Path, env: str, *, algorithm: Algorithm = "ppo") -> Converted:
+    """The configuration that does what an entry of a file of RL Baselines3 Zoo does.
+
+    Args:
+        file: Its YAML, `ppo.yml` for example.
+        env: The entry: an environment's id, or `atari` (which trains Breakout here).
+        algorithm: Whose file it is; `ppo_lstm` is that of sb3-contrib's RecurrentPPO.
+
+    Raises:
+        ValueError: not such a file, no such entry, or a value that cannot be read.
+        ImportError: PyYAML is missing.
+    """
+    entry = _zoo_entry(file, env)
+    base = "compat-cleanrl-ppo-atari" if "Cnn" in str(entry.get("policy")) else "compat-sb3-ppo"
+    found = Converted(get_preset(base))
+    ppo = get_preset("compat-sb3-ppo").ppo
+    changes: Changes = {"name": f"zoo-{env}", "ppo": ppo, "env.id": _zoo_env(env)}
+    changes |= {"budget_rounding": "up", "env.options": Options({})}
+    found.taken[env] = f"the preset {base}, env.id {changes['env.id']}"
+    changes |= _of_actions(changes["env.id"], found)
+    if algorithm == "ppo_lstm":
+        found.left["the order of layers"] = "the memory comes behind the dense layers here"
+        entry = {"enable_critic_lstm": True, "lstm_hidden_size": 256} | entry
+    kwargs = _kwargs(entry.pop("policy_kwargs", None))
+    for key, value in (entry | kwargs).items():
+        meant = _zoo_key(key, value, entry, found)
+        if meant is not None:
+            found.taken[f"{key}: {shown(value)}"] = _said(meant)
+            changes |= meant
+    within = {path: changes.pop(path) for path in list(changes) if path.startswith("ppo.")}
+    changes["ppo"] = Config(ppo=ppo).changed(within | _minibatches(entry, algorithm, found)).ppo
+    found.config = found.config.changed(changes, reset_idle=True)
+    return found
+
+
+def _zoo_entry(file: Path, env: str) -> dict[str, Any]:
+    """An entry of a file."""
+    try:
+        import yaml
+    except ImportError:
+        raise ImportError("files of the zoo are YAML: pip install 'phasicrl[convert]'") from None
+    try:
+        tree = yaml.safe_load(read_text(file))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is no YAML: {error}") from None
+    if not isinstance(tree, dict) or not all(isinstance(each, dict) for each in tree.values()):
+        raise ValueError(f"{file} does not have an entry for each environment")
+    if env not in tree:
+        near = nearest_name(env, map(str, tree))
+        raise ValueError(f"{file} has no entry {env}{near}; it has {', '.join(map(str, tree))}")
+    return dict(tree[env])
+
+
+def _zoo_env(env: str) -> str:
+    """The id of the environment here, which may be its newer version."""
+    return "envpool:Breakout-v5" if env == "atari" else env
+
+
+def _of_actions(env: str, found: Converted) -> Changes:
+    """Continuous actions are clipped to their range there; whether they are is asked of one."""
+    try:
+        envs = make_envs(EnvConfig(id=env, num_envs=1), seed=0)
+    except (ValueError, ImportError, RuntimeError) as error:
+        found.left[env] = f"{error}; if its actions are continuous, add --action.squash clip"
+        return {}
+    envs.close()
+    is_continuous = any(isinstance(part, gym.spaces.Box) for _, part in leaves(envs.action_space))
+    if is_continuous:
+        found.taken["continuous actions"] = "action.squash clip"
+    return {"action.squash": "clip"} if is_continuous else {}
+
+
+def _kwargs(text: Any) -> dict[str, Any]:
+    """The arguments of `dict(…)`, read and not run: names such as `nn.ReLU` stay texts."""
+    if text is None or isinstance(text, dict):
+        return dict(text or {})
+    try:
+        found = _literal(ast.parse(str(text).strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{text!r} cannot be read as dict(…)")
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    """A value; `nn.ReLU` and the like by name, `dict(…)` as a dict."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.List):
+        return [_literal(each) for each in node.elts]
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    if not isinstance(node.func, ast.Name) or node.func.id != "dict" or node.args:
+        raise ValueError("a call of something else than dict")
+    return {str(each.arg): _literal(each.value) for each in node.keywords}
+
+
+def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> Changes | None:
+    """The fields that a key sets; None if it is told elsewhere or has none."""
+    of_own: dict[str, Callable[[], Changes | None]] = {
+        "policy": lambda: _zoo_policy(str(value)),
+        "learning_rate": lambda: _zoo_rate(value),
+        "clip_range": lambda: _zoo_clip("ppo.clip", value, found),
+        "clip_range_vf": lambda: _zoo_clip("ppo.value_clip", value, found),
+        "n_epochs": lambda: {"ppo.policy_epochs": value, "ppo.value_epochs": value},
+        "vf_coef": lambda: {"ppo.value_coef": 2 * value},  # of the plain squared error there
+        "normalize_advantage": lambda: {"ppo.advantage_norm": "minibatch" if value else "none"},
+        "normalize": lambda: _zoo_normalize(value),
+        "batch_size": lambda: None,
+        "log_std_init": lambda: {"action.std_value": math.exp(value)},
+        "ortho_init": lambda: {} if value else {"model.init": "torch", "model.head_init": "torch"},
+        "activation_fn": lambda: {"model.activation": _ACTIVATIONS[str(value)]},
+        "net_arch": lambda: _zoo_layers(value, found),
+        "lstm_hidden_size": lambda: {"model.memory": "lstm", "model.memory_size": value},
+        "enable_critic_lstm": lambda: _zoo_critic(bool(value), found),
+    }  # fmt: skip
+    if key in of_own:
+        try:
+            return of_own[key]()
+        except (TypeError, KeyError, ValueError):
+            raise ValueError(f"{key}: {value!r} is not understood") from None
+    if key in _ZOO_FIELDS:
+        whole = key in ("n_timesteps", "n_envs", "n_steps", "seed")
+        return {_ZOO_FIELDS[key]: int(value) if whole else value}
+    if key == "frame_stack" and "Cnn" in str(entry.get("policy")) and value == 4:
+        return {}  # EnvPool stacks as many of Atari's
+    if key == "env_wrapper" and "AtariWrapper" in str(value):
+        options = Options({"episodic_life": "'terminal_on_life_loss': False" not in str(value)})
+        return {"env.options": options, "ppo.reward_clip": 1.0}
+    found.left[key] = _ZOO_LEFT.get(key, "it has no counterpart")
+    return None
+
+
+def _zoo_policy(name: str) -> Changes:
+    """Networks: two of 64 × 64 for numbers, one for images."""
+    return {"model.encoder": "nature" if "Cnn" in name else "mlp"}
+
+
+def _zoo_rate(value: Any) -> Changes:
+    """A learning rate, `lin_` before it if it falls to zero."""
+    text = str(value)
+    rate, falls = float(text.removeprefix("lin_")), text.startswith("lin_")
+    return {"ppo.learning_rate": rate, "ppo.schedule": "linear" if falls else "constant"}
+
+
+def _zoo_clip(path: str, value: Any, found: Converted) -> Changes:
+    """A clip range, which stays what it is here."""
+    text = str(value)
+    if text.startswith("lin_"):
+        found.left[f"{path.rpartition('.')[2]} {text}"] = "it does not fall here, it stays"
+    return {path: None if value is None else float(text.removeprefix("lin_"))}
+
+
+def _zoo_normalize(value: Any) -> Changes:
+    """VecNormalize: both, or what its arguments say."""
+    kwargs = {} if isinstance(value, bool) else _kwargs(value)
+    on = value is not False
+    changes: Changes = {}
+    if on and kwargs.get("norm_obs", True):
+        changes["obs_norm"] = ObsNormConfig(from_first_rollout=False)
+    if on and kwargs.get("norm_reward", True):
+        changes["reward_norm"] = RewardNormConfig(per="step", gamma=kwargs.get("gamma"))
+    return changes
+
+
+def _zoo_layers(value: Any, found: Converted) -> Changes:
+    """Widths of dense layers: of both networks, which are as wide as each other here."""
+    arch = value[0] if value and isinstance(value, list) and isinstance(value[0], dict) else value
+    if isinstance(arch, dict):
+        policy, of_value = arch.get("pi", []), arch.get("vf", [])
+        if policy != of_value:
+            found.left[f"net_arch vf={of_value}"] = f"both networks are {policy} here"
+        arch = policy
+    return {"model.hidden_sizes": tuple(arch)} if arch else {}
+
+
+def _zoo_critic(has_memory: bool, found: Converted) -> Changes:
+    """A value network with a memory, which it always has here."""
+    if not has_memory:
+        found.left["enable_critic_lstm: False"] = "the value network has a memory of its own here"
+    return {}
+
+
+def _minibatches(entry: dict[str, Any], algorithm: Algorithm, found: Converted) -> Changes:
+    """How many minibatches a batch makes: the zoo says how large they are."""
+    num_envs, num_steps = int(entry.get("n_envs", 1)), int(entry.get("n_steps", 2048))
+    size, batch = int(entry.get("batch_size", 64)), num_envs * num_steps
+    units, what = (num_envs, "segments") if algorithm == "ppo_lstm" else (batch, "transitions")
+    numbers = [number for number in range(1, units + 1) if units % number == 0]
+    number = min(numbers, key=lambda number: abs(math.log(batch / number / size)))
+    if number * size == batch or (number == 1 and size > batch):
+        found.taken[f"batch_size: {size}"] = f"ppo.num_minibatches {number}"
+    else:
+        made = f"ppo.num_minibatches {number}, of {batch // number} steps: {units:,} {what} are"
+        found.left[f"batch_size: {size}"] = f"{made} dealt out evenly here"
+    return {"ppo.num_minibatches": number, "ppo.minibatch_by": what}

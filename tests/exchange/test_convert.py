@@ -1,0 +1,233 @@
+"""Settings of CleanRL and RL Baselines3 Zoo: what they become, and what is said of the rest."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasicrl import cli
+from phasicrl.config import Config, ObsNormConfig, RewardNormConfig
+from phasicrl.exchange.convert import convert_cleanrl, convert_sb3_zoo
+from phasicrl.presets import differences, get_preset
+
+CLEANRL_ARGUMENTS = """
+    exp-name seed torch-deterministic cuda track wandb-project-name wandb-entity capture-video
+    save-model upload-model hf-entity env-id total-timesteps learning-rate num-envs num-steps
+    anneal-lr gamma gae-lambda num-minibatches update-epochs norm-adv clip-coef clip-vloss
+    ent-coef vf-coef max-grad-norm target-kl batch-size minibatch-size num-iterations gae
+    adv-norm-fullbatch n-iteration e-policy v-value e-auxiliary beta-clone num-aux-rollouts
+    n-aux-grad-accum
+"""
+"""Of all scripts that are converted (ppo.py to ppg_procgen.py)."""
+
+
+def changed(command: str) -> dict[str, Any]:
+    """What flags change in the preset that the script alone gives."""
+    words = command.split()
+    base = convert_cleanrl(words[:1]).config
+    return {
+        path: new for path, (_, new) in differences(convert_cleanrl(words).config, base).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "preset"),
+    [
+        ("ppo.py", "compat-cleanrl-ppo"),
+        ("ppo_continuous_action.py", "compat-cleanrl-ppo-continuous"),
+        ("ppo_atari.py", "compat-cleanrl-ppo-atari"),
+        ("ppo_procgen.py", "compat-cleanrl-ppo-procgen"),
+        ("ppg_procgen.py", "compat-cleanrl-ppg"),
+    ],
+)
+def test_a_script_without_flags_is_its_preset(script: str, preset: str) -> None:
+    found = convert_cleanrl(["python", f"cleanrl/{script}"])
+    assert found.config == get_preset(preset) and not found.left
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        ("ppo.py --env-id Acrobot-v1 --total-timesteps 1e6",
+         {"env.id": "Acrobot-v1", "total_env_steps": 1_000_000}),
+        ("ppo.py --clip-coef 0.3", {"ppo.clip": 0.3, "ppo.value_clip": 0.3}),
+        ("ppo.py --clip-coef 0.3 --no-clip-vloss", {"ppo.clip": 0.3, "ppo.value_clip": None}),
+        ("ppo.py --clip-vloss=False --clip-coef 0.3", {"ppo.clip": 0.3, "ppo.value_clip": None}),
+        ("ppo.py --update_epochs 7", {"ppo.policy_epochs": 7, "ppo.value_epochs": 7}),
+        ("ppo.py --no-norm-adv --no-anneal-lr",
+         {"ppo.advantage_norm": "none", "ppo.schedule": "constant",
+          "ppo.advantage_std": "biased"}),  # which nothing is divided by
+        ("ppo.py --anneal-lr False --cuda false",
+         {"ppo.schedule": "constant", "compute.device": "cpu"}),
+        ("ppo_atari.py --env-id PongNoFrameskip-v4 --track",
+         {"env.id": "envpool:Pong-v5", "log.wandb": True}),
+        ("ppg_procgen.py --env-id bigfish --max-grad-norm 0.7",
+         {"env.id": "procgen:bigfish", "ppo.max_grad_norm": 0.7, "aux.max_grad_norm": 0.7}),
+        # 64 segments of a rollout, 4 × 2 of them to a step.
+        ("ppg_procgen.py --num-aux-rollouts 4 --n-aux-grad-accum 2", {"aux.num_minibatches": 8}),
+        ("ppg_procgen.py --n-iteration 16 --e-auxiliary 3 --beta-clone 2 --gae False",
+         {"aux.every": 16, "aux.epochs": 3, "aux.beta_clone": 2, "ppo.gae_lambda": 1.0}),
+    ],
+)  # fmt: skip
+def test_flags_become_fields(command: str, fields: dict[str, Any]) -> None:
+    assert changed(command) == fields
+
+
+def test_the_recurrent_script_has_a_memory_and_one_frame() -> None:
+    found = convert_cleanrl(["ppo_atari_lstm.py"]).config
+    assert (found.model.memory, found.model.memory_size) == ("lstm", 128)
+    assert found.env.options["stack_num"] == 1 and found.ppo.minibatch_by == "segments"
+
+
+def test_every_argument_of_cleanrl_is_accounted_for() -> None:
+    """U9: the same spelling for at least 95 % of them; here a field or a reason for each."""
+    for name in CLEANRL_ARGUMENTS.split():
+        values = {"env-id": "coinrun", "num-envs": "64", "total-timesteps": "25e6"}
+        value = values.get(name, "1")
+        found = convert_cleanrl(["ppg_procgen.py", f"--{name}", value])
+        assert len(found.taken) + len(found.left) == 2, name
+        assert "no such flag" not in str(found.left), name
+    found = convert_cleanrl(["ppo.py", "--new-flag", "3"])
+    assert found.left == {"--new-flag": "there is no such flag in CleanRL"}
+
+
+ZOO = """
+CartPole-v1: &cartpole
+  n_envs: 8
+  n_timesteps: !!float 1e5
+  policy: 'MlpPolicy'
+  n_steps: 32
+  batch_size: 256
+  gae_lambda: 0.8
+  learning_rate: lin_0.001
+  clip_range: lin_0.2
+Acrobot-v1:
+  <<: *cartpole
+  batch_size: 60
+  normalize: "{'norm_obs': False, 'norm_reward': True}"
+  vf_coef: 0.7
+Pendulum-v1:
+  normalize: true
+  n_envs: 4
+  n_timesteps: 100000
+  policy: MlpPolicy
+  n_steps: 1024
+  use_sde: true
+  policy_kwargs: "dict(log_std_init=-2, ortho_init=False, activation_fn=nn.ReLU,
+    net_arch=[dict(pi=[32, 16], vf=[32, 16])])"
+PendulumNoVel-v1:
+  policy: MlpLstmPolicy
+  n_envs: 4
+  n_timesteps: 100000
+  n_steps: 1024
+atari:
+  env_wrapper:
+    - stable_baselines3.common.atari_wrappers.AtariWrapper:
+        terminal_on_life_loss: False
+  frame_stack: 4
+  policy: 'CnnPolicy'
+  n_envs: 8
+  n_steps: 128
+  n_epochs: 4
+  batch_size: 256
+  n_timesteps: !!float 1e7
+  learning_rate: lin_2.5e-4
+  clip_range: 0.1
+"""
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    (tmp_path / "ppo.yml").write_text(ZOO)
+    return tmp_path / "ppo.yml"
+
+
+def zoo_changes(config: Config) -> dict[str, Any]:
+    base = get_preset("compat-sb3-ppo")
+    return {path: new for path, (_, new) in differences(config, base).items()}
+
+
+def test_an_entry_of_the_zoo(zoo: Path) -> None:
+    found = convert_sb3_zoo(zoo, "CartPole-v1")
+    assert zoo_changes(found.config) == {
+        "env.id": "CartPole-v1", "env.num_envs": 8, "ppo.num_steps": 32, "ppo.gae_lambda": 0.8,
+        "ppo.num_minibatches": 1, "ppo.learning_rate": 1e-3, "ppo.schedule": "linear",
+    }  # fmt: skip
+    assert found.left == {"clip lin_0.2": "it does not fall here, it stays"}
+    assert found.config.total_env_steps == 100_000 and found.config.name == "zoo-CartPole-v1"
+
+
+def test_normalization_batches_and_the_value_loss_of_the_zoo(zoo: Path) -> None:
+    found = convert_sb3_zoo(zoo, "Acrobot-v1")
+    assert found.config.obs_norm is None
+    assert found.config.reward_norm == RewardNormConfig(per="step")
+    assert found.config.ppo.value_coef == 1.4  # on half the squared error
+    assert found.config.ppo.num_minibatches == 4  # of 64 steps, which is nearest to 60
+    assert "of 64 steps" in found.left["batch_size: 60"]
+
+
+def test_continuous_actions_and_networks_of_the_zoo(zoo: Path) -> None:
+    found = convert_sb3_zoo(zoo, "Pendulum-v1")
+    config = found.config
+    assert config.action.squash == "clip" and config.action.std_value == math.exp(-2)
+    assert (config.model.hidden_sizes, config.model.activation) == ((32, 16), "relu")
+    assert config.model.init == "torch" and config.obs_norm == ObsNormConfig(
+        from_first_rollout=False
+    )
+    assert config.ppo.num_minibatches == 64  # SB3's batch size is 64 if none is given
+    assert set(found.left) == {"use_sde"}
+
+
+def test_memory_of_the_zoo_and_an_environment_that_is_not_here(zoo: Path) -> None:
+    found = convert_sb3_zoo(zoo, "PendulumNoVel-v1", algorithm="ppo_lstm")
+    assert found.config.model.memory == "lstm" and found.config.model.memory_size == 256
+    assert found.config.ppo.minibatch_by == "segments" and found.config.ppo.num_minibatches == 4
+    assert "unknown environment" in found.left["PendulumNoVel-v1"]
+
+
+def test_atari_of_the_zoo(zoo: Path) -> None:
+    found = convert_sb3_zoo(zoo, "atari")
+    assert found.config.model == get_preset("compat-cleanrl-ppo-atari").model
+    assert found.config.env.options == {"episodic_life": False}
+    assert found.config.ppo.reward_clip == 1.0 and found.config.ppo.bootstrap_truncation
+    assert found.config.ppo.num_minibatches == 4 and not found.left
+
+
+def test_mistakes_are_told(zoo: Path) -> None:
+    with pytest.raises(ValueError, match=r"no entry CartPole-v0 .*did you mean 'CartPole-v1'"):
+        convert_sb3_zoo(zoo, "CartPole-v0")
+    zoo.write_text("a: [1\n")
+    with pytest.raises(ValueError, match="is no YAML"):
+        convert_sb3_zoo(zoo, "a")
+    zoo.write_text("- 1\n")
+    with pytest.raises(ValueError, match="does not have an entry"):
+        convert_sb3_zoo(zoo, "a")
+    zoo.write_text("CartPole-v1: {learning_rate: fast}\n")
+    with pytest.raises(ValueError, match="learning_rate: 'fast' is not understood"):
+        convert_sb3_zoo(zoo, "CartPole-v1")
+    zoo.write_text("CartPole-v1: {policy_kwargs: 'dict(__import__(\"os\"))'}\n")
+    with pytest.raises(ValueError, match="cannot be read as dict"):
+        convert_sb3_zoo(zoo, "CartPole-v1")
+    zoo.write_text("CartPole-v1: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(ValueError, match="is no YAML"):
+        convert_sb3_zoo(zoo, "CartPole-v1")
+    with pytest.raises(ValueError, match="name the script first"):
+        convert_cleanrl(["--num-envs", "3"])
+    with pytest.raises(ValueError, match=r"no preset for dqn\.py"):
+        convert_cleanrl(["dqn.py"])
+    with pytest.raises(ValueError, match="'3' belongs to no flag"):
+        convert_cleanrl(["ppo.py", "--seed=1", "3"])
+
+
+def test_the_command_line_writes_a_configuration_that_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "c.json")
+    words = ["convert", "cleanrl", "ppo.py", "--seed", "7", "--capture-video", "--output", output]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    assert "--seed 7: seed 7" in said and "--capture-video: `phasicrl video RUN`" in said
+    assert cli.parse_config(["--from", output]).seed == 7
