@@ -28,6 +28,19 @@ def _close_runs() -> Iterator[None]:
         helpers.OPENED.pop().close()
 
 
+@pytest.fixture(autouse=True)
+def _signals_are_given_back() -> Iterator[None]:
+    """A handler that a test leaves behind would swallow the signals of later tests."""
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in watched}
+    yield
+    left = {number: signal.getsignal(number) for number in watched}
+    if left != before and threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert left == before
+
+
 def pytest_configure() -> None:
     """Let signals do what they do by default: a shell's background jobs ignore some of them.
 

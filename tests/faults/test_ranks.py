@@ -429,6 +429,7 @@ def train_unnamed(folder: Path, port: int) -> None:
         del os.environ[name]
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    dist.barrier()  # else the first may have ended before the other has found it
     with exiting():
         train(small(folder, "ppo"))
 

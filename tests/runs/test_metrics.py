@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,8 @@ def test_tensorboard_has_the_same_names_over_environment_steps(tmp_path: Path) -
 def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, config(tensorboard=True)) as log:
         write_rows(log, 1, 4)
+    # TensorBoard reads files in the order of their names, which begin with the second.
+    time.sleep(1.1)
     with MetricsLog(tmp_path, config(tensorboard=True), resumed_at=2 * BATCH) as log:
         log.write({"charts/SPS": 30.0}, env_steps=3 * BATCH, iteration=3, phase=0)
     assert tensorboard_scalars(tmp_path)["charts/SPS"] == [

@@ -22,9 +22,10 @@ from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
 from phasicrl.host.signals import Preempted, ToldToEnd
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
+from phasicrl.runs.metrics import MetricsLog
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
-from tests.helpers import TRAIN, Corridor, corridor, tiny, tiny_aux
+from tests.helpers import TRAIN, Corridor, corridor, open_run, tiny, tiny_aux
 
 AT_THE_END = CheckpointConfig(every_minutes=None)
 """So that whatever is saved before is saved because of what happened."""
@@ -110,6 +111,22 @@ def test_a_signal_in_the_middle_of_an_iteration_leaves_the_one_before(
     assert all(
         torch.equal(weights, expected_weights[name]) for name, weights in files.weights().items()
     )
+
+
+def test_signals_are_given_back_though_the_disk_takes_no_last_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later ones would be swallowed else: the run's handler lets them wait."""
+
+    def full(log: MetricsLog) -> None:
+        raise OSError(28, "No space left on device")
+
+    before, ended = signal.getsignal(signal.SIGTERM), []
+    run = open_run(tiny(tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"), run:
+        run._session.callback(ended.append, "session")
+        patch.setattr(MetricsLog, "close", full)
+    assert signal.getsignal(signal.SIGTERM) is before and ended == ["session"]
 
 
 class Signaled(Corridor):

@@ -488,9 +488,10 @@ class Run:
                     self.world.tell_failure(error)
                 self._save_what_is_left()
         finally:
-            self.close()
-            self._session.close()
-            self._signals.remove()
+            with ExitStack() as last:  # each of them, also where a full disk refuses the last rows
+                last.callback(self._signals.remove)
+                last.callback(self._session.close)
+                last.callback(self.close)
         if isinstance(error, ToldToEnd):
             raise Preempted(str(error)) from None
 
