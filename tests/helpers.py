@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,16 @@ def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Con
 def tiny_aux(**changes: Any) -> AuxConfig:
     """An auxiliary phase after every second rollout of `tiny`."""
     return replace(AuxConfig(every=2, epochs=2, num_minibatches=2), **changes)
+
+
+def read_film(path: Path, height: int, width: int) -> np.ndarray:
+    """All frames of a film, `[N, height, width, 3]`."""
+    import imageio_ffmpeg
+
+    program, raw = imageio_ffmpeg.get_ffmpeg_exe(), ("-f", "rawvideo", "-pix_fmt", "rgb24", "-")
+    command = [program, "-loglevel", "error", "-i", str(path), *raw]
+    done = subprocess.run(command, capture_output=True, check=True)
+    return np.frombuffer(done.stdout, dtype=np.uint8).reshape(-1, height, width, 3)
 
 
 OPENED: list[Run] = []

@@ -101,6 +101,8 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "evaluation.episodes": (3, {"evaluation.every_iterations": 1}),
     "evaluation.policy": ("sampled", {"evaluation.every_iterations": 1}),
     "evaluation.levels": ("train", {"evaluation.every_iterations": 1}),
+    "evaluation.steps": (True, {"evaluation.every_iterations": 1}),
+    "evaluation.film": (True, {"evaluation.every_iterations": 1}),
     "compute.num_threads": (1, {"compute.device": "cpu"}),
     "compute.pin_threads": (False, {"compute.device": "cpu"}),
     "compute.take_turns": (False, {"compute.device": "cpu"}),

@@ -611,6 +611,10 @@ class EvaluationConfig:
     """Take the likeliest action, or draw one."""
     levels: EvaluatedLevels = "unseen"
     """Procgen: the full distribution of levels, those of the training, or both, and their gap."""
+    steps: bool = False
+    """Keep every step of the first episode: a table in `evaluations/`, and TensorBoard series."""
+    film: bool = False
+    """Film an episode with the return, the value and the policy under it, in `videos/`."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -991,8 +995,8 @@ NEEDS = (
          lambda c: len(c.ppo.passes) > 1),
     Need("ppo.kl_estimate ppo.kl_penalty_target", "ppo.kl_penalty above 0",
          lambda c: c.ppo.kl_penalty > 0),
-    Need("evaluation.episodes evaluation.policy evaluation.levels", "evaluation.every_iterations",
-         lambda c: c.evaluation.every_iterations is not None),
+    Need("evaluation.episodes evaluation.policy evaluation.levels evaluation.steps evaluation.film",
+         "evaluation.every_iterations", lambda c: c.evaluation.every_iterations is not None),
     Need("evaluation.levels", "a game of Procgen (procgen:NAME)",
          task=lambda t: t.backend in (None, "procgen")),
     Need("ppo.proximal_decay", "ppo.objective surrogate, with ppo.clip or ppo.kl_penalty",

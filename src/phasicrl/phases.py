@@ -120,8 +120,8 @@ class PolicyPhaseLoss:
             "losses/approx_kl": mean(k3),
             "losses/clipfrac": mean(clipped),
         }
-        if policy.mean_std is not None:
-            noted["losses/action_std"] = policy.mean_std.mean()
+        if policy.stds is not None:
+            noted["losses/action_std"] = policy.stds.mean(-1).mean()
         return loss - ppo.entropy_coef * entropy + kl_coef * penalty, noted
 
     def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, Noted]:

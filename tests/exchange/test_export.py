@@ -159,8 +159,8 @@ def test_what_comes_out_is_in_the_order_of_the_space(tmp_path: Path) -> None:
             np.testing.assert_allclose(got, wanted, atol=1e-5)
             np.testing.assert_array_equal(said["action"][:, component], got.argmax(-1))
         np.testing.assert_allclose(said["action"][:, 1], said["mean"][:, 0].clip(-3, 3), atol=1e-6)
-    assert distribution.mean_std is not None
-    assert said["std"] == pytest.approx(distribution.mean_std.numpy(), rel=1e-5)
+    assert distribution.stds is not None
+    assert said["std"] == pytest.approx(distribution.stds[:, 0].numpy(), rel=1e-5)
 
 
 def test_a_file_that_says_something_else_is_not_given_out(

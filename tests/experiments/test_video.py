@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from phasicrl.algorithm import train
 from phasicrl.config import ModelConfig
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.experiments.video import enlarge, film, tile
+from phasicrl.experiments.video import film
+from phasicrl.session.filming import enlarge, tile
 from tests.golden import Image
-from tests.helpers import Corridor, corridor, tiny
+from tests.helpers import Corridor, corridor, read_film, tiny
 
-imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
 
 
 def test_images_are_laid_out_in_a_square() -> None:
@@ -49,31 +49,13 @@ def test_pixels_are_repeated_and_sides_are_even() -> None:
     assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
 
 
-def read(path: Path, height: int, width: int) -> np.ndarray:
-    """All frames of a film, `[N, height, width, 3]`."""
-    command = [
-        imageio_ffmpeg.get_ffmpeg_exe(),
-        "-loglevel",
-        "error",
-        "-i",
-        str(path),
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-",
-    ]
-    done = subprocess.run(command, capture_output=True, check=True)
-    return np.frombuffer(done.stdout, dtype=np.uint8).reshape(-1, height, width, 3)
-
-
 def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
     run = train(config, make_env=Image)
     path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
     assert path.parent == run.directory / "videos" and len(result.returns) == 2
-    images = read(path, 64, 64)
+    images = read_film(path, 64, 64)
     # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end.
     assert images.shape == (
         13,
@@ -112,7 +94,7 @@ def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path
     path, result = film(
         run.directory, episodes=2, num_envs=2, size=16, make_vector_env=vectors(Drawn)
     )
-    images = read(path, 16, 64).astype(int)
+    images = read_film(path, 16, 64).astype(int)
     assert len(images) >= max(result.lengths) and len(result.returns) == 2
     shown = images.mean(axis=(1, 3)).reshape(-1, 2, 32)
     assert (shown.std(axis=2) < 8).all()  # each is of one color, but for the codec
@@ -126,7 +108,7 @@ def test_a_vector_environment_that_sees_images_is_filmed_from_them(tmp_path: Pat
     config = replace(tiny(tmp_path), model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
     run = train(config, make_vector_env=vectors(Image))
     path, _ = film(run.directory, episodes=1, size=64, make_vector_env=vectors(Image))
-    assert read(path, 64, 64).max() > 150
+    assert read_film(path, 64, 64).max() > 150
 
 
 def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> None:
@@ -152,7 +134,7 @@ def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     )
     run = train(config)
     path, _ = film(run.directory, episodes=1, size=100)
-    images = read(path, 400, 600)
+    images = read_film(path, 400, 600)
     # A white field with a cart on it.
     assert len(images) > 5 and images.mean() > 150 and images.std() > 1
 
@@ -166,7 +148,7 @@ def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(
     config = tiny(tmp_path)
     config = replace(config, env=replace(config.env, id="gymnasium:Hopper-v5"), total_env_steps=64)
     path, _ = film(train(config).directory, num_envs=2, episodes=2, size=240)
-    images = read(path, 240, 480)
+    images = read_film(path, 240, 480)
     left, right = images[:, :, :240].astype(int), images[:, :, 240:].astype(int)
     assert len(images) > 5 and np.abs(left - right).max() > 50, (
         "each environment is drawn by its own camera"

@@ -301,7 +301,7 @@ def test_a_mixed_action_is_the_product_of_its_parts() -> None:
     )
     assert policy.entropy().item() == pytest.approx(entropy, rel=1e-5)
     assert policy.mode()[0].tolist() == pytest.approx([1, 0.5, -0.7, 0, 2, 1.5])
-    assert policy.mean_std.item() == pytest.approx(0.8)
+    assert policy.stds.mean().item() == pytest.approx(0.8)
     drawn = torch.cat([policy.sample(Generator().manual_seed(seed)) for seed in range(200)])
     assert [set(drawn[:, place].tolist()) for place in (0, 3, 4)] == [{1, 3}, {0, 1}, {0, 1, 2}]
     assert np.abs((drawn[:, [1, 2, 5]].numpy() - mean) / std).max() < 4.5
@@ -322,7 +322,7 @@ def test_a_mixed_action_is_the_product_of_its_parts() -> None:
 
 def test_only_continuous_components_have_a_deviation() -> None:
     for case, (space, action) in CASES.items():
-        assert (make_head(space, action)(features()).mean_std is None) == (
+        assert (make_head(space, action)(features()).stds is None) == (
             case in ("discrete", "multi-discrete", "multi-binary")
         )
 
@@ -489,7 +489,7 @@ def test_means_and_deviations_are_made_as_configured(
     torch.testing.assert_close(
         policy.dist_params, torch.tensor([*means, *expected]).expand(S, L, 4)
     )
-    torch.testing.assert_close(policy.mean_std, torch.tensor(sum(expected) / 2).expand(S, L))
+    torch.testing.assert_close(policy.stds, torch.tensor(expected).expand(S, L, 2))
     torch.testing.assert_close(policy.mode(), torch.tensor(means).expand(S, L, 2))
 
 

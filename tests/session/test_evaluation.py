@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import Config, Levels
+from phasicrl.config import Config, Levels, ModelConfig
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.video import film
 from phasicrl.session import run as run_module
+from phasicrl.session import validation
 from phasicrl.session.evaluation import Episodes
 from phasicrl.session.run import Run
-from tests.helpers import Corridor, rows_of, tiny, tiny_aux
+from tests.golden import Image
+from tests.helpers import Corridor, Levers, read_film, rows_of, tiny, tiny_aux
 
 
 def evaluated(tmp_path: Path, **changes: Any) -> Config:
@@ -68,7 +71,7 @@ def test_every_evaluation_plays_the_same_episodes_and_the_last_is_at_the_end(
     made, make = [], Run._evaluate
 
     def watched(run: Run) -> dict[str, float]:
-        with_envs = run._make_evaluation_envs("unseen")
+        with_envs = run._validation._make_envs("unseen")
         made.append((run.iteration, with_envs.reset(), with_envs.num_envs))
         with_envs.close()
         return make(run)
@@ -87,7 +90,7 @@ def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, T
         seen.append({name: value.clone() for name, value in agent.state_dict().items()})
         return Episodes((returns[len(seen) - 1],), (1,))
 
-    monkeypatch.setattr(run_module, "play", play)
+    monkeypatch.setattr(validation, "play", play)
     return seen
 
 
@@ -118,13 +121,13 @@ def test_both_kinds_of_levels_and_their_gap(
     """What is best is decided on levels that were not trained on: the first weights, of 2 and 1."""
     config = evaluated(tmp_path).changed({"evaluation.levels": "both"})
     made: list[str] = []
-    make = run_module.make_evaluation_envs
+    make = validation.make_evaluation_envs
 
     def watched(config: Config, *, levels: Levels, **more: Any) -> VectorEnv:
         made.append(levels)
         return make(config, levels=levels, **more)
 
-    monkeypatch.setattr(run_module, "make_evaluation_envs", watched)
+    monkeypatch.setattr(validation, "make_evaluation_envs", watched)
     seen = scores(monkeypatch, 2.0, 5.0, 1.0, 7.0)
     run = train(config, make_env=Corridor)
     rows = [row for row in run.files.metrics() if "evaluation/return" in row]
@@ -146,6 +149,56 @@ def test_a_resumed_run_knows_the_best_return_so_far(
     run = resume(run.directory, make_env=Corridor)
     best = run.files.weights("best")
     assert len(seen) == 4 and all(torch.equal(best[name], seen[1][name]) for name in best)
+
+
+def test_the_steps_of_the_first_episode_are_a_table_and_series_of_tensorboard(
+    tmp_path: Path,
+) -> None:
+    """One episode of one environment, on unseen levels alone; a run that keeps them is the same."""
+    config = evaluated(tmp_path / "with").changed(
+        {"evaluation.steps": True, "log.tensorboard": True, "action.std": "fixed"}
+    )
+    config = config.changed({"action.std_value": 0.25})
+    plain = config.changed({"evaluation.steps": False, "output_dir": str(tmp_path / "without")})
+    run, other = (train(each, make_env=lambda: Levers(discrete=False)) for each in (config, plain))
+    theirs = other.files.weights()
+    assert all(torch.equal(value, theirs[name]) for name, value in run.files.weights().items())
+    assert not (other.directory / "evaluations").exists()
+    tables = sorted((run.directory / "evaluations").iterdir())
+    assert [path.name for path in tables] == ["000000000064.csv", "000000000128.csv"]
+    for path in tables:
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
+        assert {(row["env"], row["episode"], row["levels"]) for row in rows} == {
+            ("0", "0", "unseen")
+        }
+        events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        found = events.EventAccumulator(str(run.directory / "episodes" / path.stem)).Reload()
+        for name in ("reward", "return", "entropy", "std_0", "mean_0", "mean_1", "action_1"):
+            series = [(each.step, each.value) for each in found.Scalars(f"episode/{name}")]
+            assert series == [(int(row["step"]), pytest.approx(float(row[name]))) for row in rows]
+
+
+def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+    config = evaluated(tmp_path).changed({"evaluation.film": True})
+    config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
+    run = train(config, make_env=Image)
+    films = sorted((run.directory / "videos").iterdir())
+    assert [path.name for path in films] == ["000000000064.mp4", "000000000128.mp4"]
+    images = read_film(films[0], 512 + 6 * 16, 512)
+    assert len(images) == 7  # first + 5 steps, and the first of the episode after
+    below = images[:, 512:].astype(int)
+    assert (below.reshape(7, -1).max(1) > 200).all() and (below[0] != below[4]).any()
+
+
+def test_what_cannot_be_filmed_is_said_once_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = evaluated(tmp_path).changed({"evaluation.film": True, "log.console": "plain"})
+    run = train(config, make_env=Corridor)
+    assert run.env_steps == 128 and not (run.directory / "videos").exists()
+    assert capsys.readouterr().out.count("no film: ") == 1
 
 
 def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(

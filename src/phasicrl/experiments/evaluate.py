@@ -5,28 +5,25 @@ Kind: effects (steps environments of its own).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress, product
+from itertools import product
 from pathlib import Path
-from typing import IO, Any
 
 import gymnasium as gym
 import numpy as np
-from torch import Tensor
 
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind, Precision
-from phasicrl.envs.protocol import TimeStep, VectorEnv
+from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
-from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.build import make_agent
-from phasicrl.session.evaluation import UnderWay, levels_in, make_evaluation_envs, play
+from phasicrl.session.evaluation import levels_in, make_evaluation_envs, play
+from phasicrl.session.step_table import StepTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,64 +70,6 @@ def generalization_gaps(results: Sequence[Evaluation]) -> dict[PolicyKind, float
         for each in results
         if each.levels == "train" and each.policy in unseen
     }
-
-
-class StepTable:
-    """Every step of the episodes that an evaluation counts, as a row of CSV.
-
-    Columns: `levels`, `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1),
-    `reward`, `return` (of the episode so far), `entropy` (nats), `std` (mean over continuous
-    components, before a squash; empty without them), and for each component k of an action
-    `mean_k`, the policy's mean (of a discrete component the likeliest option), and `action_k`, what
-    was taken, before it was clipped, squashed or rescaled.
-
-    Args:
-        file: open for writing, with `newline=""`.
-    """
-
-    def __init__(self, file: IO[str]) -> None:
-        self._rows = csv.writer(file)
-        self._has_head = False
-
-    def add(
-        self,
-        levels: Levels,
-        kind: PolicyKind,
-        policy: Policy,
-        action: Tensor,
-        step: TimeStep,
-        under_way: UnderWay,
-    ) -> None:
-        """One step of B environments.
-
-        Args:
-            levels: that they play.
-            kind: how actions were chosen.
-            policy: what they were chosen from, `[B, 1]`.
-            action: the actions, `[B, 1, …]`.
-            step: what came of them.
-            under_way: the episodes so far, this step included.
-        """
-        num_envs, std = len(action), policy.mean_std
-        columns: dict[str, Any] = {
-            "levels": [levels] * num_envs,
-            "policy": [kind] * num_envs,
-            "env": range(num_envs),
-            "episode": under_way.numbers.tolist(),
-            "step": under_way.lengths.tolist(),
-            "reward": step.reward.numpy(),  # which writes as few digits as a float32 has
-            "return": under_way.returns.tolist(),
-            "entropy": policy.entropy().flatten().tolist(),
-            "std": [""] * num_envs if std is None else std.flatten().tolist(),
-        }
-        for what, values in (("mean", policy.mode()), ("action", action)):
-            parts = values.reshape(num_envs, -1).T.tolist()
-            columns |= {f"{what}_{k}": part for k, part in enumerate(parts)}
-        if not self._has_head:
-            self._rows.writerow(columns)
-            self._has_head = True
-        rows = zip(*columns.values(), strict=True)
-        self._rows.writerows(compress(rows, under_way.are_counted.tolist()))
 
 
 def evaluate(

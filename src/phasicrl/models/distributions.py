@@ -70,15 +70,15 @@ class Policy(Distribution, Protocol):
         ...
 
     @property
-    def mean_std(self) -> Float[Tensor, "*shape"] | None:
-        """Standard deviation, averaged over the continuous components; None if there are none."""
+    def stds(self) -> Float[Tensor, "*shape n"] | None:
+        """Standard deviations of the continuous components before a squash; None without any."""
         ...
 
 
 class Categorical(Distribution):
     """One of A actions, given their normalized log-probabilities."""
 
-    mean_std = None
+    stds = None
 
     def __init__(self, log_probs: Float[Tensor, "*shape A"]) -> None:
         self.log_probs = log_probs
@@ -227,9 +227,9 @@ class JointPolicy(Distribution):
         self.dist_params, self.parts, self.places = dist_params, parts, places
 
     @property
-    def mean_std(self) -> Float[Tensor, "*shape"] | None:
-        """Standard deviation before a squash, averaged over the continuous components, if any."""
-        return next((part.std.mean(-1) for part in self.parts if isinstance(part, Normal)), None)
+    def stds(self) -> Float[Tensor, "*shape n"] | None:
+        """Standard deviations of the continuous components before a squash; None without any."""
+        return next((part.std for part in self.parts if isinstance(part, Normal)), None)
 
     @property
     def noise_shape(self) -> torch.Size:

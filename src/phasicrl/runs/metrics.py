@@ -6,15 +6,17 @@ never the last minibatch. Every sink has the same names.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import json
 import math
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -185,6 +187,17 @@ class MetricsLog:
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
         self._show(lambda display: display.record(values, env_steps))
 
+    def episode(self, steps: Path, *, env_steps: int) -> None:
+        """Draw every step of an episode in TensorBoard, as a run of its own inside this one.
+
+        Args:
+            steps: the table, CSV with a column `step` (`session.step_table`).
+            env_steps: of the run, when the episode was played.
+        """
+        for sink in self._sinks:
+            if isinstance(sink, _TensorBoard):
+                sink.episode(steps, env_steps)
+
     def message(self, text: str) -> None:
         """Show a line of text, above the live display if there is one."""
         self._show(lambda display: display.message(text))
@@ -237,6 +250,9 @@ class NoLog:
         """See `MetricsLog`."""
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
+        """See `MetricsLog`."""
+
+    def episode(self, steps: Path, *, env_steps: int) -> None:
         """See `MetricsLog`."""
 
     def message(self, text: str) -> None:
@@ -376,20 +392,45 @@ class _TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._summary = Summary
+        self._summary, self._directory = Summary, run_dir
         # TensorBoard hides events from `purge_step` on that an earlier process wrote.
         purge_step = None if resumed_at is None else resumed_at + 1
         self._writer = SummaryWriter(str(run_dir), purge_step=purge_step)
 
     def write(self, values: Values, env_steps: int) -> None:
         """One event with all metrics: a tenth of the time of an `add_scalar` for each."""
+        self._write(self._writer, values, env_steps)
+
+    def episode(self, steps: Path, env_steps: int) -> None:
+        """Series over the steps of an episode, in a folder of its own; a resumed run's replaces it.
+
+        TensorBoard shows the folder as a run beside the others, so that evaluations lie over each
+        other.
+        """
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        folder = self._directory / "episodes" / f"{env_steps:012d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        with closing(SummaryWriter(str(folder))) as writer, steps.open(newline="") as file:
+            for row in csv.DictReader(file):
+                named = {f"episode/{name}": float(row[name]) for name in row if _is_series(name)}
+                self._write(writer, named, int(row["step"]))
+
+    def _write(self, writer: Any, values: Values, step: int) -> None:
+        """One event."""
         scalar = self._summary.Value
         scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer._get_file_writer().add_summary(self._summary(value=scalars), env_steps)
+        writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
     def close(self) -> None:
         """Write out what is left."""
         self._writer.close()
+
+
+def _is_series(column: str) -> bool:
+    """Whether a column of a table of steps is drawn over them."""
+    named = ("reward", "return", "entropy")
+    return column in named or column.startswith(("std_", "mean_", "action_"))
 
 
 class _WandB:

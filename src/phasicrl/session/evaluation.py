@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind, Precision
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.protocol import TimeStep, VectorEnv
-from phasicrl.models.agent import Agent
+from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.distributions import Policy
 from phasicrl.seeding import derive_seed
 
@@ -115,6 +115,8 @@ class Seen(NamedTuple):
     action_mask: Tensor | None
 
 
+OnChoice = Callable[[Seen, AgentOutput, Tensor], None]
+"""Told what was seen, what the agent said of it, `[B, 1]`, and the actions, `[B, 1, …]`."""
 Act = Callable[[Seen], tuple[Tensor, Tensor]]
 """From what is seen to what the environments get, `[B, …]`, and the memory's next state."""
 
@@ -142,7 +144,7 @@ def play_episodes(
     state: Tensor,
     *,
     episodes: int,
-    on_obs: Callable[[Tensor], None] = lambda obs: None,
+    on_last: Callable[[Tensor], None] = lambda obs: None,
     on_step: Callable[[TimeStep, UnderWay], None] = lambda step, under_way: None,
 ) -> Episodes:
     """Act until every environment has had its share of `episodes`.
@@ -152,12 +154,12 @@ def play_episodes(
         envs: freshly made; they are reset here.
         state: the memory's before the first step, `[B, H]`.
         episodes: in total.
-        on_obs: shown every batch of observations, the last ones of episodes included.
+        on_last: shown observations that nobody acts on: where an episode ended, those of all
+            environments with its last one among them; and those after the last step.
         on_step: told of every step, and of the episodes so far, this step included.
     """
     under_way = UnderWay(envs.num_envs, episodes)
-    for seen, step in steps(act, envs, state):
-        on_obs(seen.obs)
+    for _, step in steps(act, envs, state):
         under_way.add(step.reward)
         on_step(step, under_way)
         ended = step.terminated | step.truncated
@@ -165,9 +167,9 @@ def play_episodes(
         if step.final_obs is not None:
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
-            on_obs(last)
+            on_last(last)
         if not under_way.are_counted.any():
-            on_obs(step.obs)
+            on_last(step.obs)
             break
     returns, lengths = zip(*under_way.finished, strict=True)
     return Episodes(returns, lengths)
@@ -181,8 +183,9 @@ def play(
     episodes: int,
     policy: PolicyKind,
     seed: int,
-    on_obs: Callable[[Tensor], None] = lambda obs: None,
+    on_choice: OnChoice | None = None,
     on_step: OnStep | None = None,
+    on_last: Callable[[Tensor], None] = lambda obs: None,
     precision: Precision = "fp32",
 ) -> Episodes:
     """Play until every environment has had its share of `episodes`.
@@ -193,8 +196,9 @@ def play(
         episodes: in total.
         policy: how actions are chosen.
         seed: of sampled actions.
-        on_obs: shown every batch of observations, the last ones of episodes included.
+        on_choice: told of every choice before the environments go on: they can still be drawn.
         on_step: told of every step: what it was chosen from, the action, what came of it.
+        on_last: see `play_episodes`.
         precision: of the encoders.
     """
     generator = Generator().manual_seed(seed)
@@ -204,9 +208,16 @@ def play(
         nonlocal chosen
         obs, first = seen.obs.unsqueeze(1), seen.first.unsqueeze(1)
         mask = None if seen.action_mask is None else seen.action_mask.unsqueeze(1)
-        distribution, state = agent.policy(obs, first, seen.state, mask, precision=precision)
+        inputs = (obs, first, seen.state, mask)
+        said = None if on_choice is None else agent(*inputs, precision=precision)
+        if said is None:  # values are not asked for
+            distribution, state = agent.policy(*inputs, precision=precision)
+        else:
+            distribution, state = said.policy, said.state
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
         chosen = distribution, action
+        if on_choice is not None and said is not None:
+            on_choice(seen, said, action)
         return agent.policy_head.env_action(action[:, 0]), state
 
     def tell(step: TimeStep, under_way: UnderWay) -> None:
@@ -214,4 +225,4 @@ def play(
             on_step(policy, *chosen, step, under_way)
 
     state = agent.initial_state(envs.num_envs)
-    return play_episodes(act, envs, state, episodes=episodes, on_obs=on_obs, on_step=tell)
+    return play_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=tell)

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Levels
+from phasicrl.config import Config
 from phasicrl.distributed import RankError, World
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.watchdog import last_resort
@@ -38,10 +38,7 @@ from phasicrl.runs.metrics import MetricsLog, NoLog
 from phasicrl.runs.parts import OLD_POLICY, own_part
 from phasicrl.seeding import derive_seed
 from phasicrl.session.crash import report_crash
-from phasicrl.session.evaluation import levels_in, make_evaluation_envs, mean_episode, play
-
-_MOST_EVALUATION_ENVS = 16
-"""Side by side in an evaluation in the middle of a run."""
+from phasicrl.session.validation import Validation
 
 
 class _Kept(NamedTuple):
@@ -112,6 +109,7 @@ class Run:
         }
         self._lock, self._session = lock, ExitStack()
         self._signals = Signals(self.world.ask_to_end)
+        self._validation = Validation(config, files, log, self.world, own)
         self._best_return: float | None = None
         self._kept: _Kept | None = None
         self._seconds_before = 0.0
@@ -175,39 +173,11 @@ class Run:
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
-        if self._evaluation_is_due:
+        if self._validation.is_due(self.iteration, self.env_steps):
             record |= self._evaluate()
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
         self.log.write(record, **place, phase=self.learner.phase)
         self.checkpoint()
-
-    @property
-    def _evaluation_is_due(self) -> bool:
-        """After every so many iterations, and at the end, if at all."""
-        every = self.config.evaluation.every_iterations
-        is_over = self.env_steps >= self.config.budget
-        return every is not None and (self.iteration % every == 0 or is_over)
-
-    @property
-    def _evaluation_episodes(self) -> int:
-        """This process's part of an evaluation, rounded up."""
-        return math.ceil(self.config.evaluation.episodes / self.world.size)
-
-    def _make_evaluation_envs(self, levels: Levels) -> VectorEnv:
-        """The same ones each time.
-
-        Their seed is another than that of `evaluate`: what chose the best weights does not judge
-        them. Each process has a part of the episodes, with seeds of its own.
-        """
-        others = () if self.world.is_first else (self.world.rank,)
-        return make_evaluation_envs(
-            self.config,
-            num_envs=min(self._evaluation_episodes, _MOST_EVALUATION_ENVS),
-            levels=levels,
-            seed=derive_seed(self.config.seed, "validation", *others),
-            make_env=self._own["make_env"],
-            make_vector_env=self._own["make_vector_env"],
-        )
 
     def _evaluate(self) -> Record:
         """Play episodes that are not trained on; keep the weights, if they are the best so far.
@@ -215,35 +185,20 @@ class Run:
         Nothing of what is trained changes: a copy acts, in environments of its own.
         """
         self.stage("evaluation")
-        start, knobs = time.perf_counter(), self.config.evaluation
-        agent, seed = copy.deepcopy(self.agent).cpu().eval(), self.config.seed
-        how = {"episodes": self._evaluation_episodes, "policy": knobs.policy, "seed": seed}
-        how |= {"precision": self.compute.precision("policy")}
-        played = []
-        with self.world.together("an evaluation"):
-            for levels in levels_in(knobs.levels):
-                with closing(self._make_evaluation_envs(levels)) as envs:
-                    played.append(play(agent, envs, **how))
-        of_all, *of_all_trained = zip(*self.world.gather(played), strict=True)
-        mean_return, mean_length = mean_episode(of_all)
-        best = self._best_return
-        if best is None or mean_return > best:
+        start = time.perf_counter()
+        agent = copy.deepcopy(self.agent).cpu().eval()
+        precision = self.compute.precision("policy")
+        record = self._validation.play(agent, self.env_steps, precision)
+        best, reached = self._best_return, record["evaluation/return"]
+        if best is None or reached > best:
             try:
                 if self.world.is_first:
                     weights = agent.state_dict()
                     self.files.save_weights(weights, env_steps=self.env_steps, which="best")
-                best = self._best_return = mean_return
+                best = self._best_return = reached
             except OSError as error:
                 self.log.message(f"warning: the best weights could not be saved: {error}")
-        record = {
-            "evaluation/return": mean_return,
-            "evaluation/length": mean_length,
-            "time/evaluation": time.perf_counter() - start,
-        }
-        for trained in of_all_trained:
-            train_return, _ = mean_episode(trained)
-            record["evaluation/train_return"] = train_return
-            record["evaluation/gap"] = train_return - mean_return
+        record["time/evaluation"] = time.perf_counter() - start
         return record if best is None else record | {"evaluation/best_return": best}
 
     def checkpoint(self) -> None:
