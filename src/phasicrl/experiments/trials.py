@@ -154,7 +154,7 @@ def run_trials(
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_end_with_parent) as pool:
-        pending = {pool.submit(measure, trial): trial for trial in trials}
+        pending = {pool.submit(_measured, measure, trial): trial for trial in trials}
         for done in as_completed(pending):
             yield pending[done], done.result()
 
@@ -165,6 +165,20 @@ def _end_with_parent() -> None:
     It would finish its trial first, for nobody.
     """
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def _measured(measure: Callable[[Trial], T], trial: Trial) -> T:
+    """What came out of a trial; without a parent nobody asks, and the process ends for good.
+
+    It would go on with the next trial that it has been handed already.
+    """
+    try:
+        return measure(trial)
+    except SystemExit as told:
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            os._exit(told.code if isinstance(told.code, int) else 1)
+        raise
 
 
 def fill_table(
