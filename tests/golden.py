@@ -159,6 +159,7 @@ def basic_runs(folder: Path) -> dict[str, Case]:
         "ppo-separate-segments": (ppo, corridor),
         "ppo-shared-transitions-clipped": (clipped, corridor),
         "ppo-value-epochs-first-kl": (apart, corridor),
+        "ppo-policy-epochs-first": (apart.changed({"ppo.epoch_order": "policy_first"}), corridor),
         "ppg-separate": (replace(ppo, aux=tiny_aux()), corridor),
         "ppg-detached-images": (
             replace(ppo, model=images, aux=tiny_aux(optimizer="shared")),

@@ -83,6 +83,7 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "ppo.n_step": (7, {"ppo.estimator": "n_step"}),
     "ppo.value_epochs": (2, {}),
     "ppo.value_coef": (0.5, {}),
+    "ppo.epoch_order": ("policy_first", {}),
     "ppo.value_clip": (0.2, {}),
     "ppo.value_learning_rate": (0.1, {}),
     "ppo.grad_norm_of": ("agent", {"ppo.max_grad_norm": 0.5}),

@@ -252,6 +252,33 @@ def spy_on_auxiliary_batches(monkeypatch: pytest.MonkeyPatch) -> list[AuxiliaryS
     return seen
 
 
+def test_policy_epochs_first_learn_what_joint_ones_learn_if_each_is_one_step(
+    tmp_path: Path,
+) -> None:
+    """Of two networks each step moves its own, so that their order does not matter."""
+    base = tiny(tmp_path).changed({"ppo.num_minibatches": 1})
+    seen: list[str] = []
+    joint, apart = (
+        open_run(base.changed({"ppo.epoch_order": order}))
+        for order in ("value_first", "policy_first")
+    )
+    for run in (joint, apart):
+        rollout = run.collect(run.buffer.next_rollout())
+        policy_phase(run.learner, rollout, stage=seen.append)
+    assert seen == ["policy", "policy", "value"]
+    for name, tensor in weights(joint).items():
+        torch.testing.assert_close(weights(apart)[name], tensor)
+
+
+def test_values_are_learned_after_policy_epochs_that_were_stopped(tmp_path: Path) -> None:
+    """A divergence above any bound ends the policy's part after one of its three epochs."""
+    changes = {"ppo.policy_epochs": 3, "ppo.value_epochs": 2, "ppo.target_kl": 1e-12}
+    run = open_run(tiny(tmp_path).changed(changes | {"ppo.epoch_order": "policy_first"}))
+    seen: list[str] = []
+    policy_phase(run.learner, run.collect(run.buffer.next_rollout()), stage=seen.append)
+    assert seen == ["policy", "value", "value"]
+
+
 def test_each_segment_is_visited_once_an_auxiliary_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,13 +39,17 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
 
             # Compute V̂ and Â for all states; for E_π epochs, optimize the clipped surrogate; for
             # E_V epochs, the value function
-            run.record = policy_phase(learner, rollout, stage=run.stage)
+            run.record = policy_phase(learner, rollout, stage=run.stage, on_epoch=run.log_epoch)
 
         # After N_π iterations, for E_aux epochs over all data in B: distill V̂ into the policy's
         # network, keeping π where it is
         if learner.auxiliary_phase_is_due:
             run.record |= auxiliary_phase(
-                learner, buffer, stage=run.stage, before_epoch=run.checkpoint
+                learner,
+                buffer,
+                stage=run.stage,
+                on_epoch=run.log_epoch,
+                before_epoch=run.checkpoint,
             )
         if buffer.is_full:
             buffer.clear()

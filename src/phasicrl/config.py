@@ -306,7 +306,9 @@ class PPOConfig:
     policy_epochs: int = 1
     """Passes over each rollout with the policy loss (E_π)."""
     value_epochs: int = 1
-    """Passes over each rollout with the value loss (E_V); they come first where they differ."""
+    """Passes over each rollout with the value loss (E_V)."""
+    epoch_order: Literal["value_first", "policy_first"] = "value_first"
+    """Joint if E_π = E_V, else values first (OPPG), or never joint, policy first (Algorithm 1)."""
     num_minibatches: int = 8
     """Minibatches in one pass."""
     minibatch_by: MinibatchBy = "segments"
@@ -394,13 +396,18 @@ class PPOConfig:
     def passes(self) -> tuple[tuple[bool, bool], ...]:
         """The epochs over a rollout, in order, as (policy loss?, value loss?).
 
-        They are joint if E_π = E_V; else value epochs come first (OPPG ppo.py:222-245).
+        They are joint if E_π = E_V; else value epochs come first (OPPG ppo.py:222-245). In
+        Algorithm 1 of the PPG paper policy epochs come first, and none are joint.
         """
+        policy = ((True, False),) * self.policy_epochs
+        value = ((False, True),) * self.value_epochs
         if not self.baseline:
-            return ((True, False),) * self.policy_epochs
+            return policy
+        if self.epoch_order == "policy_first":
+            return policy + value
         if self.policy_epochs == self.value_epochs:
             return ((True, True),) * self.policy_epochs
-        return ((False, True),) * self.value_epochs + ((True, False),) * self.policy_epochs
+        return value + policy
 
     @property
     def follows_kl(self) -> bool:
@@ -567,6 +574,8 @@ class LogConfig:
     """`live` display, `plain` lines, or nothing; `auto`: live on a terminal, plain elsewhere."""
     tensorboard: bool = True
     """Write TensorBoard events, if TensorBoard is installed."""
+    epochs: bool = False
+    """Write a row for each epoch of each phase too, into `epochs.jsonl`."""
     wandb: bool = False
     """Send the metrics to Weights & Biases too (extra `track`)."""
     wandb_project: str = "phasicrl"
@@ -987,9 +996,9 @@ NEEDS = (
          lambda c: c.ppo.baseline),
     Need("ppo.value_epochs ppo.value_coef ppo.value_clip ppo.value_learning_rate ppo.grad_norm_of",
          "ppo.baseline", lambda c: c.ppo.baseline),
-    Need("ppo.recompute_advantages ppo.bootstrap_truncation", "ppo.baseline",
+    Need("ppo.recompute_advantages ppo.bootstrap_truncation ppo.epoch_order", "ppo.baseline",
          lambda c: c.ppo.baseline),
-    Need("ppo.value_coef ppo.value_clip", "ppo.value_epochs above 0",
+    Need("ppo.value_coef ppo.value_clip ppo.epoch_order", "ppo.value_epochs above 0",
          lambda c: c.ppo.value_epochs > 0),
     Need("ppo.recompute_advantages", "more than one epoch (ppo.policy_epochs, ppo.value_epochs)",
          lambda c: len(c.ppo.passes) > 1),
@@ -1045,8 +1054,8 @@ ALWAYS_MEANINGFUL = frozenset(
     reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at
     obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
     compute.device compute.policy_precision compute.compile compute.deterministic
-    log.console log.tensorboard log.wandb checkpoint.every_minutes checkpoint.every_iterations
-    checkpoint.keep evaluation.every_iterations
+    log.console log.epochs log.tensorboard log.wandb checkpoint.every_minutes
+    checkpoint.every_iterations checkpoint.keep evaluation.every_iterations
     """.split()  # noqa: SIM905
 )
 """All other knobs. A test sees to it that each one stands here or in `NEEDS`.

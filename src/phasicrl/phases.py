@@ -46,8 +46,12 @@ Stage = Callable[[str], None]
 """Told the name of what begins, for displays."""
 
 
-def _untold(name: str) -> None:
-    """No display."""
+OnEpoch = Callable[[Phase, int, MeanAccumulator], None]
+"""Told that an epoch has ended: of which kind, its number from 0, and the means so far."""
+
+
+def _untold(*_: object) -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(frozen=True)
@@ -313,9 +317,8 @@ def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
 
 
-def policy_phase(
-    learner: Learner, rollout: Rollout, reward: Tensor | None = None, *, stage: Stage = _untold
-) -> Record:
+def policy_phase(learner: Learner, rollout: Rollout, reward: Tensor | None = None, *,
+                 stage: Stage = _untold, on_epoch: OnEpoch = _untold) -> Record:  # fmt: skip
     """One policy phase iteration: E_π epochs on equation 1, E_V on equation 2 of the PPG paper.
 
     Args:
@@ -323,6 +326,7 @@ def policy_phase(
         rollout: T steps of B environments; value targets are written into it.
         reward: `[B, T]`, what to learn from in place of the rollout's rewards.
         stage: told what begins, for displays.
+        on_epoch: told what ends.
 
     Returns:
         Means over all samples and epochs, and seconds; `losses/epoch_kl` is of the last epoch.
@@ -331,7 +335,7 @@ def policy_phase(
         ValueError: training has diverged.
     """
     agent, compute, ppo = learner.agent, learner.compute, learner.config.ppo
-    world, record = compute.world, learner.start_iteration()
+    record = learner.start_iteration()
     if reward is None:
         reward, of_rewards = learner.learning_reward(rollout)
         record |= of_rewards
@@ -347,7 +351,7 @@ def policy_phase(
     for epoch, (with_policy, with_value) in enumerate(ppo.passes):
         with_policy = with_policy and not too_far
         if not with_policy and (not with_value or (too_far and agent.value_path != "separate")):
-            break
+            continue
         phase: Phase = "policy" if with_policy else "value"
         start = perf_counter()
         stage(phase)
@@ -357,9 +361,7 @@ def policy_phase(
             samples = dataclasses.replace(renewed, **kept)
         loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
         step = compute.gradient_step(loss, learner.settings(phase))
-        order = samples.random_order(by=ppo.minibatch_by, generator=learner.generator)
-        dealt = normalize_minibatches(samples, order, ppo, world)
-        minibatches = dealt.minibatches(ppo.num_minibatches, order, by=ppo.minibatch_by)
+        minibatches = _dealt_out(learner, samples)
         for minibatch in _near_average(learner, minibatches) if with_policy else minibatches:
             means.add(*step(minibatch, kl_coef))
         if with_policy and ppo.follows_kl:
@@ -368,20 +370,26 @@ def policy_phase(
             too_far = ppo.target_kl is not None and kl > ppo.target_kl
         compute.wait()
         seconds["time/policy" if with_policy else "time/value"] += perf_counter() - start
+        on_epoch(phase, epoch, means)
     if "losses/epoch_kl" in record:
         record |= learner.follow_kl(record["losses/epoch_kl"])
     if not learner.auxiliary_phase_is_due:
         learner.update_observation_statistics(rollout)
-    return _finite(world.mean_of(means.result())) | record | seconds
+    return _finite(compute.world.mean_of(means.result())) | record | seconds
+
+
+def _dealt_out(learner: Learner, samples: PolicySamples) -> Iterator[Minibatch[PolicySamples]]:
+    """The minibatches of an epoch, in random order."""
+    ppo, by = learner.config.ppo, learner.config.ppo.minibatch_by
+    order = samples.random_order(by=by, generator=learner.generator)
+    dealt = normalize_minibatches(samples, order, ppo, learner.compute.world)
+    return dealt.minibatches(ppo.num_minibatches, order, by=by)
 
 
 def auxiliary_phase(
-    learner: Learner,
-    buffer: PhaseBuffer,
-    *,
-    stage: Stage = _untold,
+    learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _untold, on_epoch: OnEpoch = _untold,
     before_epoch: Callable[[], None] = lambda: None,
-) -> Record:
+) -> Record:  # fmt: skip
     """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper.
 
     They go over all data of the phase. How far it is stands in the buffer. If it is left by an
@@ -391,6 +399,7 @@ def auxiliary_phase(
         learner: is trained in place; its agent has an auxiliary value head.
         buffer: a full phase.
         stage: told what begins, for displays.
+        on_epoch: told what ends.
         before_epoch: called when learner and buffer hold all that the rest of the phase needs.
 
     Returns:
@@ -428,6 +437,7 @@ def auxiliary_phase(
         for minibatch in islice(minibatches, progress.num_done, num_used):
             progress.means.add(*step(minibatch))
             progress.num_done += 1
+        on_epoch("aux", progress.epoch, progress.means)
         progress.epoch, progress.num_done, progress.order = progress.epoch + 1, 0, None
     buffer.progress = None
     if learner.proximal is not None:

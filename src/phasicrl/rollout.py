@@ -217,6 +217,7 @@ class MeanAccumulator:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, ...], Tensor] = {}
         self._weights: dict[tuple[str, ...], float] = {}
+        self._before: dict[tuple[str, ...], tuple[Tensor | float, float]] = {}
 
     def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
         """Add means over `weight` samples, one for each name.
@@ -243,6 +244,23 @@ class MeanAccumulator:
         """Take back `state_dict`, on the device where what is added will be."""
         self._sums = {tuple(part["names"]): part["sums"].to(device) for part in state}
         self._weights = {tuple(part["names"]): part["weight"] for part in state}
+        self._remember()
+
+    def since_last(self) -> dict[str, float]:
+        """As `result`, of what was added since the last call, or since `load_state_dict`."""
+        recent = MeanAccumulator()
+        for names, sums in self._sums.items():
+            before, weight = self._before.get(names, (0.0, 0.0))
+            if self._weights[names] > weight:
+                recent._sums[names] = sums - before
+                recent._weights[names] = self._weights[names] - weight
+        self._remember()
+        return recent.result()
+
+    def _remember(self) -> None:
+        """Note what was added so far."""
+        self._before = {names: (sums.clone(), self._weights[names])
+                        for names, sums in self._sums.items()}  # fmt: skip
 
     def result(self) -> dict[str, float]:
         """The mean of every name that was added, in alphabetical order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -17,9 +18,15 @@ import torch
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig, RewardNormConfig
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import EPOCHS_FILE, RunDirectory
 from phasicrl.session.run import Run
 from tests.helpers import Corridor, Levers, rows_of, tiny, tiny_aux
+
+
+def epoch_rows(directory: Path) -> list[dict[str, Any]]:
+    """The rows of a run's epochs without their times."""
+    lines = (directory / EPOCHS_FILE).read_text().splitlines()
+    return [json.loads(line) | {"wall_time": 0} for line in lines]
 
 
 class Drawing(gym.Env[np.ndarray, Any]):
@@ -188,7 +195,8 @@ def test_in_the_middle_of_an_auxiliary_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """Stopped before and between epochs, it goes on with the next epoch: none is made twice."""
-    config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256).changed(changes)
+    config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
+    config = config.changed({"log.epochs": True} | changes)
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)
     assert config.aux is not None
     checkpoint, at = Run.checkpoint, config.aux.every
@@ -223,6 +231,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     for one, other in zip(rows_of(run.files), rows_of(unbroken.files), strict=True):
         assert one.keys() == other.keys()
         np.testing.assert_array_equal(list(one.values()), list(other.values()))
+    assert epoch_rows(run.directory) == epoch_rows(unbroken.directory)
 
 
 def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
@@ -249,3 +258,38 @@ def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
     for one, other in zip(rows_of(again.files), before, strict=True):
         assert one.keys() == other.keys()
         np.testing.assert_array_equal(list(one.values()), list(other.values()))
+
+
+def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path: Path) -> None:
+    """Two value epochs, then a policy epoch; after every second iteration three auxiliary ones."""
+    aux = tiny_aux(every=2, epochs=3, learning_rate=1e-4)
+    config = tiny(tmp_path, aux=aux, total_env_steps=128).changed(
+        {"ppo.value_epochs": 2, "ppo.value_learning_rate": 1e-3, "log.epochs": True}
+    )
+    plain = config.changed({"log.epochs": False, "output_dir": str(tmp_path / "plain")})
+    run, other = train(config, make_env=Drawing), train(plain, make_env=Drawing)
+    assert rows_of(run.files) == rows_of(other.files)
+    assert not (other.directory / EPOCHS_FILE).exists()
+    rows, metrics = epoch_rows(run.directory), rows_of(run.files)
+    phase = [("value", 1), ("value", 2), ("policy", 3)]
+    auxiliary = [("aux", 1), ("aux", 2), ("aux", 3)]
+    expected = [phase, [*phase, *auxiliary], phase, phase]  # none after the last policy phase
+    for row, epochs in zip(metrics, expected, strict=True):
+        own = [each for each in rows if each["iteration"] == row["iteration"]]
+        assert [(each["kind"], each["epoch"]) for each in own] == epochs
+        assert {each["env_steps"] for each in own} == {row["env_steps"]}
+        for kind, name in (
+            ("value", "losses/value_loss"),
+            ("policy", "losses/policy_loss"),
+            ("policy", "losses/approx_kl"),
+            ("aux", "losses/aux/kl_loss"),
+        ):
+            seen = [each[name] for each in own if each["kind"] == kind]
+            assert not seen or np.mean(seen) == pytest.approx(row[name], rel=1e-6, abs=1e-9)
+            assert len(set(seen)) == len(seen), "each epoch has its own"
+            assert all(name not in each for each in own if each["kind"] != kind)
+        rates = {each["kind"]: each["charts/learning_rate"] for each in own}
+        assert rates | {"aux": 1e-4} == {"value": 5e-4, "policy": 5e-4, "aux": 1e-4}
+        assert {each["charts/value_learning_rate"] for each in own if each["kind"] != "aux"} == {
+            1e-3
+        }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from phasicrl.execution.plan import Plan
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
+EPOCHS_FILE = "epochs.jsonl"
 WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
 WeightsKind = Literal["last", "best"]
 PLACE = ("env_steps", "iteration", "phase")

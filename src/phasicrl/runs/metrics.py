@@ -24,7 +24,7 @@ from typing import Any
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
 from phasicrl.runs.console import Display, Values, open_display, silence
-from phasicrl.runs.directory import METRICS_FILE, read_row
+from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE, read_row
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
@@ -123,10 +123,16 @@ class MetricsLog:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file, notices = _Rows.open(run_dir / METRICS_FILE, resumed_at, kept)
         self._earlier_seconds = self._file.seconds
+        self._epochs: _Rows | None = None
         try:
+            if config.log.epochs:
+                of_epochs = (kept or {}).get("epochs")
+                self._epochs, more = _Rows.open(run_dir / EPOCHS_FILE, resumed_at, of_epochs)
+                notices += more
             notices += self._open_sinks(run_dir, config, resumed_at)
         except BaseException:
-            self._file.close()
+            for file in self._files:
+                file.close()
             raise
         # The clocks start last: opening the sinks takes seconds that say nothing about the speed of
         # the run.
@@ -134,6 +140,11 @@ class MetricsLog:
         self._display = open_display(config, resumed_at or 0, sys.stdout)
         for notice in notices:
             self.message(notice)
+
+    @property
+    def _files(self) -> list[_Rows]:
+        """The files of rows."""
+        return [self._file] if self._epochs is None else [self._file, self._epochs]
 
     def _open_sinks(self, run_dir: Path, config: Config, resumed_at: int | None) -> list[str]:
         """Open what the settings ask for; returns what the user must be told."""
@@ -160,25 +171,10 @@ class MetricsLog:
         Raises:
             ValueError: a name that is not in `METRICS`.
         """
-        unknown = record.keys() - METRICS.keys()
-        if unknown:
-            name = min(unknown)
-            raise ValueError(
-                f"metric {name!r} has no description{nearest_name(name, METRICS)}; "
-                "add it to METRICS in metrics.py"
-            )
-        values = {name: float(record[name]) for name in METRICS if name in record}
-        seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
+        values = _checked(record)
         head = {"env_steps": int(env_steps), "iteration": int(iteration), "phase": int(phase)}
+        self._append(self._file, head, values)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        row = head | {"wall_time": seconds} | {name: finite.get(name) for name in values}
-        try:
-            self._file.write(json.dumps(row, allow_nan=False), seconds)
-            if monotonic() - self._synced > _FSYNC_SECONDS:
-                self.flush()
-        except OSError as error:
-            self._synced = monotonic()
-            self.message(f"warning: {METRICS_FILE} cannot be written ({error}); rows wait for that")
         for sink in [*self._sinks]:
             try:
                 sink.write(finite, env_steps)
@@ -186,6 +182,36 @@ class MetricsLog:
                 self._sinks.remove(sink)
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
         self._show(lambda display: display.record(values, env_steps))
+
+    def epoch(
+        self, record: Values, *, env_steps: int, iteration: int, kind: str, epoch: int
+    ) -> None:
+        """Write the metrics of one epoch, where `log.epochs` asks for them.
+
+        Args:
+            record: means over the epoch.
+            env_steps: of the run so far.
+            iteration: that the epoch belongs to.
+            kind: policy (and value, where they are joint), value, or aux.
+            epoch: its number in the policy phase or the auxiliary phase, from 1.
+        """
+        if self._epochs is not None:
+            head = {"env_steps": env_steps, "iteration": iteration, "kind": kind, "epoch": epoch}
+            self._append(self._epochs, head, _checked(record))
+
+    def _append(self, file: _Rows, head: dict[str, Any], values: Values) -> None:
+        """Write a row; NaN and infinity as null."""
+        seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
+        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        try:
+            row = head | {"wall_time": seconds} | known
+            file.write(json.dumps(row, allow_nan=False), seconds)
+            if monotonic() - self._synced > _FSYNC_SECONDS:
+                self.flush()
+        except OSError as error:
+            self._synced = monotonic()
+            name = METRICS_FILE if file is self._file else EPOCHS_FILE
+            self.message(f"warning: {name} cannot be written ({error}); rows wait for that")
 
     def episode(self, steps: Path, *, env_steps: int) -> None:
         """Draw every step of an episode in TensorBoard, as a run of its own inside this one.
@@ -215,12 +241,14 @@ class MetricsLog:
         Call it before a checkpoint, so that no crash leaves one that is ahead of its rows.
         """
         if not self._file.closed:
-            self._file.flush()
+            for file in self._files:
+                file.flush()
             self._synced = monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        """Length and digest of the file of rows: a resumed run sees what was changed."""
-        return self._file.state_dict()
+        """Length and digest of the files of rows: a resumed run sees what was changed."""
+        epochs = {} if self._epochs is None else {"epochs": self._epochs.state_dict()}
+        return self._file.state_dict() | epochs
 
     def close(self) -> None:
         """Close everything; calling it again does nothing.
@@ -232,7 +260,8 @@ class MetricsLog:
             with ExitStack() as stack:
                 for sink in self._sinks:
                     stack.callback(sink.close)
-                stack.callback(self._file.close)
+                for file in self._files:
+                    stack.callback(file.close)
                 stack.callback(self.flush)
                 stack.callback(self._show, lambda display: display.close())
 
@@ -243,6 +272,21 @@ class MetricsLog:
         self.close()
 
 
+def _checked(record: Values) -> Values:
+    """The metrics in the order of their table.
+
+    Raises:
+        ValueError: a name that is not in `METRICS`.
+    """
+    if unknown := record.keys() - METRICS.keys():
+        name = min(unknown)
+        raise ValueError(
+            f"metric {name!r} has no description{nearest_name(name, METRICS)}; "
+            "add it to METRICS in metrics.py"
+        )
+    return {name: float(record[name]) for name in METRICS if name in record}
+
+
 class NoLog:
     """The log of a process whose numbers another one of the run writes down."""
 
@@ -250,6 +294,11 @@ class NoLog:
         """See `MetricsLog`."""
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
+        """See `MetricsLog`."""
+
+    def epoch(
+        self, record: Values, *, env_steps: int, iteration: int, kind: str, epoch: int
+    ) -> None:
         """See `MetricsLog`."""
 
     def episode(self, steps: Path, *, env_steps: int) -> None:

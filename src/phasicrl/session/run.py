@@ -24,6 +24,7 @@ from phasicrl.distributed import RankError, World
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.watchdog import last_resort
 from phasicrl.execution.compute import Compute
+from phasicrl.execution.plan import Phase
 from phasicrl.host import provenance
 from phasicrl.host.machine import num_cores, package_version, processor
 from phasicrl.host.signals import Preempted, Signals, ToldToEnd
@@ -164,6 +165,24 @@ class Run:
     def stage(self, name: str) -> None:
         """Tell the display what is going on."""
         self.log.progress(name, env_steps=self.env_steps)
+
+    def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
+        """Write a row for an epoch that has ended, if that is asked for.
+
+        Args:
+            phase: what was trained.
+            epoch: its number, from 0.
+            means: so far, of the iteration or of the auxiliary phase.
+        """
+        if not self.config.log.epochs:
+            return
+        record = self.world.mean_of(means.since_last())
+        rates = [group["lr"] for group in self.learner.settings(phase).optimizer.param_groups]
+        record["charts/learning_rate"] = rates[0]
+        if self.config.ppo.value_learning_rate is not None:
+            record["charts/value_learning_rate"] = rates[1]
+        place = {"env_steps": self.env_steps, "iteration": self.iteration}
+        self.log.epoch(record, **place, kind=phase, epoch=epoch + 1)
 
     def finish_iteration(self, record: Record) -> None:
         """Log the iteration's metrics, and save if it is time."""
