@@ -44,6 +44,17 @@ NUMBERS: dict[str, dict[str, tuple[float, int]]] = {
         "hopper": (2609.0, 1_000_000), "walker2d": (3589.0, 1_000_000), "ant": (3258.0, 1_000_000),
         "swimmer": (66.7, 1_000_000), "humanoid": (787.0, 1_000_000),
     },
+    "slm-lab": {  # but for InvertedPendulum, for which the page has two budgets
+        "cartpole": (498.94, 200_000), "acrobot": (-81.28, 300_000), "pendulum": (-174.87, 300_000),
+        "lunarlander": (183.30, 300_000), "lunarlandercontinuous": (132.58, 300_000),
+        "ant": (2138.28, 10_000_000), "halfcheetah": (6240.68, 10_000_000),
+        "hopper": (1653.74, 4_000_000), "humanoid": (2661.26, 10_000_000),
+        "humanoidstandup": (150104.59, 4_000_000), "pusher": (-49.59, 4_000_000),
+        "inverteddoublependulum": (8383.76, 10_000_000), "reacher": (-5.03, 4_000_000),
+        "swimmer": (282.44, 4_000_000), "walker2d": (4378.62, 10_000_000),
+        "pong": (16.69, 10_000_000), "breakout": (326.47, 10_000_000),
+        "beamrider": (2761.75, 10_000_000), "qbert": (15460.48, 10_000_000),
+    },
     "cleanrl": {
         "cartpole": (490.04, 500_000), "acrobot": (-86.36, 500_000),
         "mountaincar": (-200.0, 500_000),

@@ -20,6 +20,8 @@ REFERENCES = {
     "of a single run, greedy",
     "tianshou": "PPO of Tianshou on MuJoCo (thu-ml/tianshou, examples/mujoco/README.md): means of "
     "ten seeds, on versions v1 to v3 of the tasks",
+    "slm-lab": "PPO of SLM-Lab (kengz/SLM-Lab at 96be3938, docs/BENCHMARKS.md): means of four "
+    "sessions in training; of Atari the best of three λ for each game",
     "cleanrl": "PPO of CleanRL (vwxyzjn/cleanrl, docs/rl-algorithms/ppo.md): three seeds",
 }
 """By name: what it is, and whence."""
