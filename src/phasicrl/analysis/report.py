@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phasicrl.analysis.diagnosis import Array, Finding, diagnose
-from phasicrl.analysis.plot import COLORS, Points, axis_label, smoothed, steps_text
+from phasicrl.analysis.plot import Points, axis_label, smoothed, steps_text
 from phasicrl.config import Config, shown
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.directory import RunDirectory
@@ -33,7 +33,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Returns": ("charts/episodic_return_100", "charts/episodic_length", "evaluation/return",
                 "evaluation/train_return", "procgen/level_complete"),
     "Policy": ("losses/entropy", "losses/action_std", "losses/approx_kl", "losses/clipfrac",
-               "gradients/policy_norm"),
+               "gradients/policy_norm", "network/dormant_fraction",
+               "observations/clipped_fraction"),
     "Values": ("losses/explained_variance", "losses/value_loss", "gradients/value_norm",
                "rewards/clipped_fraction"),
     "Auxiliary phase": ("losses/aux/kl_loss", "losses/aux/aux_value_loss",
@@ -42,8 +43,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Which curves the page has, in which order."""
 TIMES = ("rollout", "policy", "value", "auxiliary", "evaluation")
-_COLORS = [color for color in COLORS if color != "#000000"]  # black is nothing on black
-_INK = "#010203"  # becomes the text's color, which follows light and dark
+_PARTS = (*TIMES, "else")
+_ON_LIGHT = ("#0072B2", "#D55E00", "#00875F", "#B8568F", "#A36F00", "#6B4FBB", "#6B6B6B")
+_ON_DARK = ("#4AA8E0", "#E8762B", "#2DBE92", "#DB93BB", "#E69F00", "#A99BE8", "#A8A8A8")
+"""Of runs, and parts of the time; each stands out from its page by a ratio of 3 (WCAG 1.4.11)."""
+_COLORS = [f"var(--color{index})" for index in range(len(_ON_LIGHT))]
+# What is drawn becomes the page's own colors, which follow light and dark.
+_INK = "#010203"
+_DRAWN = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
 _MOST_POINTS = 800
 _MOST_VIDEO_BYTES = 30_000_000
 _VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif"}
@@ -177,8 +184,9 @@ def write_report(
         template
     )
     text = page.render(
-        subjects=subjects, groups=_figures(subjects, smooth_share), differing=_differing(subjects)
-    )
+        subjects=subjects, groups=_figures(subjects, smooth_share), differing=_differing(subjects),
+        on_light=_ON_LIGHT, on_dark=_ON_DARK, shades=dict(zip(_PARTS, _COLORS, strict=False)),
+    )  # fmt: skip
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     path.write_text(text, encoding="utf-8")
     return path
@@ -200,15 +208,15 @@ def _figures(subjects: Sequence[_Subject], share: float) -> dict[str, list[tuple
     figures: dict[str, list[tuple[str, str]]] = {}
     for group, metrics in GROUPS.items():
         for metric in metrics:
-            series = {subject.color: subject.points(metric) for subject in subjects}
-            if any(len(values) > 1 for _, values in series.values()):
+            series = [(subject.color, subject.points(metric)) for subject in subjects]
+            if any(len(values) > 1 for _, (_, values) in series):
                 window = share * max(subject.config.total_env_steps for subject in subjects)
                 drawn = _draw(series, round(window))
                 figures.setdefault(group, []).append((axis_label(metric, 0), drawn))
     return figures
 
 
-def _draw(series: Mapping[str, Points], window: int) -> str:
+def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
     """An SVG drawing whose ink has the color of the text around it."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -220,7 +228,8 @@ def _draw(series: Mapping[str, Points], window: int) -> str:
     with mpl.rc_context(settings):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes: Axes = figure.add_subplot()
-        for color, points in series.items():
+        for name, points in series:
+            color = _DRAWN[name]
             axes.plot(*_thinned(points), color=color, linewidth=0.6, alpha=0.5)
             axes.plot(*_thinned(smoothed(points, window)), color=color, linewidth=1.6)
         axes.spines[["top", "right"]].set_visible(False)
@@ -231,7 +240,10 @@ def _draw(series: Mapping[str, Points], window: int) -> str:
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    for name, color in _DRAWN.items():
+        svg = svg.replace(color, name)
+    return svg
 
 
 def _thinned(points: Points) -> tuple[Array, Array]:
