@@ -30,9 +30,12 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", pages())
+GENERATED = pages()
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_page_is_up_to_date(name: str) -> None:
-    assert (DOCS / name).read_text() == pages()[name], (
+    assert (DOCS / name).read_text() == GENERATED[name], (
         "run: .venv/bin/python -m tools.reference_pages"
     )
 
@@ -56,6 +59,9 @@ def test_every_name_of_the_source_documents_is_a_metric() -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXTS[name]):
+        if "://" in target:
+            assert target.startswith(("https://arxiv.org/abs/", "https://github.com/")), target
+            continue
         assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
 
 
@@ -177,6 +183,21 @@ def test_flags_that_a_page_names_exist(name: str) -> None:
             assert not no and f"{group}.{field}" in knobs, (
                 f"{name} names --{no}{group}.{off}{field}"
             )
+
+
+def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
+    """`OPPG ppo.py:104` is a row of docs/sources.md, at the commit that the page names."""
+    rows = re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", TEXTS["docs/sources.md"])
+    for cited, address in rows:
+        file, lines = cited.split()[-1].split(":")
+        path, _, anchor = address.partition("#")
+        assert path.endswith(f"/{file}") and anchor.replace("L", "") == lines, cited
+        assert re.sub(r"/blob/(\w+)/.*", r"/tree/\1)", path) in TEXTS["docs/sources.md"], cited
+    known = {cited.split()[-1] for cited, _ in rows} | {"torch/optim/adam.py:166-181"}
+    sources = {str(path): path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    for name, text in (sources | TEXTS).items():
+        for cited in re.findall(r"[\w/]+\.py:\d[\d-]*", text):
+            assert cited in known, f"{name} cites {cited}, which docs/sources.md has not"
 
 
 @pytest.mark.parametrize("name", TEXTS)
