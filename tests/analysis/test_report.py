@@ -24,7 +24,7 @@ from tests.helpers import corridor, tiny, tiny_aux
 needs_chromium = pytest.mark.skipif(
     not shutil.which("chromium"), reason="Debian's chromium is not here"
 )
-VOID = {"meta", "br", "img", "input", "link", "hr"}
+VOID = {"meta", "br", "wbr", "img", "input", "link", "hr"}
 
 
 class Page(HTMLParser):
@@ -57,15 +57,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_page_is_whole_and_loads_nothing(run: Path) -> None:
-    (run / "film.mp4").write_bytes(b"film")
+    (run / "videos").mkdir()
+    (run / "videos" / "film.mp4").write_bytes(b"film")  # where `phasicrl video` puts it
     path = write_report([run])
     assert path == run / "report.html"
     page = Page(text := path.read_text())
-    (run / "film.mp4").unlink()
+    shutil.rmtree(run / "videos")
     assert page.open == []
     assert all(address.startswith(("data:", "#")) for address in page.addresses)
     assert "script" not in page.names and "@import" not in text and "url(http" not in text
-    assert "data:video/mp4;base64,ZmlsbQ==" in page.addresses
+    assert "data:video/mp4;base64,ZmlsbQ==" in page.addresses and "videos/film.mp4<" in text
     for heading in ("Diagnosis", "Returns", "Policy", "Values", "Auxiliary phase", "Settings"):
         assert f"<h2>{heading}</h2>" in text
     steps = [row["env_steps"] for row in RunDirectory(run).metrics()]
@@ -75,10 +76,35 @@ def test_a_page_is_whole_and_loads_nothing(run: Path) -> None:
 
 def test_settings_that_differ_from_the_preset_are_marked(run: Path) -> None:
     text = write_report([run]).read_text()
-    (row,) = re.findall(r"<tr[^>]*><td>ppo.clip</td>.*", text)
+    (row,) = re.findall(r"<tr[^>]*><td>ppo.<wbr>clip</td>.*", text)
     assert 'class="changed"' in row and "<td>0.123</td>" in row and "preset: 0.2" in row
-    (row,) = re.findall(r"<tr[^>]*><td>budget_rounding</td>.*", text)
+    (row,) = re.findall(r"<tr[^>]*><td>budget_<wbr>rounding</td>.*", text)
     assert "changed" not in row
+
+
+def test_the_evaluations_and_the_time_that_they_took_are_told(run: Path, tmp_path: Path) -> None:
+    assert "<h2>Evaluations" not in write_report([run]).read_text()
+    files = RunDirectory(Path(shutil.copytree(run, tmp_path / "evaluated")))
+    rows = files.metrics()
+    for number, row in enumerate(rows):
+        row |= {"time/total": 3.0, "time/rollout": 2.0, "time/evaluation": 1.0}
+        row |= {f"time/{part}": 0.0 for part in ("policy", "value", "auxiliary")}
+        row |= {"evaluation/return": float(number), "evaluation/length": 7.0}
+        row |= {"evaluation/best_return": float(number)} if number < 9 else {}
+    lines = [json.dumps(row | {k: None for k, v in row.items() if v != v}) for row in rows]
+    (files.path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    text = write_report([files.path]).read_text()
+    table = text[text.index("<h2>Evaluations") : text.index("<h2>Where the time")]
+    said = [re.findall("<td>(.*?)</td>", line) for line in table.split("<tr>")[2:]]
+    assert [line[0] for line in (said[0], said[-1])] == [
+        f"{rows[at]['env_steps']:,.0f}" for at in (0, -1)
+    ]
+    assert len(rows) > 12 and len(said) == 12
+    assert said[0][1:] == ["0", "7", "0"] and said[-1][1:] == [f"{len(rows) - 1}", "7", ""]
+    assert "<dt>best evaluated</dt><dd>8</dd>" in text
+    # Four seconds an iteration: the parts add up.
+    for part, share in (("rollout", 50), ("evaluation", 25), ("else", 25)):
+        assert f"</span>{part} {share} %" in text
 
 
 def test_names_are_escaped(run: Path, tmp_path: Path) -> None:
@@ -100,7 +126,7 @@ def test_runs_side_by_side_say_in_what_they_differ(
     assert Page(text).open == []
     assert (
         "<td>seed</td><td>3</td><td>7</td>" in text
-        and "<td>ppo.clip</td><td>"
+        and "<td>ppo.<wbr>clip</td><td>"
         not in (text[text.index("In what the runs differ") : text.index("<h2>Settings")])
     )
     for each in (run, other):
