@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-slow test-faults audit bench lint format wheel fresh site setup clean help
+.PHONY: train test test-slow test-faults audit bench lint format wheel fresh site figures setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -57,6 +57,9 @@ fresh:  ## Run both README commands on bare machines; needs root, debootstrap, a
 
 site: $(READY) .peers/site/.ready  ## Build the documentation as a site, site/index.html; warnings are errors
 	NO_MKDOCS_2_WARNING=1 .peers/site/bin/mkdocs build --quiet
+
+figures: $(READY)  ## Draw the figures of docs/ anew from the files in benchmarks/results
+	$(BIN)/python -m tools.figures $(ARGS)
 
 setup: $(READY)  ## Only make .venv and install
 

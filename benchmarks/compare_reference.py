@@ -95,12 +95,7 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
         f"OpenAI Baselines, {len(published.runs)} published runs, band: minimum to maximum",
     ]
     figure.legend(lines, labels, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    for suffix in (".png", ".svg"):
-        figure.savefig(
-            output.with_suffix(suffix),
-            dpi=150,
-            metadata={"Date": None} if suffix == ".svg" else None,
-        )
+    figure.savefig(output.with_suffix(".png"), dpi=150)
 
 
 def main() -> None:

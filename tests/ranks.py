@@ -128,6 +128,18 @@ COMPILED = {
 """Further runs: a golden one, and what several processes change in it, but one does not."""
 
 
+REMEMBERING = {f"{name}-lstm": name for name in ("ppo-masks", "ppg-masks")}
+"""Further runs: golden ones, with a memory."""
+
+
+def case(folder: Path, name: str) -> golden.Case:
+    """Configuration and environment of one of the runs."""
+    config, make_env = golden.runs(folder)[REMEMBERING.get(name, name)]
+    if name in REMEMBERING:
+        config = config.changed({"model.memory": "lstm", "model.memory_size": 6})
+    return config, make_env
+
+
 def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[str, Any]:
     """Train five iterations of one of the runs, with eight environments in all.
 
@@ -136,7 +148,7 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
     """
     base, changes = COMPILED.get(name, (name, {}))
     changes = {} if rank is None else changes
-    config, make_env = golden.runs(folder)[base]
+    config, make_env = case(folder, base)
     # Adam divides by the gradient's size: one of nothing but rounding would be a whole step.
     same = {"env.num_envs": 8, "total_env_steps": 5 * 64, "ppo.adam_eps": 1e-3}
     config = config.changed(same | changes)

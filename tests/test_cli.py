@@ -5,6 +5,11 @@ flags.
 from __future__ import annotations
 
 import json
+import math
+import os
+import random
+import re
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +21,12 @@ from phasicrl import cli
 from phasicrl.algorithm import train
 from phasicrl.analysis.plot import plot_runs
 from phasicrl.cli import arguments_for, main, parse_config
-from phasicrl.config import AuxConfig, ModelConfig
-from phasicrl.experiments.evaluate import evaluate
+from phasicrl.config import AuxConfig, ModelConfig, field_paths
+from phasicrl.exchange import export
+from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.experiments.run_suite import run_suite
 from phasicrl.experiments.video import film
+from phasicrl.host import doctor
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.run import Run
@@ -268,6 +275,45 @@ def test_a_wrong_field_or_value_is_refused_with_help(
     assert message in text and "Traceback" not in text
 
 
+def typos(flag: str, source: random.Random) -> list[str]:
+    """The flag with one letter left out, doubled, exchanged for another, and two swapped."""
+    name = flag.removeprefix("--")
+    at = source.randrange(len(name) - 1)
+    other = source.choice(string.ascii_lowercase)
+    return [
+        f"--{name[:at]}{name[at + 1 :]}",
+        f"--{name[:at]}{name[at]}{name[at:]}",
+        f"--{name[:at]}{other}{name[at + 1 :]}",
+        f"--{name[:at]}{name[at + 1]}{name[at]}{name[at + 2 :]}",
+    ]
+
+
+def suggestions(flags: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What is said of each of several unknown flags."""
+    with pytest.raises(SystemExit):
+        main(["train", "procgen-ppg", *flags])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    _, *parts = re.split(r"Arguments similar to (\S+):", said)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_a_flag_with_a_letter_wrong_is_told_the_right_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """U4, for a random place in every flag, and four kinds of mistakes."""
+    source = random.Random(20)
+    flags = ["--" + path.replace("_", "-") for path in field_paths()]
+    wrong = {typo: flag for flag in flags for typo in typos(flag, source) if typo not in flags}
+    said = suggestions(list(wrong), capsys)
+    assert len(wrong) > 3 * len(flags)
+    missed = [
+        f"{typo} for {flag}"
+        for typo, flag in wrong.items()
+        if not re.search(rf"{re.escape(flag)}(?![\w.-])", said.get(typo, ""))
+    ]
+    assert not missed
+
+
 def test_memory_that_is_short_is_said_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -494,6 +540,74 @@ def test_train_evaluate_plot_film_and_resume_a_run(
     assert all((tmp_path / f"curves.{kind}").stat().st_size > 0 for kind in ("png", "svg", "csv"))
     assert main(["resume", str(run)]) == 0
     assert f"run directory: {run}" in capsys.readouterr().out
+
+
+def test_machines_read_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One value, and nothing else, on the standard output."""
+    run = train(parse_config(["classic-ppo", *SMALL, *QUIET, "--output-dir", str(tmp_path)]))
+
+    def said(*words: str, code: int = 0) -> Any:
+        assert main([*words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    (preset,) = said("presets", "procgen-ppg-kl")
+    assert preset["config"] == json.loads(get_preset("procgen-ppg-kl").to_json())
+    assert (preset["name"], preset["parent"]) == ("procgen-ppg-kl", "procgen-ppg")
+    assert [env["id"] for env in said("envs", "procgen:starpilot")] == ["procgen:starpilot"]
+    *_, checkpoint = said("checkpoint", "ls", str(run.directory))
+    assert (checkpoint["env_steps"], checkpoint["problem"]) == (256, "")
+    output = ["--output", str(tmp_path / "comparison")]
+    found = said("compare", str(run.directory), *output)
+    assert found["results"][0]["env_id"] == "gymnasium:CartPole-v1" and found["missed"] == []
+    assert len(found["results"][0]["scores"]) == 1 and found["results"][0]["reaches"] is None
+    found = said("compare", str(run.directory), *output, "--at-least", "1e6", code=1)
+    assert len(found["missed"]) == 1
+
+
+def test_a_machine_reads_what_an_exported_policy_reached(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Evaluation("greedy", (1.0, 3.0), (5, 7))
+
+    def play(run_dir: Path) -> Evaluation:
+        return played
+
+    monkeypatch.setattr(export, "play_exported", play)
+    assert main(["play", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == played.to_dict()
+
+
+def test_a_machine_reads_what_the_doctor_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = [doctor.Check("Qt", "broken", "no Qt", "install it"), doctor.Check("CPU", "ok", "2")]
+    monkeypatch.setattr(doctor, "diagnose", lambda: checks)
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "Qt", "status": "broken", "found": "no Qt", "remedy": "install it"},
+        {"name": "CPU", "status": "ok", "found": "2", "remedy": ""},
+    ]
+
+
+def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._print_json({"a": (math.inf, math.nan, 1.5, True, None, Path("x"))})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5, True, None, "x"]}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["presets", "cartpole"], ["train", "classic-ppo", "--help"],
+     ["train", "classic-ppo", "--ppo.clipp", "1"]],
+)  # fmt: skip
+def test_what_is_piped_has_no_colors(words: list[str]) -> None:
+    """Though the terminal that is not asked could show them."""
+    clean = {name: value for name, value in os.environ.items()
+             if name not in ("NO_COLOR", "FORCE_COLOR")}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "phasicrl", *words], capture_output=True, text=True,
+        env=clean | {"TERM": "xterm-256color", "COLORTERM": "truecolor"},
+    )  # fmt: skip
+    assert len(done.stdout + done.stderr) > 100 and "\x1b" not in done.stdout + done.stderr
 
 
 def test_resume_auto_goes_on_where_there_is_something_to_go_on_from(

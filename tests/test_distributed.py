@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from tests import golden, ranks
 EAGER = list(golden.runs(Path()))
 SOME = ["ppo-shared-transitions-clipped", "ppo-value-epochs-first-kl", "ppg-lstm", "ppg-masks",
         "ppo-obs-norm-ema-tree", "ppo-reward-norm-steps", "ppg-value-norm", "ppo-adaptive-penalty",
-        "ppg-together", "ppg-averaged"]  # fmt: skip
+        "ppg-together", "ppg-averaged", "ppo-lstm", "ppo-masks", "ppg-separate",
+        "ppo-masks-lstm", "ppg-masks-lstm"]  # fmt: skip
 FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
 
 
@@ -43,3 +45,13 @@ def test_so_many_processes_learn_what_one_learns(
             for key in row.keys() - {"charts/SPS"}:
                 near = pytest.approx(row[key], rel=1e-4, abs=1e-5, nan_ok=True)
                 assert row_of_ranks[key] == near, f"{name}: {key}"
+
+
+def test_memory_masks_and_ppg_are_tried_together_on_several_processes(tmp_path: Path) -> None:
+    """U10; tests/test_combinations.py has the eight of one process."""
+    tried: set[tuple[bool, ...]] = set()
+    for name in SOME:
+        config, make_env = ranks.case(tmp_path, name)
+        masked = bool(getattr(make_env(), "masked", False))
+        tried.add((config.model.memory != "none", masked, config.aux is not None))
+    assert tried == set(itertools.product((False, True), repeat=3))

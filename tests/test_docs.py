@@ -9,6 +9,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,12 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", pages())
+GENERATED = pages()
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_page_is_up_to_date(name: str) -> None:
-    assert (DOCS / name).read_text() == pages()[name], (
+    assert (DOCS / name).read_text() == GENERATED[name], (
         "run: .venv/bin/python -m tools.reference_pages"
     )
 
@@ -56,6 +60,9 @@ def test_every_name_of_the_source_documents_is_a_metric() -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXTS[name]):
+        if "://" in target:
+            assert target.startswith(("https://arxiv.org/abs/", "https://github.com/")), target
+            continue
         assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
 
 
@@ -95,30 +102,94 @@ def test_links_lead_to_headings_that_exist(name: str) -> None:
             )
 
 
+def blocks(language: str, text: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command of a page, of its code blocks and of its prose."""
+    lines = [
+        line for block in blocks("sh", text) for line in block.replace("\\\n", " ").splitlines()
+    ]
+    inline = re.findall(r"`(phasicrl [^`]+)`", prose(text).replace("\n", " "))
+    # Not those that only name a command, or leave something out.
+    lines += [
+        line
+        for line in inline
+        if re.search("--|RUN|DIR", line)
+        and not re.search(r"[|…\[]|COMMAND|PRESET|--help|^phasicrl \w+ --\S+$", line)
+    ]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+class Parsed(Exception):
+    """A command was understood; nothing was done."""
+
+
+def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the command line takes these words, up to where something would be done."""
+    read = cli.arguments_for
+
+    def stop(*given: Any, **more: Any) -> Any:
+        found = read(*given, **more)
+        if given[0] == "bench PRESET":
+            cli.parse_config([words[1], *found[2]])
+        raise Parsed
+
+    def parse(words: list[str]) -> Any:
+        if "RUN" not in words and not any("$" in word or ".json" in word for word in words):
+            config(words)
+        raise Parsed
+
+    config = cli.parse_config
+    monkeypatch.setattr(cli, "arguments_for", stop)
+    if words[0] == "train":
+        monkeypatch.setattr(cli, "parse_config", parse)
+    try:
+        cli._dispatch(words)
+    except Parsed:
+        return True
+    return words[0] in ("suite", "convert", "completion")  # which need no arguments, or do it
+
+
 @pytest.mark.parametrize("name", TEXTS)
-def test_code_blocks_are_python_and_commands_that_exist(name: str) -> None:
-    for language, block in re.findall(r"```(\w+)\n(.*?)```", TEXTS[name], flags=re.S):
-        if language == "python":
-            ast.parse(block)
-        elif language == "sh":
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                if words[:1] == ["phasicrl"]:
-                    assert words[1] in cli.VERBS, line
-                if words[:2] in (["phasicrl", "train"], ["phasicrl", "bench"]) and not any(
-                    word in line for word in ("RUN", "$", ".json")
-                ):
-                    own = [
-                        index
-                        for index, word in enumerate(words)
-                        if word in ("--seconds", "--trace", "--output", "--resume", "--scale-batch")
-                    ]
-                    fields = [
-                        word
-                        for index, word in enumerate(words)
-                        if index not in own and index - 1 not in own
-                    ]
-                    cli.parse_config(fields[2:])  # a preset and fields that exist
+def test_code_blocks_are_python_and_commands_that_are_understood(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every word of them: what they do is what other tests are for."""
+    for block in blocks("python", TEXTS[name]):
+        ast.parse(block)
+    monkeypatch.chdir(tmp_path)
+    text = TEXTS[name] if name != "CHANGELOG.md" else ""  # which names what there was
+    for words in commands(text):
+        if words[0] == "phasicrl" and not any("$" in word for word in words):
+            with monkeypatch.context() as patch:
+                own = 3 if words[1] == "--import" else 1
+                assert understood(words[own:], patch), words
+        if words[0] == "python" and words[1].endswith(".py"):
+            script = (ROOT / words[1]).read_text()
+            for flag in (word for word in words[2:] if re.match(r"--[a-z-]+$", word)):
+                assert flag.removeprefix("--") in script, f"{words[1]} has no {flag}"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["evaluat RUN", "evaluate RUN --episode 3", "plot RUN --metrics x",
+     "train classic-ppo --ppo.clipp 1", "sweep create"],
+)  # fmt: skip
+def test_a_command_that_is_not_understood_is_noticed(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((ValueError, SystemExit)):
+        understood(wrong.split(), monkeypatch)
+
+
+def test_the_program_of_the_readme_is_the_example_that_runs() -> None:
+    (block,) = blocks("python", TEXTS["README.md"])
+    ours, example = ([ast.unparse(each) for each in ast.parse(text).body] for text in
+                     (block, (ROOT / "examples" / "first_run.py").read_text()))  # fmt: skip
+    assert ours == example[1:]
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if "tutorial" in name])
@@ -177,6 +248,21 @@ def test_flags_that_a_page_names_exist(name: str) -> None:
             assert not no and f"{group}.{field}" in knobs, (
                 f"{name} names --{no}{group}.{off}{field}"
             )
+
+
+def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
+    """`OPPG ppo.py:104` is a row of docs/sources.md, at the commit that the page names."""
+    rows = re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", TEXTS["docs/sources.md"])
+    for cited, address in rows:
+        file, lines = cited.split()[-1].split(":")
+        path, _, anchor = address.partition("#")
+        assert path.endswith(f"/{file}") and anchor.replace("L", "") == lines, cited
+        assert re.sub(r"/blob/(\w+)/.*", r"/tree/\1)", path) in TEXTS["docs/sources.md"], cited
+    known = {cited.split()[-1] for cited, _ in rows} | {"torch/optim/adam.py:166-181"}
+    sources = {str(path): path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    for name, text in (sources | TEXTS).items():
+        for cited in re.findall(r"[\w/]+\.py:\d[\d-]*", text):
+            assert cited in known, f"{name} cites {cited}, which docs/sources.md has not"
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -14,6 +14,7 @@ import importlib
 import inspect
 import io
 import json
+import math
 import operator
 import os
 import re
@@ -23,7 +24,6 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,7 +45,7 @@ from phasicrl.config import (
     shown,
 )
 from phasicrl.config_io import nearest_name, printable
-from phasicrl.presets import PRESETS, differences, get_preset
+from phasicrl.presets import PRESETS, Preset, differences, get_preset
 
 if TYPE_CHECKING:
     from phasicrl.analysis.compare import Comparison
@@ -194,6 +194,9 @@ _PYTHON_ONLY = (
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
 
 
+_USUAL = (tyro.conf.PositionalRequiredArgs,)
+
+
 def arguments_for(
     verb: str,
     function: types.FunctionType,
@@ -201,7 +204,7 @@ def arguments_for(
     *,
     without: Sequence[str] = (),
     own: type | None = None,
-    markers: tuple[Any, ...] = (tyro.conf.PositionalRequiredArgs,),
+    markers: tuple[Any, ...] = _USUAL,
     others: bool = False,
 ) -> tuple[dict[str, Any], Any, list[str]]:
     """Read the arguments of a library function from the words of a verb.
@@ -214,7 +217,7 @@ def arguments_for(
         words: of the command line.
         without: parameters that have no option.
         own: a dataclass of further options that only the command line has.
-        markers: tyro's, for all of them.
+        markers: tyro's, for the function's.
         others: whether there may be words that are none of these.
 
     Returns:
@@ -237,17 +240,44 @@ def arguments_for(
     collect.__doc__ = re.sub(r"\n {8,}", " ", inspect.getdoc(function) or "")
     flat = tyro.conf.OmitArgPrefixes
     with_own.__annotations__ = {
-        "library": Annotated[Any, flat, tyro.conf.arg(name="", constructor=collect)],
+        "library": Annotated[Any, flat, *markers, tyro.conf.arg(name="", constructor=collect)],
         "own": Annotated[own, flat, tyro.conf.arg(name="")],
     }
     found: Any = tyro.cli(
         collect if own is None else with_own, args=words, return_unknown_args=others,
         prog=f"phasicrl {verb}", description=_first_line(function),
-        config=(*markers, tyro.conf.SuppressFixed), registry=_REGISTRY,
+        config=(*(markers if own is None else _USUAL), tyro.conf.SuppressFixed), registry=_REGISTRY,
     )  # fmt: skip
     found, rest = found if others else (found, [])
     arguments, read = (found, None) if own is None else found
     return arguments, read, rest
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """For programs that read what is printed."""
+
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print JSON, and nothing else."""
+
+
+def _print_json(tree: Any) -> None:
+    """Print data classes, paths, and what is made of them, as one JSON value; infinity is null."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {
+                each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)
+            }
+        if isinstance(value, Mapping):
+            return {str(key): plain(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(inner) for inner in value]
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        return value if isinstance(value, bool | int | str | None) else str(value)
+
+    print(json.dumps(plain(tree), allow_nan=False))
 
 
 # --- train and resume
@@ -448,7 +478,7 @@ def _group_when_on(base: Config, name: str) -> Any:
     """What a group that is off begins with when one of its fields is named."""
     if name == "aux":
         # The usual number of minibatches, or as many as these environments can be dealt out to.
-        return AuxConfig(num_minibatches=gcd(AuxConfig().num_minibatches, base.env.num_envs))
+        return AuxConfig(num_minibatches=math.gcd(AuxConfig().num_minibatches, base.env.num_envs))
     members = typing.get_args(typing.get_type_hints(Config)[name])
     return next(member for member in members if member is not type(None))()
 
@@ -512,8 +542,11 @@ def _list_checkpoints(words: list[str]) -> None:
     """The checkpoints that there are, and which cannot be used."""
     from phasicrl.runs.inspect import list_checkpoints
 
-    arguments, *_ = arguments_for("checkpoint ls", list_checkpoints, words)
-    for each in list_checkpoints(**arguments):
+    arguments, own, _ = arguments_for("checkpoint ls", list_checkpoints, words, own=_Machine)
+    found = list_checkpoints(**arguments)
+    if own.json:
+        return _print_json(found)
+    for each in found:
         megabytes = f"{each.num_bytes / 1e6:,.1f} MB"
         print(printable(f"{each.name}  {megabytes:>12}  {each.problem or 'good'}"))
 
@@ -740,7 +773,7 @@ def _print_status(directory: Path, *, as_json: bool) -> None:
 
     statuses, console = sweep_status(directory), Console()
     if as_json:
-        print(json.dumps([dataclasses.asdict(status) for status in statuses]))
+        _print_json(statuses)
     elif console.is_terminal:
         console.print(status_table(statuses, printable(str(directory))))
     else:
@@ -906,9 +939,12 @@ def _play(words: list[str]) -> None:
     """Let an exported policy act in its environments: `phasicrl play RUN [--file FILE]`."""
     from phasicrl.exchange.export import play_exported
 
-    arguments, *_ = arguments_for("play", play_exported, words)
+    arguments, own, _ = arguments_for("play", play_exported, words, own=_Machine)
+    played = play_exported(**arguments).to_dict()
+    if own.json:
+        return _print_json(played)
     title = f"{arguments['run_dir']}: {arguments['episodes']} episodes of the exported policy"
-    _print_evaluation(title, [play_exported(**arguments).to_dict()])
+    _print_evaluation(title, [played])
 
 
 def _release(words: list[str]) -> None:
@@ -1011,9 +1047,12 @@ def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
     from phasicrl.analysis.compare import compare_runs
 
-    arguments, *_ = arguments_for("compare", compare_runs, words)
+    arguments, own, _ = arguments_for("compare", compare_runs, words, own=_Machine)
     comparison = compare_runs(**arguments)
-    _print_comparison(comparison, comparison.files)
+    if own.json:
+        _print_json(comparison)
+    else:
+        _print_comparison(comparison, comparison.files)
     comparison.require_bounds()
 
 
@@ -1035,22 +1074,43 @@ def _print_comparison(comparison: Comparison, files: Sequence[Path]) -> None:
 
 def _presets(words: list[str]) -> None:
     """Show the presets: what each is for, its source, and how it differs from its parent."""
-    arguments, *_ = arguments_for("presets", _print_presets, words, markers=(tyro.conf.Positional,))
-    _print_presets(**arguments)
+    arguments, own, _ = arguments_for(
+        "presets", _presets_named, words, own=_Machine, markers=(tyro.conf.Positional,)
+    )
+    found = _presets_named(**arguments)
+    if own.json:
+        return _print_json(
+            [
+                {
+                    "name": name,
+                    "summary": preset.summary,
+                    "source": preset.source,
+                    "parent": preset.parent,
+                    "config": preset.config,
+                }
+                for name, preset in found.items()
+            ]
+        )
+    _print_presets(found)
 
 
-def _print_presets(pattern: str = "") -> None:
+def _presets_named(pattern: str = "") -> dict[str, Preset]:
     """Show the presets: what each is for, its source, and how it differs from its parent.
 
     Args:
         pattern: part of a name; only such presets are shown.
     """
+    found = {name: preset for name, preset in PRESETS.items() if pattern in name}
+    if not found:
+        raise ValueError(f"no preset's name contains {pattern!r}{nearest_name(pattern, PRESETS)}")
+    return found
+
+
+def _print_presets(shown: Mapping[str, Preset]) -> None:
+    """The presets as a table."""
     from rich.console import Console
     from rich.table import Table
 
-    shown = {name: preset for name, preset in PRESETS.items() if pattern in name}
-    if not shown:
-        raise ValueError(f"no preset's name contains {pattern!r}{nearest_name(pattern, PRESETS)}")
     table = Table(show_lines=True)
     for column in ("preset", "what and whence", "difference to its parent"):
         table.add_column(column, no_wrap=column == "preset")
@@ -1067,22 +1127,28 @@ def _envs(words: list[str]) -> None:
     """List what can be trained: `phasicrl envs PATTERN`."""
     from phasicrl.envs.make import list_envs
 
-    arguments, *_ = arguments_for("envs", list_envs, words, markers=(tyro.conf.Positional,))
+    arguments, own, _ = arguments_for(
+        "envs", list_envs, words, own=_Machine, markers=(tyro.conf.Positional,)
+    )
     listings = list_envs(**arguments)
     if not listings:
         raise ValueError(
             f"no environment matches {arguments['pattern']!r}; "
             "`phasicrl envs` lists all, and * and ? stand for any letters"
         )
+    if own.json:
+        return _print_json(listings)
     print("\n".join(map(str, listings)))
 
 
 def _doctor(words: list[str]) -> None:
     """Say what works on this machine, and the remedy for what does not."""
-    from phasicrl.host.doctor import print_diagnosis
+    from phasicrl.host.doctor import diagnose, print_diagnosis
 
-    arguments, *_ = arguments_for("doctor", print_diagnosis, words)
-    print_diagnosis(**arguments)
+    _, own, _ = arguments_for("doctor", print_diagnosis, words, own=_Machine)
+    if own.json:
+        return _print_json(diagnose())
+    print_diagnosis()
 
 
 def _completion(words: list[str]) -> None:

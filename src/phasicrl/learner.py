@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Adam
 
@@ -24,6 +25,9 @@ from phasicrl.rollout import Rollout
 
 Record = dict[str, float]
 """Metrics of one iteration by their full names."""
+
+_LOOKS, _LOOKED_AT = 100, 128
+"""How often the network is looked at in a run, and at how many observations at least."""
 
 
 class Learner:
@@ -149,6 +153,25 @@ class Learner:
         norm = self.config.obs_norm
         if norm is not None and not (norm.from_first_rollout and self.iteration <= 1):
             self.agent.reader.update(rollout.obs, self.compute.world)
+
+    @torch.no_grad()
+    def look_at_network(self, rollout: Rollout) -> Record:
+        """The shares of dormant features and of clipped observations, about 100 times in a run.
+
+        Of some steps of every environment: a pass over them costs little, one over all does not.
+        """
+        if (self.iteration - 1) % max(1, self.config.num_iterations // _LOOKS):
+            return {}
+        world, reader = self.compute.world, self.agent.reader
+        apart = max(1, self.config.batch_size // _LOOKED_AT)
+        some = rollout.obs[:, ::apart].flatten(0, 1)
+        features = self.agent.encoder(reader(some)).float().abs().mean(0)
+        dormant = objectives.dormant_fraction(world.cat(features[None]).mean(0))
+        record = {"network/dormant_fraction": float(dormant)}
+        if reader.normalizer is not None:
+            clipped = {"observations/clipped_fraction": reader.clipped_fraction(some)}
+            record |= world.mean_of(clipped)
+        return record
 
     def follow_kl(self, kl: float) -> Record:
         """Adapt what is steered by the divergence of an iteration's last epoch.

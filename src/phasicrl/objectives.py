@@ -45,7 +45,7 @@ def surrogate_loss(
 
 
 MOST_WEIGHT = 100.0
-"""Largest probability ratio to the policy that drew an action (openai/ppo-ewma, ppo.py:124-126)."""
+"""Largest probability ratio to the policy that drew an action (openai/ppo-ewma, ppo.py:126-128)."""
 
 
 def decoupled_surrogate_loss(
@@ -128,6 +128,15 @@ def clipped_fraction(
     if clip is None:
         return torch.zeros_like(log_prob)
     return (((log_prob - old_log_prob).exp() - 1).abs() > clip).to(log_prob.dtype)
+
+
+def dormant_fraction(mean_size: Float[Tensor, " D"], *, below: float = 0.025) -> Float[Tensor, ""]:
+    """The share of units whose mean size is at most a small part of the mean unit's.
+
+    As Sokar et al. 2023, "The dormant neuron phenomenon in deep reinforcement learning",
+    definition 3.1, with their τ = 0.025; all are dormant where every unit is 0.
+    """
+    return (mean_size <= below * mean_size.mean()).float().mean()
 
 
 def joint_auxiliary_loss(

@@ -340,7 +340,7 @@ def policy_phase(learner: Learner, rollout: Rollout, reward: Tensor | None = Non
         reward, of_rewards = learner.learning_reward(rollout)
         record |= of_rewards
     samples, of_targets = _targets_and_units(learner, rollout, reward)
-    record |= of_targets
+    record |= of_targets | learner.look_at_network(rollout)
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
     exact = learner.kl_coef and ppo.kl_estimate == "exact" and learner.proximal is None
     old_dist_params = dist_params(agent, samples, compute=compute) if exact else None

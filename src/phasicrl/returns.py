@@ -169,7 +169,7 @@ def discounted_forward_return(
         reward: unnormalized rewards.
         starts_anew: where the sum before the step is dropped: at the first step of an episode, so
             that the reward of an episode's last step still belongs to it (OPPG
-            reward_normalizer.py:57-64).
+            reward_normalizer.py:91-105).
         start: the sum after the step before the first one here.
         gamma: discount γ.
     """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasicrl.analysis.diagnosis import diagnose
-from phasicrl.config import RewardNormConfig
+from phasicrl.config import Config, ObsNormConfig, RewardNormConfig
 from tests.helpers import tiny, tiny_aux
 
 HEALTHY = {
@@ -19,6 +19,8 @@ HEALTHY = {
     "losses/entropy": np.linspace(2.7, 0.1, 40),
     "losses/action_std": np.linspace(1, 0.1, 40),
     "rewards/clipped_fraction": np.full(40, 0.001),
+    "observations/clipped_fraction": np.full(40, 0.002),
+    "network/dormant_fraction": np.linspace(0, 0.3, 40),
     "losses/aux/kl_loss": np.full(10, 0.002),
     "gradients/policy_norm": np.full(40, 0.5),
 }
@@ -38,14 +40,27 @@ SICK = {
     "Entropy collapsed": ("losses/entropy", np.r_[2.7, np.full(39, 0.01)], "2.7 to 0.01"),
     "Deviation collapsed": ("losses/action_std", np.r_[1, np.full(39, 0.001)], "1 to 0.001"),
     "Rewards clipped": ("rewards/clipped_fraction", np.full(40, 0.2), "20%"),
+    "Observation normalizer saturated": (
+        "observations/clipped_fraction",
+        np.full(40, 0.3),
+        "30% of the normalized observed numbers",
+    ),
+    "Dormant units": ("network/dormant_fraction", np.linspace(0, 1, 40), "76%"),
     "Auxiliary KL too large": ("losses/aux/kl_loss", np.full(10, 0.3), "0.3 nats"),
     "Exploding gradients": ("gradients/policy_norm", spiked(1e4), "1e+04"),
 }
 
 
+def watched(tmp_path: Path, **changes: object) -> Config:
+    """Settings under which every trouble can arise."""
+    config = tiny(
+        tmp_path, aux=tiny_aux(), reward_norm=RewardNormConfig(), obs_norm=ObsNormConfig()
+    )
+    return config.changed({"ppo.max_grad_norm": None} | changes)
+
+
 def names(columns: dict[str, np.ndarray], tmp_path: Path, **changes: object) -> list[str]:
-    config = tiny(tmp_path, aux=tiny_aux(), reward_norm=RewardNormConfig())
-    config = config.changed({"ppo.max_grad_norm": None} | changes)
+    config = watched(tmp_path, **changes)
     return [finding.title for finding in diagnose(columns, config)]
 
 
@@ -66,8 +81,7 @@ def test_a_finding_says_what_it_saw_and_names_knobs_that_exist(
     trouble: str, tmp_path: Path
 ) -> None:
     metric, values, said = SICK[trouble]
-    config = tiny(tmp_path, aux=tiny_aux(), reward_norm=RewardNormConfig())
-    config = config.changed({"ppo.max_grad_norm": None})
+    config = watched(tmp_path)
     (finding,) = diagnose({metric: values}, config)
     assert said in finding.seen
     words = {word.strip(",;()") for word in finding.remedy.split()}
@@ -85,5 +99,7 @@ def test_what_a_setting_excuses_is_not_found(tmp_path: Path) -> None:
     assert names(gradients, tmp_path, **{"ppo.max_grad_norm": 0.5}) == []
     rewards = HEALTHY | {"rewards/clipped_fraction": np.full(40, 0.2)}
     assert names(rewards, tmp_path, reward_norm=None) == []
+    observed = HEALTHY | {"observations/clipped_fraction": np.full(40, 0.3)}
+    assert names(observed, tmp_path, obs_norm=None) == []
     differential = HEALTHY | {"losses/entropy": np.linspace(1, -3, 40)}  # of a normal distribution
     assert names(differential, tmp_path) == []

@@ -527,7 +527,7 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
         "evaluation.levels": "both",
         "env.max_restarts": 1,
     }
-    more |= {"ppo.collect_by": "episodes", "ppo.num_steps": 20}
+    more |= {"ppo.collect_by": "episodes", "ppo.num_steps": 20, "obs_norm": ObsNormConfig()}
     tested = config.changed(more)
     rows = [
         row

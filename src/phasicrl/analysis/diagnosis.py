@@ -147,6 +147,33 @@ def _rewards_clipped(fraction: Array, config: Config) -> Finding | None:
     )
 
 
+def _observations_clipped(fraction: Array, config: Config) -> Finding | None:
+    """Whether the normalizer of observations is saturated."""
+    if config.obs_norm is None or (mean := float(_second_half(fraction).mean())) <= 0.05:
+        return None
+    return Finding(
+        "Observation normalizer saturated",
+        f"{mean:.0%} of the normalized observed numbers of the second half were cut at "
+        f"{config.obs_norm.clip:g}",
+        "a larger obs_norm.clip; for numbers that drift, obs_norm.statistics ema",
+    )
+
+
+def _units_dormant(fraction: Array, config: Config) -> Finding | None:
+    """Whether much of the policy's network does nothing."""
+    if (mean := float(_second_half(fraction).mean())) <= 0.5:
+        return None
+    epochs = f"fewer ppo.policy_epochs (now {config.ppo.policy_epochs})"
+    if config.aux is not None:
+        epochs += f" or aux.epochs (now {config.aux.epochs})"
+    return Finding(
+        "Dormant units",
+        f"{mean:.0%} of the policy network's features hardly ever move in the second half",
+        f"a smaller ppo.learning_rate (now {config.ppo.learning_rate:g}), {epochs}, or "
+        "model.layer_norm",
+    )
+
+
 def _auxiliary_phase_too_strong(kl: Array, config: Config) -> Finding | None:
     """Whether the auxiliary phase changes the policy that it is to keep."""
     if config.aux is None or (middle := float(np.median(kl))) <= 0.05:
@@ -179,6 +206,8 @@ _CHECKS: tuple[tuple[str, Callable[[Array, Config], Finding | None]], ...] = (
     ("losses/entropy", _entropy_collapsed),
     ("losses/action_std", _deviation_collapsed),
     ("rewards/clipped_fraction", _rewards_clipped),
+    ("observations/clipped_fraction", _observations_clipped),
+    ("network/dormant_fraction", _units_dormant),
     ("losses/aux/kl_loss", _auxiliary_phase_too_strong),
     ("gradients/policy_norm", _gradients_explode),
 )

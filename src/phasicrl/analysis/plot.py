@@ -80,6 +80,8 @@ _AXIS_LABELS = {
     "gradients/value_norm": "norm of the value's gradient",
     "gradients/aux_norm": "norm of the gradient",
     "rewards/clipped_fraction": "fraction of clipped rewards",
+    "observations/clipped_fraction": "fraction of clipped observations",
+    "network/dormant_fraction": "fraction of dormant features",
     "evaluation/return": "return of evaluations",
     "evaluation/train_return": "return of evaluations on the training's levels",
 }

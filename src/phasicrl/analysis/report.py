@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phasicrl.analysis.diagnosis import Array, Finding, diagnose
-from phasicrl.analysis.plot import COLORS, Points, axis_label, smoothed, steps_text
+from phasicrl.analysis.plot import Points, axis_label, smoothed, steps_text
 from phasicrl.config import Config, shown
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.directory import RunDirectory
@@ -33,7 +33,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Returns": ("charts/episodic_return_100", "charts/episodic_length", "evaluation/return",
                 "evaluation/train_return", "procgen/level_complete"),
     "Policy": ("losses/entropy", "losses/action_std", "losses/approx_kl", "losses/clipfrac",
-               "gradients/policy_norm"),
+               "gradients/policy_norm", "network/dormant_fraction",
+               "observations/clipped_fraction"),
     "Values": ("losses/explained_variance", "losses/value_loss", "gradients/value_norm",
                "rewards/clipped_fraction"),
     "Auxiliary phase": ("losses/aux/kl_loss", "losses/aux/aux_value_loss",
@@ -41,10 +42,22 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Speed": ("charts/SPS",),
 }  # fmt: skip
 """Which curves the page has, in which order."""
+EVALUATED = {
+    "evaluation/return": "return", "evaluation/length": "length",
+    "evaluation/train_return": "return on the training's levels", "evaluation/gap": "gap",
+    "evaluation/best_return": "best return so far",
+}  # fmt: skip
+"""Columns of the table of evaluations."""
 TIMES = ("rollout", "policy", "value", "auxiliary", "evaluation")
-_COLORS = [color for color in COLORS if color != "#000000"]  # black is nothing on black
-_INK = "#010203"  # becomes the text's color, which follows light and dark
-_MOST_POINTS = 800
+_PARTS = (*TIMES, "else")
+_ON_LIGHT = ("#0072B2", "#D55E00", "#00875F", "#B8568F", "#A36F00", "#6B4FBB", "#6B6B6B")
+_ON_DARK = ("#4AA8E0", "#E8762B", "#2DBE92", "#DB93BB", "#E69F00", "#A99BE8", "#A8A8A8")
+"""Of runs, and parts of the time; each stands out from its page by a ratio of 3 (WCAG 1.4.11)."""
+_COLORS = [f"var(--color{index})" for index in range(len(_ON_LIGHT))]
+# What is drawn becomes the page's own colors, which follow light and dark.
+_INK = "#010203"
+_DRAWN = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
+_MOST_POINTS, _MOST_EVALUATIONS = 800, 12
 _MOST_VIDEO_BYTES = 30_000_000
 _VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif"}
 
@@ -71,7 +84,8 @@ class _Subject:
     @cached_property
     def _rows(self) -> list[dict[str, float]]:
         names = [name for group in GROUPS.values() for name in group]
-        return self.files.metrics(*names, *(f"time/{part}" for part in TIMES), "time/total")
+        times = [f"time/{part}" for part in TIMES]
+        return self.files.metrics(*names, *times, "time/total", *EVALUATED)
 
     def points(self, metric: str) -> Points:
         """Steps and values of a metric, where it is a number."""
@@ -96,13 +110,34 @@ class _Subject:
         ):  # fmt: skip
             if len(values := self.points(metric)[1]):
                 facts[text] = f"{values[-1]:.4g}"
-        seconds = float(self.points("time/total")[1].sum())
-        return facts | {"time": _duration(seconds), "steps per second": f"{steps / seconds:,.0f}"}
+        training = float(self.points("time/total")[1].sum())
+        return facts | {
+            "time": _duration(self._seconds),
+            "steps per second of training": f"{steps / training:,.0f}",
+        }
+
+    @property
+    def _seconds(self) -> float:
+        """Of all iterations, and of the evaluations after them."""
+        return float(sum(self.points(f"time/{of}")[1].sum() for of in ("total", "evaluation")))
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """What evaluations in the run said: at most so many of them, the first and last always."""
+        rows = [row for row in self._rows if math.isfinite(row.get("evaluation/return", math.nan))]
+        kept = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_EVALUATIONS)).round().astype(int)
+        return [rows[index] for index in kept]
+
+    @property
+    def evaluated(self) -> dict[str, str]:
+        """The columns that the evaluations have, and what they are called."""
+        held = {name for row in self.evaluations for name, value in row.items() if value == value}
+        return {name: title for name, title in EVALUATED.items() if name in held}
 
     @property
     def times(self) -> list[tuple[str, float]]:
         """Parts of the time with their shares, the rest last."""
-        total = float(self.points("time/total")[1].sum())
+        total = self._seconds
         shares = [(part, float(self.points(f"time/{part}")[1].sum()) / total) for part in TIMES]
         shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
         return [(part, share) for part, share in shares if share > 0.001]
@@ -135,10 +170,10 @@ class _Subject:
 
     @property
     def videos(self) -> list[tuple[str, str, str]]:
-        """Name, kind and content, as an address, of the films in the run directory."""
-        found = [path for path in sorted(self.files.path.glob("*")) if path.suffix in _VIDEOS]
+        """Name, kind and content, as an address, of the films below the run directory."""
+        found = [path for path in sorted(self.files.path.rglob("*")) if path.suffix in _VIDEOS]
         return [
-            (path.name, _VIDEOS[path.suffix], _as_address(path))
+            (str(path.relative_to(self.files.path)), _VIDEOS[path.suffix], _as_address(path))
             for path in found
             if path.stat().st_size <= _MOST_VIDEO_BYTES
         ]
@@ -173,12 +208,11 @@ def write_report(
         _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
     ]
     template = resources.files("phasicrl.analysis").joinpath("report.html.j2").read_text()
-    page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        template
-    )
-    text = page.render(
-        subjects=subjects, groups=_figures(subjects, smooth_share), differing=_differing(subjects)
-    )
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text = environment.from_string(template).render(
+        subjects=subjects, groups=_figures(subjects, smooth_share), differing=_differing(subjects),
+        on_light=_ON_LIGHT, on_dark=_ON_DARK, shades=dict(zip(_PARTS, _COLORS, strict=False)),
+    )  # fmt: skip
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     path.write_text(text, encoding="utf-8")
     return path
@@ -200,15 +234,15 @@ def _figures(subjects: Sequence[_Subject], share: float) -> dict[str, list[tuple
     figures: dict[str, list[tuple[str, str]]] = {}
     for group, metrics in GROUPS.items():
         for metric in metrics:
-            series = {subject.color: subject.points(metric) for subject in subjects}
-            if any(len(values) > 1 for _, values in series.values()):
+            series = [(subject.color, subject.points(metric)) for subject in subjects]
+            if any(len(values) > 1 for _, (_, values) in series):
                 window = share * max(subject.config.total_env_steps for subject in subjects)
                 drawn = _draw(series, round(window))
                 figures.setdefault(group, []).append((axis_label(metric, 0), drawn))
     return figures
 
 
-def _draw(series: Mapping[str, Points], window: int) -> str:
+def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
     """An SVG drawing whose ink has the color of the text around it."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -220,9 +254,12 @@ def _draw(series: Mapping[str, Points], window: int) -> str:
     with mpl.rc_context(settings):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes: Axes = figure.add_subplot()
-        for color, points in series.items():
+        for name, points in series:
+            color = _DRAWN[name]
             axes.plot(*_thinned(points), color=color, linewidth=0.6, alpha=0.5)
             axes.plot(*_thinned(smoothed(points, window)), color=color, linewidth=1.6)
+        if not any(values.any() for _, (_, values) in series):
+            axes.set_ylim(-0.02, 1)  # a share that is always 0, not ± 0.05 around it
         axes.spines[["top", "right"]].set_visible(False)
         axes.xaxis.set_major_formatter(lambda steps, _: steps_text(steps))
         axes.locator_params(nbins=5)
@@ -231,7 +268,10 @@ def _draw(series: Mapping[str, Points], window: int) -> str:
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    for name, color in _DRAWN.items():
+        svg = svg.replace(color, name)
+    return svg
 
 
 def _thinned(points: Points) -> tuple[Array, Array]:

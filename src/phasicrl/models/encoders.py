@@ -253,6 +253,13 @@ class ObservationReader(nn.Module):
         if self.normalizer is not None:
             self.normalizer.update(self._numbers(self.layout.unpack(stored.flatten(0, 1))), world)
 
+    def clipped_fraction(self, stored: Shaped[Tensor, "N *shape"]) -> float:
+        """Share of the observed numbers that are clipped; 0 before there are statistics."""
+        norm = self.normalizer
+        assert norm is not None, "no observations are normalized"
+        numbers = norm(self._numbers(self.layout.unpack(stored)))
+        return float(((numbers <= norm.low) | (numbers >= norm.high)).float().mean())
+
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """The numbers that are normalized, side by side."""
         return torch.cat([at_path(obs, path).flatten(1).float() for path, _ in self.parts], dim=-1)

@@ -42,7 +42,7 @@ class RecurrentMemory(nn.Module):
         num_inputs: width of the features that come in.
         config: its `memory` says which; `memory_size` is the width of the features that go out, and
             of the state (twice that for an LSTM: output and cell); `init` other than `torch` takes
-            orthogonal weights and no biases (CleanRL ppo_atari_lstm.py:109-114).
+            orthogonal weights and no biases (CleanRL ppo_atari_lstm.py:132-136).
         generator: source of the weights.
     """
 

@@ -78,6 +78,14 @@ METRICS: dict[str, str] = {
     "procgen/num_levels_seen": "Procgen: distinct levels begun since the start of the run (count).",
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
     "rewards/clipped_fraction": "Fraction of the normalized rewards that were clipped (0 to 1).",
+    "observations/clipped_fraction": (
+        "Fraction of the normalized observed numbers that were clipped (0 to 1); "
+        "about 100 times in a run."
+    ),
+    "network/dormant_fraction": (
+        "Share of the policy network's features whose mean size is at most 0.025 of the mean "
+        "feature's (0 to 1); about 100 times in a run."
+    ),
     "evaluation/return": "Mean return of the episodes that are not trained on (reward units).",
     "evaluation/length": "Mean length of these episodes (environment steps).",
     "evaluation/train_return": (
