@@ -229,6 +229,19 @@ def test_the_program_of_the_page_about_exports_acts(
     assert float(capsys.readouterr().out.splitlines()[-1]) >= 8  # a pole falls no faster
 
 
+def test_the_example_of_the_page_about_truncation_gives_its_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = TEXTS["docs/truncation.md"]
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    exec(block, {"__name__": "page"})
+    printed = re.findall(r"-?\d+\.\d+", capsys.readouterr().out)
+    said = re.findall(r"[−]?\d+\.\d\d", page[page.index("The first line is") :])[:6]
+    assert [float(number) for number in printed] == pytest.approx(
+        [float(number.replace("−", "-")) for number in said]
+    )
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_knobs_that_a_page_names_exist(name: str) -> None:
     groups = "env|model|action|ppo|aux|reward_norm|obs_norm|value_norm|compute|log|checkpoint"

@@ -150,8 +150,7 @@ def plot_runs(
         metric: Which metric.
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
         reference: Published curves: ppg-paper, baselines-easy, baselines-easy-200, zoo, tianshou,
-            slm-lab, cleanrl, or a CSV file (.gz or not) with experiment, run, game, step,
-            episodic_return, …
+            slm-lab, cleanrl, or a CSV file of experiment, run, game, step, episodic_return, …
         reference_experiments: Which experiments of that file; none: all, if they are few.
         reference_game: The game in that file, if it is not the environment's name.
         reference_split: Which rows of that file, if it has a column `split`.
