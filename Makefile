@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-slow test-faults audit bench lint format wheel fresh site figures setup clean help
+.PHONY: train test test-long test-slow test-faults audit bench lint format wheel fresh site figures setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -24,13 +24,16 @@ train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 test: $(READY)  ## Run the tests
 	$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
+test-long: $(READY)  ## Run the tests that take ten seconds and more; CI runs them too
+	$(BIN)/pytest -n $(WORKERS) -m long $(ARGS)
+
 test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pip install --quiet --constraint constraints.txt ray
 	$(BIN)/pytest -m slow --timeout 3600 $(ARGS)
 
 FAULTS := benchmarks/results/faults.csv
 test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long
-	$(BIN)/pytest tests/faults -n $(WORKERS) --faults full --fault-table $(FAULTS) --timeout 3600 $(ARGS)
+	$(BIN)/pytest tests/faults -n $(WORKERS) -m "not slow" --faults full --fault-table $(FAULTS) --timeout 3600 $(ARGS)
 
 audit: .peers/audit/.ready  ## Look the pinned packages up among the known vulnerabilities; needs the network
 	.peers/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off

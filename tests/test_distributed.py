@@ -22,8 +22,8 @@ FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
     ("size", "names"),
     [
         pytest.param(2, SOME, id="2"),
-        pytest.param(4, FEW, id="4"),
-        pytest.param(2, ["ppo-compiled"], id="2-compiled"),
+        pytest.param(4, FEW, id="4", marks=pytest.mark.long),
+        pytest.param(2, ["ppo-compiled"], id="2-compiled", marks=pytest.mark.long),
         pytest.param(4, [*EAGER, "ppg-compiled"], id="4-all", marks=pytest.mark.slow),
     ],
 )

@@ -59,6 +59,7 @@ def test_a_preset_trains_with_finite_numbers(preset: str, tmp_path: Path) -> Non
     assert ("losses/aux/kl_loss" in losses) == (run.config.aux is not None)
 
 
+@pytest.mark.long
 def test_levels_are_counted_and_a_trained_agent_is_evaluated_and_filmed(tmp_path: Path) -> None:
     # Leaper's episodes are short: about 120 steps at random.
     levels = {"id": "procgen:leaper", "num_levels": 3, "start_level": 10}

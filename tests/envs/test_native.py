@@ -55,6 +55,7 @@ def run(code: str) -> list[object]:
     return json.loads(answers[0].removeprefix("ANSWER"))
 
 
+@pytest.mark.long
 @needs_wheel
 def test_all_ways_to_qt_draw_the_same_images() -> None:
     """The usual way; the wheel with all three stand-ins.

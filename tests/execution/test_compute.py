@@ -325,13 +325,14 @@ def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
     assert kept.tolist() == out.tolist() == [2.0, 4.0]  # the same outputs, written again
 
 
-OFTEN = ("normalized", "shared", "shuffled", "masks-mixed")
-"""Cases that are compiled in every run of the tests; compiling them all takes minutes."""
+LONG = ("normalized", "shared", "shuffled")
+OFTEN: dict[str, Any] = {"masks-mixed": (), **{name: pytest.mark.long for name in LONG}}
+"""Cases that CI compiles; the others are slow tests, as compiling them all takes minutes."""
 
 
 @pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in CASES]
+    "name", [pytest.param(name, marks=OFTEN.get(name, pytest.mark.slow)) for name in CASES]
 )
 def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]
@@ -616,7 +617,11 @@ print(after_a_large_tensor() - given_back)
     [
         as_it_is,
         pytest.param(
-            None, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+            None,
+            marks=[
+                pytest.mark.long,
+                pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"),
+            ],
         ),
     ],
 )

@@ -150,8 +150,11 @@ def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up there")
 @pytest.mark.parametrize(
     ("sent", "code"),
-    [(["SIGINT"], 130), (["SIGINT", "SIGINT"], 130), (["SIGTERM"], 75)],
-    ids=["interrupted", "interrupted twice", "ended"],
+    [
+        pytest.param(["SIGINT"], 130, id="interrupted"),
+        pytest.param(["SIGINT", "SIGINT"], 130, id="interrupted twice", marks=pytest.mark.long),
+        pytest.param(["SIGTERM"], 75, id="ended", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.fault(
     "F-08", "SIGINT, two of them, SIGTERM to the whole group: no process is left", 1, 17

@@ -61,6 +61,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
 """A file of the package, what is there, what is put there, and the tests that have to fail."""
 
 
+@pytest.mark.long
 @pytest.mark.fault("F-24", "a mistake put into the code: a test fails", 1, 18)
 def test_mistakes_are_seen(tmp_path: Path, fault: Fault) -> None:
     fault.wanted = min(fault.wanted, len(MUTANTS))
@@ -72,7 +73,17 @@ def test_mistakes_are_seen(tmp_path: Path, fault: Fault) -> None:
         text = path.read_text()
         assert text.count(old) == 1, f"{file} has no {old!r} any more; name another mistake"
         path.write_text(text.replace(old, new))
-        words = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests.split()]
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "not slow",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            *tests.split(),
+        ]
         done = subprocess.run(
             words,
             cwd=ROOT,

@@ -120,6 +120,7 @@ def assert_as_unbroken(folder: Path) -> None:
     assert not list(differences(tree(of_second), tree(second(folder))))
 
 
+@pytest.mark.long
 @pytest.mark.fault("F-03", "one of two processes is killed: started again, both go on", 1, 50)
 def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
     *_, seconds = unbroken()
@@ -243,6 +244,7 @@ def begin_with_full_disk(folder: Path, changes: dict[str, Any], full: int) -> No
     begin_or_resume(folder, changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("full", [0, 1])
 @pytest.mark.fault("F-03", "the disk of one of two processes is full: both end, and say so", 1, 1)
 def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_full: bool) -> None:
@@ -416,6 +418,7 @@ def train_in_a_group(folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> None:
     run_ranks(tmp_path, 2, train_in_a_group, tmp_path)
     last = newest(tmp_path)

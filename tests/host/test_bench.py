@@ -130,6 +130,7 @@ def test_a_vector_environment_of_ones_own_is_measured(tmp_path: Path) -> None:
     assert report.rate("environments alone") > 0
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_and_saves_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def text_of(checks: list[Check]) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 def test_this_machine_is_well() -> None:
     checks = {check.name: check for check in diagnose()}

@@ -179,6 +179,7 @@ def test_values_that_do_not_go_together_are_passed_over(
         assert (trial.state == optuna.trial.TrialState.FAIL) == (trial.number in bad)
 
 
+@pytest.mark.long
 def test_it_trains_each_seed_to_its_rung_and_exports_what_was_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

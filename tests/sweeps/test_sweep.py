@@ -102,6 +102,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path: 
         Sweep(folder).trials()
 
 
+@pytest.mark.long
 def test_results_and_status_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, some = tmp_path / "sweep", base(tmp_path)
     arms = [("a", some), ("b", some.changed({"ppo.gamma": 0.5}))]
