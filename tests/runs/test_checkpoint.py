@@ -85,6 +85,15 @@ def test_views_and_shared_memory_are_saved_as_their_own_numbers(tmp_path: Path) 
     )
 
 
+def test_files_of_tensors_may_be_read_by_whom_the_user_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        checkpoint.save_tensors({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "w.safetensors").stat().st_mode & 0o777 == 0o640
+
+
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for steps in (5, 100, 20):
         save(tmp_path, steps, keep=2)

@@ -392,10 +392,13 @@ def save_tensors(
         OSError: it cannot be written.
     """
     whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    path.touch()  # who may read it is the user's choice; safetensors lets nobody else
+    mode = path.stat().st_mode
     try:
         save_file(whole, path, about)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
+    path.chmod(mode)
     flush(path)
 
 
