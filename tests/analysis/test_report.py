@@ -228,3 +228,24 @@ def test_a_browser_shows_it_as_wide_as_the_screen_and_legibly(
     assert len(set(seen["lines"])) == len(runs) and len(seen["lines"]) >= 10 * len(runs)
     for color in {*seen["lines"], *seen["parts"]}:
         assert contrast(color, seen["page"]) >= 3, color  # WCAG 1.4.11
+
+
+def test_links_in_a_run_are_refused_and_films_are_few(run: Path, tmp_path: Path) -> None:
+    """A received run could have the page written elsewhere, or a secret put into it."""
+    received = tmp_path / "received"
+    shutil.copytree(run, received)
+    (secret := tmp_path / "secret").write_text("mine")
+    for name in ("report.html", "videos/x.mp4", "x.mp4"):
+        link = received / name
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(secret)
+        with pytest.raises(ValueError, match="is a link; a run directory may hold none"):
+            write_report([received])
+        link.unlink()
+    assert secret.read_text() == "mine"
+    (received / "y.mp4").mkdir()
+    for number in range(9):
+        (received / "videos" / f"{number}.mp4").write_text(f"film {number}")
+    page = Page(write_report([received]).read_text())
+    assert sum(address.startswith("data:video") for address in page.addresses) == 6

@@ -68,6 +68,10 @@ def test_a_script_without_flags_is_its_preset(script: str, preset: str) -> None:
          {"env.id": "procgen:bigfish", "ppo.max_grad_norm": 0.7, "aux.max_grad_norm": 0.7}),
         # 64 segments of a rollout, 4 × 2 of them to a step.
         ("ppg_procgen.py --num-aux-rollouts 4 --n-aux-grad-accum 2", {"aux.num_minibatches": 8}),
+        # 32 segments, 4 of them to a step.
+        ("ppg_procgen.py --num-envs 32", {"env.num_envs": 32, "aux.num_minibatches": 8}),
+        ("ppg_procgen.py --e-policy 3", {"ppo.policy_epochs": 3, "ppo.value_epochs": 3}),
+        ("ppo_procgen.py --num-envs 32", {"env.num_envs": 32}),
         ("ppg_procgen.py --n-iteration 16 --e-auxiliary 3 --beta-clone 2 --gae False",
          {"aux.every": 16, "aux.epochs": 3, "aux.beta_clone": 2, "ppo.gae_lambda": 1.0}),
     ],
@@ -196,6 +200,19 @@ def test_atari_of_the_zoo(zoo: Path) -> None:
     assert found.config.ppo.num_minibatches == 4 and not found.left
 
 
+def test_numbers_that_yaml_reads_as_texts(zoo: Path) -> None:
+    zoo.write_text("CartPole-v1: {n_timesteps: 1e5, target_kl: null, ent_coef: 1e-3}\n")
+    config = convert_sb3_zoo(zoo, "CartPole-v1").config
+    assert config.total_env_steps == 100_000 and config.ppo.entropy_coef == 1e-3
+
+
+def test_memory_of_the_zoo_has_the_defaults_of_its_own_class(zoo: Path) -> None:
+    """128 steps, and 128 in a batch: of eight environments eight minibatches."""
+    zoo.write_text("CartPole-v1: {n_envs: 8}\n")
+    config = convert_sb3_zoo(zoo, "CartPole-v1", algorithm="ppo_lstm").config
+    assert (config.ppo.num_steps, config.ppo.num_minibatches) == (128, 8)
+
+
 def test_mistakes_are_told(zoo: Path) -> None:
     with pytest.raises(ValueError, match=r"no entry CartPole-v0 .*did you mean 'CartPole-v1'"):
         convert_sb3_zoo(zoo, "CartPole-v0")
@@ -220,6 +237,20 @@ def test_mistakes_are_told(zoo: Path) -> None:
         convert_cleanrl(["dqn.py"])
     with pytest.raises(ValueError, match="'3' belongs to no flag"):
         convert_cleanrl(["ppo.py", "--seed=1", "3"])
+    for words in (["--num-envs", "abc"], ["--num-envs"], ["--learning-rate", "--seed", "3"]):
+        with pytest.raises(ValueError, match=r"needs a number; given was (abc|True)"):
+            convert_cleanrl(["ppo.py", *words])
+    for entry, said in (
+        ("n_timesteps: null", "n_timesteps: None is not a number"),
+        ("gamma: abc", "gamma: 'abc' is not a number"),
+        ("vf_coef: abc", "vf_coef: 'abc' is not understood"),
+        ("batch_size: null", "batch_size: None is not a number"),
+        ("batch_size: 0", "batch_size 0: each must be at least 1"),
+        ("n_steps: 0", "n_steps 0, batch_size 64: each must be"),
+    ):
+        zoo.write_text(f"CartPole-v1: {{{entry}}}\n")
+        with pytest.raises(ValueError, match=said):
+            convert_sb3_zoo(zoo, "CartPole-v1")
 
 
 def test_the_command_line_writes_a_configuration_that_trains(

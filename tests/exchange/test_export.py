@@ -170,6 +170,7 @@ def test_a_file_that_says_something_else_is_not_given_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(masked_with_memory(tmp_path), make_env=partial(Levers, masked=True)).directory
+    (run / "policy.onnx").write_bytes(b"a good one of before")
     right = RecurrentMemory._step
 
     def forgetful(self: Any, features: Any, first: Any, state: Any) -> Any:
@@ -178,7 +179,8 @@ def test_a_file_that_says_something_else_is_not_given_out(
     monkeypatch.setattr(RecurrentMemory, "_step", forgetful)
     with pytest.raises(ValueError, match="does not say what the agent says"):
         export_policy(run, make_env=partial(Levers, masked=True), observations=80)
-    assert not list(run.glob("*policy*"))
+    (kept,) = run.glob("*policy*")
+    assert kept.read_bytes() == b"a good one of before"
 
 
 class Undecided(torch.nn.Module):

@@ -13,6 +13,7 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import EvaluationConfig
+from phasicrl.exchange import package as package_module
 from phasicrl.exchange.export import play_exported
 from phasicrl.exchange.hub import pull, push
 from phasicrl.exchange.package import FILES, HASHES_FILE, check_package, digest, release
@@ -131,8 +132,11 @@ class Hub:
         (self.folder / repository).mkdir(parents=True, exist_ok=exist_ok)
 
     def upload_folder(
-        self, *, repo_id: str, folder_path: str, allow_patterns: list[str], commit_message: str
-    ) -> None:
+        self, *, repo_id: str, folder_path: str, allow_patterns: list[str],
+        delete_patterns: list[str], commit_message: str,
+    ) -> None:  # fmt: skip
+        for name in delete_patterns:
+            (self.folder / repo_id / name).unlink(missing_ok=True)
         for name in allow_patterns:
             shutil.copy(Path(folder_path) / name, self.folder / repo_id / name)
 
@@ -157,6 +161,8 @@ def test_what_is_pushed_is_pulled_and_checked(
     assert set(names) == {*FILES, HASHES_FILE} - {"policy.onnx"} and not hub.made
     assert push(package, "me/agent", private=True) == names and hub.made == [("me/agent", True)]
     (tmp_path / "hub/me/agent/evil.py").write_text("1")  # is not fetched
+    (tmp_path / "hub/me/agent/policy.onnx").write_text("1")  # of a package before
+    push(package, "me/agent")
     got = pull("me/agent", output=tmp_path / "got")
     assert sorted(entry.name for entry in got.iterdir()) == sorted(names)
     assert evaluate(got, episodes=2, make_env=corridor) == evaluate(
@@ -168,6 +174,20 @@ def test_what_is_pushed_is_pulled_and_checked(
     with pytest.raises(ValueError, match=r"me/agent: .*SHA-256 is another"):
         pull("me/agent", output=tmp_path / "other")
     assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".pull-*"))
+
+
+def test_a_package_that_is_cut_off_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(package_module, "evaluate", cut)
+    with pytest.raises(KeyboardInterrupt):
+        release([run], output=tmp_path / "release", make_env=corridor)
+    assert not list((tmp_path / "release").iterdir())
+    with pytest.raises(ValueError, match="is to hold two runs"):
+        release([run, run], output=tmp_path / "release", make_env=corridor)
 
 
 def test_the_calls_are_those_of_the_client_that_is_installed() -> None:

@@ -165,3 +165,8 @@ def test_links_among_the_files_of_a_run_are_refused(tmp_path: Path, link: str) -
 
 def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
     assert printable("a\x1b[31mb\x07\u202e\nc\té") == "a\\x1b[31mb\\x07\\u202e\nc\té"
+
+
+def test_runs_of_a_name_with_letters_of_patterns_are_found(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path, name="a[b]*"), make_env=corridor)
+    assert [files.path for files in RunDirectory.of(run.config)] == [run.directory]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,43 @@ def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
     assert run.state_dict()["best_return"] is None
     with pytest.raises(ValueError, match=r"no best.safetensors yet: it is written by the evalu"):
         evaluate(run.directory, make_env=Corridor, weights="best")
+
+
+def test_what_only_adorns_an_evaluation_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that takes no table, TensorBoard that fails, a renderer that fails in its own way."""
+
+    class NoGraphics(Image):
+        render_mode = "rgb_array"
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no context")
+
+    config = evaluated(tmp_path).changed(
+        {"evaluation.steps": True, "evaluation.film": True, "log.console": "plain"}
+    )
+    config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
+    monkeypatch.setattr(validation, "film_episodes", fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", no_room(Path.write_text, ".csv"))
+        run = train(config, make_env=NoGraphics)
+    said = capsys.readouterr().out
+    assert run.env_steps == 128 and said.count("no table of steps: [Errno 28]") == 2
+    assert said.count("no film: no context") == 1
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr("phasicrl.runs.metrics._TensorBoard.episode", fail)
+    config = config.changed({"log.tensorboard": True, "output_dir": str(tmp_path / "board")})
+    assert train(config, make_env=NoGraphics).env_steps == 128
+    assert capsys.readouterr().out.count("TensorBoard is switched off, it failed") == 1
+
+
+def no_room(write: Callable[..., int], suffix: str) -> Callable[..., int]:
+    """Writes texts, but none into files that end so."""
+
+    def writing(path: Path, *text: Any, **how: Any) -> int:
+        if path.suffix == suffix:
+            raise OSError(28, "No space left on device")
+        return write(path, *text, **how)
+
+    return writing

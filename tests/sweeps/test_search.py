@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from phasicrl.sweeps.search import (
     open_study,
     run_slot,
 )
-from phasicrl.sweeps.sweep import Sweep, create_sweep
+from phasicrl.sweeps.sweep import Sweep, configs_of, create_sweep
 from tests.faults.harness import small
 
 SPACES = {"ppo.learning_rate": Space(low=1e-5, high=1e-1, log=True), "ppo.clip": Space((0.1, None))}
@@ -199,7 +201,7 @@ def test_it_trains_each_seed_to_its_rung_and_exports_what_was_best(
     for number in range(2):
         slot(folder, number)
     assert stops == [(1, 384), (2, 384), (1, 768), (2, 768)] * 2
-    study, runs = open_study(folder), list((folder / "runs").iterdir())
+    study, runs = open_study(folder), list((folder / "runs").glob("*/*"))
     assert len(runs) == 4 and all((run / RESULT_FILE).is_file() for run in runs)
     for trial in study.trials:
         place = Sweep(folder).trial(f"slot-{trial.number:04d}")
@@ -226,6 +228,32 @@ def test_it_trains_each_seed_to_its_rung_and_exports_what_was_best(
         replace(RunDirectory(run).config, total_env_steps=768, output_dir=wanted.output_dir)
         == wanted
     )
+
+
+def test_places_that_draw_the_same_settings_have_runs_of_their_own(tmp_path: Path) -> None:
+    """Else the second would find the first one's run in use, or train it on."""
+    folder, base = tmp_path / "search", small(tmp_path, "ppo")
+    create_search(folder, base, SPACES, trials=2, seeds=(1,))
+    configs = [
+        configs_of(replace(Sweep(folder).trial(f"slot-{number:04d}"), config=base), folder)[0]
+        for number in range(2)
+    ]
+    assert configs[0].output_dir != configs[1].output_dir
+    assert configs[0].changed({"output_dir": configs[1].output_dir}) == configs[1]
+
+
+def test_a_run_that_diverges_at_once_is_no_failure_of_the_sweep(tmp_path: Path) -> None:
+    """It has no rows; it is not trained again, and a search is told that the trial has failed."""
+    bad = small(tmp_path, "ppo").changed({"ppo.learning_rate": 1e30, "ppo.max_grad_norm": None})
+    folder = tmp_path / "search"
+    create_search(folder, bad, {"ppo.clip": Space((0.1, 0.2))}, trials=1, seeds=(1,), rungs=2)
+    assert slot(folder, 0) == {"trial": 0}
+    (trial,) = open_study(folder).trials
+    assert trial.state == optuna.trial.TrialState.FAIL and "diverged" in trial.user_attrs["error"]
+    (run,) = (folder / "runs").glob("*/*")
+    row = json.loads((run / RESULT_FILE).read_text())
+    assert row["env_steps"] == 0 and math.isnan(row["return_100"])
+    assert row["commit"] and set(row["curve"].split()) == {"nan"}
 
 
 def test_a_run_that_diverged_counts_with_its_lowest_return(

@@ -44,6 +44,8 @@ time.sleep(float(os.environ.get("SECONDS", "0")))
 end = os.environ.get("END", "done")
 if end == "killed":
     os.kill(os.getpid(), 9)
+if end.isdigit():
+    os._exit(int(end))
 claim.end("failed" if end == "failed" and number < 3 else "done")
 """
 
@@ -87,15 +89,19 @@ def test_what_fails_is_tried_again_as_often_as_was_asked(
     assert outcomes(folder) == [["failed", "failed", "done"]] * 3
 
 
-def test_a_process_that_was_killed_has_failed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("end", "code"), [("killed", -9), *((str(code), code) for code in (1, 2, 3, 4, 5, 6))]
+)
+def test_a_process_that_ended_without_a_word_has_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, end: str, code: int
 ) -> None:
-    monkeypatch.setenv("END", "killed")
+    """Killed, or by itself with a code of a run's: 4 where an environment hangs for good."""
+    monkeypatch.setenv("END", end)
     with pytest.raises(FailedTrialsError):
-        work_on_sweep(folder, retries=0)
+        work_on_sweep(folder, retries=0, jobs=3)
     assert outcomes(folder) == [["failed"]] * 3
     errors = {of[0].read()["error"] for of in all_attempts(folder).values()}
-    assert errors == {"it ended with -9"}
+    assert errors == {f"it ended with {code}"}
 
 
 def test_a_trial_that_another_worker_got_first_is_left_to_it(folder: Path) -> None:

@@ -58,7 +58,7 @@ _COLORS = [f"var(--color{index})" for index in range(len(_ON_LIGHT))]
 _INK = "#010203"
 _DRAWN = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
 _MOST_POINTS, _MOST_EVALUATIONS = 800, 12
-_MOST_VIDEO_BYTES = 30_000_000
+_MOST_VIDEO_BYTES, _MOST_VIDEOS = 30_000_000, 6
 _VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif"}
 
 
@@ -90,7 +90,7 @@ class _Subject:
     def points(self, metric: str) -> Points:
         """Steps and values of a metric, where it is a number."""
         pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in self._rows]
-        known = [pair for pair in pairs if math.isfinite(pair[1])]
+        known = [(step, x) for step, x in pairs if isinstance(x, int | float) and math.isfinite(x)]
         steps, values = np.array(known, float).reshape(-1, 2).T
         return steps, values
 
@@ -113,7 +113,7 @@ class _Subject:
         training = float(self.points("time/total")[1].sum())
         return facts | {
             "time": _duration(self._seconds),
-            "steps per second of training": f"{steps / training:,.0f}",
+            "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
         }
 
     @property
@@ -137,7 +137,7 @@ class _Subject:
     @property
     def times(self) -> list[tuple[str, float]]:
         """Parts of the time with their shares, the rest last."""
-        total = self._seconds
+        total = self._seconds or 1.0
         shares = [(part, float(self.points(f"time/{part}")[1].sum()) / total) for part in TIMES]
         shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
         return [(part, share) for part, share in shares if share > 0.001]
@@ -170,12 +170,17 @@ class _Subject:
 
     @property
     def videos(self) -> list[tuple[str, str, str]]:
-        """Name, kind and content, as an address, of the films below the run directory."""
-        found = [path for path in sorted(self.files.path.rglob("*")) if path.suffix in _VIDEOS]
-        return [
-            (str(path.relative_to(self.files.path)), _VIDEOS[path.suffix], _as_address(path))
-            for path in found
+        """Name, kind and content, as an address, of the last films in the run directory."""
+        below = self.files.path
+        found = [
+            path
+            for path in sorted((*below.glob("*"), *below.glob("videos/*")))
+            if path.suffix in _VIDEOS and path.is_file()
             if path.stat().st_size <= _MOST_VIDEO_BYTES
+        ]
+        return [
+            (str(path.relative_to(below)), _VIDEOS[path.suffix], _as_address(path))
+            for path in found[-_MOST_VIDEOS:]
         ]
 
 
@@ -204,6 +209,8 @@ def write_report(
         raise ValueError("give at least one run directory")
     if not 0 <= smooth_share <= 1:
         raise ValueError(f"--smooth-share is from 0 to 1; given was {smooth_share:g}")
+    for run in runs:
+        RunDirectory(run).refuse_links()  # the page is written beside what somebody else made
     subjects = [
         _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
     ]

@@ -61,14 +61,23 @@ _SCRIPTS: dict[str, tuple[str, Changes]] = {
 
 _CLEANRL_FIELDS = {
     "exp_name": "name", "seed": "seed", "total_timesteps": "total_env_steps",
-    "num_envs": "env.num_envs", "num_steps": "ppo.num_steps", "gamma": "ppo.gamma",
+    "num_steps": "ppo.num_steps", "gamma": "ppo.gamma",
     "gae_lambda": "ppo.gae_lambda", "num_minibatches": "ppo.num_minibatches",
-    "e_policy": "ppo.policy_epochs", "ent_coef": "ppo.entropy_coef", "vf_coef": "ppo.value_coef",
+    "ent_coef": "ppo.entropy_coef", "vf_coef": "ppo.value_coef",
     "target_kl": "ppo.target_kl", "learning_rate": "ppo.learning_rate",
     "n_iteration": "aux.every", "e_auxiliary": "aux.epochs", "beta_clone": "aux.beta_clone",
     "track": "log.wandb", "wandb_project_name": "log.wandb_project",
 }  # fmt: skip
 """Flags that mean the same as a field."""
+
+_NUMBERS = frozenset(
+    """
+    seed total_timesteps num_envs num_steps gamma gae_lambda num_minibatches e_policy ent_coef
+    vf_coef target_kl learning_rate n_iteration e_auxiliary beta_clone update_epochs clip_coef
+    max_grad_norm num_aux_rollouts n_aux_grad_accum
+    """.split()  # noqa: SIM905
+)
+"""Flags whose value is a number."""
 
 _CLEANRL_LEFT = {
     "torch_deterministic": "it is about cuDNN alone; --compute.deterministic is about everything",
@@ -135,6 +144,9 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"{word!r} belongs to no flag")
         else:
             given[waiting], waiting = _value(waiting, word), None
+    for name in _NUMBERS & given.keys():
+        if isinstance(given[name], bool | str):
+            raise ValueError(f"{_flag(name)} needs a number; given was {given[name]}")
     return given
 
 
@@ -164,7 +176,11 @@ def _cleanrl_flag(
         "env_id": lambda: {"env.id": _cleanrl_env(str(value), script)},
         "cuda": lambda: {"compute.device": "auto" if value else "cpu"},
         "anneal_lr": lambda: {"ppo.schedule": "linear" if value else "constant"},
+        "num_envs": lambda: {"env.num_envs": value} | (
+            {"aux.num_minibatches": _aux_minibatches(base, given)} if has_aux else {}
+        ),
         "update_epochs": lambda: {"ppo.policy_epochs": value, "ppo.value_epochs": value},
+        "e_policy": lambda: {"ppo.policy_epochs": value, "ppo.value_epochs": value},  # joint there
         "norm_adv": lambda: {"ppo.advantage_norm": "minibatch" if value else "none"},
         "adv_norm_fullbatch": lambda: {"ppo.advantage_norm": "batch" if value else "none"},
         "gae": lambda: {} if value else {"ppo.gae_lambda": 1.0},
@@ -257,7 +273,8 @@ def convert_sb3_zoo(file: Path, env: str, *, algorithm: Algorithm = "ppo") -> Co
     changes |= _of_actions(changes["env.id"], found)
     if algorithm == "ppo_lstm":
         found.left["the order of layers"] = "the memory comes behind the dense layers here"
-        entry = {"enable_critic_lstm": True, "lstm_hidden_size": 256} | entry
+        of_contrib = {"n_steps": 128, "batch_size": 128}  # its defaults, where SB3's PPO has others
+        entry = {"enable_critic_lstm": True, "lstm_hidden_size": 256} | of_contrib | entry
     kwargs = _kwargs(entry.pop("policy_kwargs", None))
     for key, value in (entry | kwargs).items():
         meant = _zoo_key(key, value, entry, found)
@@ -341,7 +358,8 @@ def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> C
         "clip_range": lambda: _zoo_clip("ppo.clip", value, found),
         "clip_range_vf": lambda: _zoo_clip("ppo.value_clip", value, found),
         "n_epochs": lambda: {"ppo.policy_epochs": value, "ppo.value_epochs": value},
-        "vf_coef": lambda: {"ppo.value_coef": 2 * value},  # of the plain squared error there
+        # of the plain squared error there
+        "vf_coef": lambda: {"ppo.value_coef": 2 * _number(key, value)},
         "normalize_advantage": lambda: {"ppo.advantage_norm": "minibatch" if value else "none"},
         "normalize": lambda: _zoo_normalize(value),
         "batch_size": lambda: None,
@@ -358,8 +376,9 @@ def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> C
         except (TypeError, KeyError, ValueError):
             raise ValueError(f"{key}: {value!r} is not understood") from None
     if key in _ZOO_FIELDS:
+        is_off = key == "target_kl" and value is None
         whole = key in ("n_timesteps", "n_envs", "n_steps", "seed")
-        return {_ZOO_FIELDS[key]: int(value) if whole else value}
+        return {_ZOO_FIELDS[key]: None if is_off else _number(key, value, whole=whole)}
     if key == "frame_stack" and "Cnn" in str(entry.get("policy")) and value == 4:
         return {}  # EnvPool stacks as many of Atari's
     if key == "env_wrapper" and "AtariWrapper" in str(value):
@@ -367,6 +386,15 @@ def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> C
         return {"env.options": options, "ppo.reward_clip": 1.0}
     found.left[key] = _ZOO_LEFT.get(key, "it has no counterpart")
     return None
+
+
+def _number(key: str, value: Any, *, whole: bool = False) -> float:
+    """A number, which YAML may have read as a text: `1e5` has no point."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{key}: {value!r} is not a number") from None
+    return int(number) if whole else number
 
 
 def _zoo_policy(name: str) -> Changes:
@@ -421,8 +449,13 @@ def _zoo_critic(has_memory: bool, found: Converted) -> Changes:
 
 def _minibatches(entry: dict[str, Any], algorithm: Algorithm, found: Converted) -> Changes:
     """How many minibatches a batch makes: the zoo says how large they are."""
-    num_envs, num_steps = int(entry.get("n_envs", 1)), int(entry.get("n_steps", 2048))
-    size, batch = int(entry.get("batch_size", 64)), num_envs * num_steps
+    defaults = {"n_envs": 1, "n_steps": 2048, "batch_size": 64}
+    sizes = [int(_number(key, entry.get(key, other))) for key, other in defaults.items()]
+    if min(sizes) < 1:
+        given = ", ".join(f"{key} {one}" for key, one in zip(defaults, sizes, strict=True))
+        raise ValueError(f"{given}: each must be at least 1")
+    num_envs, num_steps, size = sizes
+    batch = num_envs * num_steps
     units, what = (num_envs, "segments") if algorithm == "ppo_lstm" else (batch, "transitions")
     numbers = [number for number in range(1, units + 1) if units % number == 0]
     number = min(numbers, key=lambda number: abs(math.log(batch / number / size)))

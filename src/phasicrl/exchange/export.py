@@ -123,13 +123,15 @@ def export_policy(
         graph = PolicyGraph(agent, has_masks=envs.mask_size > 0).eval()
         recorded = _record(graph, envs, observations)
         about = _description(graph, files, envs)
-        _write(graph, recorded[0][0], format, output, about)
-    try:
-        policy = open_policy(output)
-        difference = max(_difference(policy, graph, *each) for each in recorded)
-    except ValueError:
-        output.unlink()
-        raise
+        output.parent.mkdir(parents=True, exist_ok=True)
+        untried = output.with_name(f".{output.stem}.tmp{output.suffix}")
+        try:
+            _write(graph, recorded[0][0], format, untried, about)
+            policy = open_policy(untried)
+            difference = max(_difference(policy, graph, *each) for each in recorded)
+            os.replace(untried, output)
+        finally:
+            untried.unlink(missing_ok=True)
     return Export(output, about, num_envs * len(recorded), difference)
 
 
@@ -183,8 +185,6 @@ def _write(
 ) -> None:
     """Write the graph, for batches of any size."""
     axes = tuple({0: torch.export.Dim("batch", min=1)} for _ in inputs)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
     with _quiet():
         try:
             program = torch.export.export(graph, inputs, dynamic_shapes={"inputs": axes})
@@ -195,7 +195,7 @@ def _write(
                 "be free of what depends on the values of tensors"
             ) from error
         if format == "torch":
-            torch.export.save(program, temporary, extra_files={_KEY: json.dumps(about)})
+            torch.export.save(program, output, extra_files={_KEY: json.dumps(about)})
         else:
             names = [port.name for port in graph.inputs], [port.name for port in graph.outputs]
             made = torch.onnx.export(
@@ -203,8 +203,7 @@ def _write(
             )
             assert made is not None, "asked with dynamo, it returns the program"
             made.model.metadata_props[_KEY] = json.dumps(about)
-            made.save(temporary)
-    os.replace(temporary, output)
+            made.save(output)
 
 
 @contextmanager

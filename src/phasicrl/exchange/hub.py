@@ -40,6 +40,7 @@ def push(
         api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(
             repo_id=repository, folder_path=str(package), allow_patterns=names,
+            delete_patterns=[name for name in FILES if name not in names],
             commit_message="Upload a package of phasicrl",
         )  # fmt: skip
     return names

@@ -77,13 +77,19 @@ def release(
     if not runs:
         raise ValueError("give at least one run directory")
     own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder}
-    made = []
+    places: dict[Path, tuple[RunDirectory, Config]] = {}
     for run in _best_of_each(runs) if best else [RunDirectory(Path(run)) for run in runs]:
         config = run.config_for(**own)
         env = config.env.id.rpartition(":")[2].replace("/", "-")
-        made.append(_write(run, output / f"{config.name}-{env}-s{config.seed}", config, weights,
-                           episodes, onnx, own))  # fmt: skip
-    return made
+        path = output / f"{config.name}-{env}-s{config.seed}"
+        if path.exists() or path in places:
+            way = "remove it, or choose another --output"
+            raise ValueError(f"{path} is there already, or is to hold two runs; {way}")
+        places[path] = run, config
+    return [
+        _write(run, path, config, weights, episodes, onnx, own)
+        for path, (run, config) in places.items()
+    ]
 
 
 def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
@@ -108,11 +114,22 @@ def _write(
     own: dict[str, Any],
 ) -> Package:
     """Write one package, whole or not at all."""
-    if path.exists():
-        raise ValueError(f"{path} is there already; remove it, or choose another --output")
     partial = path.with_name(f".{path.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    try:
+        found = _fill(partial, run, config, weights, episodes, onnx, own)
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Package(path, tuple(found))
+
+
+def _fill(
+    partial: Path, run: RunDirectory, config: Config, weights: WeightsKind, episodes: int,
+    onnx: bool, own: dict[str, Any],
+) -> Sequence[Evaluation]:  # fmt: skip
+    """Write the files of a package into a folder; returns what its agent reached."""
     files, card = RunDirectory(partial), run.card
     public = replace(config, output_dir="runs", init_from=None)
     files.write_json(CONFIG_FILE, json.loads(public.to_json()))
@@ -131,8 +148,7 @@ def _write(
     names = [name for name in FILES if (partial / name).is_file()]
     hashes = "".join(f"{digest(partial / name)}  {name}\n" for name in names)
     (partial / HASHES_FILE).write_text(hashes)
-    partial.rename(path)
-    return Package(path, tuple(found))
+    return found
 
 
 def digest(path: Path) -> str:

@@ -262,6 +262,19 @@ def train_or_resume(
     return train(config, plan=plan, on_iteration=on_iteration)
 
 
+def train_unless_diverged(
+    config: Config, *, on_iteration: OnIteration | None = None
+) -> RunDirectory:
+    """As `train_or_resume`; a run that diverges, or did so before, stays where it was."""
+    begun = RunDirectory.of(config)
+    if begun and (begun[-1].path / CRASH_FILE).is_file():
+        return begun[-1]
+    try:
+        return RunDirectory(train_or_resume(config, on_iteration=on_iteration).directory)
+    except DivergedError:
+        return RunDirectory.of(config)[-1]
+
+
 def measure_once(config: Config, measure: Callable[[Path], Row]) -> Row:
     """What a run reached, by an earlier measurement if there is one.
 
@@ -272,10 +285,7 @@ def measure_once(config: Config, measure: Callable[[Path], Row]) -> Row:
     for there in RunDirectory.of(config):
         if (there.path / RESULT_FILE).is_file():
             return json.loads((there.path / RESULT_FILE).read_text())
-    try:
-        directory = train_or_resume(config).directory
-    except DivergedError:
-        directory = RunDirectory.of(config)[-1].path
+    directory = train_unless_diverged(config).path
     row = measure(directory)
     RunDirectory(directory).write_json(RESULT_FILE, row)
     return row
@@ -294,21 +304,22 @@ def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> R
         make_env: makes its environment, if that is one of your own.
     """
     files = RunDirectory(directory)
-    rows = files.metrics(RETURN, "time/total")
+    diverged = (directory / CRASH_FILE).is_file()
+    is_blank = diverged and not files.last_rows(1)  # in its first iteration
+    rows = [] if is_blank else files.metrics(RETURN, "time/total")
     returns = [(row["env_steps"], row[RETURN]) for row in rows if RETURN in row]
     curve = []
     for at in curve_grid(files.config.total_env_steps):
         seen = [value for steps, value in returns if steps <= at + files.config.batch_size / 2]
         curve.append(seen[-1] if seen else math.nan)
-    diverged = (directory / CRASH_FILE).is_file()
     greedy = math.nan
     if not diverged:
         greedy = evaluate(directory, policies=("greedy",), make_env=make_env)[0].mean_return
     return {
-        "env_steps": int(rows[-1]["env_steps"]),
+        "env_steps": int(rows[-1]["env_steps"]) if rows else 0,
         "return_100": round(returns[-1][1] if returns else math.nan, 3),
         "greedy_mean": round(greedy, 3),
         "seconds": round(sum(row["time/total"] for row in rows), 1),
-        "commit": files.card["commit"] or "unknown",
+        "commit": files.card.get("commit") or "unknown",
         "curve": " ".join(f"{value:.5g}" for value in curve),
     }

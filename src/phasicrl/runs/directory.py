@@ -5,6 +5,7 @@ torch is imported only where tensors are read or written, so that `phasicrl plot
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -79,7 +80,7 @@ class RunDirectory:
         """Find the runs under `output_dir` of this experiment, seed and length, oldest first."""
         wanted = (config.identity(), config.name, config.seed, config.total_env_steps)
         found = []
-        for path in sorted(Path(config.output_dir).glob(f"{_stem(config)}_*")):
+        for path in sorted(Path(config.output_dir).glob(f"{glob.escape(_stem(config))}_*")):
             if (path / CONFIG_FILE).is_file():
                 there = RunDirectory(path).config
                 if (there.identity(), there.name, there.seed, there.total_env_steps) == wanted:
@@ -108,7 +109,7 @@ class RunDirectory:
                 something in its directory is a link, which could lead anywhere.
         """
         self._check()
-        self._refuse_links()
+        self.refuse_links()
         for what in self.card.get("own", ()):
             ways = [way for way, of in OWN_OBJECTS.items() if of == what and way in given]
             if ways and all(given[argument] is None for argument in ways):
@@ -290,9 +291,9 @@ class RunDirectory:
         os.replace(temporary, self.path / name)
         flush(self.path)
 
-    def _refuse_links(self) -> None:
+    def refuse_links(self) -> None:
         """Refuse links among the files of a run: what is written to them would land elsewhere."""
-        for path in (*self.path.iterdir(), *self.path.glob("checkpoints/*")):
+        for path in (*self.path.glob("*"), *self.path.glob("*/*")):
             if path.is_symlink():
                 raise ValueError(
                     f"{path} is a link; a run directory may hold none: "

@@ -183,12 +183,7 @@ class MetricsLog:
         head = {"env_steps": int(env_steps), "iteration": int(iteration), "phase": int(phase)}
         self._append(self._file, head, values)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        for sink in [*self._sinks]:
-            try:
-                sink.write(finite, env_steps)
-            except Exception as error:  # whatever it is, it is no reason to lose the run
-                self._sinks.remove(sink)
-                self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
+        self._tell(lambda sink: sink.write(finite, env_steps))
         self._show(lambda display: display.record(values, env_steps))
 
     def epoch(
@@ -228,9 +223,16 @@ class MetricsLog:
             steps: the table, CSV with a column `step` (`session.step_table`).
             env_steps: of the run, when the episode was played.
         """
-        for sink in self._sinks:
-            if isinstance(sink, _TensorBoard):
-                sink.episode(steps, env_steps)
+        self._tell(lambda sink: isinstance(sink, _TensorBoard) and sink.episode(steps, env_steps))
+
+    def _tell(self, what: Callable[[_TensorBoard | _WandB], object]) -> None:
+        """Tell every sink; one that fails is switched off."""
+        for sink in [*self._sinks]:
+            try:
+                what(sink)
+            except Exception as error:  # whatever it is, it is no reason to lose the run
+                self._sinks.remove(sink)
+                self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
 
     def message(self, text: str) -> None:
         """Show a line of text, above the live display if there is one."""

@@ -5,9 +5,10 @@ Kind: effects (steps environments, writes files).
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -91,21 +92,27 @@ class Validation:
         """Play this process's episodes; keep the steps of the very first, if that is wished."""
         knobs = self._config.evaluation
         keeps = knobs.steps and self._world.is_first and levels == levels_in(knobs.levels)[0]
-        path = self._files.path / "evaluations" / f"{env_steps:012d}.csv"
-        with ExitStack() as stack:
-            envs = stack.enter_context(closing(self._make_envs(levels)))
-            on_step = None
-            if keeps:
-                path.parent.mkdir(exist_ok=True)
-                file = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
-                on_step = partial(StepTable(file, only_first=True).add, levels)
+        text = io.StringIO(newline="")
+        table = StepTable(text, only_first=True)
+        with closing(self._make_envs(levels)) as envs:
             played = play(
                 agent, envs, episodes=self._episodes, policy=knobs.policy, seed=self._config.seed,
-                on_step=on_step, precision=precision,
+                on_step=partial(table.add, levels) if keeps else None, precision=precision,
             )  # fmt: skip
         if keeps:
-            self._log.episode(path, env_steps=env_steps)
+            self._write_steps(text.getvalue(), env_steps)
         return played
+
+    def _write_steps(self, text: str, env_steps: int) -> None:
+        """Write a table of steps, and draw it; a full disk is no reason to lose the run."""
+        path = self._files.path / "evaluations" / f"{env_steps:012d}.csv"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+        except OSError as error:
+            self._log.message(f"warning: no table of steps: {error}")
+        else:
+            self._log.episode(path, env_steps=env_steps)
 
     def _make_envs(self, levels: Levels) -> VectorEnv:
         """The same ones each time.
@@ -134,6 +141,6 @@ class Validation:
             film_episodes(
                 lambda _: agent, self._config, output, wanted, precision=precision, **self._own
             )
-        except (ValueError, ImportError, OSError) as error:
+        except Exception as error:  # what draws is the environment's, and may fail in any way
             self._films = isinstance(error, OSError)  # a disk may have room later
             self._log.message(f"warning: no film: {error}")

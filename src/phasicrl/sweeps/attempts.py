@@ -31,8 +31,8 @@ Outcome = Literal["done", "failed", "released"]
 ATTEMPTS = "attempts"
 LEASE = 120.0
 """Seconds after which another machine's claim that nobody renews is given up for dead."""
-TAKEN, TAKEN_OVER = 4, 70
-"""Exit codes of a process that did not get a trial, and of one that lost it."""
+TAKEN, TAKEN_OVER = 71, 70
+"""Exit codes of a process that did not get a trial, and of one that lost it; no run has them."""
 _RENEWALS = 8
 """In the time of a lease."""
 _NAME = re.compile(r"(.+)\.(\d{3,})\.json")

@@ -26,10 +26,9 @@ from phasicrl.experiments.trials import (
     RETURN,
     measure_once,
     reached,
-    train_or_resume,
+    train_unless_diverged,
 )
 from phasicrl.learner import Record
-from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.run import Run
 from phasicrl.sweeps.sweep import (
@@ -263,7 +262,7 @@ def run_slot(sweep: Sweep, place: SweepTrial, *, jobs: int, cores: int | None) -
     if math.isfinite(value):
         study.tell(trial, value)
     else:
-        trial.set_user_attr("error", "no episode was finished")
+        trial.set_user_attr("error", "no episode was finished, perhaps since it diverged")
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     return {"trial": trial.number}
 
@@ -285,12 +284,9 @@ def _train_until(config: Config, until: int) -> RunDirectory:
         return "stop" if run.env_steps >= until else None
 
     there = RunDirectory.of(config)
-    if not there or _env_steps(there[-1]) < until:
-        try:
-            return RunDirectory(train_or_resume(config, on_iteration=stop).directory)
-        except DivergedError:
-            pass
-    return RunDirectory.of(config)[-1]
+    if there and _env_steps(there[-1]) >= until:
+        return there[-1]
+    return train_unless_diverged(config, on_iteration=stop)
 
 
 def _env_steps(files: RunDirectory) -> int:
@@ -303,6 +299,8 @@ def _score(files: RunDirectory, until: int) -> float:
 
     NaN if no episode has ended.
     """
+    if not files.last_rows(1):
+        return math.nan
     batch, rows = files.config.batch_size, files.metrics(RETURN)
     seen = [row[RETURN] for row in rows if RETURN in row and row["env_steps"] < until + batch]
     if not seen:

@@ -60,6 +60,8 @@ def configs_of(
     if trial.config is None:
         return []
     config = ready(trial.config, trial.config.name, jobs, folder, cores=cores)
+    if trial.slot is not None:  # two places of a search may have drawn the same settings
+        config = replace(config, output_dir=str(Path(config.output_dir) / trial.id))
     return [replace(config, seed=seed) for seed in trial.seeds]
 
 
@@ -235,7 +237,7 @@ def sweep_results(directory: Path, *, units: Units = "raw") -> SuiteResult:
     Raises:
         ValueError: not a sweep, or none of its runs is finished.
     """
-    sweep, rows = Sweep(directory), []
+    sweep, found = Sweep(directory), {}
     trials = sweep.trials()
     for trial in trials:
         for files in sweep.runs(trial):
@@ -243,12 +245,13 @@ def sweep_results(directory: Path, *, units: Units = "raw") -> SuiteResult:
                 config = files.config
                 about = (config.env.id, trial.arm, config.total_env_steps)
                 row = dict(zip(_LABEL, about, strict=True)) | {"seed": config.seed}
-                rows.append(row | json.loads((files.path / RESULT_FILE).read_text()))
-    if not rows:
+                result = json.loads((files.path / RESULT_FILE).read_text())
+                found[*about, config.seed] = row | result  # drawn twice it is one experiment
+    if not found:
         raise ValueError(f"no run of {directory} is finished; `phasicrl sweep work` trains them")
     table = ResultTable(directory / RESULTS, COLUMNS, _LABEL)
     table.path.unlink(missing_ok=True)
-    table.add(rows)
+    table.add(list(found.values()))
     comparison = compare_curves(suite_curves(table.rows()), metric=RETURN, units=units)
     if any(trial.slot is not None for trial in trials):
         # The scores that settings were chosen by do not say which are better: fresh seeds do.
