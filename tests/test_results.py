@@ -31,7 +31,8 @@ def files(folder: Path) -> dict[str, list[dict[str, str]]]:
     return {name: rows for name, rows in found.items() if rows and "seed" in rows[0]}
 
 
-REPORTED, SELECTION = files(RESULTS), files(RESULTS / "selection")
+REPORTED = files(RESULTS) | files(RESULTS / "suites")
+SELECTION = files(RESULTS / "selection")
 
 
 @pytest.mark.parametrize("name", REPORTED)

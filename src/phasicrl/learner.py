@@ -26,8 +26,8 @@ from phasicrl.rollout import Rollout
 Record = dict[str, float]
 """Metrics of one iteration by their full names."""
 
-_LOOKS, _LOOKED_AT = 100, 128
-"""How often the network is looked at in a run, and at how many observations at least."""
+_LOOKS, _LOOKED_AT = 30, 128
+"""How often the network is looked at in a run, about, and at how many observations at least."""
 
 
 class Learner:
@@ -156,7 +156,7 @@ class Learner:
 
     @torch.no_grad()
     def look_at_network(self, rollout: Rollout) -> Record:
-        """The shares of dormant features and of clipped observations, about 100 times in a run.
+        """The shares of dormant features and of clipped observations, about 30 times in a run.
 
         Of some steps of every environment: a pass over them costs little, one over all does not.
         """

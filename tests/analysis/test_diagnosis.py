@@ -20,7 +20,7 @@ HEALTHY = {
     "losses/action_std": np.linspace(1, 0.1, 40),
     "rewards/clipped_fraction": np.full(40, 0.001),
     "observations/clipped_fraction": np.full(40, 0.002),
-    "network/dormant_fraction": np.linspace(0, 0.3, 40),
+    "network/dormant_fraction": np.linspace(0, 0.9, 40),
     "losses/aux/kl_loss": np.full(10, 0.002),
     "gradients/policy_norm": np.full(40, 0.5),
 }
@@ -45,7 +45,7 @@ SICK = {
         np.full(40, 0.3),
         "30% of the normalized observed numbers",
     ),
-    "Dormant units": ("network/dormant_fraction", np.linspace(0, 1, 40), "76%"),
+    "Dormant units": ("network/dormant_fraction", np.linspace(0.96, 1, 40), "99%"),
     "Auxiliary KL too large": ("losses/aux/kl_loss", np.full(10, 0.3), "0.3 nats"),
     "Exploding gradients": ("gradients/policy_norm", spiked(1e4), "1e+04"),
 }

@@ -90,10 +90,11 @@ _CLEANRL_LEFT = {
     "device_ids": "`torchrun` chooses: docs/distributed.md",
     "backend": "`torchrun` chooses: docs/distributed.md",
     "local_num_envs": "env.num_envs is the number over all processes",
-    "batch_size": "it follows from the other numbers",
-    "minibatch_size": "it follows from the other numbers",
-    "num_iterations": "it follows from the other numbers",
-}
+} | dict.fromkeys(
+    ("batch_size", "minibatch_size", "num_iterations", "num_phases", "aux_batch_rollouts",
+     "local_batch_size", "local_minibatch_size", "world_size"),
+    "it follows from the other numbers",
+)  # fmt: skip
 
 
 def convert_cleanrl(command: Sequence[str]) -> Converted:

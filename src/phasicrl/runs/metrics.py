@@ -79,12 +79,12 @@ METRICS: dict[str, str] = {
     "rewards/scale": "Standard deviation by which rewards are divided (reward units).",
     "rewards/clipped_fraction": "Fraction of the normalized rewards that were clipped (0 to 1).",
     "observations/clipped_fraction": (
-        "About 100 times in a run: fraction of the normalized observed numbers that were clipped "
+        "Fraction of the normalized observed numbers that were clipped, about 30 times in a run "
         "(0 to 1)."
     ),
     "network/dormant_fraction": (
-        "About 100 times in a run: share of the policy network's features whose mean size is at "
-        "most 0.025 of the mean feature's (0 to 1)."
+        "Share of the policy network's features whose mean size is at most 0.025 of the mean "
+        "feature's, about 30 times in a run (0 to 1)."
     ),
     "evaluation/return": "Mean return of the episodes that are not trained on (reward units).",
     "evaluation/length": "Mean length of these episodes (environment steps).",
