@@ -326,7 +326,7 @@ SUITES: dict[str, Suite] = {
         ("starpilot", "bossfight", "bigfish"), levels="easy",
     ),
     "penalties": Suite(
-        "clipping and KL penalties, with normalized rewards and without (source 001)",
+        "clipping and penalties, normalized rewards or not (source 001)",
         _penalties, _SCALES,
     ),
     "rates": Suite(
