@@ -271,7 +271,7 @@ _SECOND_DOMAIN = ("acrobot", "halfcheetah", "hopper", "walker2d")
 _IMAGES = ("starpilot",)
 _BOTH = (*_IMAGES, *_SECOND_DOMAIN)
 _SCALES = (*_IMAGES, "acrobot", "pendulum", "hopper")
-"""Whose rewards are of different sizes: Acrobot's −1, Pendulum's −16 to 0, Hopper's about 1."""
+"""Whose rewards differ in size: Acrobot −1, Pendulum −16 to 0, Hopper 1 and its speed."""
 _REPORT = ("invertedpendulum", "reacher", "pendulum")
 _CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
 
@@ -326,7 +326,7 @@ SUITES: dict[str, Suite] = {
         ("starpilot", "bossfight", "bigfish"), levels="easy",
     ),
     "penalties": Suite(
-        "clipping and penalties, normalized rewards or not (source 001)",
+        "KL penalties, rewards normalized or not (source 001)",
         _penalties, _SCALES,
     ),
     "rates": Suite(
