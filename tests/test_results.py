@@ -15,7 +15,7 @@ import pytest
 
 from phasicrl.experiments.trials import FIRST_REPORT_SEED, LEARNING_COLUMNS, ResultTable
 from phasicrl.presets import PRESETS
-from tools import result_tables
+from tools import reference_pages, result_tables
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -101,3 +101,26 @@ def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(
         "(`python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo`)."
     )
     assert result_tables.trained("cartpole-ppg") == "Not trained here."
+
+
+def test_a_trick_stands_with_the_means_of_the_arms_without_it_and_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
+    (tmp_path / "suites").mkdir()
+    lines = ["task,arm,seed,greedy_mean"]
+    lines += [f"pendulum,off,{seed},{value}" for seed, value in ((101, -1500), (102, -1700))]
+    lines += [f"pendulum,on,{seed},{value}" for seed, value in ((101, -7.0), (102, -8.1))]
+    lines += ["gymnasium:Taxi-v4,on,101,5.0"]  # there is nothing to hold it against
+    (tmp_path / "suites" / "mva-small.csv").write_text("\n".join(lines))
+    place = "[mva](experiments.md#the-reports-findings-source-004)"
+    assert result_tables.beside("mva", "off", "on") == f"{place}: Pendulum −1,600 (−7.5)"
+    assert result_tables.beside("mva", "of", "on") == f"{place}: –"
+
+
+def test_every_trick_that_a_suite_measures_has_numbers() -> None:
+    tricks = {trick for trick, *_ in reference_pages.TRICKS}
+    assert tricks.issuperset(reference_pages.IN_SUITES | reference_pages.ON_PAGES)
+    assert tricks.issuperset(reference_pages.OTHER_VALUES)
+    for arms in reference_pages.IN_SUITES.values():
+        assert not any(result_tables.beside(*each).endswith("–") for each in arms)

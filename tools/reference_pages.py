@@ -13,7 +13,7 @@ from pathlib import Path
 from phasicrl.config import NEEDS, Config, defaults, field_texts
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.metrics import METRICS
-from tools.result_tables import blocks, on_reacher, trained, without
+from tools.result_tables import beside, blocks, on_reacher, trained, without
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- written by tools/reference_pages.py; do not edit -->\n\n"
@@ -110,9 +110,13 @@ TRICKS = (
     ("clipped surrogate", "PPO paper, eq. 7", "objectives.surrogate_loss", "ppo.clip"),
     ("several epochs over a rollout", "PPO paper, algorithm 1", "phases.policy_phase",
      "ppo.policy_epochs"),
+    ("order of policy and value epochs", "PPG paper, algorithm 1; OPPG ppo.py:222-245",
+     "config.PPOConfig.passes", "ppo.epoch_order"),
     ("minibatches", "PPO paper, algorithm 1", "rollout.Samples.minibatches", "ppo.num_minibatches"),
     ("whole segments as minibatches", "OPPG minibatch_optimize.py:82-93",
      "rollout.Samples.minibatches", "ppo.minibatch_by"),
+    ("whole segments in the auxiliary phase", "OPPG ppg.py:173; source 000",
+     "rollout.Samples.minibatches", "aux.minibatch_by"),
     ("TD(λ): generalized advantages", "Schulman et al. 2016, eq. 16", "returns.gae",
      "ppo.gae_lambda"),
     ("other returns: n-step, Monte-Carlo", "sources 003, 004",
@@ -128,6 +132,8 @@ TRICKS = (
      "ppo.recompute_advantages"),
     ("advantage normalization", "Baselines ppo2/model.py; OPPG ppo.py:69", "returns.normalize",
      "ppo.advantage_norm"),
+    ("advantage normalization over the batch, not the minibatch", "OPPG ppo.py:69; source 000",
+     "returns.normalize", "ppo.advantage_norm"),
     ("deviation of advantages", "biased in OPPG and Baselines, not in CleanRL and SB3",
      "returns.normalize", "ppo.advantage_std"),
     ("observation normalization", "Baselines vec_normalize.py; source 003",
@@ -144,6 +150,10 @@ TRICKS = (
      "compute.Compute.gradient_step", "ppo.max_grad_norm"),
     ("orthogonal weights, small policy head", "Baselines; source 003", "models.init.Initializer",
      "model.init"),
+    ("normalized weights", "OPPG torch_util.py:327-351; source 000", "models.init.Initializer",
+     "model.init"),
+    ("LayerNorm with orthogonal weights", "source 000", "models.encoders.Dense",
+     "model.layer_norm"),
     ("scale of the policy head", "Baselines 0.01; OPPG 0.1", "heads.PolicyHead",
      "model.policy_head_scale"),
     ("Adam's ε", "Baselines 1e-5", "run.Run", "ppo.adam_eps"),
@@ -173,6 +183,15 @@ TRICKS = (
     ("memory", "Hochreiter & Schmidhuber 1997", "models.memory.RecurrentMemory", "model.memory"),
     ("two networks", "PPG paper, figure 1", "models.agent.Agent", "model.value_path"),
     ("auxiliary phase", "PPG paper, eq. 3", "phases.auxiliary_phase", "aux"),
+    ("several auxiliary epochs", "PPG paper, figure 4", "phases.auxiliary_phase", "aux.epochs"),
+    ("several iterations before it", "PPG paper, figure 5", "config.Config.phase_length",
+     "aux.every"),
+    ("values trained in it", "PPG paper, figure 9", "phases.auxiliary_phase", "aux.value_coef"),
+    ("every other auxiliary phase left out", "source 000", "config.Config.period",
+     "aux.run_every"),
+    ("auxiliary epochs over half of the data", "source 001", "phases.auxiliary_phase",
+     "aux.iterations_per_epoch"),
+    ("an optimizer of its own for it", "OPPG; not in CleanRL", "learner.Learner", "aux.optimizer"),
 )  # fmt: skip
 """Every trick: source, function, knob."""
 RUNG_OF = {
@@ -184,6 +203,10 @@ RUNG_OF = {
     "ppo.max_grad_norm": "gradient clipping", "ppo.entropy_coef": "entropy bonus",
 }  # fmt: skip
 """What `experiments/tricks.py` calls the trick behind a knob."""
+OTHER_VALUES = (
+    "normalized weights", "advantage normalization over the batch, not the minibatch"
+)  # fmt: skip
+"""Tricks whose knob is that of another one."""
 ONE_OUT = {
     "cartpole": "CartPole", "acrobot": "Acrobot", "pendulum": "Pendulum",
     "gymnasium:Taxi-v4": "Taxi",
@@ -202,6 +225,59 @@ CHANGED_ON_REACHER = {
     "ppo.adam_eps": "--ppo.adam-eps 1e-8", "ppo.schedule": "--ppo.schedule constant",
 }  # fmt: skip
 """How a knob was turned back on Reacher."""
+IN_SUITES = {
+    "several epochs over a rollout": (("fig3", "E_π = 1", "E_π = 10"),),
+    "whole segments as minibatches": (("details", "PPG", "policy phase on whole segments"),),
+    "whole segments in the auxiliary phase": (
+        ("details", "PPG", "auxiliary phase on whole segments"),
+    ),
+    "other returns: n-step, Monte-Carlo": (
+        ("tricks-one-out", "everything", "without TD(λ)"),
+    ),
+    "REINFORCE and actor-critic": (("tricks", "+ clipping", "+ baseline"),),
+    "advantage normalization over the batch, not the minibatch": (
+        ("details", "PPG", "advantages normalized by batch"),
+    ),
+    "reward normalization": (
+        ("penalties", "clipping, rewards as they are", "clipping, rewards normalized"),
+        ("mva", "rewards not normalized", "σ fixed"),
+    ),
+    "orthogonal weights, small policy head": (
+        ("details", "weights PyTorch's, heads orthogonal", "PPG"),
+    ),
+    "normalized weights": (("details", "PPG", "weights normalized"),),
+    "LayerNorm with orthogonal weights": (("details", "PPG", "LayerNorm, weights orthogonal"),),
+    "Adam's ε": (("details", "Adam's ε 1e-8", "PPG"),),
+    "KL penalty": (
+        ("fig6", "clipping", "KL penalty"),
+        ("penalties", "clipping, rewards normalized", "KL penalty, rewards normalized"),
+    ),
+    "adaptive KL penalty": (
+        ("penalties", "clipping, rewards normalized", "adaptive KL penalty, rewards normalized"),
+    ),
+    "standard deviation of actions": (("mva", "σ fixed", "σ learned"),),
+    "actions in [−1, 1]": (("mva", "σ fixed", "σ fixed, actions normalized"),),
+    "two networks": (
+        ("fig7", "one network", "two networks"),
+        ("fig8", "PPO, one network", "PPO, two networks"),
+    ),
+    "auxiliary phase": (("fig2", "PPO", "PPG"),),
+    "several auxiliary epochs": (("fig4", "E_aux = 1", "E_aux = 6"),),
+    "several iterations before it": (("fig5", "N_π = 2", "N_π = 32"),),
+    "values trained in it": (("fig9", "values not trained", "values trained"),),
+    "every other auxiliary phase left out": (("skip-aux", "all phases", "every other phase"),),
+    "auxiliary epochs over half of the data": (("n-aux", "N = N_π", "N = N_π / 2"),),
+    "an optimizer of its own for it": (("details", "one optimizer for both phases", "PPG"),),
+}  # fmt: skip
+"""By trick: the suites that measure it, the arm without it and the arm with it."""
+_BATCHES = "together: [sizes of the batch](distributed.md#more-environments-the-same-learning)"
+ON_PAGES = {
+    "Adam's decays": _BATCHES, "averaged proximal policy": _BATCHES,
+    "advantage statistics over several rollouts": _BATCHES,
+    "memory": "[tests of learning](learning.md#masks-and-memory)",
+    "action masks": "[a trader](tutorial-trader.md), [tests](learning.md#masks-and-memory)",
+}  # fmt: skip
+"""By trick: pages that measure it otherwise."""
 SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari-ppo")
 
 
@@ -211,7 +287,7 @@ def tricks_page() -> str:
         "# Every trick\n\nWhat turns REINFORCE into PPO, and PPO into PPG: "
         "where it comes from, the function that does it, the knob that switches it, "
         "and how the presets set it. "
-        "What each is worth is measured by two [suites](experiments.md) "
+        "What each is worth is measured by [suites](experiments.md), above all by two "
         "([learning results](learning.md)):\n\n"
         "```sh\nphasicrl suite tricks --tasks cartpole          # one trick after the other\n"
         "phasicrl suite tricks-one-out --tasks cartpole  # all of them, then all but one\n"
@@ -219,16 +295,25 @@ def tricks_page() -> str:
         "*Measured* is the greedy return without the trick, all others on (and with it): "
         "means of five seeds after 100,000 steps, 300,000 for Acrobot; the spans are in "
         "[experiments](experiments.md#ppo-without-one-of-its-tricks), those for Reacher in "
-        "[learning results](learning.md#what-each-trick-is-worth).\n\n"
+        "[learning results](learning.md#what-each-trick-is-worth). "
+        "*In other suites*: the same, of PPO in `tricks`, `tricks-one-out`, `mva` and `fig8`, of "
+        "PPG in the others; means of three seeds, of five in `tricks`, `tricks-one-out` and `mva`. "
+        "Spans and budgets stand where the links lead: many spans overlap, and then a difference "
+        "is no finding. Where all columns have –, it has not been measured here.\n\n"
         f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: "
-        f"{' | '.join(ONE_OUT.values())} | Reacher |\n"
-        f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|\n"
+        f"{' | '.join(ONE_OUT.values())} | Reacher | in other suites |\n"
+        f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"
     )
     for trick, source, function, knob in TRICKS:
         values = [_show(_value(PRESETS[name].config, knob)) for name in SHOWN]
+        # Another value of the same knob is another trick, which those runs did not measure.
+        switched = "" if trick in OTHER_VALUES else knob
+        elsewhere = [beside(*arms) for arms in IN_SUITES.get(trick, ())]
+        elsewhere += [ON_PAGES[trick]] if trick in ON_PAGES else []
         measured = (
-            *(without(RUNG_OF.get(knob, ""), task) for task in ONE_OUT),
-            on_reacher(CHANGED_ON_REACHER.get(knob, "")),
+            *(without(RUNG_OF.get(switched, ""), task) for task in ONE_OUT),
+            on_reacher(CHANGED_ON_REACHER.get(switched, "")),
+            "; ".join(elsewhere) or "–",
         )
         cells = (trick, source, f"`{function}`", f"`{knob}`", *values, *measured)
         text += f"| {' | '.join(cells)} |\n"

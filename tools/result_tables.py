@@ -25,9 +25,20 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 RUN_SUITES = (
     "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux", "n-aux",
-    "mva", "tricks", "tricks-one-out",
+    "details", "penalties", "rates", "mva", "tricks", "tricks-one-out",
 )  # fmt: skip
 """Suites whose small form has been run, on some of their tasks."""
+_SWEEPS = "the-ppg-papers-sweeps-away-from-procgen"
+PLACES = {
+    "details": "details-of-the-code-source-000",
+    "penalties": "clipping-and-penalties-on-rewards-that-are-not-normalized-source-001",
+    "mva": "the-reports-findings-source-004",
+    "tricks": "ppo-trick-by-trick-source-003",
+    "tricks-one-out": "ppo-without-one-of-its-tricks",
+}
+"""Headings in docs/experiments.md below which a suite is; of the others: `_SWEEPS`."""
+_IN_WORDS = {"invertedpendulum": "InvertedPendulum"}
+"""Tasks whose names have capitals inside."""
 
 TASKS = (
     # environment, file, preset without its ending, fields, return below which a run has failed,
@@ -926,6 +937,24 @@ def without(trick: str, task: str) -> str:
         if f"without {trick}" in means
         else "–"
     )
+
+
+def beside(suite: str, arm_without: str, arm_with: str) -> str:
+    """The greedy returns of a suite's arm without a trick, and of that with it, on each task."""
+    told: list[str] = []
+    rows = read(f"suites/{suite}-small")
+    for task in dict.fromkeys(row["task"] for row in rows):
+        means: list[str] = []
+        for arm in (arm_without, arm_with):
+            runs = [row for row in rows if (row["task"], row["arm"]) == (task, arm)]
+            values = [float(row["greedy_mean"]) for row in runs]
+            digits = 0 if values and abs(np.mean(values)) >= 20 else 1
+            means += [f"{np.mean(values):,.{digits}f}".replace("-", "−")] if values else []
+        if len(means) == 2:
+            name = task.rpartition(":")[2].partition("-")[0]
+            name = _IN_WORDS.get(name, name[0].upper() + name[1:])
+            told.append(f"{name} {means[0]} ({means[1]})")
+    return f"[{suite}](experiments.md#{PLACES.get(suite, _SWEEPS)}): {', '.join(told) or '–'}"
 
 
 def on_reacher(change: str) -> str:

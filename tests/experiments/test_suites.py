@@ -82,6 +82,90 @@ def test_the_two_savings_of_the_sources() -> None:
     assert base("seeds-table", "bigfish").ppg.total_env_steps == 25_000_000
 
 
+ORTHOGONAL_HEADS = {"model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
+
+
+def test_details_are_changed_one_at_a_time_from_the_paper_s_settings() -> None:
+    assert arms("details", "bigfish") == {
+        "PPG": {},
+        "auxiliary phase on transitions": {"aux.minibatch_by": "transitions"},
+        "policy phase on transitions": {"ppo.minibatch_by": "transitions"},
+        "advantages normalized by minibatch": {"ppo.advantage_norm": "minibatch"},
+        "weights orthogonal": {"model.init": "orthogonal"} | ORTHOGONAL_HEADS,
+        "weights PyTorch's, heads orthogonal": {"model.init": "torch"} | ORTHOGONAL_HEADS,
+        "LayerNorm, weights orthogonal": {"model.init": "orthogonal", "model.layer_norm": True}
+        | ORTHOGONAL_HEADS,
+        "Adam's ε 1e-5": {"ppo.adam_eps": 1e-5},
+        "one optimizer for both phases": {"aux.optimizer": "shared"},
+        "rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99},
+    }
+
+
+def test_details_that_a_task_has_already_or_cannot_have_are_no_arms() -> None:
+    normalized = {"model.init": "normalized", "model.policy_head_scale": 0.1,
+                  "model.value_head_scale": 0.1}  # fmt: skip
+    on_acrobot = arms("details", "acrobot", "small")
+    assert on_acrobot == {
+        "PPG": {},
+        "auxiliary phase on whole segments": {"aux.minibatch_by": "segments"},
+        "policy phase on whole segments": {"ppo.minibatch_by": "segments"},
+        "advantages normalized by batch": {"ppo.advantage_norm": "batch"},
+        "weights normalized": normalized,
+        "weights PyTorch's, heads orthogonal": {"model.init": "torch"},
+        "LayerNorm, weights orthogonal": {"model.layer_norm": True},
+        "Adam's ε 1e-8": {"ppo.adam_eps": 1e-8},
+        "one optimizer for both phases": {"aux.optimizer": "shared"},
+    }
+    # 16 segments cannot be dealt out to 32 minibatches, nor 4 to 16.
+    hopper, pendulum = (arms("details", task, "small") for task in ("hopper", "pendulum"))
+    assert on_acrobot.keys() - hopper.keys() == {"policy phase on whole segments"}
+    assert on_acrobot.keys() - pendulum.keys() == {
+        "policy phase on whole segments", "auxiliary phase on whole segments"
+    }  # fmt: skip
+    # Pendulum's own γ is 0.9.
+    assert pendulum["rewards normalized by γ 0.99"] == {"reward_norm.gamma": 0.99}
+    remembering = arms("details", "cartpole-masked-velocity", "small")
+    assert not any("transitions" in arm for arm in remembering)
+    assert not any("rewards" in arm for arm in arms("details", "atari", "small"))
+
+
+def test_penalties_with_rewards_of_both_kinds() -> None:
+    penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
+    adaptive = penalty | {"ppo.kl_penalty_target": 0.01}
+    raw = {"reward_norm": None}
+    found = {
+        arm: {name: new for name, new in change.items() if not name.startswith("reward_norm.")}
+        for arm, change in arms("penalties", "bigfish").items()
+    }
+    assert found == {
+        "clipping, rewards normalized": {},
+        "KL penalty, rewards normalized": penalty,
+        "adaptive KL penalty, rewards normalized": adaptive,
+        "clipping, rewards as they are": raw,
+        "KL penalty, rewards as they are": penalty | raw,
+        "adaptive KL penalty, rewards as they are": adaptive | raw,
+    }
+
+
+def test_rates_and_epochs_are_changed_together() -> None:
+    def settings(task: str, scale: str) -> dict[str, tuple[float, int, int, float]]:
+        made = SUITES["rates"].arms(base("rates", task, scale))
+        return {
+            arm: (one.ppo.learning_rate, one.ppo.policy_epochs, one.ppo.value_epochs,
+                  one.aux.learning_rate)
+            for arm, one in made if one.aux is not None
+        }  # fmt: skip
+
+    assert settings("acrobot", "small") == {
+        f"{name}, E_π = {epochs}": (pytest.approx(rate), epochs, 8, 5e-4)
+        for name, rate in (("rate", 1e-3), ("rate / 3", 1e-3 / 3), ("rate × 3", 3e-3))
+        for epochs in (1, 3, 10)
+    }
+    on_images = settings("bigfish", "paper")
+    assert [values[1] for values in on_images.values()] == [1, 3, 6] * 3
+    assert on_images["rate × 3, E_π = 1"] == (pytest.approx(1.5e-3), 1, 1, 5e-4)
+
+
 def test_the_report_s_arms_change_its_own_settings() -> None:
     report = get_preset("compat-mva-ppo").changed({"env.id": "envpool:Reacher-v5"})
     changed = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasicrl.config import Config
+from phasicrl.config import Config, RewardNormConfig
 from phasicrl.config_io import nearest_name
 from phasicrl.envs.procgen import GAMES
 from phasicrl.experiments.tricks import checked_rungs
@@ -183,10 +183,95 @@ def _report_settings(base: Base) -> list[Arm]:
     return _arms(get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id}), changes)
 
 
+_HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
+"""Of Baselines' PPO: orthogonal."""
+_ORTHOGONAL: dict[str, Any] = {"model.init": "orthogonal"} | _HEADS
+_NORMALIZED: dict[str, Any] = {
+    "model.init": "normalized", "model.head_init": None,
+    "model.policy_head_scale": 0.1, "model.value_head_scale": 0.1,
+}  # fmt: skip
+_DETAILS: dict[str, dict[str, Any]] = {
+    "auxiliary phase on whole segments": {"aux.minibatch_by": "segments"},
+    "auxiliary phase on transitions": {"aux.minibatch_by": "transitions"},
+    "policy phase on whole segments": {"ppo.minibatch_by": "segments"},
+    "policy phase on transitions": {"ppo.minibatch_by": "transitions"},
+    "advantages normalized by batch": {"ppo.advantage_norm": "batch"},
+    "advantages normalized by minibatch": {"ppo.advantage_norm": "minibatch"},
+    "weights normalized": _NORMALIZED,
+    "weights orthogonal": _ORTHOGONAL,
+    "weights PyTorch's, heads orthogonal": {"model.init": "torch"} | _HEADS,
+    "LayerNorm, weights orthogonal": {"model.layer_norm": True} | _ORTHOGONAL,
+    "Adam's ε 1e-8": {"ppo.adam_eps": 1e-8},
+    "Adam's ε 1e-5": {"ppo.adam_eps": 1e-5},
+    "one optimizer for both phases": {"aux.optimizer": "shared"},
+    "an optimizer for each phase": {"aux.optimizer": "own"},
+    "rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99},
+    "rewards normalized by the algorithm's γ": {"reward_norm.gamma": None},
+}
+"""Both ways to do what source 000 calls details that the paper does not name."""
+
+
+def _details(base: Base) -> list[Arm]:
+    """PPG on a task, and with one detail changed; what the task has already is no arm."""
+    ppg = base.ppg
+    assert ppg.aux is not None
+    left_out: set[str] = set()
+    for group, minibatches in (
+        ("ppo", ppg.ppo.num_minibatches), ("aux", ppg.aux.num_minibatches)
+    ):  # fmt: skip
+        if ppg.model.memory != "none":
+            left_out.add(f"{group}.minibatch_by transitions")
+        if ppg.env.num_envs % minibatches:
+            left_out.add(f"{group}.minibatch_by segments")
+    if ppg.reward_norm is None or ppg.ppo.gamma == 0.99:
+        left_out |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
+    changes = {
+        name: change
+        for name, change in _DETAILS.items()
+        if not left_out & {f"{path} {value}" for path, value in change.items()}
+    }
+    return [("PPG", ppg), *(arm for arm in _arms(ppg, changes) if arm[1] != ppg)]
+
+
+def _penalties(base: Base) -> list[Arm]:
+    """What keeps a policy near to the old one, with normalized rewards and without."""
+    penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
+    kept: dict[str, dict[str, Any]] = {
+        "clipping": {},
+        "KL penalty": penalty,
+        "adaptive KL penalty": penalty | {"ppo.kl_penalty_target": 0.01},
+    }
+    rewards: dict[str, dict[str, Any]] = {
+        "rewards normalized": {"reward_norm": base.ppg.reward_norm or RewardNormConfig()},
+        "rewards as they are": {"reward_norm": None},
+    }
+    return _arms(
+        base.ppg,
+        {f"{way}, {of}": kept[way] | rewards[of] for of in rewards for way in kept},
+    )
+
+
+def _rates_and_epochs(base: Base) -> list[Arm]:
+    """Policy epochs at the policy phase's learning rate, at a third of it and at three times it."""
+    rate = base.ppg.ppo.learning_rate
+    rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
+    epochs = (1, 3, 6) if base.images else (1, 3, 10)
+    return _arms(
+        base.ppg,
+        {
+            f"{name}, E_π = {count}": {"ppo.learning_rate": value, "ppo.policy_epochs": count}
+            for name, value in rates.items()
+            for count in epochs
+        },
+    )
+
+
 _SECOND_DOMAIN = ("acrobot", "halfcheetah", "hopper", "walker2d")
 """Nobody has published PPG on any of these."""
 _IMAGES = ("starpilot",)
 _BOTH = (*_IMAGES, *_SECOND_DOMAIN)
+_SCALES = (*_IMAGES, "acrobot", "pendulum", "hopper")
+"""Whose rewards differ in size: Acrobot −1, Pendulum −16 to 0, Hopper 1 and its speed."""
 _REPORT = ("invertedpendulum", "reacher", "pendulum")
 _CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
 
@@ -235,6 +320,18 @@ SUITES: dict[str, Suite] = {
     ),
     "n-aux": Suite(
         "auxiliary epochs over N of the N_π iterations (source 001)", _fewer_updates, _IMAGES
+    ),
+    "details": Suite(
+        "PPG with one detail of its code changed (source 000)", _details, _SCALES,
+        ("starpilot", "bossfight", "bigfish"), levels="easy",
+    ),
+    "penalties": Suite(
+        "KL penalties, rewards normalized or not (source 001)",
+        _penalties, _SCALES,
+    ),
+    "rates": Suite(
+        "policy epochs E_π at three learning rates (source 001)",
+        _rates_and_epochs, _SCALES,
     ),
     "mva": Suite(
         "deviations, normalized actions and rewards, learning rates (source 004)",
