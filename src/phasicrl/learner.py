@@ -19,6 +19,7 @@ from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
+from phasicrl.models.encoders import in_precision
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.normalize import EmaMoments, RewardNormalizer
 from phasicrl.rollout import Rollout
@@ -165,7 +166,8 @@ class Learner:
         world, reader = self.compute.world, self.agent.reader
         apart = max(1, self.config.batch_size // _LOOKED_AT)
         some = rollout.obs[:, ::apart].flatten(0, 1)
-        features = self.agent.encoder(reader(some)).float().abs().mean(0)
+        with in_precision(self.compute.precision("policy"), some.device):
+            features = self.agent.encoder(reader(some)).float().abs().mean(0)
         dormant = objectives.dormant_fraction(world.cat(features[None]).mean(0))
         record = {"network/dormant_fraction": float(dormant)}
         if reader.normalizer is not None:
