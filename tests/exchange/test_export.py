@@ -73,7 +73,10 @@ CASES: dict[str, tuple[Callable[[Path], Config], MakeEnv | None]] = {
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.long] * (case == "of all kinds")) for case in CASES],
+    [
+        pytest.param(case, marks=[pytest.mark.long] * (case in ("of all kinds", "images")))
+        for case in CASES
+    ],
 )
 def test_a_file_says_what_the_agent_says_and_plays_the_same_episodes(
     case: str, tmp_path: Path

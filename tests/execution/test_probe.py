@@ -576,6 +576,7 @@ def test_heads_and_their_gradients_are_computed_in_fp32(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_bf16_in_the_auxiliary_phase_stays_near_fp32(tmp_path: Path) -> None:
     low, exact = (
         train(images(tmp_path, aux_precision=name), make_env=Image) for name in ("bf16", "fp32")

@@ -212,6 +212,7 @@ def test_one_hangs(tmp_path: Path, fault: Fault, is_full: bool) -> None:
         assert_as_unbroken(folder)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F-03", "SIGTERM to one of two processes: both save and end with 75", 1, 20)
 def test_one_is_told_to_end(tmp_path: Path, fault: Fault) -> None:
     *_, seconds = unbroken()

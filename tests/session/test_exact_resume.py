@@ -142,6 +142,7 @@ def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> N
     assert_resumed_is_unbroken(config.changed({"ppo.num_steps": 16} | changes), tmp_path, (3,))
 
 
+@pytest.mark.long
 def test_with_a_game_of_procgen(tmp_path: Path) -> None:
     pytest.importorskip("envpool")
     config = replace(
