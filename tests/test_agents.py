@@ -1,0 +1,35 @@
+"""The agents that the repository gives away: whole, of presets, on film, and as good as said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from phasicrl.config_io import read_json
+from phasicrl.exchange.package import EVALUATION_FILE, check_package
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.presets import PRESETS, get_preset
+from phasicrl.runs.directory import RunDirectory
+
+ROOT = Path(__file__).parents[1]
+AGENTS = sorted((ROOT / "agents").iterdir())
+
+
+@pytest.mark.parametrize("path", AGENTS, ids=lambda path: path.name)
+def test_a_package_is_whole_and_of_a_preset_and_on_film(path: Path) -> None:
+    assert "agent.safetensors" in check_package(path)
+    config = RunDirectory(path).config
+    assert config.name in PRESETS and config.seed >= 101
+    assert config.total_env_steps == get_preset(config.name).total_env_steps
+    assert (ROOT / "docs" / "films" / f"{config.name}.mp4").is_file()
+
+
+def test_an_agent_plays_as_its_evaluation_says() -> None:
+    """The first of the episodes in the file, played anew: of CartPole all are 500."""
+    pytest.importorskip("envpool")
+    (path,) = (path for path in AGENTS if path.name.startswith("cartpole"))
+    said = read_json(path / EVALUATION_FILE)["results"][0]
+    assert said["policy"] == "greedy" and set(said["returns"]) == {500.0}
+    (greedy,) = evaluate(path, episodes=3, policies=("greedy",), seed=1)
+    assert greedy.returns == (500.0, 500.0, 500.0)
