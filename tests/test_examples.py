@@ -21,16 +21,8 @@ from tests.helpers import corridor, tiny, tiny_aux
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
-LONG = {"masked_with_memory", "trading", "first_run"}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in LONG))
-        for path in EXAMPLES
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 50
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CI": "true"}

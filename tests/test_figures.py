@@ -43,6 +43,7 @@ def test_the_command_draws_what_it_is_asked_for(
     assert "no such figure: no.png; there are baselines.png" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["batch-invariance.png", "precision.png", "scaling-model.png"])
 def test_committed_files_have_all_that_a_figure_needs(name: str, tmp_path: Path) -> None:
     FIGURES[name](tmp_path / name)

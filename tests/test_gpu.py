@@ -106,15 +106,9 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
             )
 
 
-@pytest.mark.parametrize(
-    ("value_path", "precision"),
-    [
-        ("separate", "fp32"),
-        ("shared", "bf16"),
-        pytest.param("separate", "bf16", marks=pytest.mark.long),
-        pytest.param("shared", "fp32", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("value_path", ["separate", "shared"])
 def test_recorded_steps_on_images_equal_eager_ones(
     recorded: str, precision: Precision, value_path: str, tmp_path: Path
 ) -> None:

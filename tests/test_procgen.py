@@ -38,6 +38,7 @@ def small(preset: str, tmp_path: Path, **env: object) -> Config:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "preset",
     [

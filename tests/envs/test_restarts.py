@@ -143,6 +143,7 @@ def test_what_never_begins_is_an_error_in_spite_of_restarts() -> None:
         bridge(Broken, 9).reset()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("by", "words"), [("dying", "exit code 3"), ("hanging", "within 1 s")])
 def test_a_process_that_dies_or_hangs_cuts_all_episodes(by: str, words: str) -> None:
     make_env = partial(Fragile, 2, by)

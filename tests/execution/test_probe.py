@@ -387,6 +387,7 @@ def test_a_given_size_is_the_largest_that_is_tried(monkeypatch: pytest.MonkeyPat
     assert sizes == [16, 128, 24]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "wishes", "has_aux", "said"),
     [

@@ -99,6 +99,7 @@ def test_returns_without_values_are_those_of_whole_episodes() -> None:
     assert all(config.ppo.collect_by == "steps" for _, config in rungs(BASE, task=EVERYTHING))
 
 
+@pytest.mark.long
 def test_a_rung_of_whole_episodes_can_be_trained(tmp_path: Path) -> None:
     name, config = checked_rungs(TAXI, "ladder")[0]
     assert (name, config.ppo.collect_by, config.ppo.num_steps) == ("REINFORCE", "episodes", 512)

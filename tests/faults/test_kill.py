@@ -118,6 +118,7 @@ def test_a_disk_that_refuses_an_operation(
         shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.fault("F-07", "SIGTERM at a random time: a checkpoint, 75, within ten seconds", 1, 17)
 def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:

@@ -80,6 +80,7 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("aux", "every", "passes"),
     [
@@ -105,6 +106,7 @@ def test_cut_phases_have_the_same_work_for_a_step(
     assert report.split["auxiliary"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("discrete", [False, True])
 def test_environments_alone_get_actions_of_every_kind_and_masks_are_kept_to(
     tmp_path: Path, discrete: bool

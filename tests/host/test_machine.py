@@ -224,6 +224,7 @@ def answer(code: str, cores: set[int], **variables: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.long
 @needs_affinity
 @pytest.mark.parametrize(
     "variable", ["OMP_PROC_BIND=true", "OMP_PROC_BIND=close", "OMP_PLACES=cores"]
@@ -263,6 +264,7 @@ The sum that it is given takes hundredths of one.
 """
 
 
+@pytest.mark.long
 @needs_affinity
 @pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(),
