@@ -881,7 +881,7 @@ def _evaluate(words: list[str]) -> None:
         tree = rows[0] | {"run": run, "levels": levels, "seed": arguments["seed"]}
         tree |= dict(zip(policies, rows, strict=False))  # of the levels that come first
         trained = dict(zip(policies, rows[len(policies) :], strict=False))
-        print(json.dumps(tree | ({"train": trained, "gap": gaps} if gaps else {})))
+        _print_json(tree | ({"train": trained, "gap": gaps} if gaps else {}))
         return
     title = f"{run}: {arguments['episodes']} episodes, {levels} levels or seeds"
     _print_evaluation(title, rows)
