@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from phasicrl.analysis.compare import compare_runs
-from phasicrl.analysis.plot import plot_runs
+from phasicrl.analysis.plot import plot_runs, reference_curves
 from phasicrl.analysis.references import FOLDER, REFERENCES, reference_file
 from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
+from phasicrl.experiments.trials import RETURN
 from tests.analysis.test_plot import make_runs, read_csv
 
 
@@ -43,6 +44,17 @@ def test_the_curves_of_the_paper_give_its_headline() -> None:
     assert np.mean(scores["ppg"]) == pytest.approx(0.76, abs=0.015)
     assert np.mean(scores["ppo"]) == pytest.approx(0.58, abs=0.015)
     assert len(scores["ppg"]) == len(scores["ppo"]) == 48 and len(scores["e-pi-6"]) == 16
+
+
+def test_the_paper_s_reference_is_its_two_algorithms_unless_others_are_named() -> None:
+    def drawn(*wanted: str) -> set[str]:
+        curves = reference_curves(
+            Path("ppg-paper"), RETURN, ends={"procgen:starpilot": 1e8}, experiments=wanted
+        )
+        assert all(curve.runs.shape[0] == (1 if "pi" in curve.label else 3) for curve in curves)
+        return {curve.label for curve in curves}
+
+    assert drawn() == {"ppg", "ppo"} and drawn("e-pi-1", "e-pi-6") == {"e-pi-1", "e-pi-6"}
 
 
 def test_curves_begin_where_learning_does() -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.analysis.references import REFERENCES, reference_file
+from phasicrl.analysis.references import HEADLINES, REFERENCES, reference_file
 from phasicrl.analysis.statistics import bootstrap_band
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
@@ -151,7 +151,7 @@ def plot_runs(
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
         reference: Published curves: ppg-paper, baselines-easy, baselines-easy-200, zoo, tianshou,
             slm-lab, cleanrl, or a CSV file of experiment, run, game, step, episodic_return, …
-        reference_experiments: Which experiments of that file; none: all, if they are few.
+        reference_experiments: Which of its experiments; none: PPG and PPO, or all if they are few.
         reference_game: The game in that file, if it is not the environment's name.
         reference_split: Which rows of that file, if it has a column `split`.
         title: Over the figure.
@@ -231,7 +231,7 @@ def reference_curves(
         metric: one of `REFERENCE_COLUMNS`.
         ends: environments, and the steps up to which their curves are wanted.
         game: the game in the file; none: the environment's name without its back end.
-        experiments: none: all, if they are few.
+        experiments: none: those in `HEADLINES`; of other files all, if they are few.
         split: which rows, if the file has a column `split`.
         smooth_steps: see `plot_runs`.
 
@@ -240,6 +240,7 @@ def reference_curves(
             to draw them all.
         FileNotFoundError: no such file.
     """
+    experiments = experiments or HEADLINES.get(str(path), ())
     path = reference_file(path)
     games = {env_id: _game(game or env_id.rpartition(":")[2]) for env_id in ends}
     series = _read_reference(path, metric, games=set(games.values()), split=split)

@@ -25,6 +25,8 @@ REFERENCES = {
     "cleanrl": "PPO of CleanRL (vwxyzjn/cleanrl, docs/rl-algorithms/ppo.md): three seeds",
 }
 """By name: what it is, and whence."""
+HEADLINES = {"ppg-paper": ("ppg", "ppo")}
+"""By name of what has many experiments: those that are meant if none are named."""
 
 
 def reference_file(reference: Path) -> Path:
