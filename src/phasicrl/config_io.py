@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import operator
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -108,6 +109,20 @@ def read_json(path: Path, largest: int = 2**24) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged: it holds no object")
     return typing.cast(dict[str, Any], value)
+
+
+def write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    """Replace a file by a JSON object at once: a crash leaves the old text or the new one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(tree, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,6 @@ Kind: effects (times a network; keeps a cache).
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from phasicrl.config import ComputeConfig, Precision
-from phasicrl.config_io import read_json
+from phasicrl.config_io import read_json, write_json
 from phasicrl.execution.compute import explaining_memory, is_out_of_memory
 from phasicrl.execution.plan import (
     Findings,
@@ -179,10 +178,7 @@ def probe_once(
     findings = probe(network, parameters, obs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        all_found = _read(path) | {key: dataclasses.asdict(findings)}
-        temporary.write_text(json.dumps(all_found, indent=1))
-        os.replace(temporary, path)
+        write_json(path, _read(path) | {key: dataclasses.asdict(findings)})
     except OSError:
         pass  # measured anew next time
     return findings

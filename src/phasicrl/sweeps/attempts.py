@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from phasicrl.config_io import write_json
+
 State = Literal["pending", "running", "done", "failed"]
 Outcome = Literal["done", "failed", "released"]
 ATTEMPTS = "attempts"
@@ -81,9 +83,7 @@ class Attempt:
 
     def write(self, about: dict[str, Any]) -> None:
         """Replace what it says, at once."""
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(about, indent=2) + "\n")
-        os.replace(temporary, self.path)
+        write_json(self.path, about)
 
     @property
     def successor(self) -> Attempt:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -20,7 +19,7 @@ from typing import Any
 
 from phasicrl.analysis.compare import Units, compare_curves
 from phasicrl.config import Config, refuse_idle, shown
-from phasicrl.config_io import read_json
+from phasicrl.config_io import read_json, write_json
 from phasicrl.envs.make import make_envs
 from phasicrl.experiments.run_suite import COLUMNS, SuiteResult, suite_curves
 from phasicrl.experiments.trials import RESULT_FILE, RETURN, ResultTable, Trial, ready
@@ -115,10 +114,7 @@ class Sweep:
 
     def write(self, trial: SweepTrial) -> None:
         """Write the file of a trial, replacing what was there at once."""
-        path = self.path / TRIALS / f"{trial.id}.json"
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(dataclasses.asdict(trial), indent=2) + "\n")
-        os.replace(temporary, path)
+        write_json(self.path / TRIALS / f"{trial.id}.json", dataclasses.asdict(trial))
 
     def runs(self, trial: SweepTrial) -> list[RunDirectory | None]:
         """The newest run of each seed of a trial; None where there is none yet."""
