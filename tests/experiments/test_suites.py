@@ -129,6 +129,46 @@ def test_details_that_a_task_has_already_or_cannot_have_are_no_arms() -> None:
     assert not any("rewards" in arm for arm in arms("details", "atari", "small"))
 
 
+def test_details_of_ppo_are_those_that_have_an_effect_on_the_task() -> None:
+    def changed(task: str) -> dict[str, dict[str, Any]]:
+        ppo = base("ppo-details", task, "small").ppo
+        return {
+            arm: {field: new for field, (_, new) in differences(config, ppo).items()}
+            for arm, config in SUITES["ppo-details"].arms(base("ppo-details", task, "small"))
+        }
+
+    everywhere = {
+        "PPO": {},
+        "policy epochs first": {"ppo.epoch_order": "policy_first"},
+        "values learn rewards to the end": {"ppo.value_target": "monte_carlo"},
+        "deviation by n − 1": {"ppo.advantage_std": "unbiased"},
+        "reward's return goes on": {"reward_norm.reset_at": "termination"},
+        "value clipping": {"ppo.value_clip": 0.2},
+        "stop at a KL of 0.01": {"ppo.target_kl": 0.01},
+        "stop at a KL of 0.01 by k1": {"ppo.target_kl": 0.01, "ppo.epoch_kl": "k1"},
+    }
+    assert changed("pendulum") == everywhere | {
+        "value rate × 3": {"ppo.value_learning_rate": 3e-3},
+        "actions as drawn": {"action.squash": "none"},
+        # A tanh stretches by itself.
+        "actions through tanh": {"action.squash": "tanh", "action.rescale": False},
+        # 4 environments with 512 steps each: at least one episode of 200 begins in the first half.
+        "whole episodes": {"ppo.collect_by": "episodes"},
+    }
+    # Discrete actions; episodes of 500 steps need rollouts of 1,024, so that one is a batch.
+    assert changed("acrobot") == everywhere | {
+        "value rate × 3": {"ppo.value_learning_rate": 3e-3},
+        "whole episodes": {
+            "ppo.collect_by": "episodes", "ppo.num_steps": 1024, "env.num_envs": 1
+        },
+    }  # fmt: skip
+    # Atari's preset has one network, clips values itself, and leaves rewards as they are.
+    on_atari = changed("atari").keys()
+    assert not on_atari & {"value rate × 3", "value clipping", "reward's return goes on"}
+    # Its episodes may have 27,000 steps: rollouts of whole ones would be many times as large.
+    assert "whole episodes" not in on_atari
+
+
 def test_penalties_with_rewards_of_both_kinds() -> None:
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     adaptive = penalty | {"ppo.kl_penalty_target": 0.01}
@@ -307,6 +347,18 @@ def test_a_curve_begins_where_all_seeds_have_a_return() -> None:
     rows = [{**blank, "seed": str(101 + i), "curve": text} for i, text in enumerate(texts)]
     (curve,) = suite_curves(rows)
     assert curve.steps[0] == 60.0 and curve.runs.shape == (2, 35) and curve.mean[-1] == 39.0
+
+
+def test_what_has_no_curve_is_left_out_and_said() -> None:
+    rows = [
+        {"task": "t", "arm": arm, "budget": "400", "seed": "101", "curve": " ".join([point] * 40)}
+        for arm, point in (("learns", "1"), ("diverged", "nan"))
+    ]
+    with pytest.warns(RuntimeWarning, match="diverged on t is left out: its 400 steps have no"):
+        (curve,) = suite_curves(rows)
+    assert curve.label == "learns"
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="no episode ended"):
+        suite_curves(rows[1:])
 
 
 def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.config import Config, Task, field_paths
 from phasicrl.experiments import tricks
-from phasicrl.experiments.tricks import TRICKS, Mode, Trick, checked_rungs, rungs
+from phasicrl.experiments.tricks import TRICKS, Mode, Trick, checked, rungs
 from phasicrl.presets import get_preset
 
 BASE = get_preset("classic-ppo").changed({"reward_norm": None})
@@ -101,7 +102,7 @@ def test_returns_without_values_are_those_of_whole_episodes() -> None:
 
 @pytest.mark.long
 def test_a_rung_of_whole_episodes_can_be_trained(tmp_path: Path) -> None:
-    name, config = checked_rungs(TAXI, "ladder")[0]
+    name, config = checked(TAXI, rungs)[0]
     assert (name, config.ppo.collect_by, config.ppo.num_steps) == ("REINFORCE", "episodes", 512)
     short = {"output_dir": str(tmp_path), "total_env_steps": 1024, "log.console": "off"}
     run = train(config.changed({**short, "log.tensorboard": False}))
@@ -120,7 +121,7 @@ TAXI = BASE.changed({"env.id": "gymnasium:Taxi-v4"})
 
 @pytest.mark.parametrize("mode", ["ladder", "leave-one-out"])
 def test_members_of_a_set_need_no_normalization_but_masks_are_a_rung(mode: Mode) -> None:
-    names = [name for name, _ in checked_rungs(TAXI, mode)]
+    names = [name for name, _ in checked(TAXI, partial(rungs, mode=mode))]
     assert len(names) == len(TRICKS) and not any("state" in name for name in names)
     assert names[-1].endswith("action masking")  # Taxi says which actions do something
 
@@ -128,7 +129,7 @@ def test_members_of_a_set_need_no_normalization_but_masks_are_a_rung(mode: Mode)
 def test_rewards_are_not_normalized_on_any_rung() -> None:
     base = get_preset("pendulum-ppo")
     assert base.reward_norm is not None
-    assert all(config.reward_norm is None for _, config in checked_rungs(base, "ladder"))
+    assert all(config.reward_norm is None for _, config in checked(base, rungs))
 
 
 def test_every_rung_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +138,11 @@ def test_every_rung_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         {"model.memory": "lstm", "ppo.minibatch_by": "segments", "action.squash": "clip"},
         {"action.squash": "none"},
     )
-    monkeypatch.setattr(tricks, "missing", lambda trick, task: None)
+    monkeypatch.setattr(tricks, "missing", lambda paths, task: None)
     monkeypatch.setattr(tricks, "TRICKS", (*TRICKS[:2], last))
     monkeypatch.setattr(tricks, "episode_limit", lambda env: None)  # else there is one environment
     with pytest.raises(
         ValueError,
-        match=r"rung '\+ memory' cannot be trained: .*action.squash is clip, which has no effect",
+        match=r"arm '\+ memory' cannot be trained: .*action.squash is clip, which has no effect",
     ):
-        checked_rungs(BASE, "ladder")
+        checked(BASE, rungs)

@@ -5,6 +5,7 @@ Kind: effects (trains, writes files).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,8 @@ def run_suite(
     on from its last checkpoint.
 
     Args:
-        name: Of the suite: fig2 to fig9, seeds-table, skip-aux, n-aux, details, penalties, rates,
-            mva, tricks, tricks-one-out.
+        name: Of the suite: fig2 to fig9, seeds-table, skip-aux, n-aux, details, ppo-details,
+            penalties, rates, mva, tricks, tricks-one-out.
         tasks: Games of Procgen, names with presets (halfcheetah), or ids of environments; none:
             those of the suite.
         seeds: Of the runs; none: as many as were published, from 101 on.
@@ -113,7 +114,13 @@ def measure(trial: Trial) -> list[Row]:
 
 
 def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
-    """The curves in a suite's table, by task and arm, over the seeds."""
+    """The curves in a suite's table, by task and arm, over the seeds.
+
+    What has no step at which every seed has a return is left out, with a warning.
+
+    Raises:
+        ValueError: that holds for all of them.
+    """
     grouped: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         grouped.setdefault((row["arm"], row["task"]), []).append(row)
@@ -122,7 +129,15 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
         values = np.array([[float(point) for point in row["curve"].split()] for row in members])
         seen = np.isfinite(values).all(axis=0)
         steps = curve_grid(int(members[0]["budget"]))
-        curves.append(Curve(arm, task, steps[seen], values[:, seen]))
+        if seen.any():
+            curves.append(Curve(arm, task, steps[seen], values[:, seen]))
+        else:
+            why = f"{int(steps[-1]):,} steps have no return of every seed"
+            warnings.warn(f"{arm} on {task} is left out: its {why}", RuntimeWarning, stacklevel=2)
+    if not curves:
+        raise ValueError(
+            "no episode ended in these runs; train them for more steps to compare them"
+        )
     return curves
 
 

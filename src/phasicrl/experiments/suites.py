@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from phasicrl.config import Config, RewardNormConfig
 from phasicrl.config_io import nearest_name
 from phasicrl.envs.procgen import GAMES
-from phasicrl.experiments.tricks import checked_rungs
+from phasicrl.experiments.tricks import checked, details, rungs
 from phasicrl.presets import PRESETS, get_preset
 
 Scale = Literal["small", "paper"]
@@ -325,6 +326,10 @@ SUITES: dict[str, Suite] = {
         "PPG with one detail of its code changed (source 000)", _details, _SCALES,
         ("starpilot", "bossfight", "bigfish"), levels="easy",
     ),
+    "ppo-details": Suite(
+        "PPO with one detail changed on which the reference codes differ",
+        lambda base: checked(base.ppo, details), _SCALES,
+    ),
     "penalties": Suite(
         "KL penalties, rewards normalized or not (source 001)",
         _penalties, _SCALES,
@@ -339,11 +344,12 @@ SUITES: dict[str, Suite] = {
     ),
     "tricks": Suite(
         "PPO trick by trick, from REINFORCE up (source 003)",
-        lambda base: checked_rungs(base.ppo, "ladder"), _CONTROL, _CONTROL, num_seeds=5,
+        lambda base: checked(base.ppo, rungs), _CONTROL, _CONTROL, num_seeds=5,
     ),
     "tricks-one-out": Suite(
         "PPO with all tricks, and with all but one (source 003)",
-        lambda base: checked_rungs(base.ppo, "leave-one-out"), _CONTROL, _CONTROL, num_seeds=5,
+        lambda base: checked(base.ppo, partial(rungs, mode="leave-one-out")), _CONTROL, _CONTROL,
+        num_seeds=5,
     ),
 }  # fmt: skip
 """By the name that `phasicrl suite` knows it by."""

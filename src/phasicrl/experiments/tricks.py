@@ -1,4 +1,4 @@
-"""The tricks of PPO: added one by one from REINFORCE up, or taken away one at a time.
+"""The tricks of PPO: added one by one from REINFORCE up, taken away or changed one at a time.
 
 Kind: effects (makes an environment to look at).
 
@@ -10,6 +10,7 @@ differs.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -91,13 +92,13 @@ RETURNS = ("baseline", "TD(λ)")
 """Tricks without which returns are sums of rewards: those of whole episodes then, not of parts."""
 
 
-def missing(trick: Trick, task: Task) -> str | None:
-    """What a trick needs and a task does not have, in words; None where it applies.
+def missing(paths: Collection[str], task: Task) -> str | None:
+    """What fields need and a task does not have, in words; None where they have an effect.
 
-    That may be numbers to normalize, or action masks.
+    That may be numbers to normalize, action masks, or continuous actions.
     """
     for need in NEEDS:
-        concerns = need.task is not None and not trick.on.keys().isdisjoint(need.paths.split())
+        concerns = need.task is not None and not set(need.paths.split()).isdisjoint(paths)
         if concerns and not need.is_met(None, task):
             return need.words
     return None
@@ -119,7 +120,7 @@ def rungs(
 ) -> list[tuple[str, Config]]:
     """The configurations to train, by name.
 
-    Knobs that have no effect on a rung are at their defaults there.
+    Rewards are never normalized. Knobs that have no effect on a rung are at their defaults there.
 
     Args:
         base: everything that the tricks leave open: environment, network sizes, budget, learning
@@ -129,7 +130,7 @@ def rungs(
         longest: steps of its longest episode; with it, what learns from sums of rewards plays whole
             episodes. Without, rollouts cut them.
     """
-    tricks = [trick for trick in TRICKS if missing(trick, task) is None]
+    tricks = [trick for trick in TRICKS if missing(trick.on, task) is None]
     if longest is not None:
         whole = _in_whole_episodes(base, longest)
         parts = {path: base.values()[path] for path in whole}
@@ -137,7 +138,7 @@ def rungs(
             if trick.name in RETURNS:
                 on = trick.on | (parts if trick.name == RETURNS[-1] else {})
                 tricks[place] = Trick(trick.name, on, trick.off | whole)
-    all_on: dict[str, Any] = {"aux": None}
+    all_on: dict[str, Any] = {"aux": None, "reward_norm": None}
     all_off = dict(all_on)
     for trick in tricks:
         all_on |= trick.on
@@ -153,28 +154,64 @@ def rungs(
     return [(name, base.changed(fields, reset_idle=True)) for name, fields in changes]
 
 
-def checked_rungs(base: Config, mode: Mode) -> list[tuple[str, Config]]:
-    """The rungs for the environment of `base`, each of which can be trained there.
+def details(base: Config, *, task: Task, longest: int | None = None) -> list[tuple[str, Config]]:
+    """PPO, and PPO with one detail changed on which the reference codes differ.
 
-    Tricks that have no effect there are left out. Rewards are never normalized. Where the
-    environment has a time limit, returns that are sums of rewards are those of whole episodes.
+    What `base` has already, or what has no effect on the task, is left out.
+
+    Args:
+        base: a configuration of PPO.
+        task: what is known of the environment.
+        longest: steps of its longest episode, if it has such.
+    """
+    stop = {"ppo.target_kl": 0.01}
+    changes: dict[str, dict[str, Any]] = {
+        "policy epochs first": {"ppo.epoch_order": "policy_first"},
+        "values learn rewards to the end": {"ppo.value_target": "monte_carlo"},
+        "deviation by n − 1": {"ppo.advantage_std": "unbiased"},
+        "value clipping": {"ppo.value_clip": base.ppo.value_clip or 0.2},
+        "value rate × 3": {"ppo.value_learning_rate": 3 * base.ppo.learning_rate},
+        "stop at a KL of 0.01": stop,
+        "stop at a KL of 0.01 by k1": stop | {"ppo.epoch_kl": "k1"},
+        "actions as drawn": {"action.squash": "none"},
+        "actions through tanh": {"action.squash": "tanh"},
+    }
+    if base.reward_norm is not None:
+        changes["reward's return goes on"] = {"reward_norm.reset_at": "termination"}
+    # Half of a rollout has to hold an episode, in a rollout of as many steps.
+    if longest is not None and 2 * longest <= base.batch_size:
+        changes["whole episodes"] = _in_whole_episodes(base, longest)
+    arms = [
+        (name, base.changed(fields, reset_idle=True))
+        for name, fields in changes.items()
+        if missing(fields, task) is None
+    ]
+    return [("PPO", base), *(arm for arm in arms if arm[1] != base)]
+
+
+def checked(
+    base: Config, arms_of: Callable[..., list[tuple[str, Config]]]
+) -> list[tuple[str, Config]]:
+    """`rungs` or `details` for the environment of `base`, each of which can be trained there.
+
+    What has no effect there is left out. Where the environment has a time limit, returns that are
+    sums of rewards are those of whole episodes.
 
     Args:
         base: as for `rungs`.
-        mode: as for `rungs`.
+        arms_of: `rungs` with a mode, or `details`.
 
     Raises:
-        ValueError: some rung cannot be trained there.
+        ValueError: some arm cannot be trained there.
     """
-    base = base.changed({"reward_norm": None})
     envs = make_envs(base.env, num_envs=1, seed=0)
     with closing(envs):
         task = dataclasses.replace(task_of(envs), has_masks=envs.mask_size > 0)
-        steps = rungs(base, mode=mode, task=task, longest=episode_limit(base.env))
-        for name, config in steps:
+        arms = arms_of(base, task=task, longest=episode_limit(base.env))
+        for name, config in arms:
             try:
                 refuse_idle(config, task)
                 make_agent(config, envs)
             except ValueError as error:
-                raise ValueError(f"the rung {name!r} cannot be trained: {error}") from None
-    return steps
+                raise ValueError(f"the arm {name!r} cannot be trained: {error}") from None
+    return arms
