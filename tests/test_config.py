@@ -14,8 +14,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from phasicrl import config_io
 from phasicrl.algorithm import train
 from phasicrl.config import (
+    ActionConfig,
     AuxConfig,
     CheckpointConfig,
     ComputeConfig,
@@ -27,9 +29,10 @@ from phasicrl.config import (
     RewardNormConfig,
     ValueNormConfig,
     field_paths,
+    field_texts,
     nearest_divisors,
 )
-from phasicrl.config_io import ConfigError
+from phasicrl.config_io import ConfigError, read_json, write_json
 from phasicrl.presets import PRESETS, differences, get_preset
 
 
@@ -251,6 +254,22 @@ def test_an_experiment_is_what_its_knobs_say_but_for_seed_length_and_where_it_ru
     assert options["env.options.a"] == 1 and "env.options" not in options
 
 
+def test_a_file_of_json_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "no space left")
+
+    path = tmp_path / "trial.json"
+    write_json(path, {"a": 1})
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(config_io.os, "fsync", full)
+        write_json(path, {"a": 2})
+    assert read_json(path) == {"a": 1}
+    write_json(path, {"a": 3})
+    assert read_json(path) == {"a": 3} and list(tmp_path.iterdir()) == [path]
+
+
 def test_every_field_says_what_it_is() -> None:
     """The command line's help and the reference page are made from these sentences."""
     import inspect
@@ -268,6 +287,41 @@ def test_every_field_says_what_it_is() -> None:
         for field in dataclasses.fields(kind):
             line = text[text.index(f"    {field.name}: ") :].split("\n")[1]
             assert line.strip().startswith('"""'), f"{kind.__name__}.{field.name} has no sentence"
+
+
+CODES = (
+    "OPPG", "ppo-ewma", "Baselines", "Spinning Up", "CleanRL", "SB3", "contrib", "Tianshou",
+    "Acme", "rsl_rl",
+)  # fmt: skip
+"""As docs/sources.md calls them."""
+KNOWN_SOURCE = re.compile(
+    r"PP[OG] paper|source 00[0-4]|et al\. \d{4}|Williams 1992|Gymnasium|\(ours\)"
+    rf"|{'|'.join(CODES)}"
+)
+
+
+ALGORITHM = (
+    ModelConfig, ActionConfig, PPOConfig, AuxConfig, RewardNormConfig, ObsNormConfig,
+    ValueNormConfig,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ALGORITHM)
+def test_every_knob_of_the_algorithm_names_a_source(kind: type) -> None:
+    sentences = field_texts(kind)
+    unnamed = [name for name, text in sentences.items() if not KNOWN_SOURCE.search(text)]
+    assert len(sentences) > 1 and not unnamed
+
+
+def test_what_knobs_name_is_on_the_page_of_sources() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "sources.md").read_text()
+    papers, called = page.split("## Code")
+    assert [code for code in CODES if f"| {code}" not in called] == []
+    sentences = " ".join(text for kind in ALGORITHM for text in field_texts(kind).values())
+    cited = set(re.findall(r"(\w+) (?:et al\. )?((?:19|20)\d\d)", sentences))
+    assert len(cited) > 5
+    for author, year in cited:
+        assert re.search(rf"\| (?:van )?{author}[ ,].*\b{year}, ", papers), f"{author} {year}"
 
 
 def test_presets_are_consistent() -> None:

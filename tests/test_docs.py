@@ -57,11 +57,15 @@ def test_every_name_of_the_source_documents_is_a_metric() -> None:
     assert wanted <= set(METRICS)
 
 
+ADDRESSES = ("https://arxiv.org/abs/", "https://doi.org/10.", "https://github.com/")
+"""Of papers and of code: all that a page links to."""
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXTS[name]):
         if "://" in target:
-            assert target.startswith(("https://arxiv.org/abs/", "https://github.com/")), target
+            assert target.startswith(ADDRESSES), target
             continue
         assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
 

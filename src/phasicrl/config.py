@@ -189,35 +189,35 @@ class ModelConfig:
     """The networks."""
 
     value_path: ValuePath = "separate"
-    """`separate` networks (the paper's), or one; `detached`: without the values' gradient."""
+    """`separate` networks (PPG paper), or one; `detached`: without the values' gradient."""
     encoder: Encoder = "impala"
-    """`impala` or `nature` for images, `mlp` for vectors."""
+    """`impala` (Espeholt et al. 2018), `nature` (Mnih et al. 2015), or `mlp` for vectors."""
     channels: tuple[int, ...] = (16, 32, 32)
-    """IMPALA: output channels of each stack; as many stacks as numbers."""
+    """IMPALA: output channels of each stack; as many stacks as numbers (OPPG: 16 32 32)."""
     blocks: int = 2
-    """IMPALA: residual blocks in each stack."""
+    """IMPALA: residual blocks in each stack (OPPG: 2)."""
     pooling: Literal["symmetric", "same"] = "symmetric"
     """IMPALA: padding of max-pools: on both sides (OPPG) or TensorFlow's (Baselines)."""
     hidden_sizes: tuple[int, ...] = (256,)
-    """Widths of the dense layers: those after the convolutions, or all layers of an `mlp`."""
+    """Widths of dense layers, after convolutions or of an `mlp` (OPPG: 256; Baselines: 64 64)."""
     activation: Activation = "relu"
-    """Non-linearity between the dense layers of an `mlp`; the convolutional encoders use ReLU."""
+    """Non-linearity between dense layers of an `mlp` (Baselines: tanh); for images it is ReLU."""
     value_activation: Activation | None = None
-    """The same for a value network of its own (`value_path` separate); off: as the policy's."""
+    """The same for a value network of its own (source 004); off: as the policy's."""
     layer_norm: bool = False
-    """Normalize each dense layer's output before its non-linearity."""
+    """Normalize each dense layer's output before its non-linearity (source 000)."""
     init: Initialization = "normalized"
-    """Initial weights: OPPG's, orthogonal (gain √2), Baselines' or PyTorch's."""
+    """Initial weights: OPPG's, orthogonal (CleanRL, gain √2), Glorot's (Baselines) or PyTorch's."""
     head_init: Initialization | None = None
-    """The same for the heads; off: `normalized` if `init` is, else `orthogonal`."""
+    """The same for the heads; off: `normalized` if `init` is (OPPG), else `orthogonal`."""
     policy_head_scale: float = 0.1
-    """Scale of the policy head's initial weights: 0.1 in PPG, 0.01 in PPO."""
+    """Scale of the policy head's initial weights: 0.1 in PPG (OPPG), 0.01 in PPO (Baselines)."""
     value_head_scale: float = 0.1
-    """Scale of the value heads' initial weights: 0.1 in PPG, 1 in PPO."""
+    """Scale of the value heads' initial weights: 0.1 in PPG (OPPG), 1 in PPO (Baselines)."""
     memory: Literal["none", "lstm", "gru"] = "none"
-    """Memory between encoder and heads; a value network of its own has one of its own."""
+    """Memory between encoder and heads; a value network of its own has one too (contrib)."""
     memory_size: int = 128
-    """Width of the memory's output."""
+    """Width of the memory's output (contrib: 256; CleanRL: 128)."""
 
     @property
     def heads(self) -> Initialization:
@@ -252,17 +252,17 @@ class ActionConfig:
     """Continuous actions: a normal distribution of independent components."""
 
     mean: Literal["raw", "tanh"] = "raw"
-    """The mean as the network gives it, or through a tanh, which bounds it to [−1, 1]."""
+    """The mean as the network gives it, or through a tanh, to [−1, 1] (source 004)."""
     std: Literal["parameter", "softplus", "softplus_tanh", "exp", "fixed", "range"] = "parameter"
-    """Deviation: trained, from the features, fixed, or a fixed fraction of the action range."""
+    """Deviation: trained (Baselines), from features, fixed, or part of the range (source 004)."""
     std_value: float = 1.0
-    """Where trained deviations start; the fixed one; or the fraction of (high − low)."""
+    """Where trained deviations start (Baselines: 1); the fixed one; or its part of (high − low)."""
     min_std: float = 1e-6
     """Added to deviations from the features, which could reach zero without (Acme: 1e-6)."""
     squash: Literal["none", "clip", "tanh"] = "none"
-    """What the environment gets: the draw, the draw clipped to the range, or its tanh."""
+    """The environment gets the draw, clipped (CleanRL), or its tanh (Haarnoja et al. 2018)."""
     rescale: bool = False
-    """The policy acts in [−1, 1], which is stretched to the action range; always so with `tanh`."""
+    """Act in [−1, 1], stretched to the action range (source 004); always so with `tanh`."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -282,57 +282,57 @@ class PPOConfig:
     """The policy phase: rollouts, advantages and the epochs over them."""
 
     num_steps: int = 256
-    """Time steps of each environment in a rollout (T)."""
+    """Time steps of each environment in a rollout (T; PPG paper: 256)."""
     collect_by: Literal["steps", "episodes"] = "steps"
-    """Learn from all steps, or from the whole episodes that begin in a rollout's first half."""
+    """Learn from all steps, or whole episodes that begin in a rollout's first half (source 003)."""
     gamma: float = 0.999
-    """Discount factor γ."""
+    """Discount factor γ (PPG paper: 0.999)."""
     reward_clip: float | None = None
-    """Learn from rewards clipped to ± this (Atari: 1), before any normalization."""
+    """Learn from rewards clipped to ± this (Mnih et al. 2015: 1), before any normalization."""
     estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
-    """Returns: GAE's, n rewards and then the value, or rewards to the episode's end."""
+    """Returns: GAE's (Schulman et al. 2016), n rewards and then the value, or all (source 003)."""
     gae_lambda: float = 0.95
-    """λ of generalized advantage estimation."""
+    """λ of generalized advantage estimation (Schulman et al. 2016, eq. 16)."""
     value_target: Literal["gae", "monte_carlo"] = "gae"
     """What values learn under `gae`: V + A, or rewards to the episode's end (Spinning Up)."""
     n_step: int = 5
-    """Rewards before the value in `n_step` returns."""
+    """Rewards before the value in `n_step` returns (source 003)."""
     baseline: bool = True
-    """Advantages are returns minus values; off: no value function at all, as in REINFORCE."""
+    """Advantages are returns minus values; off: no value function, REINFORCE (Williams 1992)."""
     recompute_advantages: bool = False
-    """Compute values, advantages and targets anew before each further epoch."""
+    """Compute values, advantages and targets anew before each further epoch (Tianshou)."""
     bootstrap_truncation: bool = True
-    """Bootstrap where a time limit cut an episode; off: treat it as a termination (OPPG)."""
+    """Bootstrap where a time limit cut (Pardo et al. 2018); off: treat it as termination (OPPG)."""
     policy_epochs: int = 1
-    """Passes over each rollout with the policy loss (E_π)."""
+    """Passes over each rollout with the policy loss (E_π; PPG paper: 1)."""
     value_epochs: int = 1
-    """Passes over each rollout with the value loss (E_V)."""
+    """Passes over each rollout with the value loss (E_V; PPG paper: 1)."""
     epoch_order: Literal["value_first", "policy_first"] = "value_first"
-    """Joint if E_π = E_V, else values first (OPPG), or never joint, policy first (Algorithm 1)."""
+    """Joint if E_π = E_V, else values first (OPPG); or never joint, policy first (PPG paper)."""
     num_minibatches: int = 8
-    """Minibatches in one pass."""
+    """Minibatches in one pass (PPG paper: 8)."""
     minibatch_by: MinibatchBy = "segments"
     """Deal out whole segments (OPPG), or shuffled transitions (Baselines, CleanRL)."""
     objective: Literal["surrogate", "log_prob"] = "surrogate"
-    """What advantages weigh: the probability ratio (PPO) or the log-probability (REINFORCE)."""
+    """What advantages weigh: ratios (PPO paper, eq. 7) or log-probabilities (Williams 1992)."""
     clip: float | None = 0.2
-    """Clip range ε of the probability ratio; off: the plain surrogate."""
+    """Clip range ε of the probability ratio (PPO paper, eq. 7); off: the plain surrogate."""
     kl_penalty: float = 0.0
-    """Weight of the penalty on the divergence from the rollout's policy."""
+    """Weight of the penalty on the divergence from the rollout's policy (PPO paper, eq. 8)."""
     kl_estimate: Literal["sampled", "exact"] = "sampled"
     """The penalty: half the mean squared log-ratio (OPPG), or KL(old ‖ new) in closed form."""
     kl_penalty_target: float | None = None
     """Adapt the penalty's weight towards this divergence (PPO paper, section 4)."""
     epoch_kl: Literal["k3", "k1"] = "k3"
-    """Estimate of the divergence after an epoch: k3, or k1, the mean −log ratio."""
+    """The divergence after an epoch is k3 (SB3), or k1, the mean −log ratio (Spinning Up)."""
     target_kl: float | None = None
-    """No further policy epochs in an iteration once the divergence is above this."""
+    """No further policy epochs in an iteration once the divergence is above this (Spinning Up)."""
     proximal_decay: float | None = None
-    """Clip and penalize around an average of the weights with this decay; off: the old policy."""
+    """Decay of the average of weights that updates stay near to (ppo-ewma); off: the old policy."""
     entropy_coef: float = 0.01
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus (PPO paper, eq. 9; PPG paper: 0.01)."""
     value_coef: float = 1.0
-    """Weight of the value loss, which is half the squared error."""
+    """Weight of the value loss, which is half the squared error (PPO paper, eq. 9; OPPG: 1)."""
     value_clip: float | None = None
     """Clip range of the value's change from the rollout's (Baselines, CleanRL: 0.2)."""
     advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
@@ -340,23 +340,23 @@ class PPOConfig:
     advantage_std: Literal["biased", "unbiased"] = "biased"
     """Their deviation: of n samples by n (OPPG, Baselines), or by n − 1 (CleanRL, SB3)."""
     advantage_decay: float = 0.0
-    """Share of the statistics before that normalize advantages with a batch; 0: the batch alone."""
+    """Share of older statistics that normalize advantages (ppo-ewma); 0: those of the batch."""
     learning_rate: float = 5e-4
-    """Adam's step size."""
+    """Adam's step size (PPG paper: 5e-4)."""
     value_learning_rate: float | None = None
-    """Step size of a value network of its own (`value_path` separate); off: the same."""
+    """Step size of a value network of its own (Spinning Up: 1e-3); off: the same."""
     schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
-    """Learning rates: constant, falling linearly to zero, or adapted to the divergence."""
+    """Rates: constant (OPPG), linearly to zero (Baselines), or adapted to the KL (rsl_rl)."""
     schedule_kl: float = 0.01
     """`adaptive_kl`: rates follow this divergence, by factors of 1.5 (rsl_rl)."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Decays of Adam's means of gradients and of their squares, in both phases."""
+    """Decays of Adam's means of gradients and of their squares, in both phases (ppo-ewma)."""
     adam_eps: float = 1e-8
-    """Adam's ε: 1e-8 in PPG, 1e-5 in PPO."""
+    """Adam's ε: 1e-8 in PPG (OPPG), 1e-5 in PPO (Baselines)."""
     adam_eps_hat: bool = False
-    """Add ε before the second moment's bias is corrected, as TensorFlow does."""
+    """Add ε before the second moment's bias is corrected, as TensorFlow does (Baselines)."""
     max_grad_norm: float | None = None
-    """Clip the gradient's norm at this value."""
+    """Clip the gradient's norm at this value (Baselines: 0.5); off in PPG (OPPG)."""
     grad_norm_of: Literal["networks", "agent"] = "networks"
     """Two networks: clip each gradient by its own norm, or by their common one (CleanRL)."""
 
@@ -421,31 +421,31 @@ class AuxConfig:
     """The auxiliary phase. Without it the algorithm is PPO."""
 
     every: int = 32
-    """Policy iterations before each auxiliary phase (N_π)."""
+    """Policy iterations before each auxiliary phase (N_π; PPG paper: 32)."""
     epochs: int = 6
-    """Passes over the phase's data (E_aux); 0 switches the phase off: PPO, bit for bit."""
+    """Passes over the phase's data (E_aux; PPG paper: 6); 0: no phase, so PPO, bit for bit."""
     run_every: int = 1
-    """Run only every k-th auxiliary phase; the data of the others is dropped."""
+    """Run only every k-th auxiliary phase; the data of the others is dropped (source 000: 2)."""
     num_minibatches: int = 16
-    """Minibatches of one pass per policy iteration (N_a)."""
+    """Minibatches of one pass per policy iteration (N_a; PPG paper: 16)."""
     iterations_per_epoch: int | None = None
-    """Use in each epoch only as much data as so many iterations have (N ≤ N_π); off: all."""
+    """Use in each epoch only as much data as N ≤ N_π iterations have (source 001); off: all."""
     iterations_from: Literal["phase", "last"] = "phase"
-    """Draw that much from the whole phase, or take the last iterations alone (which overfits)."""
+    """Draw it from the whole phase, or take the last iterations alone: harmful (source 001)."""
     recompute_targets: bool = False
-    """Compute V̂ anew when the phase begins, by the value function of then."""
+    """Compute V̂ anew when the phase begins, by the value function of then (source 001)."""
     minibatch_by: MinibatchBy = "segments"
-    """Deal out whole segments (the paper's codes), or shuffled transitions."""
+    """Deal out whole segments (OPPG, CleanRL), or shuffled transitions."""
     beta_clone: float = 1.0
-    """Weight β of the Kullback-Leibler divergence from the policy before the phase."""
+    """Weight β of the KL divergence from the policy before the phase (PPG paper: 1)."""
     value_coef: float = 1.0
-    """Weight of the value network's loss in the phase (0: figure 9 of the paper)."""
+    """Weight of the value network's loss in the phase (0: PPG paper, figure 9)."""
     optimizer: Literal["own", "shared"] = "own"
     """An Adam of its own (OPPG), or the policy phase's (CleanRL)."""
     learning_rate: float = 5e-4
-    """Step size of its own Adam; a shared one keeps the policy phase's."""
+    """Step size of its own Adam (PPG paper: 5e-4); a shared one keeps the policy phase's."""
     max_grad_norm: float | None = None
-    """Clip the norm of each network's gradient at this value."""
+    """Clip the norm of each network's gradient at this value (CleanRL: 0.5)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -472,9 +472,9 @@ class RewardNormConfig:
     """Division of rewards by the running standard deviation of the discounted return."""
 
     gamma: float | None = None
-    """Discount of the running return; off: the algorithm's γ (published Procgen runs: 0.99)."""
+    """Discount of the running return; off: the algorithm's γ (Baselines: 0.99)."""
     clip: float = 10.0
-    """Clip normalized rewards to ± this."""
+    """Clip normalized rewards to ± this (OPPG, Baselines: 10)."""
     per: Literal["rollout", "step"] = "rollout"
     """Update statistics a rollout at a time (OPPG) or step by step (Baselines, CleanRL)."""
     reset_at: Literal["end", "termination"] = "end"
@@ -494,13 +494,13 @@ class ObsNormConfig:
     """Normalization of observed numbers; the statistics are part of the weights."""
 
     statistics: Statistics = "moments"
-    """Mean and variance of everything so far, or exponential averages over rollouts."""
+    """Mean and variance of all so far (Baselines), or averages over rollouts (source 003)."""
     decay: float = 0.999
-    """`ema`: share of the old statistics that a rollout leaves."""
+    """`ema`: share of the old statistics that a rollout leaves (source 003)."""
     from_first_rollout: bool = True
-    """Learn from the first rollout in its own statistics; off: from its raw observations."""
+    """Learn from the first rollout in its own statistics (ours); off: from its raw observations."""
     clip: float = 10.0
-    """Clip normalized observations to ± this."""
+    """Clip normalized observations to ± this (Baselines: 10)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -516,9 +516,9 @@ class ValueNormConfig:
     """Normalization of value targets; value heads are rescaled as statistics move (Pop-Art)."""
 
     statistics: Statistics = "moments"
-    """Mean and variance of all targets so far, or exponential averages over rollouts."""
+    """Moments of all targets so far, or averages over rollouts (van Hasselt et al. 2016)."""
     decay: float = 0.999
-    """`ema`: share of the old statistics that a rollout leaves."""
+    """`ema`: share of the old statistics that a rollout leaves (ours)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
