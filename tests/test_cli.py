@@ -441,13 +441,15 @@ def test_help_says_what_the_library_and_the_configuration_say(
     assert "--fps INT Images a second. (default: 15)" in text_of("video")
     assert "--steps PATH A CSV file that gets every step" in text_of("evaluate")
     preset = text_of("train", "procgen-ppo")
-    assert "--model.blocks INT IMPALA: residual blocks in each stack. (default: 2)" in preset
     assert (
-        "--ppo.policy-epochs INT Passes over each rollout with the policy loss (E_π). (default: 3)"
-        in preset
+        "--model.blocks INT IMPALA: residual blocks in each stack (OPPG: 2). (default: 2)" in preset
     )
     assert (
-        "--ppo.clip FLOAT|none Clip range ε of the probability ratio; "
+        "--ppo.policy-epochs INT Passes over a rollout with the policy loss "
+        "(E_π; PPO paper, algorithm 1; PPG paper: 1). (default: 3)" in preset
+    )
+    assert (
+        "--ppo.clip FLOAT|none Clip range ε of the probability ratio (PPO paper, eq. 7); "
         "off: the plain surrogate. (default: 0.2)" in preset
     )
     assert (

@@ -34,6 +34,7 @@ from phasicrl.config import (
 )
 from phasicrl.config_io import ConfigError, read_json, write_json
 from phasicrl.presets import PRESETS, differences, get_preset
+from tools.reference_pages import TRICKS
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_a_file_of_json_is_replaced_whole_or_not_at_all(
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
         patch.setattr(config_io.os, "fsync", full)
         write_json(path, {"a": 2})
-    assert read_json(path) == {"a": 1}
+    assert read_json(path) == {"a": 1} and list(tmp_path.iterdir()) == [path]
     write_json(path, {"a": 3})
     assert read_json(path) == {"a": 3} and list(tmp_path.iterdir()) == [path]
 
@@ -311,6 +312,25 @@ def test_every_knob_of_the_algorithm_names_a_source(kind: type) -> None:
     sentences = field_texts(kind)
     unnamed = [name for name, text in sentences.items() if not KNOWN_SOURCE.search(text)]
     assert len(sentences) > 1 and not unnamed
+
+
+def named(text: str) -> set[str]:
+    """The papers, codes and sources that a text names."""
+    text = text.replace("sources 003, 004", "source 003, source 004")
+    people = r"(?:van )?[A-Z][a-z]+(?= et al\. \d{4}| (?:& \w+ )?\d{4})"
+    return set(re.findall(rf"PP[OG] paper|source 00[0-4]|Huang|{people}|{'|'.join(CODES)}", text))
+
+
+def test_the_help_of_a_knob_and_the_page_of_tricks_name_a_source_in_common() -> None:
+    kinds = dict(zip(("model", "action", "ppo", "aux", "reward_norm"), ALGORITHM, strict=False))
+    sentences = {
+        f"{group}.{name}": text
+        for group, kind in (kinds | {"env": EnvConfig}).items()
+        for name, text in field_texts(kind).items()
+    }
+    compared = [(source, sentences[knob]) for _, source, _, knob in TRICKS if knob in sentences]
+    apart = [pair for pair in compared if not named(pair[0]) & named(pair[1])]
+    assert len(compared) > 40 and apart == []
 
 
 def test_what_knobs_name_is_on_the_page_of_sources() -> None:

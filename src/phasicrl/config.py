@@ -125,11 +125,11 @@ class EnvConfig:
     parallel: Literal["sync", "processes"] = "sync"
     """Gymnasium environments are stepped one after the other, or in a process each."""
     action_masks: bool = True
-    """Obey the environment's action masks, if it has any; off: every action is tried."""
+    """Obey the environment's action masks, if it has any (source 003); off: all is tried."""
     observe: tuple[int, ...] | None = None
     """Components of an observation vector that are seen, `0 2` for example; off: all."""
     heuristic_mask_steps: int = 100_000
-    """Steps at the start of training in which a `mask_actions` function holds."""
+    """Steps at the start of training in which `mask_actions` holds (source 003)."""
     options: Mapping[str, OptionValue] = field(default_factory=Options)
     """Options of the environment itself, `KEY=VALUE …`; evaluations and films have them too."""
     distribution: ProcgenDistribution = "easy"
@@ -207,7 +207,7 @@ class ModelConfig:
     layer_norm: bool = False
     """Normalize each dense layer's output before its non-linearity (source 000)."""
     init: Initialization = "normalized"
-    """Initial weights: OPPG's, orthogonal (CleanRL, gain √2), Glorot's (Baselines) or PyTorch's."""
+    """Initial weights: OPPG's, orthogonal (gain √2), Glorot's (Baselines' IMPALA), PyTorch's."""
     head_init: Initialization | None = None
     """The same for the heads; off: `normalized` if `init` is (OPPG), else `orthogonal`."""
     policy_head_scale: float = 0.1
@@ -215,7 +215,7 @@ class ModelConfig:
     value_head_scale: float = 0.1
     """Scale of the value heads' initial weights: 0.1 in PPG (OPPG), 1 in PPO (Baselines)."""
     memory: Literal["none", "lstm", "gru"] = "none"
-    """Memory between encoder and heads; a value network of its own has one too (contrib)."""
+    """Memory after the encoder (Hochreiter 1997), also of a value network of its own (contrib)."""
     memory_size: int = 128
     """Width of the memory's output (contrib: 256; CleanRL: 128)."""
 
@@ -254,13 +254,13 @@ class ActionConfig:
     mean: Literal["raw", "tanh"] = "raw"
     """The mean as the network gives it, or through a tanh, to [−1, 1] (source 004)."""
     std: Literal["parameter", "softplus", "softplus_tanh", "exp", "fixed", "range"] = "parameter"
-    """Deviation: trained (Baselines), from features, fixed, or part of the range (source 004)."""
+    """Trained (Baselines), from features (Acme), fixed, or a share of the range (source 004)."""
     std_value: float = 1.0
-    """Where trained deviations start (Baselines: 1); the fixed one; or its part of (high − low)."""
+    """Where trained ones start (Baselines: 1); the fixed one; or the share of high − low."""
     min_std: float = 1e-6
     """Added to deviations from the features, which could reach zero without (Acme: 1e-6)."""
     squash: Literal["none", "clip", "tanh"] = "none"
-    """The environment gets the draw, clipped (CleanRL), or its tanh (Haarnoja et al. 2018)."""
+    """Draws as they are, clipped to the range (CleanRL), or their tanh (Haarnoja et al. 2018)."""
     rescale: bool = False
     """Act in [−1, 1], stretched to the action range (source 004); always so with `tanh`."""
 
@@ -284,13 +284,13 @@ class PPOConfig:
     num_steps: int = 256
     """Time steps of each environment in a rollout (T; PPG paper: 256)."""
     collect_by: Literal["steps", "episodes"] = "steps"
-    """Learn from all steps, or whole episodes that begin in a rollout's first half (source 003)."""
+    """Learn from all steps, or from whole episodes (source 003) that begin in the first half."""
     gamma: float = 0.999
     """Discount factor γ (PPG paper: 0.999)."""
     reward_clip: float | None = None
-    """Learn from rewards clipped to ± this (Mnih et al. 2015: 1), before any normalization."""
+    """Clip rewards to ± this before any normalization (Atari, Mnih et al. 2015: 1)."""
     estimator: Literal["gae", "n_step", "monte_carlo"] = "gae"
-    """Returns: GAE's (Schulman et al. 2016), n rewards and then the value, or all (source 003)."""
+    """GAE (Schulman et al. 2016), n rewards and a value, or rewards to the end (source 003)."""
     gae_lambda: float = 0.95
     """λ of generalized advantage estimation (Schulman et al. 2016, eq. 16)."""
     value_target: Literal["gae", "monte_carlo"] = "gae"
@@ -298,23 +298,23 @@ class PPOConfig:
     n_step: int = 5
     """Rewards before the value in `n_step` returns (source 003)."""
     baseline: bool = True
-    """Advantages are returns minus values; off: no value function, REINFORCE (Williams 1992)."""
+    """Advantages are returns minus values; off: no values, as in REINFORCE (Williams 1992)."""
     recompute_advantages: bool = False
     """Compute values, advantages and targets anew before each further epoch (Tianshou)."""
     bootstrap_truncation: bool = True
-    """Bootstrap where a time limit cut (Pardo et al. 2018); off: treat it as termination (OPPG)."""
+    """Bootstrap at a time limit (Pardo et al. 2018); off: it is a termination (OPPG)."""
     policy_epochs: int = 1
-    """Passes over each rollout with the policy loss (E_π; PPG paper: 1)."""
+    """Passes over a rollout with the policy loss (E_π; PPO paper, algorithm 1; PPG paper: 1)."""
     value_epochs: int = 1
     """Passes over each rollout with the value loss (E_V; PPG paper: 1)."""
     epoch_order: Literal["value_first", "policy_first"] = "value_first"
     """Joint if E_π = E_V, else values first (OPPG); or never joint, policy first (PPG paper)."""
     num_minibatches: int = 8
-    """Minibatches in one pass (PPG paper: 8)."""
+    """Minibatches in one pass (PPO paper, algorithm 1; PPG paper: 8)."""
     minibatch_by: MinibatchBy = "segments"
     """Deal out whole segments (OPPG), or shuffled transitions (Baselines, CleanRL)."""
     objective: Literal["surrogate", "log_prob"] = "surrogate"
-    """What advantages weigh: ratios (PPO paper, eq. 7) or log-probabilities (Williams 1992)."""
+    """`surrogate`: ratios (PPO paper, eq. 6), `log_prob`: REINFORCE (Williams 1992)."""
     clip: float | None = 0.2
     """Clip range ε of the probability ratio (PPO paper, eq. 7); off: the plain surrogate."""
     kl_penalty: float = 0.0
@@ -326,13 +326,13 @@ class PPOConfig:
     epoch_kl: Literal["k3", "k1"] = "k3"
     """The divergence after an epoch is k3 (SB3), or k1, the mean −log ratio (Spinning Up)."""
     target_kl: float | None = None
-    """No further policy epochs in an iteration once the divergence is above this (Spinning Up)."""
+    """No further policy epochs once the divergence is above this (CleanRL; Spinning Up: 0.015)."""
     proximal_decay: float | None = None
     """Decay of the average of weights that updates stay near to (ppo-ewma); off: the old policy."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus (PPO paper, eq. 9; PPG paper: 0.01)."""
     value_coef: float = 1.0
-    """Weight of the value loss, which is half the squared error (PPO paper, eq. 9; OPPG: 1)."""
+    """Weight of half the squared error of values (OPPG: 1, which is its vfcoef of 0.5)."""
     value_clip: float | None = None
     """Clip range of the value's change from the rollout's (Baselines, CleanRL: 0.2)."""
     advantage_norm: Literal["batch", "minibatch", "none"] = "batch"
@@ -346,7 +346,7 @@ class PPOConfig:
     value_learning_rate: float | None = None
     """Step size of a value network of its own (Spinning Up: 1e-3); off: the same."""
     schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
-    """Rates: constant (OPPG), linearly to zero (Baselines), or adapted to the KL (rsl_rl)."""
+    """Rates: constant (OPPG), falling to zero (Baselines), or adapted to the KL (rsl_rl)."""
     schedule_kl: float = 0.01
     """`adaptive_kl`: rates follow this divergence, by factors of 1.5 (rsl_rl)."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
@@ -472,13 +472,13 @@ class RewardNormConfig:
     """Division of rewards by the running standard deviation of the discounted return."""
 
     gamma: float | None = None
-    """Discount of the running return; off: the algorithm's γ (Baselines: 0.99)."""
+    """Discount of the running return (OPPG, Baselines: 0.99); off: the algorithm's γ."""
     clip: float = 10.0
     """Clip normalized rewards to ± this (OPPG, Baselines: 10)."""
     per: Literal["rollout", "step"] = "rollout"
     """Update statistics a rollout at a time (OPPG) or step by step (Baselines, CleanRL)."""
     reset_at: Literal["end", "termination"] = "end"
-    """Drop the running return after each episode, or at terminations only (Gymnasium)."""
+    """Drop the running return at each end (OPPG), or at terminations only (Gymnasium)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -516,9 +516,9 @@ class ValueNormConfig:
     """Normalization of value targets; value heads are rescaled as statistics move (Pop-Art)."""
 
     statistics: Statistics = "moments"
-    """Moments of all targets so far, or averages over rollouts (van Hasselt et al. 2016)."""
+    """Mean and variance of all targets so far, or averages over rollouts (source 003)."""
     decay: float = 0.999
-    """`ema`: share of the old statistics that a rollout leaves (ours)."""
+    """`ema`: share of the old statistics that a rollout leaves (source 003)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""

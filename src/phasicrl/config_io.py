@@ -13,6 +13,7 @@ import operator
 import os
 import types
 import typing
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -117,12 +118,17 @@ def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(tree, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    text = json.dumps(tree, indent=2) + "\n"
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")  # others may write it at the same time
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def printable(text: str) -> str:

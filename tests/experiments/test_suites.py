@@ -131,42 +131,45 @@ def test_details_that_a_task_has_already_or_cannot_have_are_no_arms() -> None:
 
 def test_details_of_ppo_are_those_that_have_an_effect_on_the_task() -> None:
     def changed(task: str) -> dict[str, dict[str, Any]]:
-        ppo = base("ppo-details", task, "small").ppo
+        of_task = base("ppo-details", task, "small")
         return {
-            arm: {field: new for field, (_, new) in differences(config, ppo).items()}
-            for arm, config in SUITES["ppo-details"].arms(base("ppo-details", task, "small"))
+            arm: {field: new for field, (_, new) in differences(config, of_task.ppo).items()}
+            for arm, config in SUITES["ppo-details"].arms(of_task)
         }
 
-    everywhere = {
+    everywhere: dict[str, dict[str, Any]] = {
         "PPO": {},
-        "policy epochs first": {"ppo.epoch_order": "policy_first"},
-        "values learn rewards to the end": {"ppo.value_target": "monte_carlo"},
-        "deviation by n − 1": {"ppo.advantage_std": "unbiased"},
-        "reward's return goes on": {"reward_norm.reset_at": "termination"},
+        "values learn returns of λ = 1": {"ppo.value_target": "monte_carlo"},
+        "advantages' deviation by n − 1": {"ppo.advantage_std": "unbiased"},
+        "running return as in Gymnasium": {"reward_norm.reset_at": "termination"},
         "value clipping": {"ppo.value_clip": 0.2},
-        "stop at a KL of 0.01": {"ppo.target_kl": 0.01},
-        "stop at a KL of 0.01 by k1": {"ppo.target_kl": 0.01, "ppo.epoch_kl": "k1"},
+        "value rate × 3": {"ppo.value_learning_rate": 3e-3},
+        "stop at a KL of 0.015": {"ppo.target_kl": 0.015},
+        "stop at a KL of 0.015 by k1": {"ppo.target_kl": 0.015, "ppo.epoch_kl": "k1"},
     }
     assert changed("pendulum") == everywhere | {
-        "value rate × 3": {"ppo.value_learning_rate": 3e-3},
+        # Its second network sees other targets then, as advantages are made anew each epoch.
+        "policy epochs first": {"ppo.epoch_order": "policy_first"},
         "actions as drawn": {"action.squash": "none"},
         # A tanh stretches by itself.
         "actions through tanh": {"action.squash": "tanh", "action.rescale": False},
-        # 4 environments with 512 steps each: at least one episode of 200 begins in the first half.
-        "whole episodes": {"ppo.collect_by": "episodes"},
+        # Episodes of 200 steps, rollouts of 4 × 512.
+        "whole episodes of 4 × 512": {"ppo.collect_by": "episodes"},
     }
-    # Discrete actions; episodes of 500 steps need rollouts of 1,024, so that one is a batch.
+    # Discrete actions; half of 8 × 128 steps cannot hold an episode of 500.
+    shape = {"ppo.num_steps": 1024, "env.num_envs": 1}
     assert changed("acrobot") == everywhere | {
-        "value rate × 3": {"ppo.value_learning_rate": 3e-3},
-        "whole episodes": {
-            "ppo.collect_by": "episodes", "ppo.num_steps": 1024, "env.num_envs": 1
-        },
+        "rollouts 1 × 1024": shape,
+        "whole episodes of 1 × 1024": shape | {"ppo.collect_by": "episodes"},
+    }
+    # Atari's preset has one network, clips values itself, and leaves rewards as they are; its
+    # episodes may have 27,000 steps. Segments of one environment cannot be dealt out to four.
+    on_atari, remembering = changed("atari").keys(), changed("cartpole-masked-velocity").keys()
+    assert on_atari == {
+        "PPO", "values learn returns of λ = 1", "advantages' deviation by n − 1",
+        "stop at a KL of 0.015", "stop at a KL of 0.015 by k1", "policy epochs first",
     }  # fmt: skip
-    # Atari's preset has one network, clips values itself, and leaves rewards as they are.
-    on_atari = changed("atari").keys()
-    assert not on_atari & {"value rate × 3", "value clipping", "reward's return goes on"}
-    # Its episodes may have 27,000 steps: rollouts of whole ones would be many times as large.
-    assert "whole episodes" not in on_atari
+    assert remembering == everywhere.keys()
 
 
 def test_penalties_with_rewards_of_both_kinds() -> None:
@@ -349,16 +352,19 @@ def test_a_curve_begins_where_all_seeds_have_a_return() -> None:
     assert curve.steps[0] == 60.0 and curve.runs.shape == (2, 35) and curve.mean[-1] == 39.0
 
 
-def test_what_has_no_curve_is_left_out_and_said() -> None:
-    rows = [
-        {"task": "t", "arm": arm, "budget": "400", "seed": "101", "curve": " ".join([point] * 40)}
-        for arm, point in (("learns", "1"), ("diverged", "nan"))
-    ]
-    with pytest.warns(RuntimeWarning, match="diverged on t is left out: its 400 steps have no"):
-        (curve,) = suite_curves(rows)
-    assert curve.label == "learns"
-    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="no episode ended"):
-        suite_curves(rows[1:])
+def test_an_arm_without_a_return_of_every_seed_is_left_out_and_said() -> None:
+    def row(arm: str, seed: int, point: str) -> dict[str, str]:
+        curve = " ".join([point] * 40)
+        return {"task": "t", "arm": arm, "budget": "400", "seed": str(seed), "curve": curve}
+
+    learns = [row("learns", 101, "1"), row("learns", 102, "2")]
+    half = [row("half", 101, "1"), row("half", 102, "nan")]
+    message = "half on t is left out: no episode had ended by 400 steps with seed 102$"
+    with pytest.warns(RuntimeWarning, match=message):
+        (curve,) = suite_curves(learns + half)
+    assert curve.label == "learns" and curve.runs.shape == (2, 40)
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="nothing to compare: no"):
+        suite_curves(half)
 
 
 def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def run_suite(
 
     Raises:
         ValueError: an unknown suite or task, fewer than one job, or arms that cannot be trained on
-            a task; nothing was trained.
+            a task; nothing was trained. Or no arm has a return of every seed: all rows are written.
     """
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; give at least 1")
@@ -116,10 +116,10 @@ def measure(trial: Trial) -> list[Row]:
 def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     """The curves in a suite's table, by task and arm, over the seeds.
 
-    What has no step at which every seed has a return is left out, with a warning.
+    An arm is left out, with a warning, if some seed has no return at all.
 
     Raises:
-        ValueError: that holds for all of them.
+        ValueError: that holds for every arm.
     """
     grouped: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
@@ -131,13 +131,12 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
         steps = curve_grid(int(members[0]["budget"]))
         if seen.any():
             curves.append(Curve(arm, task, steps[seen], values[:, seen]))
-        else:
-            why = f"{int(steps[-1]):,} steps have no return of every seed"
-            warnings.warn(f"{arm} on {task} is left out: its {why}", RuntimeWarning, stacklevel=2)
+            continue
+        blank = [row["seed"] for row in members if "nan" in row["curve"].split()[-1]]
+        said = f"no episode had ended by {int(steps[-1]):,} steps with seed {', '.join(blank)}"
+        warnings.warn(f"{arm} on {task} is left out: {said}", RuntimeWarning, stacklevel=2)
     if not curves:
-        raise ValueError(
-            "no episode ended in these runs; train them for more steps to compare them"
-        )
+        raise ValueError("nothing to compare: no arm has a return of every seed; give more steps")
     return curves
 
 

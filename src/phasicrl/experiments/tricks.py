@@ -164,23 +164,24 @@ def details(base: Config, *, task: Task, longest: int | None = None) -> list[tup
         task: what is known of the environment.
         longest: steps of its longest episode, if it has such.
     """
-    stop = {"ppo.target_kl": 0.01}
+    ppo, apart = base.ppo, base.model.value_path == "separate"
+    stop, rate = {"ppo.target_kl": 0.015}, 3 * (ppo.value_learning_rate or ppo.learning_rate)
     changes: dict[str, dict[str, Any]] = {
-        "policy epochs first": {"ppo.epoch_order": "policy_first"},
-        "values learn rewards to the end": {"ppo.value_target": "monte_carlo"},
-        "deviation by n − 1": {"ppo.advantage_std": "unbiased"},
-        "value clipping": {"ppo.value_clip": base.ppo.value_clip or 0.2},
-        "value rate × 3": {"ppo.value_learning_rate": 3 * base.ppo.learning_rate},
-        "stop at a KL of 0.01": stop,
-        "stop at a KL of 0.01 by k1": stop | {"ppo.epoch_kl": "k1"},
+        "values learn returns of λ = 1": {"ppo.value_target": "monte_carlo"},
+        "advantages' deviation by n − 1": {"ppo.advantage_std": "unbiased"},
+        "value clipping": {"ppo.value_clip": ppo.value_clip or 0.2},
+        "value rate × 3": {"ppo.value_learning_rate": rate},
+        "stop at a KL of 0.015": stop,
+        "stop at a KL of 0.015 by k1": stop | {"ppo.epoch_kl": "k1"},
         "actions as drawn": {"action.squash": "none"},
         "actions through tanh": {"action.squash": "tanh"},
     }
+    # Else two networks that share nothing are trained one after the other: the same updates.
+    if ppo.recompute_advantages or not apart or ppo.grad_norm_of == "agent":
+        changes["policy epochs first"] = {"ppo.epoch_order": "policy_first"}
     if base.reward_norm is not None:
-        changes["reward's return goes on"] = {"reward_norm.reset_at": "termination"}
-    # Half of a rollout has to hold an episode, in a rollout of as many steps.
-    if longest is not None and 2 * longest <= base.batch_size:
-        changes["whole episodes"] = _in_whole_episodes(base, longest)
+        changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
+    changes |= _episodes(base, longest) if longest is not None else {}
     arms = [
         (name, base.changed(fields, reset_idle=True))
         for name, fields in changes.items()
@@ -189,13 +190,28 @@ def details(base: Config, *, task: Task, longest: int | None = None) -> list[tup
     return [("PPO", base), *(arm for arm in arms if arm[1] != base)]
 
 
+def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
+    """An arm with whole episodes, and one with the same rollouts if they have another shape.
+
+    There is none where half of a rollout with as many steps cannot hold an episode, or where its
+    segments cannot be dealt out.
+    """
+    whole = _in_whole_episodes(base, longest)
+    num_envs, num_steps = whole["env.num_envs"], whole["ppo.num_steps"]
+    uneven = base.ppo.minibatch_by == "segments" and num_envs % base.ppo.num_minibatches
+    if num_envs * num_steps > base.batch_size or uneven:
+        return {}
+    shape = {"ppo.num_steps": num_steps, "env.num_envs": num_envs}
+    return {
+        f"rollouts {num_envs} × {num_steps}": shape,
+        f"whole episodes of {num_envs} × {num_steps}": whole,
+    }
+
+
 def checked(
     base: Config, arms_of: Callable[..., list[tuple[str, Config]]]
 ) -> list[tuple[str, Config]]:
     """`rungs` or `details` for the environment of `base`, each of which can be trained there.
-
-    What has no effect there is left out. Where the environment has a time limit, returns that are
-    sums of rewards are those of whole episodes.
 
     Args:
         base: as for `rungs`.

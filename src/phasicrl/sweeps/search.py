@@ -20,7 +20,7 @@ import numpy as np
 
 from phasicrl.analysis.scores import interquartile_mean
 from phasicrl.config import Config, shown
-from phasicrl.config_io import read_json
+from phasicrl.config_io import read_json, write_json
 from phasicrl.experiments.trials import (
     FIRST_REPORT_SEED,
     RETURN,
@@ -196,7 +196,7 @@ def create_search(
     new = [SweepTrial(f"slot-{slot:04d}", "", None, search.seeds, slot) for slot in range(trials)]
     directory.mkdir(parents=True, exist_ok=True)
     # Before the first trial, which needs it; the same content, whoever writes it.
-    (directory / SEARCH).write_text(json.dumps(search.to_dict(), indent=2) + "\n")
+    write_json(directory / SEARCH, search.to_dict())
     added = open_sweep(directory, new)
     return added, len(Sweep(directory).trials())
 
