@@ -17,6 +17,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import batch_invariance
+from phasicrl.analysis.references import reference_file
+from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.experiments.suites import SUITES
 from phasicrl.runs.directory import RunDirectory
@@ -28,7 +30,7 @@ RUN_SUITES = (
     "details", "penalties", "rates", "mva", "tricks", "tricks-one-out",
 )  # fmt: skip
 """Suites whose small form has been run, on some of their tasks."""
-_SWEEPS = "the-ppg-papers-sweeps-away-from-procgen"
+_SWEEPS = "the-ppg-papers-sweeps"
 PLACES = {
     "details": "details-of-the-code-source-000",
     "penalties": "clipping-and-penalties-on-rewards-that-are-not-normalized-source-001",
@@ -110,6 +112,7 @@ def blocks() -> dict[str, str]:
         "batch-invariance": batch_invariance_table(),
         "suites": suites_table(),
         **{f"suite-{name}": suite_table(name) for name in RUN_SUITES},
+        "paper-early": paper_early_table(),
         "trading": trading_table(),
         "compatible": compatible_table(),
         "reward-norm": reward_norm_table(),
@@ -165,6 +168,36 @@ def trading_table() -> str:
         told = [[float(curve[point - 1]) for curve in curves] for point in marks]
         told += [[float(row[name]) for row in runs] for name in ("return_100", "greedy_mean")]
         text += _row(arm, *(_mean_and_span(values) for values in told))
+    return text
+
+
+EARLY = {
+    "PPG": "ppg", "PPO": "ppo", "PPG, KL penalty": "ppgkl", "PPG, one network": "ppgsingle",
+    "E_π = 3": "e-pi-3", "E_π = 6": "e-pi-6", "E_aux = 1": "e-aux-1", "E_aux = 9": "e-aux-9",
+    "N_π = 2": "n-pi-2", "N_π = 8": "n-pi-8",
+}  # fmt: skip
+"""Of the paper's experiments: what a page calls them, and what its files do."""
+
+
+def paper_early_table() -> str:
+    """The paper's normalized returns early in training: means over 16 games and their runs."""
+    curves: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    with gzip.open(reference_file(Path("ppg-paper")), "rt", newline="") as file:
+        for row in csv.DictReader(file):
+            key = (row["experiment"], row["game"], row["run"])
+            curves.setdefault(key, []).append((float(row["step"]), float(row["episodic_return"])))
+    marks = (1, 2, 5, 10, 25, 99)
+    text = _head("paper's setting", *(f"{mark}M" for mark in marks))
+    for name, experiment in EARLY.items():
+        scores = [
+            [
+                normalized(float(score), PROCGEN_BOUNDS["hard"][game])
+                for score in np.interp([mark * 1e6 for mark in marks], *zip(*points, strict=True))
+            ]
+            for (found, game, _), points in curves.items()
+            if found == experiment
+        ]
+        text += _row(name, *(_number(mean, [1.0]) for mean in np.mean(scores, axis=0)))
     return text
 
 
