@@ -226,6 +226,25 @@ CHANGED_ON_REACHER = {
 }  # fmt: skip
 """How a knob was turned back on Reacher."""
 IN_SUITES = {
+    "order of policy and value epochs": (("ppo-details", "PPO", "policy epochs first"),),
+    "returns of whole episodes": (
+        ("ppo-details", "rollouts 1 × 1024", "whole episodes of 1 × 1024"),
+        ("ppo-details", "PPO", "whole episodes of 4 × 512"),
+    ),
+    "what values learn": (("ppo-details", "values learn returns of λ = 1", "PPO"),),
+    "deviation of advantages": (("ppo-details", "advantages' deviation by n − 1", "PPO"),),
+    "where its running return starts anew": (
+        ("ppo-details", "running return as in Gymnasium", "PPO"),
+    ),
+    "value clipping": (("ppo-details", "PPO", "value clipping"),),
+    "a rate of its own for the value network": (("ppo-details", "PPO", "value rate × 3"),),
+    "early stop by the epoch's mean KL": (("ppo-details", "PPO", "stop at a KL of 0.015"),),
+    "estimate of that KL": (
+        ("ppo-details", "stop at a KL of 0.015 by k1", "stop at a KL of 0.015"),
+    ),
+    "actions squashed to their range": (
+        ("ppo-details", "actions as drawn", "actions through tanh"),
+    ),
     "several epochs over a rollout": (("fig3", "E_π = 1", "E_π = 10"),),
     "whole segments as minibatches": (("details", "PPG", "policy phase on whole segments"),),
     "whole segments in the auxiliary phase": (
@@ -274,6 +293,7 @@ _BATCHES = "together: [sizes of the batch](distributed.md#more-environments-the-
 ON_PAGES = {
     "Adam's decays": _BATCHES, "averaged proximal policy": _BATCHES,
     "advantage statistics over several rollouts": _BATCHES,
+    "rollouts that fit into the budget": "no more than one rollout",
     "memory": "[tests of learning](learning.md#masks-and-memory)",
     "action masks": "[a trader](tutorial-trader.md), [tests](learning.md#masks-and-memory)",
 }  # fmt: skip
@@ -296,10 +316,10 @@ def tricks_page() -> str:
         "means of five seeds after 100,000 steps, 300,000 for Acrobot; the spans are in "
         "[experiments](experiments.md#ppo-without-one-of-its-tricks), those for Reacher in "
         "[learning results](learning.md#what-each-trick-is-worth). "
-        "*In other suites*: the same, of PPO in `tricks`, `tricks-one-out`, `mva` and `fig8`, of "
-        "PPG in the others; means of three seeds, of five in `tricks`, `tricks-one-out`, `mva` and "
-        "`details`. Spans and budgets stand where the links lead: many spans overlap, and then a "
-        "difference is no finding. Where all columns have –, it has not been measured here.\n\n"
+        "*In other suites*: the same, of PPO in `ppo-details`, `tricks`, `tricks-one-out`, `mva` "
+        "and `fig8`, of PPG in the others; means of three seeds, of five in `tricks`, "
+        "`tricks-one-out`, `mva` and `details`. Spans and budgets stand where the links lead: many "
+        "spans overlap, and then a difference is no finding.\n\n"
         f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: "
         f"{' | '.join(ONE_OUT.values())} | Reacher | in other suites |\n"
         f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"

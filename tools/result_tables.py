@@ -27,12 +27,13 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 RUN_SUITES = (
     "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux", "n-aux",
-    "details", "penalties", "rates", "mva", "tricks", "tricks-one-out",
+    "details", "ppo-details", "penalties", "rates", "mva", "tricks", "tricks-one-out",
 )  # fmt: skip
 """Suites whose small form has been run, on some of their tasks."""
 _SWEEPS = "the-ppg-papers-sweeps"
 PLACES = {
     "details": "details-of-the-code-source-000",
+    "ppo-details": "details-of-ppo-on-which-codes-differ",
     "penalties": "clipping-and-penalties-on-rewards-that-are-not-normalized-source-001",
     "mva": "the-reports-findings-source-004",
     "tricks": "ppo-trick-by-trick-source-003",

@@ -327,7 +327,7 @@ SUITES: dict[str, Suite] = {
         ("starpilot", "bossfight", "bigfish"), levels="easy",
     ),
     "ppo-details": Suite(
-        "PPO with one detail changed on which the reference codes differ",
+        "PPO with one detail of its code changed",
         lambda base: checked(base.ppo, details), _SCALES,
     ),
     "penalties": Suite(
