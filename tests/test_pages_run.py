@@ -1,0 +1,219 @@
+"""The commands that the pages show, run one after the other as they stand there, in a small form.
+
+Small means: every preset has a budget of a rollout or two, in a few environments and narrow
+networks, suites have their first two arms, and the numbers in `SMALLER` replace a command's own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasicrl import cli
+from phasicrl.algorithm import train
+from phasicrl.config import Config
+from phasicrl.experiments import suites, trials
+from phasicrl.experiments.evaluate import evaluate
+from phasicrl.presets import PRESETS, Preset, get_preset
+from tests.test_docs import ROOT, TEXTS, commands
+
+pytestmark = pytest.mark.long
+
+SMALLER = {
+    "--total-env-steps": "64", "--env.num-envs": "4", "--ppo.num-steps": "16", "--seconds": "0.2",
+    "--episodes": "2", "--num-envs": "2", "--trials": "2", "--jobs": "1",
+}  # fmt: skip
+ONE_EPISODE = {"cartpole": 512, "starpilot": 512, "halfcheetah": 4096}
+"""Steps of four environments in which some episode ends, of others 2,048: without, no curve."""
+CONTROL = {
+    "procgen-pp": "cartpole-pp", "procgen:starpilot": "envpool:CartPole-v1",
+    "procgen:bigfish": "envpool:Acrobot-v1",
+}  # fmt: skip
+NEED_A_SERVICE = ("hub pull", "--backend slurm", "--backend ray")
+"""The Hub, a cluster: tests of their own stand in for those (tests/exchange, tests/sweeps)."""
+MAY_MISS = ("--at-least", "--share-of-reference")
+"""Bounds that an agent does not reach which has seen 64 steps: the exit code is 1 then."""
+
+
+SMALL: dict[str, Any] = {
+    "env.num_envs": 4, "ppo.num_steps": 16, "ppo.num_minibatches": 2, "total_env_steps": 64,
+    "ppo.policy_epochs": 1, "ppo.value_epochs": 1, "model.channels": (2, 2), "log.console": "off",
+    "model.hidden_sizes": (8,), "model.memory_size": 8,
+}  # fmt: skip
+SMALL_PHASE: dict[str, Any] = {
+    "aux.every": 4, "aux.epochs": 1, "aux.num_minibatches": 2, "aux.iterations_per_epoch": None,
+    "total_env_steps": 384,
+}  # fmt: skip
+
+
+def small(config: Config) -> Config:
+    """The same experiment with a few steps, in four environments."""
+    changes = SMALL | (SMALL_PHASE if config.aux else {})  # a phase of four rollouts, if any
+    if config.env.id.startswith("procgen"):  # some episode ends
+        changes |= {"total_env_steps": 512}
+    return config.changed(changes, reset_idle=True)
+
+
+@pytest.fixture
+def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every preset and suite begins with."""
+    for name, preset in PRESETS.items():
+        made = Preset(small(preset.config), preset.summary, preset.source, preset.parent)
+        monkeypatch.setitem(PRESETS, name, made)
+    monkeypatch.setattr(
+        suites, "_SMALL_IMAGES", {"env.num_envs": 4, "ppo.num_steps": 16, "total_env_steps": 64}
+    )
+    monkeypatch.setattr(
+        trials, "evaluate", lambda run, **more: evaluate(run, **more | {"episodes": 1})
+    )
+    for name, suite in suites.SUITES.items():
+        few = replace(suite, arms=lambda base, suite=suite: suite.arms(base)[:2])
+        monkeypatch.setitem(suites.SUITES, name, few)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Four runs of CartPole, four of StarPilot: what RUN and RUN1 stand for on the pages."""
+    folder = tmp_path_factory.mktemp("trained")
+    made: dict[str, list[Path]] = {"cartpole": [], "starpilot": []}
+    evaluated = {
+        "output_dir": str(folder), "evaluation.every_iterations": 1, "evaluation.episodes": 2
+    }  # fmt: skip
+    images = {"total_env_steps": 1024, "env.num_levels": 200, "evaluation.levels": "both"}
+    for task, preset, fields in (
+        ("cartpole", "cartpole-ppo", {"total_env_steps": 256}),
+        ("starpilot", "procgen-ppg", images),
+    ):
+        config = small(get_preset(preset)).changed(fields | evaluated)
+        made[task].append(train(config).directory)
+        for seed in (2, 3, 4):  # the same run under other seeds
+            copy = folder / f"{task}-{seed}"
+            shutil.copytree(made[task][0], copy)
+            there = json.loads((copy / "config.json").read_text())
+            (copy / "config.json").write_text(json.dumps(there | {"seed": seed}))
+            made[task].append(copy)
+    # As if they had come as far as published curves begin; but the first can still be resumed.
+    for run in (*made["cartpole"][1:], *made["starpilot"]):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        late = [json.dumps(row | {"env_steps": 512 * row["env_steps"]}) for row in rows]
+        (run / "metrics.jsonl").write_text("\n".join(late) + "\n")
+    return made
+
+
+def as_on(words: list[str], runs: dict[str, list[Path]]) -> list[str]:
+    """A command of a page with runs that exist, and with smaller numbers."""
+    images = ("--levels", "ppg-paper", "baselines", "published", "procgen")
+    task = "starpilot" if any(word in " ".join(words) for word in images) else "cartpole"
+    names = {"RUN": 0, "RUN1": 1, "RUN2": 2, "RUN3": 3}
+    changed = [word if word not in names else str(runs[task][names[word]]) for word in words]
+    changed = ["sweeps/lr" if word == "DIR" else word for word in changed if word != "…"]
+    changed = [package() if word == "release/NAME" else word for word in changed]
+    for flag, number in SMALLER.items():
+        if flag in changed:
+            changed[changed.index(flag) + 1] = number
+    if words[0] == "evaluate" and "--episodes" not in words:
+        changed += ["--episodes", "2"]
+    changed = [path for word in changed for path in (sorted(glob(word)) or [word])]
+    if words[0] == "sweep":  # whose trials play 40 episodes each: shorter ones than Procgen's
+        for image, vector in CONTROL.items():
+            changed = [word.replace(image, vector) for word in changed]
+    if "--seeds" in changed and words[0] == "sweep":
+        first = changed.index("--seeds") + 1
+        del changed[first + 1 : first + 3]
+    if words[0] == "suite" and len(words) > 1:  # one seed of one task
+        given = changed[changed.index("--tasks") + 1] if "--tasks" in changed else None
+        one = given or suites.SUITES[words[1]].small[0]
+        scale = ["--scale", "paper"] if "paper" in changed else []
+        changed = [*changed[:2], "--tasks", one, *scale, "--seeds", "101",
+                   "--total-env-steps", str(ONE_EPISODE.get(one, 2048))]  # fmt: skip
+    return changed
+
+
+def package() -> str:
+    """The first package that `phasicrl release` made."""
+    return sorted(glob("release/*/"))[0].rstrip("/")
+
+
+def prepare(folder: Path, runs: dict[str, list[Path]]) -> None:
+    """What a page says that one has: runs with names, files of other tools, one's own package."""
+    (folder / "runs").mkdir()
+    for name, source in zip(("demo-1", "other-1"), runs["cartpole"][1:], strict=False):
+        shutil.copytree(source, folder / "runs" / f"{name}_{source.name}")
+    shutil.copy(ROOT / "benchmarks/results/baselines/published.csv.gz", folder)
+    (folder / "agents").symlink_to(ROOT / "agents")
+    (folder / "ppo.yml").write_text("CartPole-v1:\n  n_envs: 4\n  n_steps: 16\n  n_timesteps: 64\n")
+    package = 'import gymnasium as gym\ngym.register("MyEnv-v0", "my_package:make")\n'
+    package += 'def make(**options):\n    return gym.make("CartPole-v1", **options).unwrapped\n'
+    (folder / "my_package.py").write_text(package)
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: dict[str, list[Path]]
+) -> Iterator[Path]:
+    """An empty folder with what a reader has, in which the commands are given."""
+    prepare(tmp_path, trained)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_package", None)
+
+
+def of_page(name: str) -> list[list[str]]:
+    """The commands of `phasicrl` that a page shows, without those that name variables."""
+    return [
+        words[1:]
+        for words in commands(TEXTS[name])
+        if words[0] == "phasicrl" and not any("$" in word for word in words)
+    ]
+
+
+PAGES = [name for name in TEXTS if name != "CHANGELOG.md" and of_page(name)]
+
+
+def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    """The exit code of a command, and what it wrote to the terminal."""
+    try:
+        code: Any = cli.main(words)
+    except SystemExit as told:
+        code = told.code or 0
+    out, err = capsys.readouterr()
+    return code, out[-500:] + err
+
+
+@pytest.mark.filterwarnings("ignore:.* is left out")
+# Workers that `sweep submit --backend local` started go on by themselves.
+@pytest.mark.filterwarnings("ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("small_presets")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_run(
+    page: str, folder: Path, trained: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in of_page(page):
+        line = " ".join(words)
+        if any(need in line for need in NEED_A_SERVICE):
+            if words[:2] == ["hub", "pull"]:
+                shutil.copytree(package(), words[words.index("--output") + 1])
+            continue
+        given = as_on(words, trained)
+        code, text = outcome(given, capsys)
+        missed = any(bound in line for bound in MAY_MISS) and "was wanted" in text
+        assert code == (1 if missed else 0), f"{page}: {line}\n{given}\n{text}"
+
+
+@pytest.mark.usefixtures("small_presets", "folder")
+def test_a_command_that_fails_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(["train", "cartpole-ppo", "--ppo.clipp", "1"], capsys)[0] == 2
+    assert outcome(["evaluate", "nowhere"], capsys)[0] == 2
+
+
+def test_all_pages_are_read() -> None:
+    assert len(PAGES) > 10 and sum(len(of_page(page)) for page in PAGES) > 100
