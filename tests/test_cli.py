@@ -636,6 +636,7 @@ def test_resume_auto_goes_on_where_there_is_something_to_go_on_from(
     assert runs() == {begun.config.seed: 4, 17: 4}
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_away_ends_no_run(tmp_path: Path) -> None:
     """As in `phasicrl train … | head -1`."""
     words = [*TRAIN, *SMALL, "--log.console", "plain", "--output-dir", str(tmp_path)]

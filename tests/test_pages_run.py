@@ -21,7 +21,7 @@ from phasicrl import cli
 from phasicrl.algorithm import train
 from phasicrl.config import Config
 from phasicrl.experiments import suites, trials
-from phasicrl.experiments.evaluate import evaluate
+from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.presets import PRESETS, Preset, get_preset
 from tests.test_docs import ROOT, TEXTS, commands
 
@@ -62,6 +62,12 @@ def small(config: Config) -> Config:
     return config.changed(changes, reset_idle=True)
 
 
+def play_one_episode(run: Path, **options: Any) -> list[Evaluation]:
+    """What evaluates the runs of a suite, in place of 20 episodes."""
+    options["episodes"] = 1
+    return evaluate(run, **options)
+
+
 @pytest.fixture
 def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every preset and suite begins with."""
@@ -71,9 +77,7 @@ def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         suites, "_SMALL_IMAGES", {"env.num_envs": 4, "ppo.num_steps": 16, "total_env_steps": 64}
     )
-    monkeypatch.setattr(
-        trials, "evaluate", lambda run, **more: evaluate(run, **more | {"episodes": 1})
-    )
+    monkeypatch.setattr(trials, "evaluate", play_one_episode)
     for name, suite in suites.SUITES.items():
         few = replace(suite, arms=lambda base, suite=suite: suite.arms(base)[:2])
         monkeypatch.setitem(suites.SUITES, name, few)

@@ -190,14 +190,13 @@ def paper_early_table() -> str:
     marks = (1, 2, 5, 10, 25, 99)
     text = _head("paper's setting", *(f"{mark}M" for mark in marks))
     for name, experiment in EARLY.items():
-        scores = [
-            [
-                normalized(float(score), PROCGEN_BOUNDS["hard"][game])
-                for score in np.interp([mark * 1e6 for mark in marks], *zip(*points, strict=True))
-            ]
-            for (found, game, _), points in curves.items()
-            if found == experiment
-        ]
+        scores: list[list[float]] = []
+        for (found, game, _), points in curves.items():
+            if found == experiment:
+                steps, returns = np.array(points).T
+                at_marks = np.interp([mark * 1e6 for mark in marks], steps, returns)
+                bounds = PROCGEN_BOUNDS["hard"][game]
+                scores.append([normalized(float(value), bounds) for value in at_marks])
         text += _row(name, *(_number(mean, [1.0]) for mean in np.mean(scores, axis=0)))
     return text
 

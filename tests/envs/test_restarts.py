@@ -221,6 +221,7 @@ def test_an_evaluation_counts_whole_episodes_only(tmp_path: Path) -> None:
     assert all(min(each.lengths) >= 39 for each in found)
 
 
+@pytest.mark.long
 def test_a_process_that_dies_between_two_steps_is_noticed_by_the_next(tmp_path: Path) -> None:
     """Until then the episodes have no state that could be saved."""
     envs = bridge(partial(Fragile, 10**9), 1, parallel="processes")
@@ -255,6 +256,7 @@ class DiesAtFirst(Fragile):
         return super().reset(**given)
 
 
+@pytest.mark.long
 def test_one_that_dies_again_while_it_begins_anew_is_counted_again(tmp_path: Path) -> None:
     vector = GymnasiumEnv(
         partial(DiesAtFirst, tmp_path / "log"),

@@ -276,6 +276,7 @@ def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "evaluate", lambda *_, **__: evaluation)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_evaluation")
 def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_path: Path) -> None:
     found, told = run(tmp_path, seeds=(101, 102))

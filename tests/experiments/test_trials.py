@@ -141,6 +141,7 @@ def is_there(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 def test_processes_of_trials_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     parent = multiprocessing.get_context("spawn").Process(

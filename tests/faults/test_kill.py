@@ -48,7 +48,10 @@ def unbroken(kind: str) -> tuple[tuple[dict[str, Any], Any], float]:
     return result
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "ppg" else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS],
+)
 @pytest.mark.fault("F-01", "kill -9 at a random time: the resumed run is the unbroken one", 1, 34)
 def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> None:
     expected, seconds = unbroken(kind)
@@ -64,7 +67,7 @@ def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> Non
         assert_unbroken(folder, expected)
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.fault("F-02", "kill -9 before an operation on the disk", 1, 10_000)
 def test_killed_before_an_operation_on_the_disk(
     tmp_path: Path, half: int, fault: Fault, is_full: bool

@@ -200,6 +200,7 @@ def test_a_signal_that_the_program_handles_is_left_to_it(tmp_path: Path) -> None
     assert seen == [signal.SIGUSR1] and run.env_steps == 128
 
 
+@pytest.mark.long
 def test_a_process_that_is_told_to_end_says_so_by_its_exit_code_and_can_go_on(
     tmp_path: Path,
 ) -> None:
