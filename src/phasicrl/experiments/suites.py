@@ -15,7 +15,7 @@ from typing import Any, Literal
 from phasicrl.config import Config, RewardNormConfig
 from phasicrl.config_io import nearest_name
 from phasicrl.envs.procgen import GAMES
-from phasicrl.experiments.tricks import checked, details, rungs
+from phasicrl.experiments.tricks import Arm, arms_with, beside_base, checked, details, rungs
 from phasicrl.presets import PRESETS, get_preset
 
 Scale = Literal["small", "paper"]
@@ -42,10 +42,6 @@ class Base:
     ppg: Config
     ppo: Config
     images: bool
-
-
-Arm = tuple[str, Config]
-"""What is compared: its name and its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +106,6 @@ def suite_named(name: str) -> Suite:
     return SUITES[name]
 
 
-def _arms(config: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """An arm for each set of changed fields; knobs that have no effect then are at their defaults.
-
-    Args:
-        config: what they have in common.
-        changes: by the names of the arms.
-    """
-    return [
-        (name, config.changed(dict(change), reset_idle=True)) for name, change in changes.items()
-    ]
-
-
 def _vary(
     symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
 ) -> Callable[[Base], list[Arm]]:
@@ -129,14 +113,14 @@ def _vary(
 
     def arms(base: Base) -> list[Arm]:
         values = images if base.images else vectors
-        return _arms(base.ppg, {f"{symbol} = {value}": {field: value} for value in values})
+        return arms_with(base.ppg, {f"{symbol} = {value}": {field: value} for value in values})
 
     return arms
 
 
 def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
     """Arms of PPG with fields changed."""
-    return lambda base: _arms(base.ppg, changes)
+    return lambda base: arms_with(base.ppg, changes)
 
 
 def _ppg_and_ppo(base: Base) -> list[Arm]:
@@ -147,7 +131,7 @@ def _ppg_and_ppo(base: Base) -> list[Arm]:
 def _value_networks(base: Base) -> list[Arm]:
     """PPO with one network, and with two."""
     paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
-    return _arms(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
+    return arms_with(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
 
 
 def _fewer_updates(base: Base) -> list[Arm]:
@@ -161,7 +145,7 @@ def _fewer_updates(base: Base) -> list[Arm]:
         "N = N_π / 4": {"aux.iterations_per_epoch": quarter},
         "the last N_π / 4 alone": last,
     }
-    return _arms(base.ppg, changes)
+    return arms_with(base.ppg, changes)
 
 
 def _report_settings(base: Base) -> list[Arm]:
@@ -181,7 +165,7 @@ def _report_settings(base: Base) -> list[Arm]:
         "learning rate 1e-3": rate,
         "σ fixed, ten times as large": {"action.std_value": 0.5},
     }
-    return _arms(get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id}), changes)
+    return arms_with(get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id}), changes)
 
 
 _HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
@@ -231,7 +215,7 @@ def _details(base: Base) -> list[Arm]:
         for name, change in _DETAILS.items()
         if not left_out & {f"{path} {value}" for path, value in change.items()}
     }
-    return [("PPG", ppg), *(arm for arm in _arms(ppg, changes) if arm[1] != ppg)]
+    return beside_base("PPG", ppg, changes)
 
 
 def _penalties(base: Base) -> list[Arm]:
@@ -246,7 +230,7 @@ def _penalties(base: Base) -> list[Arm]:
         "rewards normalized": {"reward_norm": base.ppg.reward_norm or RewardNormConfig()},
         "rewards as they are": {"reward_norm": None},
     }
-    return _arms(
+    return arms_with(
         base.ppg,
         {f"{way}, {of}": kept[way] | rewards[of] for of in rewards for way in kept},
     )
@@ -257,7 +241,7 @@ def _rates_and_epochs(base: Base) -> list[Arm]:
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
     epochs = (1, 3, 6) if base.images else (1, 3, 10)
-    return _arms(
+    return arms_with(
         base.ppg,
         {
             f"{name}, E_π = {count}": {"ppo.learning_rate": value, "ppo.policy_epochs": count}

@@ -10,7 +10,7 @@ differs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +20,23 @@ from phasicrl.envs.make import episode_limit, make_envs
 from phasicrl.session.build import make_agent, task_of
 
 Mode = Literal["ladder", "leave-one-out"]
+Arm = tuple[str, Config]
+"""What is compared: its name and its configuration."""
+
+
+def arms_with(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
+    """An arm for each set of changed fields; knobs that have no effect then are at their defaults.
+
+    Args:
+        base: what they have in common.
+        changes: by the names of the arms.
+    """
+    return [(name, base.changed(dict(on), reset_idle=True)) for name, on in changes.items()]
+
+
+def beside_base(name: str, base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
+    """`base` under a name, and those of `arms_with` that differ from it."""
+    return [(name, base), *(arm for arm in arms_with(base, changes) if arm[1] != base)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +134,7 @@ def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
 
 def rungs(
     base: Config, *, mode: Mode = "ladder", task: Task, longest: int | None = None
-) -> list[tuple[str, Config]]:
+) -> list[Arm]:
     """The configurations to train, by name.
 
     Rewards are never normalized. Knobs that have no effect on a rung are at their defaults there.
@@ -151,10 +168,10 @@ def rungs(
         changes = [("REINFORCE", all_off)]
         for trick in tricks:
             changes.append((f"+ {trick.name}", changes[-1][1] | trick.on))
-    return [(name, base.changed(fields, reset_idle=True)) for name, fields in changes]
+    return arms_with(base, dict(changes))
 
 
-def details(base: Config, *, task: Task, longest: int | None = None) -> list[tuple[str, Config]]:
+def details(base: Config, *, task: Task, longest: int | None = None) -> list[Arm]:
     """PPO, and PPO with one detail changed on which the reference codes differ.
 
     What `base` has already, or what has no effect on the task, is left out.
@@ -182,12 +199,8 @@ def details(base: Config, *, task: Task, longest: int | None = None) -> list[tup
     if base.reward_norm is not None:
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
     changes |= _episodes(base, longest) if longest is not None else {}
-    arms = [
-        (name, base.changed(fields, reset_idle=True))
-        for name, fields in changes.items()
-        if missing(fields, task) is None
-    ]
-    return [("PPO", base), *(arm for arm in arms if arm[1] != base)]
+    has_effect = {name: on for name, on in changes.items() if missing(on, task) is None}
+    return beside_base("PPO", base, has_effect)
 
 
 def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
@@ -208,9 +221,7 @@ def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def checked(
-    base: Config, arms_of: Callable[..., list[tuple[str, Config]]]
-) -> list[tuple[str, Config]]:
+def checked(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
     """`rungs` or `details` for the environment of `base`, each of which can be trained there.
 
     Args:
