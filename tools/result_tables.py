@@ -17,10 +17,12 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import batch_invariance
-from phasicrl.analysis.references import reference_file
+from phasicrl.analysis.plot import reference_curves
 from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.analysis.statistics import bootstrap_interval
+from phasicrl.envs.procgen import GAMES
 from phasicrl.experiments.suites import SUITES
+from phasicrl.experiments.trials import RETURN
 from phasicrl.runs.directory import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -182,21 +184,20 @@ EARLY = {
 
 def paper_early_table() -> str:
     """The paper's normalized returns early in training: means over 16 games and their runs."""
-    curves: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    with gzip.open(reference_file(Path("ppg-paper")), "rt", newline="") as file:
-        for row in csv.DictReader(file):
-            key = (row["experiment"], row["game"], row["run"])
-            curves.setdefault(key, []).append((float(row["step"]), float(row["episodic_return"])))
+    ends = {f"procgen:{game}": 1e9 for game in GAMES}
+    curves = reference_curves(
+        Path("ppg-paper"), RETURN, ends=ends, experiments=list(EARLY.values())
+    )
     marks = (1, 2, 5, 10, 25, 99)
     text = _head("paper's setting", *(f"{mark}M" for mark in marks))
     for name, experiment in EARLY.items():
-        scores: list[list[float]] = []
-        for (found, game, _), points in curves.items():
-            if found == experiment:
-                steps, returns = np.array(points).T
-                at_marks = np.interp([mark * 1e6 for mark in marks], steps, returns)
-                bounds = PROCGEN_BOUNDS["hard"][game]
-                scores.append([normalized(float(value), bounds) for value in at_marks])
+        scores = [
+            [normalized(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in marks]
+            for curve in curves
+            if curve.label == experiment
+            for bounds in [PROCGEN_BOUNDS["hard"][curve.env_id.removeprefix("procgen:")]]
+            for run in curve.runs
+        ]
         text += _row(name, *(_number(mean, [1.0]) for mean in np.mean(scores, axis=0)))
     return text
 

@@ -151,7 +151,7 @@ def compare_runs(
         share_of_reference: A bound: the mean of each experiment must be at least this share of each
             published one's.
         reference: Published results, as for `phasicrl plot`.
-        reference_experiments: Which of its; none: all, if few; of ppg-paper PPG and PPO.
+        reference_experiments: Its experiments; none: all, if few; of ppg-paper PPG and PPO.
         reference_game: The game in that file, if it is not the environment's name.
         reference_split: Which rows of that file, if it has a column `split`.
         output: Name of a table of all scores and of images of the performance profile: .csv, .png

@@ -151,7 +151,7 @@ def plot_runs(
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
         reference: Published curves: ppg-paper, baselines-easy, baselines-easy-200, zoo, tianshou,
             slm-lab, cleanrl, or a CSV file of experiment, run, game, step, episodic_return, …
-        reference_experiments: Which of its; none: all, if few; of ppg-paper PPG and PPO.
+        reference_experiments: Its experiments; none: all, if few; of ppg-paper PPG and PPO.
         reference_game: The game in that file, if it is not the environment's name.
         reference_split: Which rows of that file, if it has a column `split`.
         title: Over the figure.
