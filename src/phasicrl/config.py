@@ -125,7 +125,7 @@ class EnvConfig:
     parallel: Literal["sync", "processes"] = "sync"
     """Gymnasium environments are stepped one after the other, or in a process each."""
     action_masks: bool = True
-    """Obey the environment's action masks, if it has any (source 003); off: all is tried."""
+    """Obey the environment's action masks, if any (source 003); off: every action is tried."""
     observe: tuple[int, ...] | None = None
     """Components of an observation vector that are seen, `0 2` for example; off: all."""
     heuristic_mask_steps: int = 100_000
