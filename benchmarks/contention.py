@@ -16,8 +16,8 @@ Situations: `alone`; `nice 19`: beside an endless loop of the lowest priority; `
 of the same priority; `session`: beside one in a session of its own, to which Linux gives as much as
 to all threads of the training (autogroup), whatever its priority; `two`: both trainings, whose
 steps are added up. The rate is that of seconds in which processes other than these took less than a
-tenth of a core. A row of OUT.csv is one situation of one pair of trainings; further rounds are
-added to a file that is there.
+tenth of a core. A row of OUT.csv is one situation of one pair of trainings, with the commit of its
+code; further rounds are added to a file that is there.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from versus import commit
+
 _PICTURES = "--compute.micro-batch 64 --compute.compile off --total-env-steps 100000000"
 WORKS = {
     "quickstart": "quickstart --ppo.num-steps 8 --ppo.num-minibatches 1 --aux.every 2 "
@@ -52,7 +54,9 @@ SITUATIONS = ("alone", "nice 19", "equal", "session", "two")
 QUIET = 0.1
 """Cores' time of other processes from which a second does not count."""
 LOOP = [sys.executable, "-c", "while True: pass"]
-FIELDS = ("work", "code", "round", "situation", "steps_per_second", "seconds", "of_others")
+FIELDS = (
+    "work", "code", "round", "situation", "steps_per_second", "seconds", "of_others", "commit",
+)  # fmt: skip
 
 
 class Training:
@@ -227,6 +231,7 @@ def main() -> None:
     codes = dict(
         code.split("=", 1) for code in options.code or [f"now={Path(__file__).parents[1] / 'src'}"]
     )
+    made = {name: commit(Path(code.split(",")[0])) for name, code in codes.items()}
     earlier = (
         list(csv.DictReader(options.output.read_text().splitlines()))
         if options.output.exists()
@@ -256,6 +261,7 @@ def main() -> None:
                             "round": number,
                             "situation": name,
                             **numbers,
+                            "commit": made[code],
                         }
                         # Columns by name.
                         writer.writerow(row)  # pyright: ignore[reportArgumentType]

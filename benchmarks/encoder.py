@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl.host.machine import num_cores
+from phasicrl.host.provenance import commit
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
@@ -94,8 +95,10 @@ def main() -> None:
     if options.case is not None:
         print(json.dumps(measure(options.case, options.threads)))
         return
+    made = commit() or "unknown"
     with options.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*USUAL, "repeat", "name", "value"], lineterminator="\n")
+        columns = [*USUAL, "repeat", "name", "value", "commit"]
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         for repeat, case in itertools.product(range(options.repeats), CASES):
             words = [
@@ -111,7 +114,8 @@ def main() -> None:
                 subprocess.run(words, capture_output=True, text=True, check=True).stdout
             )
             for name, value in found.items():
-                writer.writerow({**case, "repeat": repeat, "name": name, "value": f"{value:.5g}"})
+                row = {"repeat": repeat, "name": name, "value": f"{value:.5g}", "commit": made}
+                writer.writerow(case | row)
             file.flush()
             print(
                 ", ".join(map(str, case.values())),

@@ -28,6 +28,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.execution.compiled import compile_
 from phasicrl.host.machine import num_cores
+from phasicrl.host.provenance import commit
 from phasicrl.optimize import adam_
 
 ENVS, STEPS, MINIBATCHES, EPOCHS, OBS, WIDTH, ACTIONS = 4, 128, 4, 4, 4, 64, 2
@@ -164,6 +165,7 @@ def main() -> None:
     )
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
+    made = commit() or "unknown"
     with options.output.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
@@ -175,6 +177,7 @@ def main() -> None:
                 "least",
                 "most",
                 "steps_per_second_of_all_seeds",
+                "commit",
             ]
         )
         for threads in sorted({1, num_cores()}):
@@ -188,6 +191,7 @@ def main() -> None:
                     STEPS * (medians["acting"] + medians["environments"])
                     + EPOCHS * MINIBATCHES * medians["gradient step"]
                 )
+                rate = round(num_seeds * ENVS * STEPS / iteration)
                 for name, values in found.items():
                     row = [
                         num_seeds,
@@ -198,11 +202,10 @@ def main() -> None:
                             for value in (medians[name], min(values), max(values))
                         ),
                     ]
-                    writer.writerow([*row, round(num_seeds * ENVS * STEPS / iteration)])
+                    writer.writerow([*row, rate, made])
                 file.flush()
                 shown = {name: round(1e6 * value) for name, value in medians.items()}
-                rate = f"{num_seeds * ENVS * STEPS / iteration:,.0f}"
-                print(num_seeds, threads, shown, rate, flush=True)
+                print(num_seeds, threads, shown, f"{rate:,}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.host.machine import num_cores
+from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
 
 SETTINGS = {
@@ -42,6 +43,7 @@ METRICS = {
     "gradients/policy_norm": "gradient norm",
 }
 """What is kept of every iteration, and what the figure calls it."""
+COLUMNS = ("game", "setting", "seed", "env_steps", *METRICS, "commit")
 Row = dict[str, str]
 
 
@@ -49,13 +51,13 @@ def measure(trial: Trial) -> list[Row]:
     """Train once; returns a row for each iteration."""
     game, setting = trial.label
     rows: list[Row] = []
+    made = {"commit": commit() or "unknown"}
 
     def note(trained: Run, record: dict[str, float]) -> None:
         kept = {name: f"{record[name]:.5g}" for name in METRICS if name in record}
         seed, env_steps = str(trial.config.seed), str(trained.env_steps)
-        rows.append(
-            {"game": game, "setting": setting, "seed": seed, "env_steps": env_steps, **kept}
-        )
+        about = {"game": game, "setting": setting, "seed": seed, "env_steps": env_steps}
+        rows.append(about | kept | made)
 
     with tempfile.TemporaryDirectory() as folder:
         train(replace(trial.config, output_dir=folder), on_iteration=note)
@@ -122,8 +124,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--fields", default=FIELDS)
     options = parser.parse_args()
-    columns = ("game", "setting", "seed", "env_steps", *METRICS)
-    table = ResultTable(options.output, columns, label=("game", "setting"))
+    table = ResultTable(options.output, COLUMNS, label=("game", "setting"))
     trials = asked(
         options.games, options.seeds, options.fields, max(1, num_cores() // options.jobs)
     )

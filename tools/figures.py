@@ -51,9 +51,8 @@ def _batch_invariance(output: Path) -> None:
 
 def _precision(output: Path) -> None:
     """What was noted in runs of each precision."""
-    columns = ("game", "setting", "seed", "env_steps", *precision.METRICS)
     file = RESULTS / "selection" / "precision.csv.gz"
-    precision.draw(ResultTable(file, columns, ("game", "setting")).rows(), output)
+    precision.draw(ResultTable(file, precision.COLUMNS, ("game", "setting")).rows(), output)
 
 
 def _scaling_model(output: Path) -> None:
