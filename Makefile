@@ -21,6 +21,9 @@ READY := $(VENV)/.ready
 train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
 
+# Tests start two hundred Pythons: what these compile is kept, also where the shell says otherwise.
+test test-long test-slow test-faults: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY)  ## Run the tests
 	$(BIN)/pytest -n $(WORKERS) $(ARGS)
 

@@ -78,7 +78,8 @@ class Training:
             text=True,
         )
         self.marks: list[tuple[float, int]] = []
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -86,6 +87,14 @@ class Training:
             if line.startswith("@ "):
                 at, steps = line.split()[1:]
                 self.marks.append((float(at), int(steps)))
+
+    def end(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()
+        self._listener.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def let_rest(self) -> None:
         """Let it rest after the phase that it is in, and wait for that."""
@@ -273,8 +282,7 @@ def main() -> None:
                         )
                 finally:
                     for training in pair:
-                        training.process.kill()
-                        training.process.wait()
+                        training.end()
     for work, code in itertools.product(options.works, codes):
         medians = {name: statistics.median(rates[work, code, name]) for name in options.situations}
         shares = (

@@ -11,10 +11,10 @@ import pytest
 from tests import golden, ranks
 
 EAGER = list(golden.runs(Path()))
-SOME = ["ppo-shared-transitions-clipped", "ppo-value-epochs-first-kl", "ppg-lstm", "ppg-masks",
-        "ppo-obs-norm-ema-tree", "ppo-reward-norm-steps", "ppg-value-norm", "ppo-adaptive-penalty",
-        "ppg-together", "ppg-averaged", "ppo-lstm", "ppo-masks", "ppg-separate",
-        "ppo-masks-lstm", "ppg-masks-lstm"]  # fmt: skip
+SOME = ["ppo-shared-transitions-clipped", "ppg-separate", "ppo-lstm", "ppg-lstm", "ppo-masks",
+        "ppg-masks", "ppo-masks-lstm", "ppg-masks-lstm"]  # fmt: skip
+MORE = ["ppo-value-epochs-first-kl", "ppo-obs-norm-ema-tree", "ppo-reward-norm-steps",
+        "ppg-value-norm", "ppo-adaptive-penalty", "ppg-together", "ppg-averaged"]  # fmt: skip
 FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
 
 
@@ -22,6 +22,7 @@ FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
     ("size", "names"),
     [
         pytest.param(2, SOME, id="2"),
+        pytest.param(2, MORE, id="2-more", marks=pytest.mark.long),
         pytest.param(4, FEW, id="4", marks=pytest.mark.long),
         pytest.param(2, ["ppo-compiled"], id="2-compiled", marks=pytest.mark.long),
         pytest.param(4, [*EAGER, "ppg-compiled"], id="4-all", marks=pytest.mark.slow),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -211,6 +212,23 @@ def test_the_commands_of_a_page_run(
         code, text = outcome(given, capsys)
         missed = any(bound in line for bound in MAY_MISS) and "was wanted" in text
         assert code == (1 if missed else 0), f"{page}: {line}\n{given}\n{text}"
+
+
+def test_torchrun_starts_a_run_of_several_processes_as_the_page_says(tmp_path: Path) -> None:
+    """The first command of docs/distributed.md, with two processes in place of four."""
+    words = commands(TEXTS["docs/distributed.md"])[0]
+    assert words[:2] == ["torchrun", "--nproc-per-node"] and words[3:6] == [
+        "-m",
+        "phasicrl",
+        "train",
+    ]
+    fields = small(get_preset(words[6])).changed({"output_dir": str(tmp_path)})
+    (tmp_path / "small.json").write_text(fields.to_json())
+    launch = [sys.executable, "-m", "torch.distributed.run", *words[1:2], "2", *words[3:6]]
+    subprocess.run([*launch, "--from", str(tmp_path / "small.json")], check=True, timeout=200)
+    (run,) = tmp_path.glob("*/card.json")
+    card = json.loads(run.read_text())
+    assert card["processes"] == 2 and card["env_steps"] == fields.total_env_steps
 
 
 @pytest.mark.usefixtures("small_presets", "folder")

@@ -119,7 +119,12 @@ def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ["pass", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 9)"]
+    "end",
+    [
+        pytest.param("pass", marks=pytest.mark.long),
+        pytest.param("raise SystemExit(0)", marks=pytest.mark.long),
+        "import os; os.kill(os.getpid(), 9)",
+    ],
 )
 def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
     """Whether it ends by itself without `close`, or is killed."""

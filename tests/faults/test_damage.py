@@ -161,6 +161,7 @@ def test_malicious_files_are_not_executed(
         shutil.rmtree(copy)
 
 
+@pytest.mark.long
 @pytest.mark.fault("F-17", "two resumes at once: one goes on, the other says who holds it", 1, 50)
 def test_two_resumes_at_once(tmp_path: Path, fault: Fault) -> None:
     whole = tmp_path / "whole"

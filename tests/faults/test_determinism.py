@@ -42,6 +42,7 @@ def _is_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tensor],
     return one[1] == other[1] and all(torch.equal(one[0][name], other[0][name]) for name in one[0])
 
 
+@pytest.mark.long
 @pytest.mark.fault("F-12", "evaluations, logs and checkpoints on or off: the same run", 6, 6)
 def test_what_watches_a_run_does_not_move_it(tmp_path: Path, fault: Fault) -> None:
     plain = small(tmp_path / "plain", "ppg").changed({"total_env_steps": 640})

@@ -67,7 +67,8 @@ def test_killed_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -> Non
         assert_unbroken(folder, expected)
 
 
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.fault("F-02", "kill -9 before an operation on the disk", 1, 10_000)
 def test_killed_before_an_operation_on_the_disk(
     tmp_path: Path, half: int, fault: Fault, is_full: bool
@@ -151,13 +152,14 @@ def test_told_to_end_at_a_random_time(tmp_path: Path, kind: str, fault: Fault) -
         assert_unbroken(folder, expected)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up there")
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
         pytest.param(["SIGINT"], 130, id="interrupted"),
-        pytest.param(["SIGINT", "SIGINT"], 130, id="interrupted twice", marks=pytest.mark.long),
-        pytest.param(["SIGTERM"], 75, id="ended", marks=pytest.mark.long),
+        pytest.param(["SIGINT", "SIGINT"], 130, id="interrupted twice"),
+        pytest.param(["SIGTERM"], 75, id="ended"),
     ],
 )
 @pytest.mark.fault(

@@ -171,10 +171,9 @@ def process_of(launcher: subprocess.Popen[bytes], rank: int) -> int | None:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.fault("F-03", "torchrun itself starts all again after one was killed", 1, 10)
-def test_torchrun_starts_them_again(tmp_path: Path, fault: Fault, is_full: bool) -> None:
-    if not is_full:
-        pytest.skip("two launches of torchrun: make test-faults")
+def test_torchrun_starts_them_again(tmp_path: Path, fault: Fault) -> None:
     assert start_torchrun(tmp_path / "unbroken").wait(120) == 0
     expected, draw = left(tmp_path / "unbroken"), random.Random(6)
     of_second = second(tmp_path / "unbroken")
@@ -250,7 +249,7 @@ def begin_with_full_disk(folder: Path, changes: dict[str, Any], full: int) -> No
 @pytest.mark.fault("F-03", "the disk of one of two processes is full: both end, and say so", 1, 1)
 def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_full: bool) -> None:
     if full == 0 and not is_full:
-        pytest.skip("one is enough for make test")
+        pytest.skip("one change is enough, but for make test-faults")
     for _ in fault:
         processes = start_ranks(tmp_path, 2, begin_with_full_disk, tmp_path, {}, full)
         codes = ended(processes, seconds=60)
@@ -263,6 +262,7 @@ def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_ful
         assert_as_unbroken(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2), (2, 4)])
 @pytest.mark.fault("F-03", "another number of processes goes on, and says so", 1, 1)
 def test_another_number_goes_on(
@@ -270,7 +270,7 @@ def test_another_number_goes_on(
 ) -> None:
     """In the middle of a phase: its rollouts are dealt out anew, environments start anew."""
     if not is_full and (before, now) != (2, 1):
-        pytest.skip("one is enough for make test")
+        pytest.skip("one change is enough, but for make test-faults")
     for _ in fault:
         processes = start(tmp_path, before, **{"ppo.num_minibatches": 1, "aux.num_minibatches": 1})
         # A multiple of one rollout, not of the two of a phase.
@@ -310,13 +310,14 @@ def train_failing(folder: Path, failing: set[str], told: set[str]) -> None:
         train(config, make_env=lambda: Failing(gym.make("CartPole-v1")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("failing", "told"), [({"1"}, {"0"}), ({"0", "1"}, {"0", "1"})])
 def test_a_failure_while_told_to_end_is_saved_and_said(
     tmp_path: Path, failing: set[str], told: set[str], is_full: bool
 ) -> None:
     """The request is still open when the failure comes: it may not end the saving."""
     if len(failing) == 1 and not is_full:
-        pytest.skip("one is enough for make test")
+        pytest.skip("one change is enough, but for make test-faults")
     processes = start_ranks(tmp_path, 2, train_failing, tmp_path, failing, told)
     assert 75 not in ended(processes, seconds=60)
     assert all("simulator has lost its license" in words for words in said(tmp_path))
@@ -335,6 +336,7 @@ def train_and_call(folder: Path) -> None:
         train(small(folder, "ppo", **{"compute.rank_timeout": 20.0}), on_iteration=on_iteration)
 
 
+@pytest.mark.long
 def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> None:
     assert ended(start_ranks(tmp_path, 2, train_and_call, tmp_path), seconds=60) == [6, 1]
     assert "on_iteration failed on rank 1 of 2: KeyError: 'my tracker is full'" in said(tmp_path)[0]

@@ -1,0 +1,188 @@
+"""The programs of benchmarks/ whose commands the pages show, each in a small form.
+
+They write the files that they say, and rows name their commit. `versus.py`, `agreement.py` and
+`gpu.py`, which need other code bases, have tests of their own; `draw_trace.py` and `memory.py` need
+minutes.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from phasicrl.exchange.package import release
+from phasicrl.host.provenance import commit
+from tests.test_pages_run import small_presets
+
+__all__ = ["small_presets"]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_presets")]
+
+ROOT = Path(__file__).parents[1]
+SHORT = "--total-env-steps 64 --env.num-envs 4 --ppo.num-steps 16 --model.hidden-sizes 8"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
+    """The module of a program; what it needs beside it is found, as when it is started."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module(request.param)
+
+
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    """Start a program as from a terminal."""
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), *map(str, words)])
+    script.main()
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """Of a table, in which every row has the commit of this code."""
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    found = list(csv.DictReader(text.splitlines()))
+    made = (commit() or "unknown").removesuffix("-dirty")
+    assert found and {row["commit"].removesuffix("-dirty") for row in found} == {made}
+    return found
+
+
+def values(found: Sequence[dict[str, str]], column: str) -> set[str]:
+    return {row[column] for row in found}
+
+
+@pytest.mark.parametrize("script", ["learning"], indirect=True)
+def test_learning(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "acrobot.csv"
+    words = (
+        "acrobot-ppo", f"acrobot-ppg:--name none --reward-norm none {SHORT} --aux.every 2",
+        "--threshold", "-80", "--seeds", "2", "--runs", tmp_path / "runs",
+    )  # fmt: skip
+    run(script, monkeypatch, table, *words)
+    found = rows(table)
+    assert values(found, "seed") == {"101", "102"} and len(found) == 4
+    run(script, monkeypatch, table, *words)
+    assert rows(table) == found  # nothing is made twice
+
+
+@pytest.mark.parametrize("script", ["agents"], indirect=True)
+def test_agents(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def played(*args: object, **options: object) -> object:
+        return release(*args, **options, episodes=2)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(script, "release", played)
+    folders = ("--runs", tmp_path / "runs", "--output", tmp_path / "agents",
+               "--films", tmp_path)  # fmt: skip
+    run(script, monkeypatch, "cartpole-ppg", "--seeds", "2", *folders)
+    (package,) = (tmp_path / "agents").iterdir()
+    assert json.loads((package / "config.json").read_text())["name"] == "cartpole-ppg"
+    film = (tmp_path / "cartpole-ppg.mp4").stat()
+    run(script, monkeypatch, "cartpole-ppg", *folders)  # its package is there already
+    assert (tmp_path / "cartpole-ppg.mp4").stat() == film
+
+
+@pytest.mark.parametrize("script", ["precision"], indirect=True)
+def test_precision(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, figure = tmp_path / "precision.csv.gz", tmp_path / "precision.png"
+    few = ("--games", "starpilot", "--seeds", "1", "--jobs", "1", "--fields",
+           "--total-env-steps 512")  # fmt: skip
+    run(script, monkeypatch, table, figure, *few)
+    found = rows(table)
+    assert values(found, "setting") == set(script.SETTINGS)
+    assert "512" in values(found, "env_steps") and figure.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("script", ["batch_invariance"], indirect=True)
+def test_batch_invariance(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        script.TASKS, "CartPole", "--env.id envpool:CartPole-v1 --total-env-steps 2560"
+    )
+    monkeypatch.setattr(script, "SIZES", (1, 8))
+    table, figure = tmp_path / "invariance.csv.gz", tmp_path / "invariance.png"
+    run(script, monkeypatch, table, figure, "--seeds", "111", "--tasks", "CartPole", "--jobs", "1")
+    found = rows(table)
+    assert values(found, "divided_by") == {"1", "8"}
+    assert values(found, "arm") == set(script.ARMS) and figure.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("script", ["trading"], indirect=True)
+def test_trading(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = script.EXAMPLE["config"].changed({"total_env_steps": 4096})
+    monkeypatch.setitem(script.EXAMPLE, "config", short)
+    table = tmp_path / "trading.csv"
+    run(script, monkeypatch, table, "--seeds", "1", "--runs", tmp_path / "runs")
+    assert values(rows(table), "arm") == set(script.ARMS)
+
+
+@pytest.mark.parametrize("script", ["encoder"], indirect=True)
+def test_encoder(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {**script.USUAL, "size": 16}
+    monkeypatch.setattr(script, "CASES", (small, {**small, "precision": "bf16"}))
+    table = tmp_path / "encoder.csv"
+    run(script, monkeypatch, table, "--repeats", "1", "--threads", "1")
+    found = rows(table)
+    assert [(row["precision"], row["name"]) for row in found] == [
+        ("fp32", "rate"), ("bf16", "features"), ("bf16", "gradients"), ("bf16", "rate"),
+    ]  # fmt: skip
+    errors = [float(row["value"]) for row in found if row["name"] != "rate"]
+    assert all(0 < error < 0.1 for error in errors)
+
+
+@pytest.mark.parametrize("script", ["many_seeds"], indirect=True)
+def test_many_seeds(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "SEEDS", (2,))
+    monkeypatch.setattr(script, "REPEATS", 1)
+    monkeypatch.setattr(script, "SECONDS", 0.05)
+    monkeypatch.setattr(script, "num_cores", lambda: 1)
+    table = tmp_path / "many_seeds.csv"
+    run(script, monkeypatch, table)
+    found = rows(table)
+    assert values(found, "seeds") == {"2"} and len(found) == 3
+    assert all(float(row["microseconds"]) > 0 for row in found)
+
+
+@pytest.mark.parametrize("script", ["contention"], indirect=True)
+def test_contention(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "QUIET", 100.0)  # the other tests are no matter
+    table = tmp_path / "contention.csv"
+    code = f"after={ROOT / 'src'}"
+    words = ("--works", "cartpole", "--situations", "alone", "two", "--rounds", "1", "--seconds",
+             "1", "--code", code)  # fmt: skip
+    run(script, monkeypatch, table, *words)
+    found = rows(table)
+    assert sorted(row["situation"] for row in found) == ["alone", "two"]
+    run(script, monkeypatch, table, *words)  # a further round
+    assert values(rows(table), "round") == {"0", "1"}
+
+
+@pytest.mark.parametrize("script", ["compare_reference"], indirect=True)
+def test_compare_reference(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = ROOT / "benchmarks" / "results" / "baselines"
+    runs = sorted(path.parent for path in results.glob("*/metrics.jsonl"))
+    output = tmp_path / "baselines"
+    words = ("--reference", results / "published.csv.gz", "--output", output)
+    run(script, monkeypatch, *runs, *words)
+    for suffix in (".csv", ".png"):
+        assert output.with_suffix(suffix).stat().st_size > 1_000
+    ours = ROOT / "docs" / "figures" / "baselines.csv"
+    assert output.with_suffix(".csv").read_text() == ours.read_text()
+
+
+def test_every_command_of_python_on_the_pages_is_of_a_program_that_is_tried() -> None:
+    elsewhere = {"agreement", "gpu", "versus", "scaling", "scaling_model", "memory", "draw_trace"}
+    here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    shown: set[str] = set()
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for line in path.read_text().splitlines():
+            if line.startswith("python benchmarks/"):
+                shown.add(line.split()[1].removeprefix("benchmarks/").removesuffix(".py"))
+    assert shown and shown <= here | elsewhere
