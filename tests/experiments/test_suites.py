@@ -46,6 +46,9 @@ def test_sweeps_have_the_paper_s_values_and_change_nothing_else() -> None:
     assert arms("fig3", "miner") == {
         f"E_π = {n}": {"ppo.policy_epochs": n} if n > 1 else {} for n in range(1, 7)
     }
+    assert arms("value-epochs", "miner") == {
+        f"E_V = {n}": {"ppo.value_epochs": n} if n > 1 else {} for n in (1, 2, 3, 6)
+    }
     assert arms("fig4", "miner") == {
         f"E_aux = {n}": {"aux.epochs": n} if n != 6 else {} for n in (1, 2, 3, 6, 9)
     }
@@ -58,8 +61,10 @@ def test_the_pairs_of_figures_6_to_9() -> None:
     assert arms("fig6", "miner")["KL penalty"] == {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     assert arms("fig7", "miner")["one network"] == {"model.value_path": "detached"}
     assert arms("fig9", "miner") == {
-        "values trained": {}, "values not trained": {"aux.value_coef": 0.0}
-    }  # fmt: skip
+        "values trained": {},
+        "values not trained": {"aux.value_coef": 0.0},
+        "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": 2},
+    }
     paths = [config.model.value_path for _, config in SUITES["fig8"].arms(base("fig8", "miner"))]
     assert paths == ["shared", "separate"]
 
@@ -98,6 +103,7 @@ def test_details_are_changed_one_at_a_time_from_the_paper_s_settings() -> None:
         "Adam's ε 1e-5": {"ppo.adam_eps": 1e-5},
         "one optimizer for both phases": {"aux.optimizer": "shared"},
         "rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99},
+        "value targets computed anew": {"aux.recompute_targets": True},
     }
 
 
@@ -115,6 +121,7 @@ def test_details_that_a_task_has_already_or_cannot_have_are_no_arms() -> None:
         "LayerNorm, weights orthogonal": {"model.layer_norm": True},
         "Adam's ε 1e-8": {"ppo.adam_eps": 1e-8},
         "one optimizer for both phases": {"aux.optimizer": "shared"},
+        "value targets computed anew": {"aux.recompute_targets": True},
     }
     # 16 segments cannot be dealt out to 32 minibatches, nor 4 to 16.
     hopper, pendulum = (arms("details", task, "small") for task in ("hopper", "pendulum"))
