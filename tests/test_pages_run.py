@@ -64,7 +64,7 @@ def small(config: Config) -> Config:
 
 
 def play_one_episode(run: Path, **options: Any) -> list[Evaluation]:
-    """What evaluates the runs of a suite, in place of 20 episodes."""
+    """What evaluates the runs of a suite, in place of 100 episodes."""
     options["episodes"] = 1
     return evaluate(run, **options)
 
@@ -127,7 +127,7 @@ def as_on(words: list[str], runs: dict[str, list[Path]]) -> list[str]:
     if words[0] == "evaluate" and "--episodes" not in words:
         changed += ["--episodes", "2"]
     changed = [path for word in changed for path in (sorted(glob(word)) or [word])]
-    if words[0] == "sweep":  # whose trials play 40 episodes each: shorter ones than Procgen's
+    if words[0] == "sweep":  # whose trials play many episodes each: shorter ones than Procgen's
         for image, vector in CONTROL.items():
             changed = [word.replace(image, vector) for word in changed]
     if "--seeds" in changed and words[0] == "sweep":

@@ -66,6 +66,36 @@ NUMBERS: dict[str, dict[str, tuple[float, int]]] = {
     },
 }  # fmt: skip
 """By reference and task: the mean return that was reached, and after how many steps."""
+FINALS_OF = (
+    ("easy", "train", 25), ("easy", "train", 50), ("hard", "train", 100), ("hard", "train", 200),
+    ("easy-200", "train", 25), ("easy-200", "test", 25),
+    ("hard-500", "train", 200), ("hard-500", "test", 200),
+)  # fmt: skip
+FINALS = {
+    "coinrun": (9.17, 9.52, 8.47, 8.98, 9.49, 8.61, 7.7, 6.33),
+    "starpilot": (34.89, 36.86, 19.17, 20.9, 30.72, 24.12, 13.04, 4.06),
+    "caveflyer": (7.41, 8.2, 8.92, 10.2, 7.23, 5.33, 4.81, 3.19),
+    "dodgeball": (6.45, 9.73, 7.96, 10.25, 5.08, 1.94, 7.85, 4.92),
+    "fruitbot": (28.71, 29.38, 21.91, 23.65, 29.53, 26.55, 19.09, 8.75),
+    "chaser": (6.83, 8.09, 6.94, 8.18, 6.87, 6.04, 7.26, 6.86),
+    "miner": (11.05, 11.8, 11.94, 16.71, 12.83, 9.47, 18.45, 14),
+    "jumper": (7.7, 8.32, 6.11, 6.69, 8.53, 5.71, 7.02, 3.04),
+    "leaper": (7.19, 7.21, 8.71, 9.34, 6.35, 5.99, 6.43, 5.63),
+    "maze": (9.86, 9.97, 8.64, 9.87, 9.37, 5.74, 7.1, 3.47),
+    "bigfish": (19.58, 23.82, 20.49, 23.44, 12.13, 4.7, 10.12, 3.61),
+    "heist": (7.04, 9.38, 5.78, 9.22, 8.05, 2.7, 3.83, 1.01),
+    "climber": (10.3, 10.97, 9.15, 10.3, 8.67, 5.96, 9.12, 6.13),
+    "plunder": (14.87, 15.9, 15.14, 17.11, 5.31, 4.69, 5.47, 4.1),
+    "ninja": (8.14, 9.32, 8.75, 9.56, 7.55, 5.63, 7.97, 5.77),
+    "bossfight": (9.03, 9.17, 10.51, 10.98, 8.3, 7.46, 10.46, 10.02),
+}  # fmt: skip
+"""Of Baselines' PPO by game: the last returns of each protocol of `FINALS_OF`, with its levels and
+millions of steps; openai/train-procgen at 1a2ae21, results/."""
+SOURCE_000 = {
+    "starpilot": (34.82, 32.47, 42.01), "bossfight": (10.78, 9.63, 10.71),
+    "bigfish": (24.23, 16.80, 15.94),
+}  # fmt: skip
+"""By game: PPG and PPO of CleanRL, PPG of OpenAI; easy, 25M steps."""
 Row = tuple[str, str, str, str, int, float]
 
 
@@ -106,6 +136,16 @@ def main(folder: Path) -> None:
     for name, tasks in NUMBERS.items():
         numbers = tasks.items()
         write(name, [(name, "1", task, "train", step, value) for task, (value, step) in numbers])
+    write("baselines-final", [
+        (levels, "1", game, split, millions * 1_000_000, value)
+        for game, values in FINALS.items()
+        for (levels, split, millions), value in zip(FINALS_OF, values, strict=True)
+    ])  # fmt: skip
+    write("procgen-easy-25m", [
+        (code, "1", game, "train", 25_000_000, value)
+        for game, values in SOURCE_000.items()
+        for code, value in zip(("cleanrl-ppg", "cleanrl-ppo", "openai-ppg"), values, strict=True)
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ def blocks() -> dict[str, str]:
         "quickstart": quickstart_table(),
         "batch-invariance": batch_invariance_table(),
         "suites": suites_table(),
+        "two-ppos": two_ppos_table(),
         **{f"suite-{name}": suite_table(name) for name in RUN_SUITES},
         "paper-early": paper_early_table(),
         "trading": trading_table(),
@@ -202,11 +203,36 @@ def paper_early_table() -> str:
     return text
 
 
+def two_ppos_table() -> str:
+    """PPO of the PPG paper and of Baselines after 100M steps on hard levels."""
+    ends = {f"procgen:{game}": 1e9 for game in GAMES}
+    found = {
+        name: {curve.env_id.removeprefix("procgen:"): float(curve.mean[at]) for curve in curves}
+        for name, at, curves in (
+            ("PPO of the PPG paper", -1,
+             reference_curves(Path("ppg-paper"), RETURN, ends=ends, experiments=["ppo"])),
+            ("PPO of Baselines", 0,
+             reference_curves(Path("baselines-final"), RETURN, ends=ends, experiments=["hard"])),
+        )
+    }  # fmt: skip
+    text = _head("", "normalized mean", *sorted(GAMES))
+    for name, returns in found.items():
+        scores = [normalized(returns[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
+        cells = (f"{returns[game]:.1f}" for game in sorted(GAMES))
+        text += _row(name, f"{statistics.fmean(scores):.3f}", *cells)
+    return text
+
+
 def suite_table(name: str) -> str:
-    """What a suite's arms reached on each task, over seeds."""
+    """What a suite's arms reached on each task, over seeds.
+
+    An arrow says that every seed is above, or below, every one of the arm that it is held against:
+    the first that the task has, or with rungs the one before it.
+    """
     rows = read(f"suites/{name}-small")
     tasks, arms = ([*dict.fromkeys(row[key] for row in rows)] for key in ("task", "arm"))
     text = _head("arm", *(f"{task}: over the run; at its end; greedy" for task in tasks))
+    against: dict[str, list[list[float]]] = {}
     for arm in arms:
         cells = []
         for task in tasks:
@@ -214,15 +240,28 @@ def suite_table(name: str) -> str:
             if not runs:  # a trick that the task cannot have
                 cells.append("–")
                 continue
-            curves = [np.array(row["curve"].split(), float) for row in runs]
-            told = [
-                [float(np.nanmean(curve)) for curve in curves],
-                [float(row["return_100"]) for row in runs],
-                [float(row["greedy_mean"]) for row in runs],
-            ]
-            cells.append("; ".join(_mean_and_span(values) for values in told))
+            told = _returns(runs)
+            base = against.setdefault(task, told)
+            cells.append("; ".join(_mean_and_span(mine) + _apart(mine, theirs)
+                                   for mine, theirs in zip(told, base, strict=True)))  # fmt: skip
+            if name == "tricks":
+                against[task] = told
         text += _row(arm, *cells)
     return text
+
+
+def _returns(runs: list[dict[str, str]]) -> list[list[float]]:
+    """Of an arm's seeds: over the whole run, at its end, greedily."""
+    curves = [np.array(row["curve"].split(), float) for row in runs]
+    ends = [[float(row[column]) for row in runs] for column in ("return_100", "greedy_mean")]
+    return [[float(np.nanmean(curve)) for curve in curves], *ends]
+
+
+def _apart(values: list[float], others: list[float]) -> str:
+    """An arrow if all values are above, or below, all others."""
+    if min(values) > max(others):
+        return " ↑"
+    return " ↓" if max(values) < min(others) else ""
 
 
 def _mean_and_span(values: list[float]) -> str:

@@ -73,3 +73,45 @@ def test_a_name_is_enough_and_versions_of_tasks_do_not_matter(tmp_path: Path) ->
     assert theirs.scores == (500.0,) and theirs.published
     table = read_csv(plot_runs(runs, output=tmp_path / "drawn", reference=Path("zoo"))[2])
     assert [row["mean"] for row in table if row["published"] == "1"] == ["500.0"]
+
+
+def test_the_last_returns_of_baselines_are_those_of_its_curves_and_of_its_normalized_means() -> (
+    None
+):
+    last: dict[tuple[str, str, int], dict[str, float]] = defaultdict(dict)
+    for row in rows("baselines-final"):
+        key = (row["experiment"], row["split"], int(row["step"]))
+        last[key][row["game"]] = float(row["episodic_return"])
+    means = {("easy", "train", 25): 0.645, ("easy", "train", 50): 0.734,
+             ("hard", "train", 100): 0.626, ("hard", "train", 200): 0.749,
+             ("easy-200", "train", 25): 0.599, ("easy-200", "test", 25): 0.357,
+             ("hard-500", "train", 200): 0.512, ("hard-500", "test", 200): 0.276}  # fmt: skip
+    for (levels, split, millions), mean in means.items():
+        found = last.pop((levels, split, millions * 1_000_000))
+        bounds = PROCGEN_BOUNDS[levels.split("-")[0]]  # type: ignore[index]
+        scores = [normalized(value, bounds[game]) for game, value in found.items()]
+        assert len(scores) == 16 and np.mean(scores) == pytest.approx(mean, abs=0.002), levels
+    assert not last
+    curves: dict[str, list[float]] = defaultdict(list)
+    for row in rows("baselines-easy"):
+        if int(row["step"]) > 48e6:
+            curves[row["game"]].append(float(row["episodic_return"]))
+    finals = {row["game"]: float(row["episodic_return"]) for row in rows("baselines-final")
+              if row["experiment"] == "easy" and int(row["step"]) == 50_000_000}  # fmt: skip
+    for game, values in curves.items():
+        assert finals[game] == pytest.approx(np.mean(values), rel=0.1, abs=0.3), game
+
+
+def test_the_table_of_source_000_stands_beside_runs() -> None:
+    curves = reference_curves(Path("procgen-easy-25m"), RETURN, ends={"procgen:starpilot": 25e6})
+    assert {curve.label: float(curve.runs[0, -1]) for curve in curves} == {
+        "cleanrl-ppg": 34.82, "cleanrl-ppo": 32.47, "openai-ppg": 42.01
+    }  # fmt: skip
+
+
+def test_unseen_levels_of_the_hard_protocol_have_a_published_number() -> None:
+    (curve,) = reference_curves(
+        Path("baselines-final"), "evaluation/return", ends={"procgen:starpilot": 2e8},
+        experiments=("hard-500",), split="test",
+    )  # fmt: skip
+    assert curve.runs[0, -1] == pytest.approx(4.06)

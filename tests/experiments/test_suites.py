@@ -84,7 +84,10 @@ def test_the_two_savings_of_the_sources() -> None:
         "the last N_π / 4 alone": {"aux.iterations_per_epoch": 8, "aux.iterations_from": "last"},
     }
     assert base("skip-aux", "bigfish").ppg.env.distribution == "easy"
-    assert base("seeds-table", "bigfish").ppg.total_env_steps == 25_000_000
+    of_table = SUITES["seeds-table"].arms(base("seeds-table", "bigfish"))
+    ppg, ppo, of_openai = (config for _, config in of_table)
+    assert ppg.total_env_steps == ppo.total_env_steps == 25_000_000 and ppo.aux is None
+    assert differences(of_openai, ppg) == {"reward_norm.gamma": (None, 0.99)}
 
 
 ORTHOGONAL_HEADS = {"model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}

@@ -14,6 +14,7 @@ from phasicrl import cli
 from phasicrl.config import ModelConfig
 from phasicrl.host import bench
 from phasicrl.host.bench import measure
+from phasicrl.host.provenance import commit
 from tests.helpers import Levers, corridor, tiny, tiny_aux
 
 
@@ -172,6 +173,7 @@ def test_the_command_prints_a_table_and_saves_everything(
     assert (
         saved["config"]["env"]["num_envs"] == 2
         and saved["machine"]["torch"]
+        and saved["machine"]["commit"] == commit()
         and saved["share_of_limit"] > 0
     )
 

@@ -16,13 +16,19 @@ REFERENCES = {
     "baselines-easy": "PPO of OpenAI Baselines on 10 games of Procgen, easy, all levels, to 50M "
     "steps, three runs; openai/train-procgen, results/, MIT",
     "baselines-easy-200": "the same on 200 levels, with returns on unseen levels (split test)",
+    "baselines-final": "the last returns of PPO of OpenAI Baselines on 16 games of Procgen: "
+    "experiments easy, hard, easy-200 and hard-500, the last two with returns on unseen levels "
+    "(split test); openai/train-procgen at 1a2ae21, results/, MIT",
+    "procgen-easy-25m": "PPG and PPO of CleanRL, and OpenAI's PPG run by the same authors, on "
+    "starpilot, bossfight and bigfish, easy, 25M steps; vwxyzjn/cleanrl, docs/rl-algorithms/ppg.md",
     "zoo": "PPO of RL Baselines3 Zoo (DLR-RM/rl-baselines3-zoo, benchmark.md): the best checkpoint "
     "of a single run, greedy",
     "tianshou": "PPO of Tianshou on MuJoCo (thu-ml/tianshou, examples/mujoco/README.md): means of "
     "ten seeds, on versions v1 to v3 of the tasks",
     "slm-lab": "PPO of SLM-Lab (kengz/SLM-Lab at 96be3938, docs/BENCHMARKS.md): means of four "
     "sessions in training; of Atari the best of three λ for each game",
-    "cleanrl": "PPO of CleanRL (vwxyzjn/cleanrl, docs/rl-algorithms/ppo.md): three seeds",
+    "cleanrl": "PPO of CleanRL (vwxyzjn/cleanrl at fe8d8a03, docs/benchmark/ppo.md and others): "
+    "three seeds",
 }
 """By name: what it is, and whence."""
 HEADLINES = {"ppg-paper": ("ppg", "ppo")}

@@ -27,6 +27,7 @@ from phasicrl.envs.make import make_envs
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import describe, peak_memory
+from phasicrl.host.provenance import commit
 from phasicrl.phases import Record
 from phasicrl.rollout import PolicySamples
 from phasicrl.seeding import derive_seed
@@ -59,7 +60,7 @@ class Report:
 
     Attributes:
         config: what was trained.
-        machine: processor, versions, threads.
+        machine: processor, versions, commit, threads.
         rates: what was timed.
         split: share of a whole loop's time, by part.
         passes: how often each step goes through the network: forward, and forward and backward.
@@ -389,6 +390,7 @@ def _machine(run: Run) -> dict[str, Any]:
     plan, device = run.compute.plan, run.compute.device
     return {
         **describe(),
+        "commit": commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads of PyTorch": plan.num_threads,
         "threads of the environments": run.config.env.num_threads,
