@@ -104,6 +104,7 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "evaluation.levels": ("train", {"evaluation.every_iterations": 1}),
     "evaluation.steps": (True, {"evaluation.every_iterations": 1}),
     "evaluation.film": (True, {"evaluation.every_iterations": 1}),
+    "evaluation.overlay": (False, {"evaluation.every_iterations": 1, "evaluation.film": True}),
     "compute.num_threads": (1, {"compute.device": "cpu"}),
     "compute.pin_threads": (False, {"compute.device": "cpu"}),
     "compute.take_turns": (False, {"compute.device": "cpu"}),
@@ -146,6 +147,7 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
         None,
     ),
     "evaluation.every_iterations": ({"evaluation.every_iterations": None}, None),
+    "evaluation.film": ({"evaluation.film": False}, None),
     "ppo.kl_penalty above 0": ({"ppo.kl_penalty": 0.0}, None),
     "ppo.objective surrogate, with ppo.clip or ppo.kl_penalty": (
         {"ppo.objective": "log_prob", "ppo.clip": None},

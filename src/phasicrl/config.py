@@ -623,7 +623,9 @@ class EvaluationConfig:
     steps: bool = False
     """Keep every step of the first episode: a table in `evaluations/`, and TensorBoard series."""
     film: bool = False
-    """Film an episode with the return, the value and the policy under it, in `videos/`."""
+    """Film an episode of each evaluation, in `videos/`."""
+    overlay: bool = True
+    """Show the return so far, the value and the policy under each image of these films."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -1006,6 +1008,7 @@ NEEDS = (
          lambda c: c.ppo.kl_penalty > 0),
     Need("evaluation.episodes evaluation.policy evaluation.levels evaluation.steps evaluation.film",
          "evaluation.every_iterations", lambda c: c.evaluation.every_iterations is not None),
+    Need("evaluation.overlay", "evaluation.film", lambda c: c.evaluation.film),
     Need("evaluation.levels", "a game of Procgen (procgen:NAME)",
          task=lambda t: t.backend in (None, "procgen")),
     Need("ppo.proximal_decay", "ppo.objective surrogate, with ppo.clip or ppo.kl_penalty",

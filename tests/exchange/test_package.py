@@ -39,6 +39,7 @@ def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machi
     (made,) = release([run], output=tmp_path / "out", episodes=4, onnx=True, make_env=corridor)
     assert made.path == tmp_path / "out" / "tiny-corridor-s3"
     assert sorted(entry.name for entry in made.path.iterdir()) == sorted((*FILES, HASHES_FILE))
+    assert RunDirectory(made.path).metrics() == RunDirectory(run).metrics()
     wanted = evaluate(run, episodes=4, make_env=corridor)
     assert list(made.evaluations) == evaluate(made.path, episodes=4, make_env=corridor) == wanted
     assert play_exported(made.path, episodes=4, make_env=corridor) == wanted[0]

@@ -191,6 +191,12 @@ def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> 
     assert len(images) == 7  # first + 5 steps, and the first of the episode after
     below = images[:, 512:].astype(int)
     assert (below.reshape(7, -1).max(1) > 200).all() and (below[0] != below[4]).any()
+    bare = replace(config, evaluation=replace(config.evaluation, overlay=False))
+    directory = train(
+        bare.changed({"output_dir": str(tmp_path / "bare")}), make_env=Image
+    ).directory
+    (first, *_) = sorted((directory / "videos").iterdir())
+    assert (read_film(first, 512, 512) == images[:, :512]).mean() > 0.9  # the same episode
 
 
 def test_what_cannot_be_filmed_is_said_once_and_the_run_goes_on(

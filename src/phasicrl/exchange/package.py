@@ -23,11 +23,18 @@ from phasicrl.exchange.export import export_policy
 from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.experiments.trials import RETURN
 from phasicrl.models.agent import EncoderFactory
-from phasicrl.runs.directory import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, RunDirectory, WeightsKind
+from phasicrl.runs.directory import (
+    CARD_FILE,
+    CONFIG_FILE,
+    METRICS_FILE,
+    WEIGHTS_FILE,
+    RunDirectory,
+    WeightsKind,
+)
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
 NEEDED = (CONFIG_FILE, CARD_FILE, WEIGHTS_FILE, EVALUATION_FILE, PAGE_FILE)
-FILES = (*NEEDED, "policy.onnx")
+FILES = (*NEEDED, METRICS_FILE, "policy.onnx")
 """All that a package may hold, beside the hashes of these."""
 _OF_CARD = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
 """What of the card is given away: not the command, which has the folders of its machine."""
@@ -137,6 +144,8 @@ def _fill(
     kept = {name: card[name] for name in _OF_CARD if name in card}
     files.write_card(kept | {"env_steps": env_steps})
     files.save_weights(tensors, env_steps=env_steps)
+    if (run.path / METRICS_FILE).is_file():
+        shutil.copyfile(run.path / METRICS_FILE, partial / METRICS_FILE)
     found = evaluate(partial, episodes=episodes, **own)
     files.write_json(EVALUATION_FILE, {
         "episodes": episodes, "seed": 0,

@@ -133,9 +133,8 @@ class Validation:
         """Film one episode; a film that cannot be made is no reason to lose the run."""
         knobs = self._config.evaluation
         seed = derive_seed(self._config.seed, "validation")
-        wanted = Film(
-            policy=knobs.policy, levels=levels_in(knobs.levels)[0], seed=seed, overlay=True
-        )
+        levels = levels_in(knobs.levels)[0]
+        wanted = Film(policy=knobs.policy, levels=levels, seed=seed, overlay=knobs.overlay)
         output = self._files.path / "videos" / f"{env_steps:012d}.mp4"
         try:
             film_episodes(
