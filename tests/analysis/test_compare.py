@@ -10,7 +10,7 @@ import pytest
 from phasicrl.analysis.compare import compare_runs
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import main
-from tests.analysis.test_plot import HEADER, make_runs
+from tests.analysis.test_plot import HEADER, make_runs, read_csv
 
 pytest.importorskip("matplotlib")
 
@@ -137,8 +137,31 @@ def test_the_command_prints_and_writes(
         rows = list(csv.DictReader(file))
     assert [row["score"] for row in rows] == ["0", "0", "0", "6", "8"]
     assert {row["env_steps"] for row in rows} == {"1000"}
-    for end in (".png", ".svg"):
-        assert output.with_suffix(end).stat().st_size > 1000
+    for end in (".png", ".svg", "-measures.png", "-measures.svg"):
+        assert output.with_name(output.name + end).stat().st_size > 1000
+    profile, measures = (read_csv(output.with_name(f"beside-{name}.csv"))
+                         for name in ("profile", "measures"))  # fmt: skip
+    demo = [row for row in profile if row["experiment"] == "other"]
+    above = {float(row["score"]): float(row["share_above"]) for row in demo}
+    assert above[0] == 1 and above[6.4] == 0.5 and above[8] == 0  # of 6 and 8
+    found = {(row["experiment"], row["measure"]): row for row in measures}
+    assert float(found["other", "mean"]["value"]) == 7
+    assert float(found["demo", "mean"]["value"]) == 0
+    assert float(found["other", "probability of improvement over demo"]["value"]) == 1
+
+
+def test_measures_over_environments_without_a_common_unit_are_not_written(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path / "one", line([2.0] * 3), env="procgen:starpilot")
+    runs += make_runs(tmp_path / "two", line([3.0] * 3), env="procgen:bigfish")
+    raw, one_unit = (
+        compare_runs(runs, units=units, output=tmp_path / units).files
+        for units in ("raw", "procgen-easy")
+    )
+    assert not any("-measures" in path.name for path in raw)
+    assert sum("-measures" in path.name for path in one_unit) == 3
+    gap = [row for row in read_csv(tmp_path / "procgen-easy-measures.csv")
+           if row["measure"] == "optimality gap"]  # fmt: skip
+    assert float(gap[0]["value"]) == pytest.approx(1, abs=0.1)  # both play no better than chance
 
 
 def test_ours_and_a_published_one_of_the_same_name_are_two(tmp_path: Path) -> None:

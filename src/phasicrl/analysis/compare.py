@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,7 @@ from phasicrl.analysis.scores import (
     steps_to_reach,
 )
 
+_GAP = "optimality gap"
 _WINDOW = 0.1
 """Share of the steps whose values are a score."""
 Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
@@ -155,7 +156,8 @@ def compare_runs(
         reference_game: The game in that file, if it is not the environment's name.
         reference_split: Which rows of that file, if it has a column `split`.
         output: Name of a table of all scores and of images of the performance profile: .csv, .png
-            and .svg are put behind it; none: they are not written.
+            and .svg are put behind it. The profile's numbers go to NAME-profile.csv, the measures
+            over all environments to NAME-measures.csv, .png and .svg; none: nothing is written.
 
     Returns:
         Scores, their means and intervals, measures over all environments, and missed bounds.
@@ -182,6 +184,8 @@ def compare_runs(
     if output is not None:
         files = [_write_scores(results, output, units)]
         files += _draw_profiles(_matrices(results), output)
+        if _have_one_unit(comparison):
+            files += _draw_measures(comparison.overall, output.with_name(output.name + "-measures"))
     return replace(comparison, missed=tuple(missed), files=tuple(files))
 
 
@@ -199,7 +203,7 @@ def compare_curves(
         ValueError: curves that have not come so far, or a game without bounds.
     """
     results = _results(curves, at_steps, units, target)
-    overall = _overall(_matrices(results))
+    overall = _overall(_matrices(results), units)
     return Comparison(metric, units, tuple(results), tuple(overall), (), ())
 
 
@@ -307,11 +311,13 @@ def _shown_label(result: Result) -> str:
     return f"{result.label} (published)" if result.published else result.label
 
 
-def _overall(matrices: Mapping[str, Array]) -> list[Overall]:
+def _overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
     """The measures of each experiment, and each beside the others."""
     found = []
+    # Raw returns have no 1 that they could lack something to.
+    wanted = {name: MEASURES[name] for name in MEASURES if units != "raw" or name != _GAP}
     for label, matrix in matrices.items():
-        measures = {name: estimate(matrix, measure) for name, measure in MEASURES.items()}
+        measures = {name: estimate(matrix, measure) for name, measure in wanted.items()}
         others = ((name, theirs) for name, theirs in matrices.items() if name != label)
         improves = {name: probability_of_improvement(matrix, theirs) for name, theirs in others}
         found.append(Overall(label, len(matrix), measures, improves))
@@ -323,15 +329,22 @@ _COLUMNS = ("env_id", "experiment", "published", "run", "env_steps", "units", "s
 
 def _write_scores(results: Sequence[Result], output: Path, units: Units) -> Path:
     """A row for each run."""
+    return _write_table(output, _COLUMNS, (
+        (result.env_id, result.label, int(result.published), number, result.steps, units, score)
+        for result in results
+        for number, score in enumerate(result.scores, start=1)
+    ))  # fmt: skip
+
+
+def _write_table(output: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """A CSV file; fractions have six digits."""
     output.parent.mkdir(parents=True, exist_ok=True)
     path = output.with_name(output.name + ".csv")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for result in results:
-            about = (result.env_id, result.label, int(result.published))
-            for number, score in enumerate(result.scores, start=1):
-                writer.writerow([*about, number, result.steps, units, f"{score:.6g}"])
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row])
     return path
 
 
@@ -347,27 +360,70 @@ def _draw_profiles(matrices: Mapping[str, Array], output: Path) -> list[Path]:
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.7), layout="constrained")
         panel = figure.subplots()
+        rows: list[tuple[str | float, ...]] = []
         for label, matrix in matrices.items():
             share, low, high = performance_profile(matrix, levels)
+            profile = zip(levels, share, low, high, strict=True)
+            rows += [(label, *map(float, point)) for point in profile]
             (line,) = panel.plot(levels, share, label=f"{label}, {matrix.size} runs")
             panel.fill_between(levels, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
         panel.set_xlabel("score")
         panel.set_ylabel("share of runs above it")
         figure.legend(loc="outside lower center", frameon=False)
-    return save_figure(figure, output, "performance profiles, 95 % stratified bootstrap band")
+    table = output.with_name(output.name + "-profile")
+    return [
+        _write_table(table, ("experiment", "score", "share_above", "low", "high"), rows),
+        *save_figure(figure, output, "performance profiles, 95 % stratified bootstrap band"),
+    ]
+
+
+def _have_one_unit(comparison: Comparison) -> bool:
+    """Whether scores may be averaged: raw returns of different environments may not."""
+    env_ids = {result.env_id for result in comparison.results}
+    return bool(comparison.overall) and (len(env_ids) == 1 or comparison.units != "raw")
+
+
+def _draw_measures(overall: Sequence[Overall], output: Path) -> list[Path]:
+    """Each measure with its interval, a panel for each; and how probably one beats another."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    labels = [one.label for one in overall]
+    rows = [
+        (one.label, name, estimate.value, estimate.low, estimate.high)
+        for one in overall
+        for name, estimate in (
+            *one.measures.items(),
+            *((f"probability of improvement over {other}", p) for other, p in one.improves.items()),
+        )
+    ]
+    with rc_context(STYLE):
+        names = list(overall[0].measures)
+        figure = Figure(figsize=(2.6 * len(names), 1.2 + 0.3 * len(labels)), layout="constrained")
+        panels = figure.subplots(1, len(names), sharey=True)
+        for panel, name in zip(panels, names, strict=True):
+            for place, one in enumerate(overall):
+                value = one.measures[name]
+                panel.plot([value.low, value.high], [place, place], linewidth=3, alpha=0.5)
+                panel.plot(value.value, place, "o", color=panel.lines[-1].get_color())
+            panel.set_title(name)
+        panels[0].set_yticks(range(len(labels)), labels)
+        panels[0].set_ylim(len(labels) - 0.5, -0.5)
+    return [
+        _write_table(output, ("experiment", "measure", "value", "low", "high"), rows),
+        *save_figure(figure, output, "measures over all environments, 95 % stratified bootstrap"),
+    ]
 
 
 def tables(comparison: Comparison) -> list[Any]:
     """The comparison as tables for a terminal."""
     env_ids = dict.fromkeys(result.env_id for result in comparison.results)
     found = [_table_of(comparison, env_id) for env_id in env_ids]
-    # Raw returns of different environments have no common unit.
-    if comparison.overall and (len(env_ids) == 1 or comparison.units != "raw"):
+    if _have_one_unit(comparison):
         table = _table("all environments (95 % stratified bootstrap)", "experiment", "runs on each",
-                       *MEASURES)  # fmt: skip
+                       *comparison.overall[0].measures)  # fmt: skip
         for one in comparison.overall:
-            values = [str(one.measures[name]) for name in MEASURES]
-            table.add_row(one.label, str(one.num_runs), *values)
+            table.add_row(one.label, str(one.num_runs), *map(str, one.measures.values()))
         found.append(table)
     if len(comparison.overall) > 1:
         table = _table("probability of improvement", "of", "is", "over")
