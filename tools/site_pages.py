@@ -28,7 +28,10 @@ OF_ROOT = {
 MODULES = (
     "phasicrl.algorithm", "phasicrl.config", "phasicrl.presets", "phasicrl.phases",
     "phasicrl.objectives", "phasicrl.returns", "phasicrl.experiments.evaluate",
-    "phasicrl.runs.directory",
+    "phasicrl.experiments.run_suite", "phasicrl.experiments.video", "phasicrl.analysis.plot",
+    "phasicrl.analysis.compare", "phasicrl.analysis.report", "phasicrl.sweeps.sweep",
+    "phasicrl.sweeps.work", "phasicrl.sweeps.search", "phasicrl.exchange.export",
+    "phasicrl.exchange.package", "phasicrl.runs.directory",
 )  # fmt: skip
 """What the Python reference shows."""
 _LINK = re.compile(r"(\]\()([^)#\s]+)")

@@ -1153,6 +1153,8 @@ def _doctor(words: list[str]) -> None:
 
 def _completion(words: list[str]) -> None:
     """Print a script that completes commands: `source <(phasicrl completion bash)`."""
+    from phasicrl.analysis.references import REFERENCES
+    from phasicrl.experiments.suites import SUITES
     from phasicrl.host.completion import ZSH_HEAD, Command, bash_script, listed
 
     def script(shell: Literal["bash", "zsh"]) -> None:
@@ -1171,7 +1173,11 @@ def _completion(words: list[str]) -> None:
             helps[verb, word] = _help_of(verb, word)
     helps["train", "PRESET"] = _help_of("train", next(iter(PRESETS)))
     head = ZSH_HEAD if asked["shell"] == "zsh" else ""
-    print(head + bash_script(helps, ("train",)), end="")
+    names = {
+        "suite": SUITES, "bench": PRESETS, "sweep create": PRESETS, "sweep search": PRESETS,
+        "plot --reference": REFERENCES, "compare --reference": REFERENCES,
+    }  # fmt: skip
+    print(head + bash_script(helps, ("train",), names), end="")
 
 
 def _help_of(*words: str) -> str:

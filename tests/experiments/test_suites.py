@@ -241,6 +241,11 @@ def test_the_report_s_arms_change_its_own_settings() -> None:
     }  # fmt: skip
 
 
+def test_the_help_names_every_suite() -> None:
+    said = " ".join((run_suite.__doc__ or "").split())
+    assert all(name in said for name in SUITES if name not in {f"fig{n}" for n in range(3, 9)})
+
+
 @pytest.mark.parametrize("name", SUITES)
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_every_arm_of_every_task_can_be_made_and_differs_from_the_others(

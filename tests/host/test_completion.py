@@ -57,6 +57,14 @@ def test_bash_offers_verbs_presets_knobs_and_values(script: Path) -> None:
     assert offered(script, "evaluate", "runs/x", "--levels", "") == ["unseen", "train", "both"]
     assert offered(script, "sweep", "sta") == ["status"]
     assert "--watch" in offered(script, "sweep", "status", "runs/x", "--")
+    assert offered(script, "suite", "pen") == ["penalties"] and "--jobs" in offered(
+        script, "suite", "--"
+    )
+    assert offered(script, "sweep", "create", "runs/x", "walker") == [
+        "walker2d-ppo",
+        "walker2d-ppg",
+    ]
+    assert offered(script, "plot", "runs/x", "--reference", "ppg") == ["ppg-paper"]
     assert offered(script, "evaluate", "runs/") == []  # then bash offers files
 
 

@@ -66,8 +66,8 @@ def run_suite(
     on from its last checkpoint.
 
     Args:
-        name: Of the suite: fig2 to fig9, seeds-table, skip-aux, n-aux, details, ppo-details,
-            penalties, rates, mva, tricks, tricks-one-out.
+        name: Of the suite: fig2 to fig9, value-epochs, seeds-table, skip-aux, n-aux, details,
+            ppo-details, penalties, rates, mva, tricks, tricks-one-out.
         tasks: Games of Procgen, names with presets (halfcheetah), or ids of environments; none:
             those of the suite.
         seeds: Of the runs; none: as many as were published, from 101 on.

@@ -6,7 +6,7 @@ A script has all words in it, taken from the help, so that a completion starts n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 Command = tuple[str, ...]
 """A command by its words, without the program's name; empty: the program itself."""
@@ -31,23 +31,27 @@ def options(said: str) -> dict[str, list[str]]:
     }
 
 
-def bash_script(helps: Mapping[Command, str], presets: Command) -> str:
+def bash_script(
+    helps: Mapping[Command, str], presets: Command, names: Mapping[str, Iterable[str]]
+) -> str:
     """A script for bash; zsh reads it after `ZSH_HEAD`.
 
     Args:
         helps: what `--help` says of each command.
         presets: a command whose next word is a preset, after which `helps` has its options.
+        names: what no help lists in braces: words behind a command, and values of an option
+            (`plot --reference`).
     """
     words, values = [], []
     for command, said in helps.items():
         name, next_words = " ".join(command), listed(said)
         if not next_words or command == ():
             given = options(said)
-            next_words = next_words or [*given]
+            next_words = next_words or [*given, *names.get(name, ())]
             values += [
                 f"    {_quoted(f'{name} {option}')}) words={_quoted(' '.join(choices))} ;;"
-                for option, choices in given.items()
-                if choices
+                for option, known in given.items()
+                if (choices := [*known, *names.get(f"{name} {option}", ())])
             ]
         words.append(f"    {_quoted(name)}) words={_quoted(' '.join(next_words))} ;;")
     deep = sorted({" ".join(command[:1]) for command in helps if len(command) == 2})
