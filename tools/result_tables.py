@@ -28,8 +28,8 @@ from phasicrl.runs.directory import RunDirectory
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 RUN_SUITES = (
-    "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux", "n-aux",
-    "details", "ppo-details", "penalties", "rates", "mva", "tricks", "tricks-one-out",
+    "fig2", "fig3", "value-epochs", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux",
+    "n-aux", "details", "ppo-details", "penalties", "rates", "mva", "tricks", "tricks-one-out",
 )  # fmt: skip
 """Suites whose small form has been run, on some of their tasks."""
 _SWEEPS = "the-ppg-papers-sweeps"
