@@ -110,6 +110,8 @@ TRICKS = (
     ("clipped surrogate", "PPO paper, eq. 7", "objectives.surrogate_loss", "ppo.clip"),
     ("several epochs over a rollout", "PPO paper, algorithm 1", "phases.policy_phase",
      "ppo.policy_epochs"),
+    ("several value epochs", "PPG paper, algorithm 1: E_V", "phases.policy_phase",
+     "ppo.value_epochs"),
     ("order of policy and value epochs", "PPG paper, algorithm 1; OPPG ppo.py:222-245",
      "config.PPOConfig.passes", "ppo.epoch_order"),
     ("minibatches", "PPO paper, algorithm 1", "rollout.Samples.minibatches", "ppo.num_minibatches"),
@@ -140,6 +142,10 @@ TRICKS = (
      "normalize.ObservationNormalizer", "obs_norm"),
     ("reward normalization", "OPPG reward_normalizer.py", "normalize.RewardNormalizer",
      "reward_norm"),
+    ("reward normalization by the algorithm's γ", "source 000; OPPG and train-procgen have 0.99",
+     "normalize.RewardNormalizer", "reward_norm.gamma"),
+    ("reward normalization step by step", "Baselines vec_normalize.py:26-34; OPPG: by rollout",
+     "learner.Learner.learning_reward", "reward_norm.per"),
     ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward",
      "learner.Learner.learning_reward", "reward_norm.reset_at"),
     ("value-target normalization, Pop-Art", "van Hasselt et al. 2016; source 003",
@@ -157,6 +163,8 @@ TRICKS = (
     ("scale of the policy head", "Baselines 0.01; OPPG 0.1", "heads.PolicyHead",
      "model.policy_head_scale"),
     ("Adam's ε", "Baselines 1e-5", "run.Run", "ppo.adam_eps"),
+    ("Adam's ε before the bias correction", "TensorFlow, so Baselines", "optimize.adam_",
+     "ppo.adam_eps_hat"),
     ("Adam's decays", "openai/ppo-ewma train.py:24-31", "learner.Learner", "ppo.adam_betas"),
     ("learning rate falling to zero", "Baselines; source 004", "run.Run", "ppo.schedule"),
     ("rollouts that fit into the budget", "up in OPPG and SB3, down in Baselines and CleanRL",
@@ -176,7 +184,11 @@ TRICKS = (
     ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector",
      "ppo.bootstrap_truncation"),
     ("action masks", "Huang & Ontañón 2020; source 003", "heads.PolicyHead", "env.action_masks"),
+    ("masks by a heuristic at first", "source 003", "heads.PolicyHead",
+     "env.heuristic_mask_steps"),
     ("standard deviation of actions", "sources 003, 004; Acme", "heads.PolicyHead", "action.std"),
+    ("deviation through tanh", "source 004", "heads.PolicyHead", "action.std"),
+    ("mean through tanh", "source 004", "heads.PolicyHead", "action.mean"),
     ("actions squashed to their range", "Haarnoja et al. 2018, appendix C",
      "heads.PolicyHead.env_action", "action.squash"),
     ("actions in [−1, 1]", "source 004", "heads.PolicyHead.env_action", "action.rescale"),
@@ -191,6 +203,10 @@ TRICKS = (
      "aux.run_every"),
     ("auxiliary epochs over half of the data", "source 001", "phases.auxiliary_phase",
      "aux.iterations_per_epoch"),
+    ("auxiliary epochs over the last iterations alone", "source 001: harmful",
+     "phases.auxiliary_phase", "aux.iterations_from"),
+    ("value targets computed anew for it", "source 001", "phases.auxiliary_phase",
+     "aux.recompute_targets"),
     ("an optimizer of its own for it", "OPPG; not in CleanRL", "learner.Learner", "aux.optimizer"),
 )  # fmt: skip
 """Every trick: source, function, knob."""
@@ -204,7 +220,8 @@ RUNG_OF = {
 }  # fmt: skip
 """What `experiments/tricks.py` calls the trick behind a knob."""
 OTHER_VALUES = (
-    "normalized weights", "advantage normalization over the batch, not the minibatch"
+    "normalized weights", "advantage normalization over the batch, not the minibatch",
+    "deviation through tanh",
 )  # fmt: skip
 """Tricks whose knob is that of another one."""
 ONE_OUT = {
@@ -246,6 +263,16 @@ IN_SUITES = {
         ("ppo-details", "actions as drawn", "actions through tanh"),
     ),
     "several epochs over a rollout": (("fig3", "E_π = 1", "E_π = 10"),),
+    "several value epochs": (("value-epochs", "E_V = 1", "E_V = 10"),),
+    "reward normalization by the algorithm's γ": (
+        ("details", "rewards normalized by γ 0.99", "PPG"),
+    ),
+    "deviation through tanh": (
+        ("mva", "σ learned, actions normalized", "σ learned through tanh, actions normalized"),
+    ),
+    "auxiliary epochs over the last iterations alone": (
+        ("n-aux", "N = N_π", "the last N_π / 4 alone"),
+    ),
     "whole segments as minibatches": (("details", "PPG", "policy phase on whole segments"),),
     "whole segments in the auxiliary phase": (
         ("details", "PPG", "auxiliary phase on whole segments"),
@@ -290,10 +317,15 @@ IN_SUITES = {
 }  # fmt: skip
 """By trick: the suites that measure it, the arm without it and the arm with it."""
 _BATCHES = "together: [sizes of the batch](distributed.md#more-environments-the-same-learning)"
+_FIRST_ROLLOUTS = "[first rollouts](learning.md#ppo-on-procgen-among-the-published-runs)"
 ON_PAGES = {
     "Adam's decays": _BATCHES, "averaged proximal policy": _BATCHES,
     "advantage statistics over several rollouts": _BATCHES,
     "rollouts that fit into the budget": "no more than one rollout",
+    "mean through tanh": "with [−1, 1]: [mva](experiments.md#the-reports-findings-source-004)",
+    "masks by a heuristic at first": "[a trader](tutorial-trader.md)",
+    "reward normalization step by step": _FIRST_ROLLOUTS,
+    "Adam's ε before the bias correction": _FIRST_ROLLOUTS,
     "memory": "[tests of learning](learning.md#masks-and-memory)",
     "action masks": "[a trader](tutorial-trader.md), [tests](learning.md#masks-and-memory)",
 }  # fmt: skip
