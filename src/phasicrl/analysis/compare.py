@@ -180,13 +180,17 @@ def compare_runs(
     comparison = compare_curves(curves, **common)
     results = comparison.results
     missed = [*_too_low(results, at_least), *_too_far_below(results, share_of_reference)]
-    files: list[Path] = []
-    if output is not None:
-        files = [_write_scores(results, output, units)]
-        files += _draw_profiles(_matrices(results), output)
-        if _have_one_unit(comparison):
-            files += _draw_measures(comparison.overall, output.with_name(output.name + "-measures"))
+    files = [] if output is None else _write(comparison, output)
     return replace(comparison, missed=tuple(missed), files=tuple(files))
+
+
+def _write(comparison: Comparison, output: Path) -> list[Path]:
+    """Every table and figure of a comparison."""
+    files = [_write_scores(comparison.results, output, comparison.units)]
+    files += _draw_profiles(_matrices(comparison.results), output)
+    if _have_one_unit(comparison):
+        files += _draw_measures(comparison.overall, output.with_name(output.name + "-measures"))
+    return files
 
 
 def compare_curves(
@@ -390,9 +394,9 @@ def _draw_measures(overall: Sequence[Overall], output: Path) -> list[Path]:
 
     labels = [one.label for one in overall]
     rows = [
-        (one.label, name, estimate.value, estimate.low, estimate.high)
+        (one.label, name, found.value, found.low, found.high)
         for one in overall
-        for name, estimate in (
+        for name, found in (
             *one.measures.items(),
             *((f"probability of improvement over {other}", p) for other, p in one.improves.items()),
         )

@@ -30,7 +30,7 @@ from phasicrl.runs.directory import (
     WEIGHTS_FILE,
     RunDirectory,
     WeightsKind,
-)
+)  # fmt: skip
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
 NEEDED = (CONFIG_FILE, CARD_FILE, WEIGHTS_FILE, EVALUATION_FILE, PAGE_FILE)
