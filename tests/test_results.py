@@ -134,7 +134,7 @@ def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(
     words = result_tables.trained("cartpole-ppo")
     assert words.startswith("Trained: 3 seeds, 100 steps: greedy 358 [")
     assert words.endswith(
-        "(`python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo`)."
+        "(`python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo --seeds 3`)."
     )
     assert result_tables.trained("cartpole-ppg") == "Not trained here."
 

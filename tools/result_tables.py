@@ -502,8 +502,10 @@ def trained(preset: str) -> str:
             words = f'"{preset}:{fields}"' if fields else preset
             with_fields = f" with `{fields}`" if fields else ""
             found.append(
-                f"{len(values)} seeds{with_fields}, {steps:,} steps: greedy {reached(values)} "
-                f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}`)"
+                f"{len(values)} seed{'s' * (len(values) > 1)}{with_fields}, {steps:,} steps: "
+                f"greedy {reached(values)} "
+                f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}"
+                f"{'' if len(values) == 10 else f' --seeds {len(values)}'}`)"
             )
     for folder in sorted({path.parent.parent for path in RESULTS.glob("*/*/card.json")}):
         of_game: dict[str, list[str]] = {}
@@ -1054,6 +1056,8 @@ def reached(values: list[float]) -> str:
     """Mean, interval and worst seed in a cell."""
     if not values:
         return "–"
+    if len(values) == 1:
+        return _number(values[0], values)
     low, high = bootstrap_interval(values)
     mean, low, high, least = (
         _number(value, values) for value in (float(np.mean(values)), low, high, min(values))
