@@ -270,6 +270,7 @@ IN_SUITES = {
     "deviation through tanh": (
         ("mva", "σ learned, actions normalized", "σ learned through tanh, actions normalized"),
     ),
+    "value targets computed anew for it": (("details", "PPG", "value targets computed anew"),),
     "auxiliary epochs over the last iterations alone": (
         ("n-aux", "N = N_π", "the last N_π / 4 alone"),
     ),
