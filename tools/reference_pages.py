@@ -6,6 +6,7 @@ Metrics, configuration, presets, tricks. `--check` only compares.
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import typing
 from pathlib import Path
@@ -352,7 +353,8 @@ def tricks_page() -> str:
         "*In other suites*: the same, of PPO in `ppo-details`, `tricks`, `tricks-one-out`, `mva` "
         "and `fig8`, of PPG in the others; means of three seeds (two on StarPilot), of five in "
         "`tricks`, `tricks-one-out`, `mva` and `details`. Spans and budgets stand where the links "
-        "lead: many spans overlap, and then a difference is no finding.\n\n"
+        "lead: many spans overlap, and then a difference is no finding. Without clipping the "
+        "epochs of minibatches go, too.\n\n"
         f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: "
         f"{' | '.join(ONE_OUT.values())} | Reacher | in other suites |\n"
         f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"
@@ -368,9 +370,19 @@ def tricks_page() -> str:
             on_reacher(CHANGED_ON_REACHER.get(switched, "")),
             "; ".join(elsewhere) or "–",
         )
-        cells = (trick, source, f"`{function}`", f"`{knob}`", *values, *measured)
+        cells = (trick, _with_links(source), f"`{function}`", f"`{knob}`", *values, *measured)
         text += f"| {' | '.join(cells)} |\n"
     return NOTE + text
+
+
+def _with_links(source: str) -> str:
+    """A source whose lines of code, if docs/sources.md has them, are links."""
+    lines = re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", (DOCS / "sources.md").read_text())
+    for cited, address in lines:
+        source = re.sub(
+            rf"(?:openai/)?\b{re.escape(cited)}(?![\d-])", f"[{cited}]({address})", source
+        )
+    return source
 
 
 def _value(config: Config, path: str) -> object:
