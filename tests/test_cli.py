@@ -19,12 +19,14 @@ import pytest
 
 from phasicrl import cli
 from phasicrl.algorithm import train
+from phasicrl.analysis.compare import Comparison
 from phasicrl.analysis.plot import plot_runs
 from phasicrl.cli import arguments_for, main, parse_config
 from phasicrl.config import AuxConfig, ModelConfig, field_paths
 from phasicrl.exchange import export
+from phasicrl.exchange.package import Package
 from phasicrl.experiments.evaluate import Evaluation, evaluate
-from phasicrl.experiments.run_suite import run_suite
+from phasicrl.experiments.run_suite import SuiteResult, run_suite
 from phasicrl.experiments.video import film
 from phasicrl.host import doctor
 from phasicrl.presets import get_preset
@@ -696,3 +698,42 @@ def test_an_old_name_of_a_preset_still_works_and_tells_the_new_one() -> None:
     ):
         config = parse_config(["cartpolenovel-ppo"])
     assert config == get_preset("cartpole-masked-velocity-ppo") and config.env.observe == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "found", "said"),
+    [
+        (
+            ["export", "run"], "phasicrl.exchange.export.export_policy",
+            export.Export(Path("run/policy.onnx"), {"inputs": {}}, 1_000, 2e-7),
+            {"path": "run/policy.onnx", "about": {"inputs": {}}, "observations": 1_000,
+             "difference": 2e-7},
+        ),
+        (
+            ["release", "run"], "phasicrl.exchange.package.release",
+            [Package(Path("release/x"), ())], [{"path": "release/x", "evaluations": []}],
+        ),
+        (
+            ["sweep", "results", "lr"], "phasicrl.sweeps.sweep.sweep_results",
+            SuiteResult(Comparison("return", "raw", (), (), (), ()), (Path("lr/results.csv"),)),
+            {"comparison": {"metric": "return", "units": "raw", "results": [], "overall": [],
+                            "missed": [], "files": []}, "files": ["lr/results.csv"]},
+        ),
+        (
+            ["suite", "fig3"], "phasicrl.experiments.run_suite.run_suite",
+            SuiteResult(Comparison("return", "raw", (), (), (), ()), ()),
+            {"comparison": {"metric": "return", "units": "raw", "results": [], "overall": [],
+                            "missed": [], "files": []}, "files": []},
+        ),
+    ],
+)  # fmt: skip
+def test_a_machine_reads_what_was_made(
+    words: list[str], where: str, found: Any, said: Any,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def made(given: Path, *, on_trial: Any = None) -> Any:
+        return found
+
+    monkeypatch.setattr(where, made)
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == said

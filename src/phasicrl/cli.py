@@ -602,14 +602,17 @@ def _suite(words: list[str]) -> None:
         for name, suite in SUITES.items():
             console.print(f"{name:<16}{suite.about}; small: {', '.join(suite.small)}", **_AS_IT_IS)
         return
-    arguments, *_ = arguments_for("suite", run_suite, words)
+    arguments, own, _ = arguments_for("suite", run_suite, words, own=_Machine)
 
     def on_trial(trial: Trial) -> None:
         task, arm, budget = trial.label
         text = f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"
-        console.print(printable(text), **_AS_IT_IS)
+        if not own.json:
+            console.print(printable(text), **_AS_IT_IS)
 
     found = run_suite(**arguments, on_trial=on_trial)
+    if own.json:
+        return _print_json(found)
     _print_comparison(found.comparison, found.files)
 
 
@@ -808,8 +811,10 @@ def _sweep_results(words: list[str]) -> None:
     """Write a row for each finished run, and compare the arms."""
     from phasicrl.sweeps.sweep import sweep_results
 
-    arguments, *_ = arguments_for("sweep results", sweep_results, words)
+    arguments, own, _ = arguments_for("sweep results", sweep_results, words, own=_Machine)
     found = sweep_results(**arguments)
+    if own.json:
+        return _print_json(found)
     _print_comparison(found.comparison, found.files)
 
 
@@ -817,8 +822,10 @@ def _best_of_search(words: list[str]) -> None:
     """The best settings of a search so far: `phasicrl sweep best DIR --export FILE`."""
     from phasicrl.sweeps.search import Search, best_of_search
 
-    arguments, *_ = arguments_for("sweep best", best_of_search, words)
+    arguments, own, _ = arguments_for("sweep best", best_of_search, words, own=_Machine)
     best = best_of_search(**arguments)
+    if own.json:
+        return _print_json(best)
     base = Search.read(arguments["directory"]).base
     print(f"trial {best.number}: {best.value:.4g}")
     for field, (old, new) in differences(best.config, base).items():
@@ -924,8 +931,10 @@ def _export(words: list[str]) -> None:
     """Write a policy as a file for other tools: `phasicrl export RUN [--format torch]`."""
     from phasicrl.exchange.export import export_policy
 
-    arguments, *_ = arguments_for("export", export_policy, words)
+    arguments, own, _ = arguments_for("export", export_policy, words, own=_Machine)
     made = export_policy(**arguments)
+    if own.json:
+        return _print_json(made)
     for what in ("inputs", "outputs"):
         for name, about in made.about[what].items():
             print(printable(f"  {what[:-1]} {name}: {about}"))
@@ -951,8 +960,11 @@ def _release(words: list[str]) -> None:
     """Write packages of trained agents to give away: `phasicrl release RUN … [--output DIR]`."""
     from phasicrl.exchange.package import release
 
-    arguments, *_ = arguments_for("release", release, words)
-    for made in release(**arguments):
+    arguments, own, _ = arguments_for("release", release, words, own=_Machine)
+    packages = release(**arguments)
+    if own.json:
+        return _print_json(packages)
+    for made in packages:
         returns = ", ".join(f"{each.policy} {each.mean_return:.2f}" for each in made.evaluations)
         print(printable(f"{made.path}: {returns}"))
 
