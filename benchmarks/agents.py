@@ -4,7 +4,8 @@ usage: python benchmarks/agents.py [PRESET ...] [--seeds 1] [--first-seed 101] [
            [--output agents] [--films docs/films]
 
 A run that is there already is not made again; one that was cut off goes on. Packages that are there
-are left as they are. All tasks with one seed take an hour on two cores.
+are left as they are. LunarLander is drawn by `pip install box2d`. All tasks with one seed take an
+hour on two cores.
 """
 
 from __future__ import annotations
@@ -53,10 +54,7 @@ def main() -> None:
         runs = trained(preset, seeds, options.runs)
         (package,) = release(runs, output=options.output, best=True)
         output = options.films / f"{preset}.mp4"
-        try:
-            film(package.path, policy="greedy", size=240, output=output)
-        except ImportError as error:  # LunarLander is drawn by Box2D
-            print(f"no film of {preset}: {error}")
+        film(package.path, policy="greedy", size=240, output=output)
         greedy, sampled = (each.mean_return for each in package.evaluations)
         print(f"{package.path}: greedy {greedy:.2f}, sampled {sampled:.2f}; {output}", flush=True)
 
