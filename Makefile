@@ -18,7 +18,7 @@ READY := $(VENV)/.ready
 .DEFAULT_GOAL := help
 .PHONY: train test test-long test-slow test-faults audit bench lint format wheel fresh site figures setup clean help
 
-train: $(READY)  ## Train PPG on a Procgen game; ten minutes on two cores
+train: $(READY)  ## Train PPG on a Procgen game; ten to fifteen minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
 
 # Tests start two hundred Pythons: what these compile is kept, also where the shell says otherwise.

@@ -7,8 +7,6 @@ minutes.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import importlib
 import json
 import sys
@@ -21,6 +19,7 @@ import pytest
 from phasicrl.exchange.package import release
 from phasicrl.host.provenance import commit
 from tests.test_pages_run import small_presets
+from tests.test_results import rows_of
 
 __all__ = ["small_presets"]
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_presets")]
@@ -31,9 +30,9 @@ SHORT = "--total-env-steps 64 --env.num-envs 4 --ppo.num-steps 16 --model.hidden
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
-    """The module of a program; what it needs beside it is found, as when it is started."""
+    """The program that a test is named after; it finds its neighbors, as when it is started."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module(request.param)
+    return importlib.import_module(request.node.name.removeprefix("test_"))
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -44,9 +43,7 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: object) -> 
 
 def rows(path: Path) -> list[dict[str, str]]:
     """Of a table, in which every row has the commit of this code."""
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    found = list(csv.DictReader(text.splitlines()))
+    found = rows_of(path)
     made = (commit() or "unknown").removesuffix("-dirty")
     assert found and {row["commit"].removesuffix("-dirty") for row in found} == {made}
     return found
@@ -56,7 +53,6 @@ def values(found: Sequence[dict[str, str]], column: str) -> set[str]:
     return {row[column] for row in found}
 
 
-@pytest.mark.parametrize("script", ["learning"], indirect=True)
 def test_learning(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "acrobot.csv"
     words = (
@@ -70,7 +66,6 @@ def test_learning(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monkey
     assert rows(table) == found  # nothing is made twice
 
 
-@pytest.mark.parametrize("script", ["agents"], indirect=True)
 def test_agents(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def played(*args: object, **options: object) -> object:
         return release(*args, **options, episodes=2)  # type: ignore[arg-type]
@@ -86,7 +81,6 @@ def test_agents(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "cartpole-ppg.mp4").stat() == film
 
 
-@pytest.mark.parametrize("script", ["precision"], indirect=True)
 def test_precision(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, figure = tmp_path / "precision.csv.gz", tmp_path / "precision.png"
     few = ("--games", "starpilot", "--seeds", "1", "--jobs", "1", "--fields",
@@ -97,7 +91,6 @@ def test_precision(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monke
     assert "512" in values(found, "env_steps") and figure.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("script", ["batch_invariance"], indirect=True)
 def test_batch_invariance(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +105,6 @@ def test_batch_invariance(
     assert values(found, "arm") == set(script.ARMS) and figure.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("script", ["trading"], indirect=True)
 def test_trading(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = script.EXAMPLE["config"].changed({"total_env_steps": 4096})
     monkeypatch.setitem(script.EXAMPLE, "config", short)
@@ -121,7 +113,6 @@ def test_trading(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert values(rows(table), "arm") == set(script.ARMS)
 
 
-@pytest.mark.parametrize("script", ["encoder"], indirect=True)
 def test_encoder(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {**script.USUAL, "size": 16}
     monkeypatch.setattr(script, "CASES", (small, {**small, "precision": "bf16"}))
@@ -135,7 +126,6 @@ def test_encoder(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(0 < error < 0.1 for error in errors)
 
 
-@pytest.mark.parametrize("script", ["many_seeds"], indirect=True)
 def test_many_seeds(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "SEEDS", (2,))
     monkeypatch.setattr(script, "REPEATS", 1)
@@ -148,7 +138,6 @@ def test_many_seeds(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
     assert all(float(row["microseconds"]) > 0 for row in found)
 
 
-@pytest.mark.parametrize("script", ["contention"], indirect=True)
 def test_contention(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "QUIET", 100.0)  # the other tests are no matter
     table = tmp_path / "contention.csv"
@@ -162,7 +151,6 @@ def test_contention(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
     assert values(rows(table), "round") == {"0", "1"}
 
 
-@pytest.mark.parametrize("script", ["compare_reference"], indirect=True)
 def test_compare_reference(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from phasicrl.config import LogConfig, field_paths
 from phasicrl.exchange.export import export_policy
 from phasicrl.presets import get_preset
 from phasicrl.runs.metrics import METRICS
-from tools.reference_pages import DOCS, pages
+from tools.reference_pages import DOCS, cited_lines, pages
 
 ROOT = Path(__file__).parents[1]
 TEXTS = {
@@ -264,13 +264,12 @@ def test_flags_that_a_page_names_exist(name: str) -> None:
 
 def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
     """`OPPG ppo.py:104` is a row of docs/sources.md, at the commit that the page names."""
-    rows = re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", TEXTS["docs/sources.md"])
-    for cited, address in rows:
+    for cited, address in cited_lines():
         file, lines = cited.split()[-1].split(":")
         path, _, anchor = address.partition("#")
         assert path.endswith(f"/{file}") and anchor.replace("L", "") == lines, cited
         assert re.sub(r"/blob/(\w+)/.*", r"/tree/\1)", path) in TEXTS["docs/sources.md"], cited
-    known = {cited.split()[-1] for cited, _ in rows} | {"torch/optim/adam.py:166-181"}
+    known = {cited.split()[-1] for cited, _ in cited_lines()} | {"torch/optim/adam.py:166-181"}
     sources = {str(path): path.read_text() for path in (ROOT / "src").rglob("*.py")}
     for name, text in (sources | TEXTS).items():
         for cited in re.findall(r"[\w/]+\.py:\d[\d-]*", text):

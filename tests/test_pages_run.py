@@ -217,11 +217,8 @@ def test_the_commands_of_a_page_run(
 def test_torchrun_starts_a_run_of_several_processes_as_the_page_says(tmp_path: Path) -> None:
     """The first command of docs/distributed.md, with two processes in place of four."""
     words = commands(TEXTS["docs/distributed.md"])[0]
-    assert words[:2] == ["torchrun", "--nproc-per-node"] and words[3:6] == [
-        "-m",
-        "phasicrl",
-        "train",
-    ]
+    assert words[:2] == ["torchrun", "--nproc-per-node"]
+    assert words[3:6] == ["-m", "phasicrl", "train"]
     fields = small(get_preset(words[6])).changed({"output_dir": str(tmp_path)})
     (tmp_path / "small.json").write_text(fields.to_json())
     launch = [sys.executable, "-m", "torch.distributed.run", *words[1:2], "2", *words[3:6]]

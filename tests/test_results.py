@@ -76,14 +76,15 @@ def test_arrows_say_that_all_seeds_lie_apart(
 ) -> None:
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
     (tmp_path / "suites").mkdir()
-    arms = {"base": (1, 3), "above": (4, 5), "touches": (3, 9), "below": (-2, 0)}
+    arms = {"base": (1, 3), "above": (4, 5), "higher": (5, 6), "touches": (3, 9), "below": (-2, 0)}
     lines = [f"hopper,{arm},{x},{x},{x}" for arm, pair in arms.items() for x in pair]
     text = "\n".join(["task,arm,curve,return_100,greedy_mean", *lines])
-    for suite, of_below in (("fig3", "↓"), ("tricks", "↓")):
+    # `higher` is above the first arm, but not above the one before it.
+    for suite, of_higher in (("fig3", "↑↑↑"), ("tricks", "")):
         (tmp_path / "suites" / f"{suite}-small.csv").write_text(text)
         table = result_tables.suite_table(suite).splitlines()[2:]
         assert ["".join(c for c in line if c in "↑↓") for line in table] == [
-            "", "↑↑↑", "", 3 * of_below
+            "", "↑↑↑", of_higher, "", "↓↓↓"
         ]  # fmt: skip
 
 

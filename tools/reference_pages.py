@@ -9,6 +9,7 @@ import dataclasses
 import re
 import sys
 import typing
+from functools import cache
 from pathlib import Path
 
 from phasicrl.config import NEEDS, Config, defaults, field_texts
@@ -375,10 +376,15 @@ def tricks_page() -> str:
     return NOTE + text
 
 
+@cache
+def cited_lines() -> list[tuple[str, str]]:
+    """What docs/sources.md calls each line of others' code (`OPPG ppo.py:104`), and its address."""
+    return re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", (DOCS / "sources.md").read_text())
+
+
 def _with_links(source: str) -> str:
     """A source whose lines of code, if docs/sources.md has them, are links."""
-    lines = re.findall(r"\[([^]]+\.py:[\d-]+)\]\((\S+)\) \|", (DOCS / "sources.md").read_text())
-    for cited, address in lines:
+    for cited, address in cited_lines():
         source = re.sub(
             rf"(?:openai/)?\b{re.escape(cited)}(?![\d-])", f"[{cited}]({address})", source
         )

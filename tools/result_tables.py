@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import batch_invariance
-from phasicrl.analysis.plot import reference_curves
+from phasicrl.analysis.plot import Curve, reference_curves
 from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.envs.procgen import GAMES
@@ -183,12 +183,19 @@ EARLY = {
 """Of the paper's experiments: what a page calls them, and what its files do."""
 
 
+def _on_all_games(reference: str, *experiments: str) -> list[Curve]:
+    """Published curves of Procgen's games."""
+    ends = {f"procgen:{game}": 1e9 for game in GAMES}
+    return reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
+
+
+def _game(curve: Curve) -> str:
+    return curve.env_id.removeprefix("procgen:")
+
+
 def paper_early_table() -> str:
     """The paper's normalized returns early in training: means over 16 games and their runs."""
-    ends = {f"procgen:{game}": 1e9 for game in GAMES}
-    curves = reference_curves(
-        Path("ppg-paper"), RETURN, ends=ends, experiments=list(EARLY.values())
-    )
+    curves = _on_all_games("ppg-paper", *EARLY.values())
     marks = (1, 2, 5, 10, 25, 99)
     text = _head("paper's setting", *(f"{mark}M" for mark in marks))
     for name, experiment in EARLY.items():
@@ -196,7 +203,7 @@ def paper_early_table() -> str:
             [normalized(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in marks]
             for curve in curves
             if curve.label == experiment
-            for bounds in [PROCGEN_BOUNDS["hard"][curve.env_id.removeprefix("procgen:")]]
+            for bounds in [PROCGEN_BOUNDS["hard"][_game(curve)]]
             for run in curve.runs
         ]
         text += _row(name, *(_number(mean, [1.0]) for mean in np.mean(scores, axis=0)))
@@ -205,16 +212,13 @@ def paper_early_table() -> str:
 
 def two_ppos_table() -> str:
     """PPO of the PPG paper and of Baselines after 100M steps on hard levels."""
-    ends = {f"procgen:{game}": 1e9 for game in GAMES}
     found = {
-        name: {curve.env_id.removeprefix("procgen:"): float(curve.mean[at]) for curve in curves}
-        for name, at, curves in (
-            ("PPO of the PPG paper", -1,
-             reference_curves(Path("ppg-paper"), RETURN, ends=ends, experiments=["ppo"])),
-            ("PPO of Baselines", 0,
-             reference_curves(Path("baselines-final"), RETURN, ends=ends, experiments=["hard"])),
+        name: {_game(curve): float(np.interp(1e8, curve.steps, curve.mean)) for curve in curves}
+        for name, curves in (
+            ("PPO of the PPG paper", _on_all_games("ppg-paper", "ppo")),
+            ("PPO of Baselines", _on_all_games("baselines-final", "hard")),
         )
-    }  # fmt: skip
+    }
     text = _head("", "normalized mean", *sorted(GAMES))
     for name, returns in found.items():
         scores = [normalized(returns[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
