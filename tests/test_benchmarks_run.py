@@ -1,14 +1,14 @@
 """The programs of benchmarks/ whose commands the pages show, each in a small form.
 
 They write the files that they say, and rows name their commit. `versus.py`, `agreement.py` and
-`gpu.py`, which need other code bases, have tests of their own; `draw_trace.py` and `memory.py` need
-minutes.
+`gpu.py`, which need other code bases, have tests of their own.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 
+from phasicrl import cli
 from phasicrl.exchange.package import release
 from phasicrl.host.provenance import commit
 from tests.test_pages_run import small_presets
@@ -151,6 +152,47 @@ def test_contention(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
     assert values(rows(table), "round") == {"0", "1"}
 
 
+def test_memory(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(script, monkeypatch, tmp_path / "memory.json")
+    found = json.loads((tmp_path / "memory.json").read_text())
+    # Four rollouts of 4 environments and 16 steps, of which all but the images is little.
+    images = 4 * 4 * 16 * 64 * 64 * 3
+    assert images < found["buffer"] < 1.2 * images
+    peaks = [found[f"after {what}"] for what in
+             ("start-up", "the policy phase", "the auxiliary phase", "a checkpoint")]  # fmt: skip
+    assert peaks[0] > 0 and peaks == sorted(peaks)
+    assert found["beyond the buffer"] == pytest.approx(peaks[-1] - found["buffer"], rel=0.01)
+
+
+def test_draw_trace(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, figure = tmp_path / "trace.json", tmp_path / "trace.png"
+    words = ("--seconds", "0.2", "--compute.compile", "off", "--trace", str(trace),
+             "--ppo.policy-epochs", "4", "--ppo.value-epochs", "4",
+             "--output", str(tmp_path / "bench.json"))  # fmt: skip
+    assert cli.main(["bench", "procgen-ppo", *words]) == 0
+    run(script, monkeypatch, trace, figure)
+    assert figure.stat().st_size > 10_000
+
+
+def test_scaling(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "scaling.csv"
+    few = ("--presets", "cartpole-ppo", "--rounds", "1")
+    run(script, monkeypatch, table, *few)
+    one, two = sorted(rows(table), key=lambda row: row["processes"])
+    assert (one["processes"], two["processes"]) == ("1", "2")
+    assert float(one["message"]) == 0 < float(two["message"]) and one["bytes"] == two["bytes"]
+    for row in (one, two):
+        assert 0 < float(row["exchanges"]) + 1e-9 < float(row["seconds"])
+
+
+def test_scaling_model(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = ROOT / "benchmarks" / "results"
+    figure = tmp_path / "model.png"
+    measured = (results / "scaling.csv", results / "batch_invariance.csv.gz")
+    run(script, monkeypatch, *measured, figure)
+    assert figure.stat().st_size > 10_000
+
+
 def test_compare_reference(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,11 +208,10 @@ def test_compare_reference(
 
 
 def test_every_command_of_python_on_the_pages_is_of_a_program_that_is_tried() -> None:
-    elsewhere = {"agreement", "gpu", "versus", "scaling", "scaling_model", "memory", "draw_trace"}
+    elsewhere = {"agreement", "gpu", "versus"}
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     shown: set[str] = set()
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for line in path.read_text().splitlines():
-            if line.startswith("python benchmarks/"):
-                shown.add(line.split()[1].removeprefix("benchmarks/").removesuffix(".py"))
+            shown |= set(re.findall(r"benchmarks/(\w+)\.py", line))
     assert shown and shown <= here | elsewhere

@@ -314,6 +314,18 @@ def test_every_knob_of_the_algorithm_names_a_source(kind: type) -> None:
     assert len(sentences) > 1 and not unnamed
 
 
+def test_other_knobs_have_their_source_in_the_sentence_of_their_group() -> None:
+    hints = typing.get_type_hints(Config).values()
+    groups = {kind for hint in hints for kind in (hint, *typing.get_args(hint))
+              if dataclasses.is_dataclass(kind)}  # fmt: skip
+    others = groups - set(ALGORITHM)
+    assert len(others) == 5
+    assert [kind for kind in others if "(ours" not in (kind.__doc__ or "")] == []
+    own = {name: text for name, text in field_texts(Config).items() if text}
+    assert len(own) == 6
+    assert [name for name, text in own.items() if not KNOWN_SOURCE.search(text)] == []
+
+
 def named(text: str) -> set[str]:
     """The papers, codes and sources that a text names."""
     text = text.replace("sources 003, 004", "source 003, source 004")

@@ -110,7 +110,7 @@ class Options(dict[str, OptionValue]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
-    """Which environments, and how many."""
+    """Which environments, and how many (ours; options that begin with Procgen are its own)."""
 
     id: str = "procgen:starpilot"
     """`procgen:starpilot`, `envpool:Ant-v4`, `gymnasium:CartPole-v1`, or a bare id."""
@@ -527,7 +527,7 @@ class ValueNormConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeConfig:
-    """How the arithmetic is executed; nothing here changes results, up to rounding."""
+    """How the arithmetic is executed; nothing here changes results, up to rounding (ours)."""
 
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
@@ -568,7 +568,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
-    """What is reported, and where."""
+    """What is reported, and where (ours)."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
     """`live` display, `plain` lines, or nothing; `auto`: live on a terminal, plain elsewhere."""
@@ -584,7 +584,7 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """When the run's state is saved."""
+    """When the run's state is saved (ours)."""
 
     every_minutes: float | None = 5.0
     """Minutes between checkpoints; 0: one each iteration; off: not by the clock."""
@@ -610,7 +610,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    """Episodes that are played in the middle of the run, and not trained on."""
+    """Episodes that are played in the middle of the run, and not trained on (ours)."""
 
     every_iterations: int | None = None
     """Iterations between evaluations; off: none. The best weights are kept as best.safetensors."""
@@ -641,17 +641,17 @@ class Config:
     """One run."""
 
     name: str = "custom"
-    """Name of the experiment: begins the run directory's name, and groups runs in plots."""
+    """Name of the experiment: begins the run directory's name, groups runs in plots (ours)."""
     seed: int = 1
-    """Everything random in the run follows from it."""
+    """Everything random in the run follows from it (ours)."""
     total_env_steps: int = 25_000_000
-    """Budget in steps of single environments."""
+    """Budget in steps of single environments (ours)."""
     budget_rounding: Literal["up", "down"] = "up"
     """Whether the last rollout goes over the budget (OPPG, SB3), or is left out (CleanRL)."""
     output_dir: str = "runs"
-    """Folder in which the run directory is made."""
+    """Folder in which the run directory is made (ours)."""
     init_from: str | None = None
-    """Run directory whose weights to begin with, as far as they fit; off: new ones."""
+    """Run directory whose weights to begin with, as far as they fit; off: new ones (ours)."""
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     action: ActionConfig = field(default_factory=ActionConfig)
