@@ -32,7 +32,10 @@ ARMS = {
     "masks": NO_HEURISTIC,
     "masks, and the heuristic at first": {},
 }
-COLUMNS = ("arm", "seed", "env_steps", "return_100", "greedy_mean", "seconds", "commit", "curve")
+COLUMNS = (
+    "arm", "seed", "env_steps", "return_100", "greedy_mean", "value_loss", "seconds", "commit",
+    "curve",
+)  # fmt: skip
 
 
 def measure(trial: Trial) -> list[Row]:

@@ -315,6 +315,10 @@ def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_pa
     curve = [float(point) for point in row["curve"].split()]
     assert curve[-1] == pytest.approx(last, rel=1e-3) and len(curve) == 40
     assert float(row["greedy_mean"]) == 7.0 and row["env_steps"] == "2048"
+    name = "losses/value_loss"
+    losses = [metrics[name] for metrics in RunDirectory(directory).metrics(name)]
+    assert len(losses) == 2 and losses[0] != losses[1]
+    assert float(row["value_loss"]) == pytest.approx(sum(losses) / 2, rel=1e-3)
     # Again: nothing is trained. As another suite: what it shares is taken from there.
     assert run(tmp_path, seeds=(101, 102))[1] == []
     before = set((tmp_path / "runs").iterdir())

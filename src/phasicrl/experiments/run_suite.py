@@ -30,10 +30,13 @@ from phasicrl.experiments.trials import (
 )
 
 COLUMNS = (
-    "task", "arm", "budget", "seed", "env_steps", "return_100", "greedy_mean", "seconds", "commit",
-    "curve",
+    "task", "arm", "budget", "seed", "env_steps", "return_100", "greedy_mean", "value_loss",
+    "seconds", "commit", "curve",
 )  # fmt: skip
-"""Of a suite's table; `curve` has the return at each fortieth of the budget."""
+"""Of a suite's table.
+
+`value_loss` is the mean over the run; `curve` has the return at each fortieth of the budget.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ FIRST_REPORT_SEED = 101
 """Seeds below are for choosing, the others for reporting."""
 RETURN = "charts/episodic_return_100"
 """What curves are made of."""
+VALUE_LOSS = "losses/value_loss"
 _POINTS = 40
 LEARNING_COLUMNS = (
     "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",
@@ -306,7 +307,8 @@ def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> R
     files = RunDirectory(directory)
     diverged = (directory / CRASH_FILE).is_file()
     is_blank = diverged and not files.last_rows(1)  # in its first iteration
-    rows = [] if is_blank else files.metrics(RETURN, "time/total")
+    rows = [] if is_blank else files.metrics(RETURN, VALUE_LOSS, "time/total")
+    losses = [row[VALUE_LOSS] for row in rows if math.isfinite(row.get(VALUE_LOSS, math.nan))]
     returns = [(row["env_steps"], row[RETURN]) for row in rows if RETURN in row]
     curve = []
     for at in curve_grid(files.config.total_env_steps):
@@ -319,6 +321,7 @@ def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> R
         "env_steps": int(rows[-1]["env_steps"]) if rows else 0,
         "return_100": round(returns[-1][1] if returns else math.nan, 3),
         "greedy_mean": round(greedy, 3),
+        "value_loss": f"{np.mean(losses) if losses else math.nan:.4g}",
         "seconds": round(sum(row["time/total"] for row in rows), 1),
         "commit": files.card.get("commit") or "unknown",
         "curve": " ".join(f"{value:.5g}" for value in curve),
