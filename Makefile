@@ -81,7 +81,7 @@ help:  ## Show this list
 	@.peers/sb3/bin/python tools/install.py $<
 	@touch $@
 
-.peers/audit/.ready .peers/procgen2/.ready .peers/site/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
+.peers/audit/.ready .peers/procgen2/.ready .peers/rliable/.ready .peers/site/.ready: .peers/%/.ready: benchmarks/peers/requirements-%.txt
 	@PYTHON="$(PYTHON)" tools/venv.sh .peers/$*
 	@.peers/$*/bin/pip install --disable-pip-version-check -qq --requirement $<
 	@touch $@
