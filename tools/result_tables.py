@@ -897,6 +897,7 @@ BENCHES = {
     "halfcheetah16-on": (
         "`compat-cleanrl-ppo-continuous`, HalfCheetah of EnvPool, 16 environments, compiled"
     ),
+    "procgen-ppo-zen3": "`procgen-ppo`, 16 environments, on a Zen 3 without AVX-512",
 }
 """Reports of `phasicrl bench` in benchmarks/results/bench."""
 
