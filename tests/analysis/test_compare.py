@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from phasicrl.analysis.compare import compare_runs
+from phasicrl.analysis.plot import plot_runs
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import main
-from tests.analysis.test_plot import HEADER, make_runs, read_csv
+from phasicrl.config import PPOConfig
+from tests.analysis.test_plot import HEADER, make_run, make_runs, read_csv
 
 pytest.importorskip("matplotlib")
 
@@ -198,3 +200,79 @@ def test_one_published_number_counts_for_a_budget_that_rollouts_do_not_come_to(
     path.write_text(HEADER + "far,a,starpilot,2041,7\n")
     with pytest.raises(ValueError, match="far on procgen:starpilot begins at 2,041 steps"):
         compare_runs(runs, reference=path)
+
+
+def test_few_published_numbers_count_for_their_budgets(tmp_path: Path) -> None:
+    path = tmp_path / "published.csv"
+    runs = make_runs(tmp_path, line([2.0] * 3))  # to 2,000
+    path.write_text(HEADER + "two,a,starpilot,1000,5\ntwo,a,starpilot,2040,7\n")
+    assert compare_runs(runs, reference=path).results[1].scores == (7.0,)
+    # Between budgets: what lies between their numbers.
+    (_, between) = compare_runs(runs, at_steps=1520, reference=path).results
+    assert between.scores == (6.0,)
+    # Of budgets that begin a little after the runs end, the first one counts.
+    path.write_text(HEADER + "two,a,starpilot,2040,7\ntwo,a,starpilot,4000,9\n")
+    assert compare_runs(runs, reference=path).results[1].scores == (7.0,)
+    rows = read_csv(plot_runs(runs, output=tmp_path / "beside", reference=path)[2])
+    assert [row["env_steps"] for row in rows if row["published"] == "1"] == ["2040"]
+
+
+def test_an_evaluation_that_is_long_ago_is_not_the_score_of_now(tmp_path: Path) -> None:
+    """Of two evaluations, at 1,000 and 2,000, the second runs end at 1,500, between them."""
+    few = make_run(tmp_path / "few", [(1000, 10.0), (2000, 20.0)])
+    many = make_run(tmp_path / "many", [(100 * i, 1.0) for i in range(1, 16)], name="many")
+    first, second = compare_runs([few, many]).results
+    assert (first.steps, first.scores, second.scores) == (1500, (15.0,), (1.0,))
+
+
+def test_an_environment_is_one_however_its_id_was_spelled(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path / "one", line([2.0] * 3), env="CartPole-v1")
+    runs += make_runs(tmp_path / "two", line([3.0] * 3), env="envpool:CartPole-v1", name="b")
+    for run in runs:
+        (run / "card.json").write_text('{"environment": "envpool:CartPole-v1"}')
+    found = compare_runs(runs)
+    assert {result.env_id for result in found.results} == {"envpool:CartPole-v1"}
+    assert [one.label for one in found.overall] == ["demo", "b"]
+    # One experiment, too: the id alone is no difference.
+    runs = make_runs(tmp_path / "c", line([2.0] * 3), env="CartPole-v1")
+    runs += make_runs(tmp_path / "d", line([4.0] * 3), env="envpool:CartPole-v1")
+    for run in runs:
+        (run / "card.json").write_text('{"environment": "envpool:CartPole-v1"}')
+    assert [result.scores for result in compare_runs(runs).results] == [(2.0, 4.0)]
+
+
+def test_an_experiment_is_called_the_same_on_every_environment(tmp_path: Path) -> None:
+    """Two rates on one game, of which another game has one."""
+    runs = []
+    for game, rates in {"starpilot": (1e-3, 3e-4), "bigfish": (1e-3,)}.items():
+        for rate in rates:
+            folder = tmp_path / game / str(rate)
+            ppo = PPOConfig(learning_rate=rate)
+            runs += make_runs(folder, line([rate] * 3), env=f"procgen:{game}", ppo=ppo)
+    found = compare_runs(runs)
+    assert [result.label for result in found.results] == [
+        "demo, ppo.learning_rate 0.001", "demo, ppo.learning_rate 0.0003",
+        "demo, ppo.learning_rate 0.001",
+    ]  # fmt: skip
+    assert [one.label for one in found.overall] == ["demo, ppo.learning_rate 0.001"]
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = make_runs(tmp_path / "a", line([2.0] * 3), name="ppo [red]")
+    runs += make_runs(tmp_path / "b", line([3.0] * 3), name="ppo [x=3]")
+    path = tmp_path / "published.csv"
+    path.write_text(PUBLISHED.replace("theirs", "a [/b]"))
+    assert main(["compare", *map(str, runs), "--reference", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("ppo [red]", "ppo [x=3]", "a [/b]"))
+
+
+def test_an_ending_that_is_given_is_not_put_there_twice(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path / "a", line([2.0] * 3))
+    files = compare_runs(runs, output=tmp_path / "beside.csv").files
+    assert files[0] == tmp_path / "beside.csv"
+    assert {file.name.partition(".")[0] for file in files} == {
+        "beside", "beside-profile", "beside-measures"
+    }  # fmt: skip

@@ -20,12 +20,14 @@ import numpy as np
 
 from phasicrl.analysis.plot import (
     STYLE,
+    WINDOW,
     Array,
     Curve,
     last_step,
     reference_curves,
     run_curves,
     save_figure,
+    stem_of,
     steps_text,
 )
 from phasicrl.analysis.scores import (
@@ -39,10 +41,9 @@ from phasicrl.analysis.scores import (
     score_matrix,
     steps_to_reach,
 )
+from phasicrl.config_io import printable
 
 _GAP = "optimality gap"
-_WINDOW = 0.1
-"""Share of the steps whose values are a score."""
 Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
 
 
@@ -180,7 +181,7 @@ def compare_runs(
     comparison = compare_curves(curves, **common)
     results = comparison.results
     missed = [*_too_low(results, at_least), *_too_far_below(results, share_of_reference)]
-    files = [] if output is None else _write(comparison, output)
+    files = [] if output is None else _write(comparison, stem_of(output))
     return replace(comparison, missed=tuple(missed), files=tuple(files))
 
 
@@ -245,15 +246,18 @@ def _results_on_one(
 
 
 def _scores(curve: Curve, at: float) -> Array:
-    """The mean of each run over the last tenth of the steps up to `at`."""
-    seen = curve.steps <= last_step(curve.steps, at)
-    if not seen.any():
+    """The mean of each run over the last tenth of the steps up to `at`.
+
+    A curve of few points may have none so late: then what lies between those around it.
+    """
+    end = last_step(curve.steps, at)
+    if curve.steps[0] > end:
         begins = f"begins at {curve.steps[0]:,.0f} steps"
         raise ValueError(f"{curve.label} on {curve.env_id} {begins}, after {at:,.0f}")
-    late = seen & (curve.steps > (1 - _WINDOW) * at)
-    # A curve of few points may have none so late: then its last one.
-    chosen = late if late.any() else np.arange(len(seen)) == seen.nonzero()[0][-1]
-    return curve.runs[:, chosen].mean(axis=1)
+    late = (curve.steps <= end) & (curve.steps > (1 - WINDOW) * at)
+    if late.any():
+        return curve.runs[:, late].mean(axis=1)
+    return np.array([np.interp(at, curve.steps, run) for run in curve.runs])
 
 
 def _in_units(score: float, env_id: str, units: Units) -> float:
@@ -427,13 +431,13 @@ def tables(comparison: Comparison) -> list[Any]:
         table = _table("all environments (95 % stratified bootstrap)", "experiment", "runs on each",
                        *comparison.overall[0].measures)  # fmt: skip
         for one in comparison.overall:
-            table.add_row(one.label, str(one.num_runs), *map(str, one.measures.values()))
+            _add_row(table, one.label, one.num_runs, *one.measures.values())
         found.append(table)
     if len(comparison.overall) > 1:
         table = _table("probability of improvement", "of", "is", "over")
         for one in comparison.overall:
             for other, probability in one.improves.items():
-                table.add_row(one.label, str(probability), other)
+                _add_row(table, one.label, probability, other)
         found.append(table)
     return found
 
@@ -450,18 +454,26 @@ def _table_of(comparison: Comparison, env_id: str) -> Any:
     for result in of_env:
         label = _shown_label(result)
         ends = (f"{min(result.scores):.4g}", f"{max(result.scores):.4g}")
-        row = [label, str(len(result.scores)), str(result.mean), *ends]
+        row = [label, len(result.scores), result.mean, *ends]
         if result.reaches is not None:
             row.append(steps_text(result.reaches) if math.isfinite(result.reaches) else "never")
-        table.add_row(*row)
+        _add_row(table, *row)
     return table
+
+
+def _add_row(table: Any, *cells: object) -> None:
+    """Cells as they are: names come from users and from files, and may look like markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text(printable(str(cell))) for cell in cells))
 
 
 def _table(title: str, first: str, *others: str) -> Any:
     """An empty table whose numbers stand on the right."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     table.add_column(first)
     for column in others:
         table.add_column(column, justify="right")

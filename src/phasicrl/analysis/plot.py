@@ -63,6 +63,8 @@ _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
 _MOST_REFERENCES = 6
 _NEAR = 1.02
+WINDOW = 0.1
+"""Share of the steps, the last ones, over which a score is the mean."""
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.18  # of a legend
 _AXIS_LABELS = {
     "charts/episodic_return": "episodic return",
@@ -181,7 +183,7 @@ def plot_runs(
             split=reference_split, smooth_steps=smooth_steps,
         )  # fmt: skip
     figure = draw_curves(curves, axis_label(metric, smooth_steps), title)
-    stem = output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
+    stem = stem_of(output)
     stem.parent.mkdir(parents=True, exist_ok=True)
     about = f"{metric} of {', '.join(map(str, runs))}"
     images = save_figure(figure, stem, f"{about}; published: {reference}" if reference else about)
@@ -201,10 +203,11 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
         way = "name at least one run directory: `phasicrl plot RUN …`"
         raise ValueError(f"there are no runs to plot; {way}")
     configs = {run: RunDirectory(run).config for run in runs}
-    labels = _labels(configs)
+    env_ids = {run: RunDirectory(run).env_id for run in configs}
+    labels = _labels(configs, env_ids)
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for run in configs:
-        groups[configs[run].env.id, labels[run]].append(run)
+        groups[env_ids[run], labels[run]].append(run)
     curves = []
     for (env_id, label), members in groups.items():
         points = [smoothed(_read_series(run, metric), smooth_steps) for run in members]
@@ -260,12 +263,22 @@ def reference_curves(
     return curves
 
 
+def stem_of(output: Path) -> Path:
+    """The name that endings are put behind, if one of them was given with it."""
+    return output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
+
+
 def last_step(steps: Array, end: float) -> float:
     """The last step of a curve that counts, beside runs that ended at another.
 
-    One published number stands for a budget, which whole rollouts do not come to exactly.
+    A published number that stands alone, far from others, is for a budget, which whole rollouts do
+    not come to exactly: it counts for runs that end a little before it.
     """
-    return end * _NEAR if len(steps) == 1 else end
+    is_late = (steps > (1 - WINDOW) * end) & (steps <= end)
+    following = steps[steps > end]
+    if is_late.any() or not len(following) or following[0] > end * _NEAR:
+        return end
+    return float(following[0])
 
 
 def _game(name: str) -> str:
@@ -305,33 +318,47 @@ def _read_series(run: Path, metric: str) -> Points:
     return steps, values
 
 
-def _labels(configs: dict[Path, Config]) -> dict[Path, str]:
+def _labels(configs: dict[Path, Config], env_ids: Mapping[Path, str]) -> dict[Path, str]:
     """Name of each run's experiment.
 
-    Runs of one name and environment that differ in more than the seed also get what they differ in.
+    Runs of one name that differ in more than the seed on some environment also get what they differ
+    in, on all environments.
     """
     knobs: dict[Path, dict[str, str]] = {}
     for run, config in configs.items():
         values = config.identity().items()
         knobs[run] = {knob: "off" if value is None else str(value) for knob, value in values}
+        knobs[run].pop("env.id")  # curves are apart by environment anyway
+    everything = {knob for other in knobs.values() for knob in other}
     # Values by name, environment and knob.
-    seen: dict[tuple[str, str, str], set[str | None]] = defaultdict(set)
+    seen: dict[tuple[str, str], dict[str, set[str | None]]] = defaultdict(lambda: defaultdict(set))
     for run, config in configs.items():
-        for knob in {knob for other in knobs.values() for knob in other}:
-            seen[config.name, config.env.id, knob].add(knobs[run].get(knob))
-    labels = {}
-    for run, config in configs.items():
-        differing = [knob for knob in knobs[run] if len(seen[config.name, config.env.id, knob]) > 1]
-        # Where a group is off in some runs, "aux on" says it: a knob that has one value in all the
-        # others would only repeat it.
-        shown = [
-            knob
-            for knob in differing
-            if knob.rpartition(".")[0] not in differing
-            or len(seen[config.name, config.env.id, knob] - {None}) > 1
-        ]
-        labels[run] = ", ".join([config.name, *(f"{knob} {knobs[run][knob]}" for knob in shown)])
-    return labels
+        for knob in everything:
+            seen[config.name, env_ids[run]][knob].add(knobs[run].get(knob))
+    shown: dict[str, set[str]] = defaultdict(set)
+    for (name, _), values in seen.items():
+        shown[name] |= _telling(values)
+    return {
+        run: ", ".join(
+            [config.name, *(f"{knob} {knobs[run][knob]}" for knob in knobs[run]
+                            if knob in shown[config.name])]
+        )
+        for run, config in configs.items()
+    }  # fmt: skip
+
+
+def _telling(values: Mapping[str, set[str | None]]) -> set[str]:
+    """The knobs with several values, which tell the runs apart.
+
+    Where a group is off in some runs, "aux on" says it: a knob that has one value in all the others
+    would only repeat it.
+    """
+    differing = {knob for knob, held in values.items() if len(held) > 1}
+    return {
+        knob
+        for knob in differing
+        if knob.rpartition(".")[0] not in differing or len(values[knob] - {None}) > 1
+    }
 
 
 def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:

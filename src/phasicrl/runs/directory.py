@@ -127,6 +127,15 @@ class RunDirectory:
         return config
 
     @property
+    def env_id(self) -> str:
+        """Which environment the run trains in, however its id was spelled.
+
+        Raises:
+            ValueError: not a run directory, or its configuration or card cannot be read.
+        """
+        return str(self.card.get("environment") or self.config.env.id)
+
+    @property
     def card(self) -> dict[str, Any]:
         """What is known of how the run was made; nothing if it has no card.
 
