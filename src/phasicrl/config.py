@@ -1167,6 +1167,10 @@ def _flag(path: str, value: Any) -> str:
     return f"--{group}{dot}{name} {shown(value)}"
 
 
+ASKED_IMPORTS: list[str] = []
+"""Modules that the command line was told to import; processes that it starts do so, too."""
+
+
 def refuse_unasked_import(config: Config) -> None:
     """Refuse an environment whose module nobody here has asked for.
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from phasicrl.config import Config, EnvConfig
+from phasicrl.experiments import trials as trials_module
 from phasicrl.experiments.trials import (
     LEARNING_COLUMNS,
     ResultTable,
@@ -23,6 +24,7 @@ from phasicrl.experiments.trials import (
     fill_table,
     learning_row,
     over_seeds,
+    ready,
     run_trials,
 )
 from phasicrl.presets import get_preset
@@ -153,6 +155,66 @@ def test_processes_of_trials_end_with_the_one_that_started_them(tmp_path: Path) 
     parent.kill()
     parent.join()
     wait_for(lambda: not any(is_there(int(pid)) for pid in pids), 20)
+
+
+def fail_or_wait(folder: Path, trial: Trial) -> None:
+    """The first fails once the second has begun; the others go on until they are told to end."""
+    seed = trial.config.seed
+    if seed == 1:
+        wait_for(lambda: (folder / "2 began").exists())
+        raise RuntimeError("out of memory")
+
+    def end(*_: object) -> None:
+        (folder / f"{seed} ended").touch()
+        sys.exit(75)
+
+    signal.signal(signal.SIGTERM, end)
+    (folder / f"{seed} began").touch()
+    time.sleep(600)
+
+
+@pytest.mark.long
+def test_when_one_fails_the_others_are_told_to_end_and_no_more_begin(tmp_path: Path) -> None:
+    trials = over_seeds(("ppo",), CONFIG, range(1, 9))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(run_trials(trials, partial(fail_or_wait, tmp_path), jobs=2))
+    began, ended = (
+        {path.name.split()[0] for path in tmp_path.glob(f"* {what}")} for what in ("began", "ended")
+    )
+    # The third may begin before the failure of the first is known.
+    assert "2" in began <= {"2", "3"} and began == ended
+
+
+def module_of(trial: Trial) -> str:
+    """Which file a module is from that only the command line has named."""
+    return str(sys.modules["of_a_user"].__file__)
+
+
+@pytest.mark.long
+def test_processes_of_trials_import_what_the_command_line_was_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_user.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(trials_module, "ASKED_IMPORTS", ["of_a_user"])
+    found = dict(run_trials(over_seeds(("ppo",), CONFIG, (1, 2)), module_of, jobs=2))
+    assert set(found.values()) == {str(tmp_path / "of_a_user.py")}
+
+
+def test_a_trial_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    with pytest.raises(ValueError, match="ppo, 101 is asked for twice"):
+        list(fill_table(table(path), over_seeds(("ppo",), CONFIG, (101, 102, 101)), rows_of))
+    assert not path.exists()
+
+
+def test_a_version_with_another_knob_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = get_preset("cartpole-ppg")
+    names = [ready(config, "x", 1, Path()).name]
+    names.append(ready(config.changed({"ppo.clip": 0.123}), "x", 1, Path()).name)
+    plain = Config.identity
+    monkeypatch.setattr(Config, "identity", lambda self: {"a.knob": None} | plain(self))
+    assert ready(config, "x", 1, Path()).name == names[0] != names[1]
 
 
 def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from phasicrl.algorithm import train
 from phasicrl.config import ModelConfig
 from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.experiments import video
 from phasicrl.experiments.video import film
 from phasicrl.session.filming import enlarge, tile
 from tests.golden import Image
@@ -64,6 +65,15 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
         3,
     )
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
+
+
+def test_what_was_played_says_on_which_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(video, "film_episodes", lambda *_, **__: ((1.0,), (5,)))
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    for levels in ("unseen", "train"):
+        assert film(run, levels=levels, make_env=corridor)[1].levels == levels
 
 
 def test_an_environment_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:

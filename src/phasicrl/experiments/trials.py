@@ -11,15 +11,18 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import math
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasicrl.algorithm import OnIteration, resume, train
-from phasicrl.config import Config
+from phasicrl.config import ASKED_IMPORTS, Config, defaults
 from phasicrl.envs.make import resolve
 from phasicrl.execution.plan import Plan
 from phasicrl.experiments.evaluate import evaluate
@@ -154,18 +157,40 @@ def run_trials(
         return
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_end_with_parent) as pool:
+    stop, others = spawn.Event(), multiprocessing.active_children()
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=spawn, initializer=_begin, initargs=(stop, ASKED_IMPORTS)
+    )
+    try:
         pending = {pool.submit(_measured, measure, trial): trial for trial in trials}
         for done in as_completed(pending):
             yield pending[done], done.result()
+    except BaseException:
+        # One trial has failed, or nobody waits any more: the others save their runs and end.
+        stop.set()
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _end_with_parent() -> None:
-    """Have this process told to end when the one that started it is gone, killed for example.
+_stop: Event | None = None
+"""In a process of `run_trials`: whether those that have not begun stay so."""
 
-    It would finish its trial first, for nobody.
+
+def _begin(stop: Event, modules: Sequence[str]) -> None:
+    """Prepare a process for trials.
+
+    It is told to end when the one that started it is gone, killed for example: it would finish its
+    trial first, for nobody.
     """
+    global _stop
+    _stop = stop
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    for module in modules:
+        importlib.import_module(module)
 
 
 def _measured(measure: Callable[[Trial], T], trial: Trial) -> T:
@@ -173,6 +198,8 @@ def _measured(measure: Callable[[Trial], T], trial: Trial) -> T:
 
     It would go on with the next trial that it has been handed already.
     """
+    if _stop is not None and _stop.is_set():
+        raise CancelledError
     try:
         return measure(trial)
     except SystemExit as told:
@@ -193,8 +220,13 @@ def fill_table(
     A run that was cut off has no row, so that the same call goes on where it was stopped.
 
     Raises:
-        ValueError: seeds for choosing and seeds for reporting would come together in the table.
+        ValueError: seeds for choosing and seeds for reporting would come together in the table, or
+            a trial is there twice.
     """
+    counted = Counter(trial.key for trial in trials)
+    twice = [key for key, number in counted.items() if number > 1]
+    if twice:
+        raise ValueError(f"{', '.join(twice[0])} is asked for twice; name each task and seed once")
     for trial, rows in run_trials(table.missing(trials), measure, jobs=jobs):
         table.add(rows)
         yield trial
@@ -248,7 +280,10 @@ def ready(
             changes["compute.num_threads"] = threads
         if resolve(config.env.id)[0] != "gymnasium":
             changes["env.num_threads"] = threads
-    digest = hashlib.sha256(json.dumps(config.identity(), default=str).encode()).hexdigest()
+    # Knobs that are as by default do not count: a version that has more of them finds its runs.
+    usual = defaults()
+    told = {knob: value for knob, value in config.identity().items() if value != usual.get(knob)}
+    digest = hashlib.sha256(json.dumps(told, default=str, sort_keys=True).encode()).hexdigest()
     changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
     return config.changed(changes)
 

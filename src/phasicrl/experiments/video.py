@@ -70,7 +70,7 @@ def film(
         lambda envs: load_agent(files, config, envs, make_encoder, weights),
         config, output, wanted, precision=acting_precision(files), **own,
     )  # fmt: skip
-    return output, Evaluation(policy, *played)
+    return output, Evaluation(policy, *played, levels=levels)
 
 
 def _refuse_sizes(episodes: int, num_envs: int, fps: int, size: int) -> None:
