@@ -133,6 +133,11 @@ def test_runs_side_by_side_say_in_what_they_differ(
         assert each.name in text
 
 
+def test_the_folder_of_a_page_is_made(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "not" / "there" / "page.html"
+    assert write_report([run], output=page) == page and page.is_file()
+
+
 def test_more_runs_than_colors_are_all_drawn(run: Path, tmp_path: Path) -> None:
     alone = write_report([run], output=tmp_path / "one.html").read_text().count("stroke-width: 1.6")
     many = [run] * (len(report._COLORS) + 2)

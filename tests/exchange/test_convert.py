@@ -73,6 +73,7 @@ def test_a_script_without_flags_is_its_preset(script: str, preset: str) -> None:
         ("ppg_procgen.py --num-envs 32", {"env.num_envs": 32, "aux.num_minibatches": 8}),
         ("ppg_procgen.py --e-policy 3", {"ppo.policy_epochs": 3, "ppo.value_epochs": 3}),
         ("ppo_procgen.py --num-envs 32", {"env.num_envs": 32}),
+        ("ppo.py --target-kl 0.02", {"ppo.target_kl": 0.02}),  # CleanRL stops at it as well
         ("ppg_procgen.py --n-iteration 16 --e-auxiliary 3 --beta-clone 2 --gae False",
          {"aux.every": 16, "aux.epochs": 3, "aux.beta_clone": 2, "ppo.gae_lambda": 1.0}),
     ],
@@ -102,6 +103,10 @@ def test_every_argument_of_cleanrl_is_accounted_for() -> None:
     found = convert_cleanrl(["ppo.py", *words])
     assert len(set_by_hand) == 25 and len(found.taken) == 1 + 22
     assert found.left.keys() == {"--torch-deterministic", "--wandb-entity", "--capture-video"}
+    found = convert_cleanrl(["ppo_atari_multigpu.py", "--device-ids", "0", "1", "--seed", "7"])
+    assert found.config.seed == 7 and found.left == {
+        "--device-ids": "`torchrun` chooses: docs/distributed.md"
+    }
     found = convert_cleanrl(["ppo.py", "--new-flag", "3"])
     assert found.left == {"--new-flag": "there is no such flag in CleanRL"}
 
@@ -208,6 +213,66 @@ def test_atari_of_the_zoo(zoo: Path) -> None:
     assert found.config.ppo.num_minibatches == 4 and not found.left
 
 
+@pytest.mark.parametrize(
+    ("policy", "arch", "widths", "left"),
+    [
+        ("Mlp", "[]", (), []),
+        ("Mlp", "None", (64, 64), []),
+        ("Mlp", "[32]", (32,), []),
+        ("Mlp", "dict(pi=[], vf=[64])", (), ["net_arch vf=[64]"]),
+        ("Mlp", "dict(pi=[16, 8])", (16, 8), ["net_arch vf=[]"]),
+        ("Mlp", "[dict(pi=[16], vf=[16])]", (16,), []),
+        ("Cnn", "[]", (512,), []),  # SB3's encoder of images ends with a dense layer itself
+        ("Cnn", "[64]", (512, 64), ["net_arch [64] behind images"]),
+    ],
+)
+def test_the_layers_of_the_zoo(
+    zoo: Path, policy: str, arch: str, widths: tuple[int, ...], left: list[str]
+) -> None:
+    kwargs = f"{{policy: {policy}Policy, policy_kwargs: 'dict(net_arch={arch})'}}"
+    zoo.write_text(f"CartPole-v1: {kwargs}\natari: {kwargs}\n")
+    found = convert_sb3_zoo(zoo, "atari" if policy == "Cnn" else "CartPole-v1")
+    assert found.config.model.hidden_sizes == widths and list(found.left) == left
+    assert any(given.startswith("net_arch: ") for given in found.taken)
+
+
+def test_every_argument_of_the_zoos_normalization_is_accounted_for(zoo: Path) -> None:
+    arguments = "clip_obs=5, clip_reward=4.0, gamma=0.9, epsilon=1e-6, norm_obs_keys=['a']"
+    zoo.write_text(f"""
+CartPole-v1: {{normalize: "dict({arguments})"}}
+Acrobot-v1: {{normalize: "dict(norm_obs=False, norm_reward=False, {arguments})"}}
+""")
+    found = convert_sb3_zoo(zoo, "CartPole-v1")
+    assert found.config.obs_norm == ObsNormConfig(from_first_rollout=False, clip=5.0)
+    assert found.config.reward_norm == RewardNormConfig(per="step", clip=4.0, gamma=0.9)
+    none = "it has no counterpart"
+    rest = {"normalize epsilon=1e-06": none, "normalize norm_obs_keys=['a']": none}
+    assert found.left == rest
+    (said,) = (meant for given, meant in found.taken.items() if given.startswith("normalize"))
+    assert "obs_norm.clip 5.0" in said and "reward_norm.clip 4.0" in said
+    found = convert_sb3_zoo(zoo, "Acrobot-v1")
+    assert found.config.obs_norm is None and found.config.reward_norm is None
+    idle = ("clip_obs=5", "clip_reward=4.0", "gamma=0.9")
+    why = "nothing is normalized by it"
+    assert found.left == rest | {f"normalize {argument}": why for argument in idle}
+
+
+def test_the_zoo_normalizes_rewards_by_the_gamma_of_the_entry(zoo: Path) -> None:
+    zoo.write_text('CartPole-v1: {gamma: 0.98, normalize: "dict(gamma=0.9)"}')
+    found = convert_sb3_zoo(zoo, "CartPole-v1")
+    assert found.config.reward_norm == RewardNormConfig(per="step", gamma=None)  # ppo.gamma
+    assert found.config.ppo.gamma == 0.98 and [*found.left] == ["normalize gamma=0.9"]
+
+
+def test_the_zoos_target_kl_is_where_sb3_stops(zoo: Path) -> None:
+    """SB3 stops above 1.5 times the number."""
+    zoo.write_text("CartPole-v1: {target_kl: 0.02}\nAcrobot-v1: {target_kl: null}\n")
+    found = convert_sb3_zoo(zoo, "CartPole-v1")
+    assert found.config.ppo.target_kl == pytest.approx(0.03)
+    assert found.taken["target_kl: 0.02"] == "ppo.target_kl 0.03"
+    assert convert_sb3_zoo(zoo, "Acrobot-v1").config.ppo.target_kl is None
+
+
 def test_numbers_that_yaml_reads_as_texts(zoo: Path) -> None:
     zoo.write_text("CartPole-v1: {n_timesteps: 1e5, target_kl: null, ent_coef: 1e-3}\n")
     config = convert_sb3_zoo(zoo, "CartPole-v1").config
@@ -255,6 +320,13 @@ def test_mistakes_are_told(zoo: Path) -> None:
         ("batch_size: null", "batch_size: None is not a number"),
         ("batch_size: 0", "batch_size 0: each must be at least 1"),
         ("n_steps: 0", "n_steps 0, batch_size 64: each must be"),
+        ("normalize: 'dict(clip_obs=[1])'", r"normalize: .* is not understood"),
+        ("policy_kwargs: 'dict(net_arch=5)'", "layers that are no widths"),
+        (
+            "policy_kwargs: 'dict(net_arch=[128, dict(pi=[64], vf=[64])])'",
+            r"net_arch: \[128, .* layers that are no widths; give \[64, 64\] or dict\(pi=",
+        ),
+        ("policy_kwargs: 'dict(net_arch=dict(pi=[64], vf=[0.5]))'", "layers that are no widths"),
     ):
         zoo.write_text(f"CartPole-v1: {{{entry}}}\n")
         with pytest.raises(ValueError, match=said):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,7 +24,7 @@ from phasicrl.config import (
     ObsNormConfig,
     ValueNormConfig,
 )
-from phasicrl.exchange.export import export_policy, open_policy, play_exported
+from phasicrl.exchange.export import export_policy, open_policy, play_exported, policy_file
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.models.memory import RecurrentMemory
 from phasicrl.runs.directory import RunDirectory
@@ -104,6 +106,12 @@ def test_a_program_of_torch_export_says_the_same_for_any_number_of_environments(
     export_policy(run, make_env=make_env, observations=80)
     policies = [open_policy(run / name) for name in ("policy.pt2", "policy.onnx")]
     assert policies[0].about == policies[1].about == made.about
+    assert list(made.about["inputs"].values()) == [
+        "observed, [B, 3] float32",
+        "where an episode begins, [B] bool",
+        "new_state of the step before; any where first is true, [B, 32] float32",  # 2 × (8 + 8)
+        "true where an option is allowed, [B, 3] bool",
+    ]
     rng = np.random.default_rng(0)
     for num_envs in (1, 5):
         size = (num_envs, made.about["state_size"])
@@ -184,6 +192,50 @@ def test_a_file_that_says_something_else_is_not_given_out(
         export_policy(run, make_env=partial(Levers, masked=True), observations=80)
     (kept,) = run.glob("*policy*")
     assert kept.read_bytes() == b"a good one of before"
+
+
+def float64_cartpole() -> gym.Env[Any, Any]:
+    return gym.wrappers.DtypeObservation(gym.make("CartPole-v1"), np.float64)
+
+
+def test_a_file_that_was_tried_on_one_observation_takes_batches_of_any_size(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    made = export_policy(run, format="torch", make_env=corridor, observations=1)
+    assert made.observations == 2  # one of each of the two environments that torch.export needs
+    policy = open_policy(made.path)
+    for num_envs in (1, 2, 5):
+        obs = np.zeros((num_envs, 2), np.float32)
+        assert policy({"obs": obs})["action"].shape == (num_envs,)
+
+
+def test_inputs_say_their_shape_and_dtype_and_the_pages_program_gives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Observations of float64 are learned from as float32, and so they go in."""
+    run = train(tiny(tmp_path), make_env=float64_cartpole).directory
+    made = export_policy(run, make_env=float64_cartpole, observations=8)
+    assert made.about["inputs"] == {"obs": "observed, [B, 4] float32"}
+    page = Path(__file__).parents[2] / "docs/export.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+    env = float64_cartpole()
+    monkeypatch.setattr(gym, "make", lambda name: env)
+    monkeypatch.chdir(run)
+    exec(block, {"__name__": "page"})
+    assert float(capsys.readouterr().out) >= 8  # a pole falls no faster
+
+
+def test_the_file_that_was_exported_last_is_played(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    export_policy(run, format="torch", make_env=corridor, observations=8)
+    (run / "policy.onnx").write_bytes(b"an old one")
+    for older, newer in (("policy.onnx", "policy.pt2"), ("policy.pt2", "policy.onnx")):
+        os.utime(run / older, ns=(10, 10))
+        os.utime(run / newer, ns=(20, 20))
+        assert policy_file(run) == run / newer and policy_file(run / older) == run / older
+    with pytest.raises(ValueError, match="cannot be read as ONNX"):
+        play_exported(run, episodes=2, make_env=corridor)
+    os.utime(run / "policy.pt2", ns=(30, 30))
+    assert len(play_exported(run, episodes=2, make_env=corridor).returns) == 2
 
 
 class Undecided(torch.nn.Module):

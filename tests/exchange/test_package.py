@@ -16,8 +16,8 @@ from phasicrl.config import EvaluationConfig
 from phasicrl.exchange import package as package_module
 from phasicrl.exchange.export import play_exported
 from phasicrl.exchange.hub import pull, push
-from phasicrl.exchange.package import FILES, HASHES_FILE, check_package, digest, release
-from phasicrl.experiments.evaluate import evaluate
+from phasicrl.exchange.package import FILES, HASHES_FILE, check_package, digest, page, release
+from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.runs.directory import RunDirectory
 from tests.helpers import corridor, rows_of, tiny
 
@@ -50,12 +50,12 @@ def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machi
     for name in FILES:
         if name != "policy.onnx":
             assert str(tmp_path).encode() not in (made.path / name).read_bytes(), name
-    page = (made.path / "README.md").read_text()
-    head = page.split("---")[1].strip().splitlines()
+    text = (made.path / "README.md").read_text()
+    head = text.split("---")[1].strip().splitlines()
     index = json.loads(head[-1].removeprefix("model-index: "))
     greedy = made.evaluations[0]
     assert index[0]["results"][0]["metrics"][0]["value"].startswith(f"{greedy.mean_return:.2f} +/-")
-    assert "128 environment steps, seed 3" in page
+    assert "128 environment steps, seed 3" in text
 
 
 def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -> None:
@@ -80,6 +80,28 @@ def test_the_best_run_of_each_environment(tmp_path: Path) -> None:
         (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
     assert made.path.name == "tiny-corridor-s4"
+
+
+def test_the_best_run_of_each_environment_however_it_is_spelled(tmp_path: Path) -> None:
+    runs = [
+        train(tiny(tmp_path / "runs", seed=seed), make_env=corridor).directory for seed in (3, 4)
+    ]
+    for run, value, env in zip(runs, (1.0, 3.0), ("corridor", "gymnasium:corridor"), strict=True):
+        row = {"env_steps": 128, "iteration": 4, "phase": 0, "charts/episodic_return_100": value}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        config = RunDirectory(run).config.changed({"env.id": env})
+        (run / "config.json").write_text(config.to_json())
+    (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
+    assert made.path.name == "tiny-corridor-s4"
+
+
+def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:
+    """As of code that was installed from a wheel: its card has `"commit": null`."""
+    files = RunDirectory(run)
+    found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
+    for card in ({"commit": None}, {}):
+        assert "seed 3, commit unknown." in page(files.config, card, found)
+    assert "seed 3, commit abc." in page(files.config, {"commit": "abc"}, found)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def write_report(
         on_light=_ON_LIGHT, on_dark=_ON_DARK, shades=dict(zip(_PARTS, _COLORS, strict=False)),
     )  # fmt: skip
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 

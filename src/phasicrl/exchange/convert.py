@@ -79,6 +79,9 @@ _NUMBERS = frozenset(
 )
 """Flags whose value is a number."""
 
+_LISTS = frozenset({"device_ids"})
+"""Flags that take several words; none of them is read."""
+
 _CLEANRL_LEFT = {
     "torch_deterministic": "it is about cuDNN alone; --compute.deterministic is about everything",
     "wandb_entity": "set the environment variable WANDB_ENTITY",
@@ -144,7 +147,8 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
         elif waiting is None:
             raise ValueError(f"{word!r} belongs to no flag")
         else:
-            given[waiting], waiting = _value(waiting, word), None
+            given[waiting] = _value(waiting, word)
+            waiting = waiting if waiting in _LISTS else None
     for name in _NUMBERS & given.keys():
         if isinstance(given[name], bool | str):
             raise ValueError(f"{_flag(name)} needs a number; given was {given[name]}")
@@ -236,7 +240,7 @@ Algorithm = Literal["ppo", "ppo_lstm"]
 _ZOO_FIELDS = {
     "n_timesteps": "total_env_steps", "n_envs": "env.num_envs", "n_steps": "ppo.num_steps",
     "gamma": "ppo.gamma", "gae_lambda": "ppo.gae_lambda", "ent_coef": "ppo.entropy_coef",
-    "max_grad_norm": "ppo.max_grad_norm", "target_kl": "ppo.target_kl", "seed": "seed",
+    "max_grad_norm": "ppo.max_grad_norm", "seed": "seed",
 }  # fmt: skip
 """Keys that mean the same as a field."""
 
@@ -362,12 +366,15 @@ def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> C
         # of the plain squared error there
         "vf_coef": lambda: {"ppo.value_coef": 2 * _number(key, value)},
         "normalize_advantage": lambda: {"ppo.advantage_norm": "minibatch" if value else "none"},
-        "normalize": lambda: _zoo_normalize(value),
+        "normalize": lambda: _zoo_normalize(value, entry, found),
+        # there it stops at 1.5 times the number
+        "target_kl": lambda: {
+            "ppo.target_kl": None if value is None else 1.5 * _number(key, value)
+        },
         "batch_size": lambda: None,
         "log_std_init": lambda: {"action.std_value": math.exp(value)},
         "ortho_init": lambda: {} if value else {"model.init": "torch", "model.head_init": "torch"},
         "activation_fn": lambda: {"model.activation": _ACTIVATIONS[str(value)]},
-        "net_arch": lambda: _zoo_layers(value, found),
         "lstm_hidden_size": lambda: {"model.memory": "lstm", "model.memory_size": value},
         "enable_critic_lstm": lambda: _zoo_critic(bool(value), found),
     }  # fmt: skip
@@ -376,10 +383,11 @@ def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> C
             return of_own[key]()
         except (TypeError, KeyError, ValueError):
             raise ValueError(f"{key}: {value!r} is not understood") from None
+    if key == "net_arch":
+        return _zoo_layers(value, "Cnn" in str(entry.get("policy")), found)
     if key in _ZOO_FIELDS:
-        is_off = key == "target_kl" and value is None
         whole = key in ("n_timesteps", "n_envs", "n_steps", "seed")
-        return {_ZOO_FIELDS[key]: None if is_off else _number(key, value, whole=whole)}
+        return {_ZOO_FIELDS[key]: _number(key, value, whole=whole)}
     if key == "frame_stack" and "Cnn" in str(entry.get("policy")) and value == 4:
         return {}  # EnvPool stacks as many of Atari's
     if key == "env_wrapper" and "AtariWrapper" in str(value):
@@ -418,27 +426,53 @@ def _zoo_clip(path: str, value: Any, found: Converted) -> Changes:
     return {path: None if value is None else float(text.removeprefix("lin_"))}
 
 
-def _zoo_normalize(value: Any) -> Changes:
+def _zoo_normalize(value: Any, entry: dict[str, Any], found: Converted) -> Changes:
     """VecNormalize: both, or what its arguments say."""
     kwargs = {} if isinstance(value, bool) else _kwargs(value)
-    on = value is not False
     changes: Changes = {}
-    if on and kwargs.get("norm_obs", True):
+    if "gamma" in entry and "gamma" in kwargs:  # rl_zoo3, exp_manager.py
+        found.left[f"normalize gamma={kwargs.pop('gamma')}"] = (
+            "the zoo puts the entry's gamma there"
+        )
+    if kwargs.pop("norm_obs", True) and value is not False:
         changes["obs_norm"] = ObsNormConfig(from_first_rollout=False)
-    if on and kwargs.get("norm_reward", True):
-        changes["reward_norm"] = RewardNormConfig(per="step", gamma=kwargs.get("gamma"))
+        if "clip_obs" in kwargs:
+            changes["obs_norm.clip"] = _number("clip_obs", kwargs.pop("clip_obs"))
+    if kwargs.pop("norm_reward", True) and value is not False:
+        changes["reward_norm"] = RewardNormConfig(per="step")
+        for name, path in (("gamma", "reward_norm.gamma"), ("clip_reward", "reward_norm.clip")):
+            if name in kwargs:
+                changes[path] = _number(name, kwargs.pop(name))
+    for name, given in kwargs.items():
+        is_idle = name in ("clip_obs", "clip_reward", "gamma")
+        why = "nothing is normalized by it" if is_idle else "it has no counterpart"
+        found.left[f"normalize {name}={given}"] = why
     return changes
 
 
-def _zoo_layers(value: Any, found: Converted) -> Changes:
-    """Widths of dense layers: of both networks, which are as wide as each other here."""
-    arch = value[0] if value and isinstance(value, list) and isinstance(value[0], dict) else value
-    if isinstance(arch, dict):
-        policy, of_value = arch.get("pi", []), arch.get("vf", [])
-        if policy != of_value:
-            found.left[f"net_arch vf={of_value}"] = f"both networks are {policy} here"
-        arch = policy
-    return {"model.hidden_sizes": tuple(arch)} if arch else {}
+def _zoo_layers(value: Any, of_images: bool, found: Converted) -> Changes:
+    """Widths of dense layers: of both networks, which are as wide as each other here.
+
+    Raises:
+        ValueError: a layer is no width.
+    """
+    if value is None:
+        return {}
+    arch = value[0] if isinstance(value, list) and len(value) == 1 else value
+    arch = arch if isinstance(arch, dict) else {"pi": value, "vf": value}
+    policy, of_value = arch.get("pi", []), arch.get("vf", [])
+    for widths in (policy, of_value):
+        if not isinstance(widths, list | tuple) or not all(type(width) is int for width in widths):
+            raise ValueError(
+                f"net_arch: {value!r} has layers that are no widths; give [64, 64] or "
+                "dict(pi=[64, 64], vf=[64, 64]): the networks cannot share their first layers here"
+            )
+    if policy != of_value:
+        found.left[f"net_arch vf={of_value}"] = f"both networks are {policy} here"
+    if of_images and policy:
+        found.left[f"net_arch {policy} behind images"] = "policy and values share them here"
+    before = (512,) if of_images else ()  # the dense layer of SB3's NatureCNN
+    return {"model.hidden_sizes": (*before, *policy)}
 
 
 def _zoo_critic(has_memory: bool, found: Converted) -> Changes:

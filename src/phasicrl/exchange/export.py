@@ -97,7 +97,7 @@ def export_policy(
         format: ONNX, or a program of `torch.export`.
         output: The file; else `policy.onnx` or `policy.pt2` in the run directory.
         weights: The last that were saved, or the best by the evaluations of the run.
-        observations: On how many it is compared with the agent.
+        observations: On how many, at least, it is compared with the agent.
         make_env: what training was given, for runs on an environment of your own.
         make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
@@ -116,7 +116,7 @@ def export_policy(
     if output.suffix != SUFFIXES[format]:
         raise ValueError(f"{output}: files of {format} end with {SUFFIXES[format]}")
     _require(format)
-    num_envs = min(observations, 8)
+    num_envs = max(2, min(observations, 8))  # torch.export would fix a batch of 1 at that size
     envs = make_evaluation_envs(config, num_envs=num_envs, levels="unseen", seed=0, **own)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
         agent = load_agent(files, config, envs, make_encoder, weights)
@@ -246,8 +246,30 @@ def _difference(
     return largest
 
 
+def policy_file(path: Path) -> Path:
+    """The file of an exported policy: the path itself, or what was exported last into a folder.
+
+    Args:
+        path: a file of `export_policy`, or a run directory or package that has one.
+
+    Raises:
+        ValueError: there is none, or it is none of ours.
+    """
+    if path.is_dir():
+        found = [path / f"policy{suffix}" for suffix in SUFFIXES.values()]
+        there = [file for file in found if file.is_file()]
+        if not there:
+            raise ValueError(f"{path} has no exported policy; `phasicrl export {path}` writes it")
+        return max(there, key=lambda file: file.stat().st_mtime_ns)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; `phasicrl export RUN` writes one")
+    if path.suffix not in SUFFIXES.values():
+        raise ValueError(f"{path}: exported policies end with {' or '.join(SUFFIXES.values())}")
+    return path
+
+
 def open_policy(path: Path) -> PolicyFile:
-    """Open an exported policy.
+    """Open an exported policy, that of `policy_file`.
 
     Args:
         path: a file of `export_policy`, or a run directory or package that has one.
@@ -256,16 +278,7 @@ def open_policy(path: Path) -> PolicyFile:
         ValueError: there is none, or it is none of ours.
         ImportError: `onnxruntime` is missing.
     """
-    if path.is_dir():
-        found = [path / f"policy{suffix}" for suffix in SUFFIXES.values()]
-        there = [file for file in found if file.is_file()]
-        if not there:
-            raise ValueError(f"{path} has no exported policy; `phasicrl export {path}` writes it")
-        path = there[0]
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}; `phasicrl export RUN` writes one")
-    if path.suffix not in SUFFIXES.values():
-        raise ValueError(f"{path}: exported policies end with {' or '.join(SUFFIXES.values())}")
+    path = policy_file(path)
     return _OnnxPolicy(path) if path.suffix == ".onnx" else _TorchPolicy(path)
 
 
@@ -333,7 +346,7 @@ def play_exported(
 
     Args:
         run_dir: Run directory, which says what is played.
-        file: The exported policy; else the run's own `policy.onnx` or `policy.pt2`.
+        file: The exported policy; else the run's own `policy.onnx` or `policy.pt2`, the newer one.
         episodes: How many are played.
         levels: Procgen: the full distribution of levels, or those of the training.
         seed: Another seed, other episodes.

@@ -31,8 +31,9 @@ class PolicyGraph(nn.Module):
     """One step of B environments: normalization, masks and memory inside, nothing remembered.
 
     Inputs, tensors `[B, …]` in this order:
-    - `obs`: as the environment gives it; members of finite sets counted from zero, images as bytes.
-      Of a `Dict` or `Tuple` space one input for each part: `obs/KEY`.
+    - `obs`: what is observed; numbers as float32, images and others of bytes as uint8, members of
+      finite sets as int64 counted from zero. Of a `Dict` or `Tuple` space one input for each part:
+      `obs/KEY`.
     - `first` bool and `state` float, with a memory alone: where an episode begins, and what
       `new_state` was at the step before. Where `first` is true the state does not count.
     - `action_mask` bool `[B, M]`, where environments give masks: what is allowed.
@@ -60,12 +61,17 @@ class PolicyGraph(nn.Module):
     @property
     def inputs(self) -> list[Port]:
         """What goes in, in order."""
-        ports = [Port(_name(path), "observed") for path in self._paths]
+        ports = [
+            Port(_name(leaf.path), f"observed, {_shape(*leaf.shape)} {leaf.dtype}")
+            for leaf in self.agent.reader.layout.leaves
+        ]
         if self.has_memory:
-            ports.append(Port("first", "where an episode begins"))
-            ports.append(Port("state", "new_state of the step before; any where first is true"))
+            ports.append(Port("first", f"where an episode begins, {_shape()} bool"))
+            about = "new_state of the step before; any where first is true"
+            ports.append(Port("state", f"{about}, {_shape(self.agent.state_size)} float32"))
         if self.has_masks:
-            ports.append(Port("action_mask", "true where an option is allowed"))
+            shape = _shape(self.agent.policy_head.mask_size)
+            ports.append(Port("action_mask", f"true where an option is allowed, {shape} bool"))
         return ports
 
     @property
@@ -122,3 +128,8 @@ def named_inputs(layout: ObservationLayout, seen: Seen) -> dict[str, Tensor]:
 def _name(path: Path) -> str:
     """What the input for a part of an observation is called."""
     return f"obs/{place(path)}" if path else "obs"
+
+
+def _shape(*sizes: int) -> str:
+    """The shape of a batch, in words."""
+    return f"[{', '.join(('B', *map(str, sizes)))}]"

@@ -105,7 +105,7 @@ def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
     for run in map(RunDirectory, map(Path, runs)):
         returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
         last = returns[-1] if returns else float("-inf")
-        env = run.config.env.id
+        env = run.env_id
         if env not in best or last > best[env][0]:
             best[env] = last, run
     return [run for _, run in best.values()]
@@ -213,7 +213,7 @@ def page(config: Config, card: dict[str, Any], found: Sequence[Evaluation]) -> s
         "---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", "",
         f"# {kind} on {env}", "",
         f"{card.get('env_steps', 0):,} environment steps, seed {config.seed}, "
-        f"commit {card.get('commit', 'unknown')}.", "",
+        f"commit {card.get('commit') or 'unknown'}.", "",
         "| actions | mean return | 95 % interval | deviation | episodes |",
         "|---|---|---|---|---|", *rows, "",
         "```sh", "phasicrl evaluate .", "phasicrl train --from config.json   # train it again",
