@@ -22,7 +22,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,6 +36,7 @@ from tyro.constructors import (
 )
 
 from phasicrl.config import (
+    ASKED_IMPORTS,
     AuxConfig,
     Config,
     Options,
@@ -108,6 +109,8 @@ def _import(module: str) -> None:
         raise ImportError(
             f"--import {module}: {error}; install it, or put its folder into PYTHONPATH"
         ) from error
+    if module not in ASKED_IMPORTS:
+        ASKED_IMPORTS.append(module)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -653,7 +656,7 @@ def _create_sweep(words: list[str]) -> None:
     for preset in own.presets:
         base, settings = get_preset(preset), {}
         for given in own.set:
-            path, text = _path_and_text("--set", given)
+            path, text = _path_and_text("--set", given, settings)
             reader = _ValueReader(base, path)
             settings[path] = tuple(reader(word) for word in text.split(","))
             base = reader.base
@@ -682,7 +685,7 @@ def _create_search(words: list[str]) -> None:
     )
     base, spaces = get_preset(own.preset), {}
     for given in own.space:
-        path, text = _path_and_text("--space", given)
+        path, text = _path_and_text("--space", given, spaces)
         reader = _ValueReader(base, path)
         spaces[path] = Space.parse(text, reader)
         base = reader.base
@@ -690,14 +693,16 @@ def _create_search(words: list[str]) -> None:
     _print_created(directory, *create_search(directory, base, spaces, **arguments))
 
 
-def _path_and_text(flag: str, given: str) -> tuple[str, str]:
-    """A field and what is said of it."""
+def _path_and_text(flag: str, given: str, before: Container[str]) -> tuple[str, str]:
+    """A field, which is none of those before, and what is said of it."""
     path, equals, text = given.partition("=")
     path = path.replace("-", "_")
     if not equals or not text:
         raise ValueError(f"{flag} takes FIELD=VALUE,VALUE…; given was {given!r}")
     if path not in defaults():
         raise ValueError(f"unknown field {path}{nearest_name(path, defaults())}")
+    if path in before:
+        raise ValueError(f"{flag} {path} comes twice; give all its values in one, with commas")
     return path, text
 
 
@@ -946,13 +951,14 @@ def _export(words: list[str]) -> None:
 
 def _play(words: list[str]) -> None:
     """Let an exported policy act in its environments: `phasicrl play RUN [--file FILE]`."""
-    from phasicrl.exchange.export import play_exported
+    from phasicrl.exchange.export import play_exported, policy_file
 
     arguments, own, _ = arguments_for("play", play_exported, words, own=_Machine)
     played = play_exported(**arguments).to_dict()
     if own.json:
         return _print_json(played)
-    title = f"{arguments['run_dir']}: {arguments['episodes']} episodes of the exported policy"
+    file = policy_file(arguments["file"] or arguments["run_dir"])
+    title = f"{file}: {arguments['episodes']} episodes of the exported policy"
     _print_evaluation(title, [played])
 
 

@@ -326,6 +326,14 @@ def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_pa
     assert len(set((tmp_path / "runs").iterdir()) - before) == 1
 
 
+def test_a_task_that_cannot_be_trained_is_refused_before_anything_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gymnasium:Nope-v0, clipping: .*Nope-v0"):
+        run_suite("fig6", tasks=("cartpole", "gymnasium:Nope-v0"), output_dir=tmp_path)
+    with pytest.raises(ValueError, match="cartpole, clipping, 100000, 101 is asked for twice"):
+        run_suite("fig6", tasks=("cartpole",), seeds=(101, 101), output_dir=tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.usefixtures("quick_evaluation")
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = trials.train

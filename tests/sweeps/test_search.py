@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import optuna
 import pytest
 
+from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config
 from phasicrl.experiments import trials as trials_module
@@ -28,6 +30,7 @@ from phasicrl.sweeps.search import (
     run_slot,
 )
 from phasicrl.sweeps.sweep import Sweep, configs_of, create_sweep
+from phasicrl.sweeps.work import work_on_sweep
 from tests.faults.harness import small
 
 SPACES = {"ppo.learning_rate": Space(low=1e-5, high=1e-1, log=True), "ppo.clip": Space((0.1, None))}
@@ -85,7 +88,14 @@ def test_a_search_is_refused_where_it_would_mislead(tmp_path: Path) -> None:
         create_search(folder, base, {"ppo.clip": Space((0.1, -1))})
     with pytest.raises(ValueError, match=r"ppo.gamma=2.0: "):
         create_search(folder, base, {"ppo.gamma": Space(low=0.5, high=2.0)})
+    with pytest.raises(ValueError, match=r"the seeds are 1 2 1, .* twice; give each once"):
+        create_search(folder, base, SPACES, seeds=(1, 2, 1))
+    with pytest.raises(ValueError, match="a sweep sets seed itself; give --seeds"):
+        create_search(folder, base, {"seed": Space(low=1, high=9)})
     assert not folder.exists()
+    create_sweep(tmp_path / "grid", [("a", base)])
+    with pytest.raises(ValueError, match="has a grid; give the search a folder of its own"):
+        create_search(tmp_path / "grid", base, SPACES)
     assert create_search(folder, base, SPACES, trials=2) == (2, 2)
     assert create_search(folder, base, SPACES, trials=5) == (3, 5)
     with pytest.raises(ValueError, match="has another search"):
@@ -165,6 +175,85 @@ def test_a_trial_that_was_cut_off_is_gone_on_with(
     }
     before = len(returns.trained)
     assert slot(folder, 0) == {"trial": 0} and len(returns.trained) == before
+
+
+def test_a_part_that_was_judged_is_not_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna would judge the first part by what was reported after the last one."""
+    returns, folder = Returns(monkeypatch), tmp_path / "search"
+    create_search(folder, small(tmp_path, "ppo"), SPACES, trials=1, seeds=(1,), rungs=4)
+    judged: list[int] = []
+
+    def should_prune(trial: optuna.Trial) -> bool:
+        judged.append(returns.trained[-1][2])
+        return False
+
+    monkeypatch.setattr(optuna.Trial, "should_prune", should_prune)
+    returns.interrupt_at = (1, 1152)
+    with pytest.raises(KeyboardInterrupt):
+        slot(folder, 0)
+    assert judged == [384, 768]
+    slot(folder, 0)  # the second part perhaps not to its end: whether it goes on is asked again
+    assert judged == [384, 768, 768, 1152]
+
+
+def test_settings_that_differ_little_have_results_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Returns(monkeypatch)
+    folder, clips = tmp_path / "search", (0.123412, 0.123388)
+    create_search(folder, small(tmp_path, "ppo"), {"ppo.clip": Space(clips)}, trials=6, seeds=(1,))
+    for number in range(6):
+        slot(folder, number)
+    arms = {trial.arm for trial in Sweep(folder).trials()}
+    assert arms == {"ppo.clip=0.123412", "ppo.clip=0.123388"}
+
+
+@pytest.mark.parametrize("is_choice", [False, True])
+def test_a_search_that_was_received_imports_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_choice: bool
+) -> None:
+    """Neither where its base names one nor where a trial may choose it."""
+    Returns(monkeypatch)
+    (tmp_path / "sent_with_it.py").write_text("raise SystemExit('it runs')")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder, name = tmp_path / "search", "gymnasium:sent_with_it:X-v0"
+    create_search(folder, small(tmp_path, "ppo"), SPACES, trials=1, seeds=(1,))
+    tree = json.loads((folder / "search.json").read_text())
+    if is_choice:
+        tree["spaces"]["env.id"] = [name]
+    else:
+        tree["base"]["env"]["id"] = name
+    (folder / "search.json").write_text(json.dumps(tree))
+    sweep = Sweep(folder)
+    for act in (
+        lambda: run_slot(sweep, sweep.trial("slot-0000"), jobs=1, cores=2),
+        lambda: work_on_sweep(folder),
+    ):
+        with pytest.raises(ValueError, match="if you trust it, add --import sent_with_it"):
+            act()
+    assert "sent_with_it" not in sys.modules and not (folder / "runs").exists()
+    assert not list((folder / "attempts").iterdir()), "no process was started"
+
+
+def test_weights_to_begin_with_are_looked_at_and_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(small(tmp_path / "runs", "ppo", total_env_steps=64)).directory
+    folder, there = tmp_path / "search", f"runs/{run.name}"
+    monkeypatch.chdir(tmp_path)
+    base = small(tmp_path, "ppo")
+    with pytest.raises(ValueError, match="nowhere is not a run directory"):
+        create_search(folder, base.changed({"init_from": "nowhere"}), SPACES)
+    with pytest.raises(ValueError, match="nowhere is not a run directory"):
+        create_search(folder, base, {"init_from": Space((there, "nowhere"))})
+    assert not folder.exists()
+    create_search(folder, base.changed({"init_from": there}), SPACES)
+    assert Search.read(folder).base.init_from == str(run.resolve())
+    create_search(tmp_path / "choice", base, {"init_from": Space((None, there))})
+    found = Search.read(tmp_path / "choice").spaces["init_from"]
+    assert found == Space((None, str(run.resolve())))
 
 
 def test_values_that_do_not_go_together_are_passed_over(
@@ -293,3 +382,5 @@ def test_the_command_reads_spaces_as_train_reads_values(
     }
     assert main(["sweep", "search", str(folder), "classic-ppo", "--seeds", "101", *words]) == 2
     assert "seed 101 would use it up" in capsys.readouterr().err
+    assert main(["sweep", "search", str(folder), "classic-ppo", *words, *words[-2:]]) == 2
+    assert "--space ppo.clip comes twice; give all its values" in capsys.readouterr().err

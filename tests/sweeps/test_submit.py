@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from phasicrl.sweeps import submit
 from phasicrl.sweeps.attempts import all_attempts, started
 from phasicrl.sweeps.submit import submit_sweep
 from phasicrl.sweeps.sweep import Sweep, create_sweep
+from phasicrl.sweeps.work import FailedTrialsError
 from tests.faults.harness import small, wait_for
 
 
@@ -45,6 +49,57 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
         submit_sweep(folder.parent, backend="local")
     with pytest.raises(ValueError, match="local gives whole ones"):
         submit_sweep(folder, backend="local", gpus=0.5)
+
+
+class Ray(ModuleType):
+    """Stands for Ray: a task runs when it is waited for; `get` raises with the first that fails."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.errors: dict[int, Exception | None] = {}
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def remote(self, function: Any) -> Any:
+        self._function = function
+        return self
+
+    def options(self, **_: Any) -> Any:
+        task = ModuleType("task")
+        task.remote = lambda *words, **how: lambda: self._function(*words, **how)  # type: ignore
+        return task
+
+    def wait(self, tasks: list[Any], *, num_returns: int) -> None:
+        for task in tasks[:num_returns]:
+            try:
+                self.errors[id(task)] = task()
+            except FailedTrialsError as error:
+                self.errors[id(task)] = error
+
+    def get(self, tasks: list[Any]) -> None:
+        for task in tasks:
+            if id(task) not in self.errors:
+                self.wait([task], num_returns=1)
+            if error := self.errors[id(task)]:
+                raise error
+
+
+def test_on_ray_a_worker_that_fails_does_not_end_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def work(directory: Path, **how: Any) -> None:
+        begun.append(directory)
+        if len(begun) < 3:
+            raise FailedTrialsError(f"worker {len(begun)} found trials that failed")
+
+    monkeypatch.setitem(sys.modules, "ray", Ray())
+    monkeypatch.setattr(submit, "work_on_sweep", work)
+    with pytest.raises(FailedTrialsError, match="worker 1 found"):
+        submit_sweep(folder, backend="ray", workers=4)
+    assert begun == [folder] * 4
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,12 @@ from phasicrl.cli import main
 from phasicrl.config import Config
 from phasicrl.experiments.trials import measure_once, reached
 from phasicrl.presets import get_preset
+from phasicrl.sweeps import status as status_module
+from phasicrl.sweeps.attempts import Claim, attempt_at
 from phasicrl.sweeps.status import lines, sweep_status
 from phasicrl.sweeps.sweep import (
     Sweep,
+    SweepTrial,
     configs_of,
     create_sweep,
     grid,
@@ -102,6 +106,69 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path: 
         Sweep(folder).trials()
 
 
+def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    with pytest.raises(
+        ValueError, match=r"nothing to train \(0 presets or configurations, 3 seeds"
+    ):
+        create_sweep(folder, [])
+    with pytest.raises(
+        ValueError, match=r"1 presets or configurations, 0 seeds\); give at least 1"
+    ):
+        create_sweep(folder, [("a", base(tmp_path))], seeds=())
+    assert not folder.exists()
+
+
+def test_knobs_that_a_sweep_sets_itself_are_refused(tmp_path: Path) -> None:
+    for path, values, way in (
+        ("seed", (1, 2), "give --seeds"),
+        ("output_dir", ("elsewhere",), "leave it out, the runs are in its folder `runs`"),
+        ("log.console", ("off", "plain"), "leave it out, its folder `logs` has what"),
+    ):
+        with pytest.raises(ValueError, match=f"a sweep sets {path} itself; {way}"):
+            grid({"a": base(tmp_path)}, {path: values})
+
+
+def test_weights_to_begin_with_are_looked_at_and_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(base(tmp_path / "runs", total_env_steps=64)).directory
+    folder, begins = tmp_path / "sweep", base(tmp_path, init_from=f"runs/{run.name}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"b: .*nowhere is not a run directory"):
+        create_sweep(folder, [("b", begins.changed({"init_from": "nowhere"}))])
+    assert not folder.exists()
+    create_sweep(folder, [("a", begins)], seeds=(1,))
+    (trial,) = Sweep(folder).trials()
+    assert trial.config is not None and trial.config.init_from == str(run.resolve())
+
+
+def test_the_time_left_is_that_of_what_will_be_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four runs of 1,536 steps: one diverged, one failed, one is pending and one under way."""
+    folder, steps = tmp_path / "sweep", {1: 64, 2: 128, 3: 512, 4: 768}
+    create_sweep(folder, [("a", base(tmp_path))], seeds=(1, 2, 3, 4))
+    trials = Sweep(folder).trials()
+    claims = {t.seeds[0]: Claim(attempt_at(folder, t.id, 1)) for t in trials if t.seeds != (3,)}
+    claims[1].end("done", diverged=True)
+    claims[2].end("failed")
+
+    def runs(sweep: Sweep, trial: SweepTrial) -> list[SimpleNamespace]:
+        return [SimpleNamespace(config=trial.config)]
+
+    def last(files: SimpleNamespace) -> dict[str, float]:
+        return {"env_steps": steps[files.config.seed], "charts/SPS": 16.0}
+
+    monkeypatch.setattr(Sweep, "runs", runs)
+    monkeypatch.setattr(status_module, "_last", last)
+    (status,) = sweep_status(folder)
+    claims[4].end("released")
+    assert (status.done, status.failed, status.pending, status.running) == (1, 1, 1, 1)
+    assert (status.steps, status.total_steps) == (64 + 128 + 512 + 768, 4 * 1536)
+    assert status.seconds_left == (1536 - 512 + 1536 - 768) / 16
+
+
 @pytest.mark.long
 def test_results_and_status_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, some = tmp_path / "sweep", base(tmp_path)
@@ -180,6 +247,12 @@ def test_naming_a_field_of_a_group_that_is_off_switches_it_on(tmp_path: Path) ->
         (["classic-ppo", "--set", "ppo.clip"], "--set takes FIELD=VALUE,VALUE…"),
         (["clasic-ppo"], "classic-ppo"),
         (["classic-ppo", "--set", "ppo.clip=-1"], "classic-ppo ppo.clip=-1.0: "),
+        (["classic-ppo", "--set", "seed=1,2"], "a sweep sets seed itself; give --seeds"),
+        (
+            ["classic-ppo", "--set", "ppo.clip=0.1", "--set", "ppo.clip=0.2"],
+            "--set ppo.clip comes twice; give all its values in one, with commas",
+        ),
+        ([], "there is nothing to train (0 presets or configurations, 3 seeds)"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 from phasicrl.algorithm import train
@@ -18,6 +19,7 @@ from phasicrl.host.signals import Preempted
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.sweeps import work
 from phasicrl.sweeps.attempts import all_attempts
+from phasicrl.sweeps.search import Space, create_search
 from phasicrl.sweeps.sweep import Sweep, configs_of, create_sweep
 from phasicrl.sweeps.work import FailedTrialsError, Worker, work_on_sweep
 from tests.faults.harness import differences, small, wait_for
@@ -121,6 +123,42 @@ def test_gpus_are_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shares = Counter(line.split()[1] for line in seen(folder))
     assert shares == {"4": 2, "7": 1}, "all at once, first one on each"
     assert all("--jobs 4" in line and "--cores 8" in line for line in seen(folder))
+
+
+def test_trials_import_what_the_command_line_was_told_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "ASKED_IMPORTS", ["my.envs"])
+    work_on_sweep(folder)
+    assert len(seen(folder)) == 3
+    assert all(line.endswith("--import my.envs") for line in seen(folder))
+
+
+def test_the_trials_of_a_search_import_what_was_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "yours"):
+        (tmp_path / f"{name}.py").write_text(
+            "import gymnasium as gym\n"
+            "from gymnasium.envs.classic_control import CartPoleEnv\n"
+            f"gym.register('{name}-v0', CartPoleEnv)\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    ids = ("gymnasium:mine:mine-v0", "gymnasium:yours:yours-v0", "gymnasium:CartPole-v1")
+    search = tmp_path / "search"
+    try:
+        create_search(search, small(tmp_path, "ppo"), {"env.id": Space(ids)}, trials=1)
+        with monkeypatch.context() as without:
+            without.delitem(sys.modules, "yours")  # as in a process that did not ask for it
+            with pytest.raises(ValueError, match="if you trust it, add --import yours"):
+                work_on_sweep(search)
+        work_on_sweep(search)
+        (line,) = seen(search)
+        assert line.endswith("--import mine --import yours")
+    finally:
+        for name in ("mine", "yours"):
+            sys.modules.pop(name, None)
+            gym.registry.pop(f"{name}-v0", None)
 
 
 def test_numbers_that_cannot_be_are_refused(folder: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from phasicrl.analysis.compare import Comparison, Units, compare_curves
 from phasicrl.analysis.plot import Curve, draw_curves, save_figure
+from phasicrl.config import Config
 from phasicrl.experiments.suites import Scale, suite_named
 from phasicrl.experiments.trials import (
     FIRST_REPORT_SEED,
@@ -27,6 +28,7 @@ from phasicrl.experiments.trials import (
     over_seeds,
     reached,
     ready,
+    refuse_untrainable,
 )
 
 COLUMNS = (
@@ -89,12 +91,15 @@ def run_suite(
     suite = suite_named(name)
     seeds = seeds or range(FIRST_REPORT_SEED, FIRST_REPORT_SEED + suite.num_seeds)
     trials: list[Trial] = []
+    arms: list[tuple[str, Config]] = []
     for task in tasks or suite.tasks(scale):
         base = suite.base(task, scale)
         for arm, config in suite.arms(base):
             budget = total_env_steps or config.total_env_steps
             config = ready(config.changed({"total_env_steps": budget}), task, jobs, output_dir)
+            arms.append((f"{task}, {arm}", config))
             trials += over_seeds((task, arm, str(budget)), config, seeds)
+    refuse_untrainable(arms)
     stem = output_dir / f"{name}-{scale}"
     table = ResultTable(stem.with_name(stem.name + ".csv"), COLUMNS, ("task", "arm", "budget"))
     output_dir.mkdir(parents=True, exist_ok=True)

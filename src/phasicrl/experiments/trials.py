@@ -18,9 +18,10 @@ import math
 import multiprocessing
 import os
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -31,16 +32,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasicrl.algorithm import OnIteration, resume, train
-from phasicrl.config import ASKED_IMPORTS, Config, defaults
-from phasicrl.envs.make import resolve
+from phasicrl.config import ASKED_IMPORTS, Config, defaults, refuse_idle
+from phasicrl.envs.make import make_envs, resolve
 from phasicrl.execution.plan import Plan
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.machine import num_cores
 from phasicrl.host.signals import when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.build import make_agent, task_of
 from phasicrl.session.crash import CRASH_FILE
 from phasicrl.session.run import Run
+from phasicrl.session.warm_start import take_over
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -286,6 +289,31 @@ def ready(
     digest = hashlib.sha256(json.dumps(told, default=str, sort_keys=True).encode()).hexdigest()
     changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
     return config.changed(changes)
+
+
+def refuse_untrainable(arms: Sequence[tuple[str, Config]]) -> None:
+    """Refuse configurations that their environments cannot train; an environment is made of each.
+
+    So are those that begin with a run's weights, of which none fits.
+
+    Raises:
+        ValueError: the message names the arm.
+    """
+    by_env: dict[Any, list[tuple[str, Config]]] = defaultdict(list)
+    for arm, config in arms:
+        by_env[config.env].append((arm, config))
+    for env, members in by_env.items():
+        arm = members[0][0]
+        try:
+            with closing(make_envs(env, num_envs=1, seed=0)) as envs:
+                for name, config in members:
+                    arm = name
+                    refuse_idle(config, task_of(envs))
+                    agent = make_agent(config, envs)
+                    if config.init_from is not None:
+                        take_over(agent, config.init_from)
+        except ValueError as error:
+            raise ValueError(f"{arm}: {error}") from None
 
 
 def train_or_resume(

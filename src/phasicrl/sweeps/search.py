@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from phasicrl.analysis.scores import interquartile_mean
-from phasicrl.config import Config, shown
+from phasicrl.config import Config, refuse_unasked_import, shown
 from phasicrl.config_io import read_json, write_json
 from phasicrl.experiments.trials import (
     FIRST_REPORT_SEED,
     RETURN,
     measure_once,
     reached,
+    refuse_untrainable,
     train_unless_diverged,
 )
 from phasicrl.learner import Record
@@ -39,7 +40,7 @@ from phasicrl.sweeps.sweep import (
     configs_of,
     grid,
     open_sweep,
-    refuse_untrainable,
+    with_whole_paths,
 )
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class Search:
         """
         path = folder / SEARCH
         if not path.exists():
+            if (folder / TRIALS).is_dir():
+                raise ValueError(f"{folder} has a grid; give the search a folder of its own")
             way = f"`phasicrl sweep search {folder} PRESET --space …` makes one"
             raise ValueError(f"{folder} has no search; {way}")
         tree = read_json(path)
@@ -149,6 +152,13 @@ class Search:
         """The configuration with these settings, for the first of the seeds."""
         given = {**changes, "seed": self.seeds[0]}
         return self.base.changed(given, reset_idle=True, keep=given)
+
+    def in_each_env(self) -> list[Config]:
+        """The base in each environment that a trial may choose."""
+        if "env.id" not in self.spaces:
+            return [self.base]
+        ids = self.spaces["env.id"].choices
+        return [self.base.changed({"env.id": id}, reset_idle=True) for id in ids]
 
 
 def create_search(
@@ -175,8 +185,8 @@ def create_search(
         How many trials were added, and how many the search has.
 
     Raises:
-        ValueError: seeds for reporting, nothing to search, values that cannot be trained, or
-            another search in the same folder; nothing was written.
+        ValueError: seeds for reporting or one that comes twice, nothing to search, values that
+            cannot be trained, or another search or a grid in the same folder; nothing was written.
         ImportError: Optuna is not installed.
     """
     _optuna()
@@ -184,12 +194,20 @@ def create_search(
         why = "settings are chosen on seeds below, and reported on the others"
         raise ValueError(f"a search on seed {bad[0]} would use it up; give seeds below "
                          f"{FIRST_REPORT_SEED}: {why}")  # fmt: skip
+    if len(set(seeds)) < len(seeds):
+        given = " ".join(map(str, seeds))
+        raise ValueError(f"the seeds are {given}, and one that comes twice would count twice; "
+                         "give each once")  # fmt: skip
     if trials < 1 or rungs < 1 or not seeds or not spaces:
         given = f"{trials} trials, {rungs} rungs, {len(seeds)} seeds, {len(spaces)} spaces"
         raise ValueError(f"there is nothing to search ({given}); give at least 1 of each")
-    search = Search(base, spaces, tuple(seeds), rungs)
+    base, spaces = with_whole_paths(base), dict(spaces)
     for path, space in spaces.items():
-        refuse_untrainable(grid({"": base}, {path: space.ends()}))
+        arms = [(a, with_whole_paths(c)) for a, c in grid({"": base}, {path: space.ends()})]
+        refuse_untrainable(arms)
+        if path == "init_from":
+            spaces[path] = Space(tuple(config.init_from for _, config in arms))
+    search = Search(base, spaces, tuple(seeds), rungs)
     if (directory / TRIALS).is_dir() and Search.read(directory).to_dict() != search.to_dict():
         way = "give it a folder of its own, or the same preset, spaces, seeds and rungs"
         raise ValueError(f"{directory} has another search; {way}")
@@ -229,6 +247,9 @@ def run_slot(sweep: Sweep, place: SweepTrial, *, jobs: int, cores: int | None) -
 
     Returns:
         What is to be noted of it.
+
+    Raises:
+        ValueError: an environment whose module nobody here has asked for.
     """
     optuna, search = _optuna(), Search.read(sweep.path)
     assert place.slot is not None, "it is the trial of a grid"
@@ -244,17 +265,20 @@ def run_slot(sweep: Sweep, place: SweepTrial, *, jobs: int, cores: int | None) -
         trial.set_user_attr("error", str(error))
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         return {"trial": trial.number, "infeasible": str(error)}
+    refuse_unasked_import(config)
     trial.set_user_attr(_CONFIG, config.to_json())
     place = replace(place, arm=_arm(changes), config=config)
     sweep.write(place)
     runs, value = configs_of(place, sweep.path, jobs=jobs, cores=cores), math.nan
+    last = max(frozen.intermediate_values, default=0)  # what an earlier holder has reported
     for rung in range(1, search.rungs + 1):
         until = math.ceil(config.budget * rung / search.rungs)
         scores = [_score(_train_until(run, until), until) for run in runs]
         value = float(interquartile_mean(np.array(scores)[:, None]))
         if until not in frozen.intermediate_values and math.isfinite(value):
             trial.report(value, until)
-        if rung < search.rungs and trial.should_prune():
+        # Optuna judges by the last report, and has judged those before.
+        if last <= until and rung < search.rungs and trial.should_prune():
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             return {"trial": trial.number, "pruned": until}
     for run in runs:
@@ -309,11 +333,8 @@ def _score(files: RunDirectory, until: int) -> float:
 
 
 def _arm(changes: Mapping[str, Any]) -> str:
-    """Settings in words."""
-    return " ".join(
-        f"{path}={x:.4g}" if isinstance(x, float) else f"{path}={shown(x)}"
-        for path, x in changes.items()
-    )
+    """Settings in words: exactly, since results of the same arm are taken for one experiment."""
+    return " ".join(f"{path}={shown(x)}" for path, x in changes.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ class ArmStatus:
         steps: environment steps of all runs so far.
         total_steps: of all runs at their end.
         returns: the last return of each run that has one, by seed.
-        seconds_left: at the present speed of its running trials; None if none is running.
+        seconds_left: until no trial is pending or running, at the present speed of its running
+            trials; None if none is running.
     """
 
     arm: str
@@ -66,21 +67,22 @@ def sweep_status(directory: Path, *, watch: Watch | None = None) -> list[ArmStat
     for (arm, env), trials in by_arm.items():
         states = [watch.state(attempts.get(trial.id, [])) for trial in trials]
         count = Counter(state for state, _ in states)
-        runs = [files for trial in trials for files in sweep.runs(trial) if files is not None]
-        last = [_last(files) for files in runs]
-        steps = sum(row.get("env_steps", 0) for row in last)
-        total = sum(
-            len(trial.seeds) * trial.config.num_iterations * trial.config.batch_size
+        last = [
+            [(files.config.seed, _last(files)) for files in sweep.runs(trial) if files is not None]
             for trial in trials
-            if trial.config
-        )
+        ]
+        steps = [sum(row.get("env_steps", 0) for _, row in rows) for rows in last]
+        totals = [_total_steps(trial) for trial in trials]
         returns = {
-            files.config.seed: row[RETURN]
-            for files, row in zip(runs, last, strict=True)
-            if row.get(RETURN) is not None
+            seed: row[RETURN] for rows in last for seed, row in rows if row.get(RETURN) is not None
         }
         busy = [trial for trial, (state, _) in zip(trials, states, strict=True)
                 if state == "running"]  # fmt: skip
+        left = sum(
+            total - taken
+            for total, taken, (state, _) in zip(totals, steps, states, strict=True)
+            if state in ("pending", "running")  # what diverged or was given up takes no more
+        )
         found.append(
             ArmStatus(
                 arm=arm,
@@ -90,13 +92,20 @@ def sweep_status(directory: Path, *, watch: Watch | None = None) -> list[ArmStat
                 done=count["done"],
                 failed=count["failed"],
                 failures=sum(failures for _, failures in states),
-                steps=steps,
-                total_steps=total,
+                steps=sum(steps),
+                total_steps=sum(totals),
                 returns=returns,
-                seconds_left=_seconds_left(sweep, busy, total - steps),
+                seconds_left=_seconds_left(sweep, busy, left),
             )
         )
     return found
+
+
+def _total_steps(trial: SweepTrial) -> int:
+    """The environment steps of a trial's runs at their end; none if it has not begun."""
+    if trial.config is None:
+        return 0
+    return len(trial.seeds) * trial.config.num_iterations * trial.config.batch_size
 
 
 def _last(files: RunDirectory) -> dict[str, Any]:

@@ -138,4 +138,7 @@ def _run_on_ray(
     task = ray.remote(work_on_sweep).options(
         num_cpus=cpus, num_gpus=gpus, max_retries=requeues, scheduling_strategy="SPREAD"
     )
-    ray.get([task.remote(directory, **how) for _ in range(workers)])
+    tasks = [task.remote(directory, **how) for _ in range(workers)]
+    # `get` raises with the first that fails; then the command would end, and all others with it.
+    ray.wait(tasks, num_returns=len(tasks))
+    ray.get(tasks)

@@ -10,27 +10,36 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phasicrl.analysis.compare import Units, compare_curves
-from phasicrl.config import Config, refuse_idle, shown
+from phasicrl.config import Config, shown
 from phasicrl.config_io import read_json, write_json
-from phasicrl.envs.make import make_envs
 from phasicrl.experiments.run_suite import COLUMNS, SuiteResult, suite_curves
-from phasicrl.experiments.trials import RESULT_FILE, RETURN, ResultTable, Trial, ready
+from phasicrl.experiments.trials import (
+    RESULT_FILE,
+    RETURN,
+    ResultTable,
+    Trial,
+    ready,
+    refuse_untrainable,
+)
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.build import make_agent, task_of
 from phasicrl.sweeps.attempts import ATTEMPTS
 
 TRIALS, LOGS, RESULTS = "trials", "logs", "results.csv"
 SEEDS = (1, 2, 3)
 """Of a sweep that is not told others: settings are chosen on them."""
 _LABEL = ("task", "arm", "budget")
+_OF_THE_SWEEP = {
+    "seed": "give --seeds (from Python, seeds)",
+    "output_dir": "leave it out, the runs are in its folder `runs`",
+    "log.console": "leave it out, its folder `logs` has what the runs print",
+}
+"""Knobs that a sweep sets itself, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +158,11 @@ def grid(
         settings: values by the path of a knob, such as `ppo.clip`.
 
     Raises:
-        ValueError: unknown knobs, or values that do not go together; the message names the arm.
+        ValueError: unknown knobs, knobs that a sweep sets itself, or values that do not go
+            together; the message names the arm.
     """
+    for path in settings.keys() & _OF_THE_SWEEP.keys():
+        raise ValueError(f"a sweep sets {path} itself; {_OF_THE_SWEEP[path]}")
     arms = []
     for name, base in bases.items():
         for values in itertools.product(*settings.values()):
@@ -178,9 +190,14 @@ def create_sweep(
         How many trials were added, and how many the sweep has.
 
     Raises:
-        ValueError: an arm that cannot be trained, two that are the same experiment, or seeds for
-            choosing and seeds for reporting in one sweep; nothing was written.
+        ValueError: no arm or no seed, an arm that cannot be trained, two that are the same
+            experiment, or seeds for choosing and seeds for reporting in one sweep; nothing was
+            written.
     """
+    if not arms or not seeds:
+        given = f"{len(arms)} presets or configurations, {len(seeds)} seeds"
+        raise ValueError(f"there is nothing to train ({given}); give at least 1 of each")
+    arms = [(arm, with_whole_paths(config)) for arm, config in arms]
     trials = [grid_trial(arm, config, seed) for seed in seeds for arm, config in arms]
     by_id: dict[str, SweepTrial] = {}
     for trial in trials:
@@ -197,25 +214,11 @@ def create_sweep(
     return added, len({trial.id for trial in (*there, *trials)})
 
 
-def refuse_untrainable(arms: Sequence[tuple[str, Config]]) -> None:
-    """Refuse configurations that their environments cannot train; an environment is made of each.
-
-    Raises:
-        ValueError: the message names the arm.
-    """
-    by_env: dict[Any, list[tuple[str, Config]]] = defaultdict(list)
-    for arm, config in arms:
-        by_env[config.env].append((arm, config))
-    for env, members in by_env.items():
-        arm = members[0][0]
-        try:
-            with closing(make_envs(env, num_envs=1, seed=0)) as envs:
-                for name, config in members:
-                    arm = name
-                    refuse_idle(config, task_of(envs))
-                    make_agent(config, envs)
-        except ValueError as error:
-            raise ValueError(f"{arm}: {error}") from None
+def with_whole_paths(config: Config) -> Config:
+    """The configuration for whoever trains it, in whatever folder that is."""
+    if config.init_from is None:
+        return config
+    return replace(config, init_from=str(Path(config.init_from).resolve()))
 
 
 def _config(trial: SweepTrial) -> Config:
