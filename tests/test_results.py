@@ -55,7 +55,7 @@ def test_what_is_reported_was_trained_on_seeds_on_which_nothing_was_chosen(name:
 TABLES = sorted(path for path in RESULTS.rglob("*.csv*") if path.name != "published.csv.gz")
 
 LOST = {"unknown", "4fc8544", "523e41a", "cbd2a8b"}
-"""Nobody noted it; or of a branch that became one commit, 086aaff. The pages say both."""
+"""Nobody noted it; or of a branch that became one commit, 086aaff. The pages say so."""
 
 
 def test_every_row_names_a_commit_of_this_history() -> None:
