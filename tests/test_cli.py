@@ -22,7 +22,7 @@ from phasicrl.algorithm import train
 from phasicrl.analysis.compare import Comparison
 from phasicrl.analysis.plot import plot_runs
 from phasicrl.cli import arguments_for, main, parse_config
-from phasicrl.config import AuxConfig, ModelConfig, field_paths
+from phasicrl.config import ASKED_IMPORTS, AuxConfig, ModelConfig, field_paths
 from phasicrl.exchange import export
 from phasicrl.exchange.package import Package
 from phasicrl.experiments.evaluate import Evaluation, evaluate
@@ -737,3 +737,10 @@ def test_a_machine_reads_what_was_made(
     monkeypatch.setattr(where, made)
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == said
+
+
+def test_modules_that_are_asked_for_are_so_for_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setitem(cli.VERBS, "look", lambda words: seen.append(list(ASKED_IMPORTS)))
+    assert cli.main(["--import", "json", "look"]) == cli.main(["look"]) == 0
+    assert seen == [["json"], []]

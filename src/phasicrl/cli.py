@@ -99,6 +99,8 @@ def main(arguments: list[str] | None = None) -> int:
         said = "\n".join([f"error: {error}", *getattr(error, "__notes__", ())])
         print(printable(said), file=sys.stderr)
         return getattr(error, "exit_code", USER_ERROR if expected else 1)
+    finally:
+        ASKED_IMPORTS.clear()  # it was for this command
 
 
 def _import(module: str) -> None:
@@ -109,8 +111,7 @@ def _import(module: str) -> None:
         raise ImportError(
             f"--import {module}: {error}; install it, or put its folder into PYTHONPATH"
         ) from error
-    if module not in ASKED_IMPORTS:
-        ASKED_IMPORTS.append(module)
+    ASKED_IMPORTS.append(module)
 
 
 def _dispatch(words: list[str]) -> int:
