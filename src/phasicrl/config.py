@@ -1171,6 +1171,12 @@ ASKED_IMPORTS: list[str] = []
 """Modules that the command line was told to import; processes that it starts do so, too."""
 
 
+def module_of(env_id: str) -> str:
+    """The module that Gymnasium's `module:Id` imports; empty if the id names none."""
+    back_end, _, name = env_id.partition(":")
+    return name.rpartition(":")[0] if back_end == "gymnasium" else ""
+
+
 def refuse_unasked_import(config: Config) -> None:
     """Refuse an environment whose module nobody here has asked for.
 
@@ -1179,9 +1185,8 @@ def refuse_unasked_import(config: Config) -> None:
     Raises:
         ValueError: `env.id` is Gymnasium's `module:Id`, and the module has not been imported yet.
     """
-    back_end, _, name = config.env.id.partition(":")
-    module = name.rpartition(":")[0]
-    if back_end == "gymnasium" and module and module not in sys.modules:
+    module = module_of(config.env.id)
+    if module and module not in sys.modules:
         raise ValueError(
             f"env.id {config.env.id} imports the module {module}; "
             f"if you trust it, add --import {module} (from Python, import it)"

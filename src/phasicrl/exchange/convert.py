@@ -269,7 +269,7 @@ def convert_sb3_zoo(file: Path, env: str, *, algorithm: Algorithm = "ppo") -> Co
         ImportError: PyYAML is missing.
     """
     entry = _zoo_entry(file, env)
-    base = "compat-cleanrl-ppo-atari" if "Cnn" in str(entry.get("policy")) else "compat-sb3-ppo"
+    base = "compat-cleanrl-ppo-atari" if _sees_images(entry) else "compat-sb3-ppo"
     found = Converted(get_preset(base))
     ppo = get_preset("compat-sb3-ppo").ppo
     changes: Changes = {"name": f"zoo-{env}", "ppo": ppo, "env.id": _zoo_env(env)}
@@ -358,7 +358,7 @@ def _literal(node: ast.expr) -> Any:
 def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> Changes | None:
     """The fields that a key sets; None if it is told elsewhere or has none."""
     of_own: dict[str, Callable[[], Changes | None]] = {
-        "policy": lambda: _zoo_policy(str(value)),
+        "policy": lambda: {"model.encoder": "nature" if _sees_images(entry) else "mlp"},
         "learning_rate": lambda: _zoo_rate(value),
         "clip_range": lambda: _zoo_clip("ppo.clip", value, found),
         "clip_range_vf": lambda: _zoo_clip("ppo.value_clip", value, found),
@@ -384,11 +384,11 @@ def _zoo_key(key: str, value: Any, entry: dict[str, Any], found: Converted) -> C
         except (TypeError, KeyError, ValueError):
             raise ValueError(f"{key}: {value!r} is not understood") from None
     if key == "net_arch":
-        return _zoo_layers(value, "Cnn" in str(entry.get("policy")), found)
+        return _zoo_layers(value, _sees_images(entry), found)
     if key in _ZOO_FIELDS:
         whole = key in ("n_timesteps", "n_envs", "n_steps", "seed")
         return {_ZOO_FIELDS[key]: _number(key, value, whole=whole)}
-    if key == "frame_stack" and "Cnn" in str(entry.get("policy")) and value == 4:
+    if key == "frame_stack" and _sees_images(entry) and value == 4:
         return {}  # EnvPool stacks as many of Atari's
     if key == "env_wrapper" and "AtariWrapper" in str(value):
         options = Options({"episodic_life": "'terminal_on_life_loss': False" not in str(value)})
@@ -406,9 +406,9 @@ def _number(key: str, value: Any, *, whole: bool = False) -> float:
     return int(number) if whole else number
 
 
-def _zoo_policy(name: str) -> Changes:
-    """Networks: two of 64 × 64 for numbers, one for images."""
-    return {"model.encoder": "nature" if "Cnn" in name else "mlp"}
+def _sees_images(entry: dict[str, Any]) -> bool:
+    """Whether the networks are those of images, one for both; else two of 64 × 64 for numbers."""
+    return "Cnn" in str(entry.get("policy"))
 
 
 def _zoo_rate(value: Any) -> Changes:

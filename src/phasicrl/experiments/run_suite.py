@@ -14,7 +14,6 @@ import numpy as np
 
 from phasicrl.analysis.compare import Comparison, Units, compare_curves
 from phasicrl.analysis.plot import Curve, draw_curves, save_figure
-from phasicrl.config import Config
 from phasicrl.experiments.suites import Scale, suite_named
 from phasicrl.experiments.trials import (
     FIRST_REPORT_SEED,
@@ -91,17 +90,16 @@ def run_suite(
     suite = suite_named(name)
     seeds = seeds or range(FIRST_REPORT_SEED, FIRST_REPORT_SEED + suite.num_seeds)
     trials: list[Trial] = []
-    arms: list[tuple[str, Config]] = []
     for task in tasks or suite.tasks(scale):
         base = suite.base(task, scale)
         for arm, config in suite.arms(base):
             budget = total_env_steps or config.total_env_steps
             config = ready(config.changed({"total_env_steps": budget}), task, jobs, output_dir)
-            arms.append((f"{task}, {arm}", config))
             trials += over_seeds((task, arm, str(budget)), config, seeds)
-    refuse_untrainable(arms)
     stem = output_dir / f"{name}-{scale}"
     table = ResultTable(stem.with_name(stem.name + ".csv"), COLUMNS, ("task", "arm", "budget"))
+    untrained = {", ".join(trial.label[:2]): trial.config for trial in table.missing(trials)}
+    refuse_untrainable([*untrained.items()])
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: what has been trained when it is stopped is a whole comparison.
     trials.sort(key=lambda trial: trial.config.seed)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from phasicrl.config import ASKED_IMPORTS, refuse_unasked_import
+from phasicrl.config import ASKED_IMPORTS, module_of, refuse_unasked_import
 from phasicrl.host.signals import PREEMPTED, Preempted, Signals, ToldToEnd
 from phasicrl.sweeps.attempts import (
     LEASE,
@@ -178,14 +178,13 @@ class Worker:
         words += ["--jobs", str(self._jobs), "--lease", str(self._lease)]
         if self._cores is not None:
             words += ["--cores", str(self._cores)]
-        for module in ASKED_IMPORTS:  # it may register the environment
-            words += ["--import", module]
         # A trial of a search that has not begun may choose any environment of it.
         configs = [trial.config] if trial.config else Search.read(self._sweep.path).in_each_env()
         for config in configs:
             refuse_unasked_import(config)
-            module = config.env.id.removeprefix("gymnasium:").rpartition(":")[0]
-            words += ["--import", module] if module in sys.modules else []
+        named = filter(None, (module_of(config.env.id) for config in configs))
+        for module in dict.fromkeys([*ASKED_IMPORTS, *named]):
+            words += ["--import", module]
         share = self._free.pop(0)
         env = dict(os.environ) | ({} if share is None else {"CUDA_VISIBLE_DEVICES": share})
         log = (self._sweep.path / LOGS / f"{attempt.path.stem}.txt").open("ab")
