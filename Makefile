@@ -11,6 +11,9 @@ ARGS ?=
 # Processes for the tests; 0: this one.
 WORKERS ?= 2
 
+# What a test may take that trains for long.
+HOUR := --timeout 3600 -o faulthandler_timeout=3700
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -32,11 +35,11 @@ test-long: $(READY)  ## Run the tests that take ten seconds and more; CI runs th
 
 test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pip install --quiet --constraint constraints.txt ray
-	$(BIN)/pytest -m slow --timeout 3600 $(ARGS)
+	$(BIN)/pytest -m slow $(HOUR) $(ARGS)
 
 FAULTS := benchmarks/results/faults.csv
 test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long
-	$(BIN)/pytest tests/faults -n $(WORKERS) -m "not slow" --faults full --fault-table $(FAULTS) --timeout 3600 $(ARGS)
+	$(BIN)/pytest tests/faults -n $(WORKERS) -m "not slow" --faults full --fault-table $(FAULTS) $(HOUR) $(ARGS)
 
 audit: .peers/audit/.ready  ## Look the pinned packages up among the known vulnerabilities; needs the network
 	.peers/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off
@@ -59,7 +62,7 @@ wheel: $(READY)  ## Build the wheel, install it into an empty environment, and u
 	@tools/try_wheel.sh
 
 fresh:  ## Run both README commands on bare machines; needs root, debootstrap, an hour
-	@for suite in bookworm trixie; do RESULTS=benchmarks/results/fresh.csv tools/fresh_machine.sh $$suite test train || exit; done
+	@for suite in bookworm trixie; do RESULTS=benchmarks/results/fresh.csv tools/fresh_machine.sh $$suite || exit; done
 
 site: $(READY) .peers/site/.ready  ## Build the documentation as a site, site/index.html; warnings are errors
 	NO_MKDOCS_2_WARNING=1 .peers/site/bin/mkdocs build --quiet

@@ -1,11 +1,11 @@
-"""Train the reported agents, and pack and film the best of each task.
+"""Train agents of some presets; pack and film one of each, the best of its seeds.
 
 usage: python benchmarks/agents.py [PRESET ...] [--seeds 1] [--first-seed 101] [--runs FOLDER]
            [--output agents] [--films docs/films]
 
 A run that is there already is not made again; one that was cut off goes on. Packages that are there
-are left as they are. LunarLander is drawn by `pip install box2d`. All tasks with one seed take an
-hour on two cores.
+are left as they are. By default each preset has one seed, and so one agent to choose from.
+LunarLander is drawn by `pip install box2d`. All presets with one seed take an hour on two cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRESETS = (
     "cartpole-ppg", "pendulum-ppo", "invertedpendulum-ppo", "reacher-ppo", "walker2d-ppo",
     "quickstart", "halfcheetah-ppg", "hopper-ppo", "acrobot-ppg", "lunarlander-ppg",
 )  # fmt: skip
-"""One for each task of the tables of results, and a game of Procgen."""
+"""Of some tasks of the tables of results, not of all, and of a game of Procgen."""
 
 
 def trained(preset: str, seeds: range, runs: Path) -> list[Path]:

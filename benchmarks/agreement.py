@@ -41,7 +41,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from references.cases import CASES, MISTAKE  # noqa: E402  # from the folder beside this file
-from versus import PEERS, commit  # noqa: E402
+from versus import PEERS  # noqa: E402
+
+from phasicrl.host.provenance import commit_or_digest  # noqa: E402
 
 REFERENCES = {
     "openai-ppg": (
@@ -261,12 +263,14 @@ def about(given: dict[str, Path | bool]) -> dict[str, Any]:
     found = {}
     for name, path in given.items():
         state = (
-            commit(path) if isinstance(path, Path) else f"version {version('stable_baselines3')}"
+            commit_or_digest(path)
+            if isinstance(path, Path)
+            else f"version {version('stable_baselines3')}"
         )
         found[name] = {"repository": REFERENCES[name][0], "commit": state}
     packages = ("torch", "numpy", "gymnasium", *(["gym"] if "cleanrl" in given else []))
     return {
-        "commit": commit(PEERS),
+        "commit": commit_or_digest(PEERS),
         "versions": {package: version(package) for package in packages},
         "references": found,
     }

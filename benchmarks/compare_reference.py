@@ -114,12 +114,13 @@ def main() -> None:
         games.setdefault(config.env.id, {})[config.seed] = run
     panels: list[list[tuple[dict[int, Curve], Curve]]] = []
     rows: list[dict[str, object]] = []
-    for env_id, of_seed in games.items():
+    for of_seed in games.values():
         panels.append([])
         for metric in METRICS:
             ours = {seed: run_curves([of_seed[seed]], metric)[0] for seed in sorted(of_seed)}
             end = min(float(curve.steps[-1]) for curve in ours.values())
-            (published,) = reference_curves(options.reference, metric, ends={env_id: end})
+            ends = {curve.task: end for curve in ours.values()}
+            (published,) = reference_curves(options.reference, metric, ends=ends)
             edges = [
                 int(edge)
                 for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)

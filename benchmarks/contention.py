@@ -38,8 +38,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from versus import commit
-
 _PICTURES = "--compute.micro-batch 64 --compute.compile off --total-env-steps 100000000"
 WORKS = {
     "quickstart": "quickstart --ppo.num-steps 8 --ppo.num-minibatches 1 --aux.every 2 "
@@ -240,7 +238,10 @@ def main() -> None:
     codes = dict(
         code.split("=", 1) for code in options.code or [f"now={Path(__file__).parents[1] / 'src'}"]
     )
-    made = {name: commit(Path(code.split(",")[0])) for name, code in codes.items()}
+    # Not at the top: with `--train` an older phasicrl is imported, which may not have it.
+    from phasicrl.host.provenance import commit_or_digest
+
+    made = {name: commit_or_digest(Path(code.split(",")[0])) for name, code in codes.items()}
     earlier = (
         list(csv.DictReader(options.output.read_text().splitlines()))
         if options.output.exists()

@@ -1,18 +1,23 @@
-"""Draws a trace of `phasicrl bench procgen-ppo --trace trace.json`.
+"""Draws the kernels of one iteration: where its time goes, and that of a piece of a minibatch.
 
-Where the time of an iteration and of one piece of a minibatch goes.
+usage: python benchmarks/draw_trace.py KERNELS.csv.gz OUT.png [--trace trace.json]
 
-usage: python benchmarks/draw_trace.py trace.json OUT.png
+`phasicrl bench procgen-ppo --trace trace.json` records an iteration. With `--trace` what is drawn
+of it is written to KERNELS first, which is small enough to be committed.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import json
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+
+from phasicrl.host.provenance import commit_or_digest
 
 KINDS = {
     "convolutions, forward": ("aten::mkldnn_convolution",),
@@ -24,50 +29,53 @@ KINDS = {
     "copies": ("aten::copy_", "aten::index_select", "aten::index"),
 }
 """Kernels by kind; none of them calls another of these, so that their times add up."""
+BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
+"""The first that is computed of a piece's backward pass."""
+COLORS = ("blue", "cyan", "orange", "green", "red", "purple", "brown")
+COLUMNS = ("kind", "start", "duration", "commit")
+"""Of the kernels; microseconds from the first one's start."""
 BINS = 300
 ENVIRONMENTS = "environments, Python, everything else"
 
 
-def main() -> None:
-    """Read, sort into kinds, draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("output", type=Path)
-    options = parser.parse_args()
+def write_kernels(trace: Path, output: Path) -> None:
+    """Write what is drawn of a recorded iteration."""
     events = [
         event
-        for event in json.loads(options.trace.read_text())["traceEvents"]
+        for event in json.loads(trace.read_text())["traceEvents"]
         if event.get("cat") == "cpu_op"
     ]
     begin = min(event["ts"] for event in events)
     end = max(event["ts"] + event["dur"] for event in events)
-    spans = {
-        kind: np.array(
-            [(event["ts"] - begin, event["dur"]) for event in events if event["name"] in names]
-        ).reshape(-1, 2)
-        / 1e6
-        for kind, names in KINDS.items()
-    }
-    length = (end - begin) / 1e6
+    kinds = {name: kind for kind, names in KINDS.items() for name in names}
+    kinds[BACKWARD] = "backward"
+    rows = [("iteration", 0, round(end - begin), commit_or_digest())]
+    rows += [
+        (kinds[event["name"]], round(event["ts"] - begin), round(event["dur"]), rows[0][3])
+        for event in sorted(events, key=lambda event: event["ts"])
+        if event["name"] in kinds
+    ]
+    with gzip.open(output, "wt", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+
+
+def read_kernels(path: Path) -> dict[str, np.ndarray]:
+    """Starts and durations in seconds, `[N, 2]`, by kind."""
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    with gzip.open(path, "rt", newline="") as file:
+        for row in csv.DictReader(file):
+            span = float(row["start"]) / 1e6, float(row["duration"]) / 1e6
+            found.setdefault(row["kind"], []).append(span)
+    return {kind: np.array(spans).reshape(-1, 2) for kind, spans in found.items()}
+
+
+def draw(kernels: Path, output: Path) -> None:
+    """Draw the whole iteration, and one piece of a minibatch."""
+    spans = read_kernels(kernels)
+    length, begun = float(spans.pop("iteration")[0, 1]), spans.pop("backward")[:, 0]
     figure = Figure(figsize=(10, 5), layout="constrained")
     whole, piece = figure.subplots(2, 1, height_ratios=[3, 2])
-    colors = dict(
-        zip(
-            KINDS,
-            (
-                "tab:blue",
-                "tab:cyan",
-                "tab:orange",
-                "tab:green",
-                "tab:red",
-                "tab:purple",
-                "tab:brown",
-            ),
-            strict=True,
-        )
-    )
+    colors = {kind: f"tab:{color}" for kind, color in zip(KINDS, COLORS, strict=True)}
 
     edges = np.linspace(0, length, BINS + 1)
     shares = np.array(
@@ -95,16 +103,8 @@ def main() -> None:
 
     # One piece: from one first layer's forward to the next one's, in the middle of the gradient
     # steps.
-    steps = np.array(
-        sorted(
-            event["ts"]
-            for event in events
-            if event["name"] == "autograd::engine::evaluate_function: AddmmBackward0"
-        )
-    )
-    gaps = np.flatnonzero(np.diff(steps) > np.diff(steps).max() / 2)
-    middle = gaps[len(gaps) // 2]
-    start, stop = (steps[middle] - begin) / 1e6, (steps[gaps[len(gaps) // 2 + 1]] - begin) / 1e6
+    gaps = np.flatnonzero(np.diff(begun) > np.diff(begun).max() / 2)
+    start, stop = begun[gaps[len(gaps) // 2]], begun[gaps[len(gaps) // 2 + 1]]
     for kind, rows in spans.items():
         inside = rows[(rows[:, 0] >= start) & (rows[:, 0] < stop)]
         piece.broken_barh(
@@ -118,7 +118,21 @@ def main() -> None:
         loc="left",
         fontsize="medium",
     )
-    figure.savefig(options.output, dpi=130)
+    figure.savefig(output, dpi=130)
+
+
+def main() -> None:
+    """Draw; with a trace, read it first."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kernels", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--trace", type=Path)
+    options = parser.parse_args()
+    if options.trace:
+        write_kernels(options.trace, options.kernels)
+    draw(options.kernels, options.output)
 
 
 if __name__ == "__main__":

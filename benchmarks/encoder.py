@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl.host.machine import num_cores
-from phasicrl.host.provenance import commit
+from phasicrl.host.provenance import commit_or_digest
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
@@ -95,7 +95,7 @@ def main() -> None:
     if options.case is not None:
         print(json.dumps(measure(options.case, options.threads)))
         return
-    made = commit() or "unknown"
+    made = commit_or_digest()
     with options.output.open("w", newline="") as file:
         columns = [*USUAL, "repeat", "name", "value", "commit"]
         writer = csv.DictWriter(file, columns, lineterminator="\n")

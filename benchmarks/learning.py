@@ -1,6 +1,6 @@
 """Trains presets over seeds and writes what was reached.
 
-One row a run, see `phasicrl.experiments.trials`.
+One row a run, see `learning_row`.
 
 usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 10] [--first-seed 101]
            [--threshold 475] [--jobs 1] [--runs FOLDER]
@@ -18,16 +18,53 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from phasicrl.algorithm import train
 from phasicrl.cli import parse_config
+from phasicrl.experiments.evaluate import evaluate
 from phasicrl.experiments.trials import (
     FIRST_REPORT_SEED,
-    LEARNING_COLUMNS,
+    RETURN,
     ResultTable,
+    Row,
     Trial,
     fill_table,
-    learning_row,
     over_seeds,
 )
+from phasicrl.runs.directory import RunDirectory
+
+LEARNING_COLUMNS = (
+    "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",
+    "greedy_mean", "greedy_min", "sampled_mean", "commit",
+)  # fmt: skip
+"""Columns of `learning_row`."""
+
+
+def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
+    """Train, and say in one row what was reached: at the end of training, and evaluated.
+
+    Args:
+        trial: the run.
+        threshold: the return whose first time, as a mean of 100 training episodes, is noted.
+    """
+    run = train(trial.config)
+    files = RunDirectory(run.directory)
+    reached = (row for row in files.metrics(RETURN) if row.get(RETURN, float("-inf")) >= threshold)
+    steps_to_threshold = int(next(reached, {"env_steps": 0})["env_steps"])
+    greedy, sampled = evaluate(run.directory, episodes=20)
+    row: Row = {
+        "preset": trial.label[0],
+        "seed": trial.config.seed,
+        "env": run.envs.name,
+        "env_steps": run.env_steps,
+        "seconds": round(run.seconds, 1),
+        "return_100": round(run.collector.episodes.recent_mean, 2),
+        "steps_to_threshold": steps_to_threshold or "",
+        "greedy_mean": greedy.mean_return,
+        "greedy_min": min(greedy.returns),
+        "sampled_mean": sampled.mean_return,
+        "commit": files.card["commit"],
+    }
+    return [row]
 
 
 def asked(presets: list[str], seeds: range, runs: str) -> list[Trial]:

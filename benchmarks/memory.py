@@ -20,10 +20,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from versus import PEERS, commit
+from versus import PEERS
 
 from phasicrl import get_preset
 from phasicrl.host.machine import peak_memory, processor
+from phasicrl.host.provenance import commit_or_digest
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.session.build import start_run
 
@@ -44,7 +45,7 @@ def main() -> None:
         with start_run(config) as run:
             found = {
                 "preset": options.preset,
-                "commit": commit(PEERS),
+                "commit": commit_or_digest(PEERS),
                 "processor": processor(),
                 "after start-up": peak_memory(),
             }

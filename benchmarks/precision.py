@@ -25,7 +25,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.host.machine import num_cores
-from phasicrl.host.provenance import commit
+from phasicrl.host.provenance import commit_or_digest
 from phasicrl.session.run import Run
 
 SETTINGS = {
@@ -51,7 +51,7 @@ def measure(trial: Trial) -> list[Row]:
     """Train once; returns a row for each iteration."""
     game, setting = trial.label
     rows: list[Row] = []
-    made = {"commit": commit() or "unknown"}
+    made = {"commit": commit_or_digest()}
 
     def note(trained: Run, record: dict[str, float]) -> None:
         kept = {name: f"{record[name]:.5g}" for name in METRICS if name in record}
@@ -83,7 +83,7 @@ def draw(rows: list[Row], path: Path) -> None:
     games = list(dict.fromkeys(row["game"] for row in rows))
     figure = Figure(figsize=(3 * len(METRICS), 2.4 * len(games)), layout="constrained")
     panels = figure.subplots(len(games), len(METRICS), squeeze=False)
-    for line, game in zip(panels, games, strict=True):
+    for number, (line, game) in enumerate(zip(panels, games, strict=True), 1):
         for panel, (metric, title) in zip(line, METRICS.items(), strict=True):
             for setting, color in zip(SETTINGS, ("0.3", "tab:blue", "tab:orange"), strict=True):
                 curves: dict[int, dict[str, float]] = {}
@@ -106,7 +106,7 @@ def draw(rows: list[Row], path: Path) -> None:
                 )
             panel.set_title(f"{game}: {title}", fontsize="small", loc="left")
             panel.tick_params(labelsize="x-small")
-            if line is panels[-1]:
+            if number == len(games):
                 panel.set_xlabel("thousand environment steps", fontsize="x-small")
     panels[0, 0].legend(fontsize="x-small", frameon=False)
     figure.savefig(path, dpi=110)

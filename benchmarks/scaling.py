@@ -24,12 +24,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from versus import PEERS, commit
+from versus import PEERS
 
 from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.distributed import Ranks
 from phasicrl.host.machine import num_cores, processor
+from phasicrl.host.provenance import commit_or_digest
 from phasicrl.session.run import Run
 
 RUNS = {
@@ -150,7 +151,7 @@ def main() -> None:
                 for processes in (1, options.processes)[:: 1 if number % 2 else -1]:
                     found = pair[processes] = measured(name, processes)
                     where = {"run": name, "processes": processes, "round": number + 1}
-                    about = {"processor": processor(), "commit": commit(PEERS)}
+                    about = {"processor": processor(), "commit": commit_or_digest(PEERS)}
                     table.writerow(
                         found | where | about
                         | {key: f"{found[key]:.6g}" for key in

@@ -155,7 +155,7 @@ def table(path: Path) -> list[dict[str, Any]]:
 
 def draw(rows: list[dict[str, Any]], learning: list[dict[str, str]], path: Path) -> None:
     """Left: steps per second against processes, by the model. Others: learning, as measured."""
-    figure = Figure(figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(12, 5), layout="constrained")
     left, *others = figure.subplots(1, 1 + len(batch_invariance.TASKS))
     for rank in SPEEDS:
         for network in NETWORKS:
@@ -172,7 +172,7 @@ def draw(rows: list[dict[str, Any]], learning: list[dict[str, str]], path: Path)
     left.set_xlabel(f"processes; above {MOST_THAT_SHARE} the batch grows with them")
     left.set_ylabel("times the steps per second of one")
     left.set_title("A model, not a measurement", fontsize="small", loc="left")
-    left.legend(fontsize="xx-small", frameon=False)
+    left.legend(fontsize="x-small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     for panel, task in zip(others, batch_invariance.TASKS, strict=True):
         for arm in batch_invariance.ARMS:
             points = batch_invariance.by_size(learning, task, arm)

@@ -49,8 +49,8 @@ from typing import Any
 
 import numpy as np
 
-from phasicrl.host import provenance
 from phasicrl.host.machine import describe, num_cores, package_version, processor
+from phasicrl.host.provenance import commit_or_digest
 
 PEERS = Path(__file__).parent / "peers"
 PEERS_PACKAGES = (
@@ -578,7 +578,7 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
         **describe(),
         "mujoco": package_version("mujoco"),
         "threads": options.threads,
-        "commit": commit(PEERS),
+        "commit": commit_or_digest(PEERS),
     }
     for name in ("sb3", "cleanrl", "purejaxrl"):
         python = options.venvs / name / "bin" / "python"
@@ -599,13 +599,8 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
                 row["name"]: row["version"] for row in listed if row["name"] in PEERS_PACKAGES
             }
         if (folder := getattr(options, name, None)) is not None:
-            found[f"{name}'s folder"] = commit(folder)
+            found[f"{name}'s folder"] = commit_or_digest(folder)
     return found
-
-
-def commit(folder: Path) -> str:
-    """Of a working tree, with a `-dirty` where it was changed; of other files their digest."""
-    return provenance.commit(folder) or f"files {provenance.tree(folder)[:12]}"
 
 
 if __name__ == "__main__":

@@ -46,4 +46,5 @@ config = replace(
 )  # fmt: skip
 if __name__ == "__main__":
     run = train(config, make_env=Market, mask_actions=buy_low)
-    print(evaluate(run.directory, episodes=100, make_env=Market)[0].mean_return, "% in 250 days")
+    greedy = evaluate(run.directory, episodes=100, make_env=Market)[0]
+    print(f"{greedy.mean_return:.1f} % of the capital in 250 days")

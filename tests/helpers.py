@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -144,6 +146,19 @@ def open_run(config: Config) -> Run:
     """A run on corridors that is closed at the end of the test."""
     OPENED.append(start_run(config, make_env=corridor))
     return OPENED[-1]
+
+
+def look_up(name: str) -> Any:
+    """What pages call by a dotted name: `phases.policy_phase`, `models.agent.Agent.forward`.
+
+    Raises:
+        ImportError, AttributeError: there is nothing of that name in the package.
+    """
+    parts = name.split(".")
+    module, rest = importlib.import_module(f"phasicrl.{parts[0]}"), parts[1:]
+    while rest and not hasattr(module, rest[0]):
+        module, rest = importlib.import_module(f"{module.__name__}.{rest[0]}"), rest[1:]
+    return functools.reduce(getattr, rest, module)
 
 
 class Clock:

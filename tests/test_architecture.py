@@ -5,7 +5,6 @@ How deep a step is, how many files an iteration enters, where a metric is made.
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import traceback
@@ -21,7 +20,7 @@ from torch import Tensor
 import phasicrl
 from phasicrl.algorithm import learn
 from phasicrl.runs.metrics import METRICS
-from tests.helpers import open_run, tiny, tiny_aux
+from tests.helpers import look_up, open_run, tiny, tiny_aux
 
 PACKAGE = Path(phasicrl.__file__).parent
 MAX_ROOT_MODULES = 18
@@ -146,16 +145,7 @@ def named_on_the_page() -> list[str]:
 def test_every_name_on_the_page_of_walks_exists(name: str) -> None:
     if name in ("ppo.clip",):
         return
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found: Any = importlib.import_module(f"phasicrl.{'.'.join(parts[:length])}")
-        except ImportError:
-            continue
-        for part in parts[length:]:
-            found = getattr(found, part)
-        return
-    pytest.fail(f"there is no {name}")
+    look_up(name)
 
 
 def test_the_drawing_is_what_an_iteration_calls(tmp_path: Path) -> None:

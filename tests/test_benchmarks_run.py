@@ -92,6 +92,18 @@ def test_precision(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monke
     assert "512" in values(found, "env_steps") and figure.stat().st_size > 10_000
 
 
+def test_levels(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, figure = tmp_path / "levels.csv", tmp_path / "levels.png"
+    short = ("--total-env-steps 512 --env.num-envs 4 --ppo.num-steps 16 "
+             "--evaluation.every-iterations 4 --evaluation.episodes 2")  # fmt: skip
+    run(script, monkeypatch, table, figure, "--levels", 2, 3, "--seeds", 1, "--fields", short)
+    found = rows(table)
+    assert values(found, "levels") == {"2", "3"} and figure.stat().st_size > 10_000
+    for row in found:
+        ours, all_levels, gap = (float(row[name]) for name in script.METRICS)
+        assert gap == pytest.approx(ours - all_levels, abs=1e-3)
+
+
 def test_batch_invariance(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +182,16 @@ def test_draw_trace(script: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
              "--ppo.policy-epochs", "4", "--ppo.value-epochs", "4",
              "--output", str(tmp_path / "bench.json"))  # fmt: skip
     assert cli.main(["bench", "procgen-ppo", *words]) == 0
-    run(script, monkeypatch, trace, figure)
+    kernels = tmp_path / "kernels.csv.gz"
+    run(script, monkeypatch, kernels, figure, "--trace", str(trace))
+    assert figure.stat().st_size > 10_000
+    spans = script.read_kernels(kernels)
+    (length,) = spans.pop("iteration")[:, 1]
+    convolutions = sum(spans[kind][:, 1].sum() for kind in script.KINDS if "convolutions" in kind)
+    assert 0.1 * length < convolutions < length
+    assert len(rows(kernels)) > 100
+    figure.unlink()
+    run(script, monkeypatch, kernels, figure)
     assert figure.stat().st_size > 10_000
 
 
@@ -215,3 +236,16 @@ def test_every_command_of_python_on_the_pages_is_of_a_program_that_is_tried() ->
         for line in path.read_text().splitlines():
             shown |= set(re.findall(r"benchmarks/(\w+)\.py", line))
     assert shown and shown <= here | elsewhere
+
+
+def test_large(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "TRAIN", {"vectors": f"train cartpole-ppo {SHORT}"})
+    monkeypatch.setattr(script, "RUNS", 2)
+    monkeypatch.setattr(script, "ROWS", 5)
+    run(script, monkeypatch, tmp_path / "large.csv", "--repeats", "1")
+    found = rows(tmp_path / "large.csv")
+    assert [row["what"] for row in found] == ["vectors", "curves"]
+    assert all(float(row["seconds"]) > 0 and float(row["gigabytes"]) > 0.05 for row in found)
+    monkeypatch.setattr(script, "TRAIN", {"vectors": "train cartpole-ppo --no-such-flag"})
+    with pytest.raises(ChildProcessError, match="no-such-flag ended with 2"):
+        run(script, monkeypatch, tmp_path / "large.csv", "--repeats", "1")

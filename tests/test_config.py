@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import re
 import typing
 from dataclasses import replace
@@ -284,7 +285,7 @@ def test_every_field_says_what_it_is() -> None:
         if isinstance(c, type) and c.__name__.endswith("Config") and c is not Config
     ]
     for kind in groups:
-        text = source[source.index(f"class {kind.__name__}:") :]
+        text = source[source.index(f"class {kind.__name__}") :]
         for field in dataclasses.fields(kind):
             line = text[text.index(f"    {field.name}: ") :].split("\n")[1]
             assert line.strip().startswith('"""'), f"{kind.__name__}.{field.name} has no sentence"
@@ -631,3 +632,9 @@ def test_values_of_other_types_given_from_python_are_refused_before_anything_sta
     with pytest.raises(ConfigError, match="'pools', a word of an earlier version; take 'auto'"):
         train(replace(Config(), compute=ComputeConfig(compile=old)), make_env=never)
     assert not list(tmp_path.iterdir())
+
+
+def test_problems_come_out_of_another_process_as_they_were() -> None:
+    told = pickle.loads(pickle.dumps(ConfigError(["ppo.clip is -1", "seed is x"])))
+    assert told.problems == ("ppo.clip is -1", "seed is x")
+    assert str(told) == "ppo.clip is -1\nseed is x"

@@ -4,21 +4,26 @@ blocks are valid, every metric is there.
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
 
 from phasicrl import cli
 from phasicrl.algorithm import train
-from phasicrl.config import LogConfig, field_paths
+from phasicrl.config import _NO_DIFFERENCE, LogConfig, field_paths
 from phasicrl.exchange.export import export_policy
 from phasicrl.presets import get_preset
 from phasicrl.runs.metrics import METRICS
+from tests.helpers import look_up
 from tools.reference_pages import DOCS, cited_lines, pages
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +70,23 @@ def test_links_lead_somewhere(name: str) -> None:
         assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_name_that_links_to_a_file_of_code_is_in_it(name: str) -> None:
+    for called, path in re.findall(
+        r"\[`([\w.]+)`\]\((?:\.\./)?src/phasicrl/(\S+)\.py\)", TEXTS[name]
+    ):
+        assert called.startswith(f"{path.replace('/', '.')}."), f"{called} is not in {path}.py"
+        look_up(called)
+
+
+def test_functions_that_the_page_of_tricks_names_exist() -> None:
+    rows = re.findall(r"^\| .+", TEXTS["docs/tricks.md"], flags=re.M)
+    column = rows[0].split(" | ").index("here")
+    for row in rows[1:]:
+        for called in row.split(" | ")[column].strip("`").split(", "):
+            look_up(called)
+
+
 def prose(text: str) -> str:
     """A page without its code blocks, in which `#` begins a comment and brackets are no links."""
     return re.sub(r"```.*?```", "", text, flags=re.S)
@@ -106,8 +128,12 @@ def blocks(language: str, text: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
 
 
-def commands(text: str) -> list[list[str]]:
-    """The words of each command of a page, of its code blocks and of its prose."""
+def commands(page: str) -> list[list[str]]:
+    """The words of each command of a page, of its code blocks and of its prose.
+
+    The changelog has none: it names what there was.
+    """
+    text = TEXTS[page] if page != "CHANGELOG.md" else ""
     lines = [
         line for block in blocks("sh", text) for line in block.replace("\\\n", " ").splitlines()
     ]
@@ -120,6 +146,15 @@ def commands(text: str) -> list[list[str]]:
         and not re.search(r"[|…\[]|COMMAND|PRESET|--help|^phasicrl \w+ --\S+$", line)
     ]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def own_commands(page: str) -> list[list[str]]:
+    """Those of `phasicrl`, without this word, but for those that name variables."""
+    return [
+        words[1:]
+        for words in commands(page)
+        if words[0] == "phasicrl" and not any("$" in word for word in words)
+    ]
 
 
 class Parsed(Exception):
@@ -160,16 +195,10 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
     for block in blocks("python", TEXTS[name]):
         ast.parse(block)
     monkeypatch.chdir(tmp_path)
-    text = TEXTS[name] if name != "CHANGELOG.md" else ""  # which names what there was
-    for words in commands(text):
-        if words[0] == "phasicrl" and not any("$" in word for word in words):
-            with monkeypatch.context() as patch:
-                own = 3 if words[1] == "--import" else 1
-                assert understood(words[own:], patch), words
-        if words[0] == "python" and words[1].endswith(".py"):
-            script = (ROOT / words[1]).read_text()
-            for flag in (word for word in words[2:] if re.match(r"--[a-z-]+$", word)):
-                assert flag.removeprefix("--") in script, f"{words[1]} has no {flag}"
+    for words in own_commands(name):
+        with monkeypatch.context() as patch:
+            own = 2 if words[0] == "--import" else 0
+            assert understood(words[own:], patch), words
 
 
 @pytest.mark.parametrize(
@@ -182,6 +211,72 @@ def test_a_command_that_is_not_understood_is_noticed(
 ) -> None:
     with pytest.raises((ValueError, SystemExit)):
         understood(wrong.split(), monkeypatch)
+
+
+def programs(text: str) -> list[list[str]]:
+    """The commands of a page that start a program of ours, as a shell expands them."""
+    lines = []
+    for block in blocks("sh", text):
+        values = dict(re.findall(r'(\w+)="([^"]*)"', block))
+        block = block.replace("\\\n", " ")
+        found = re.findall(r"^python (?:benchmarks|tools)/.*", block, flags=re.M)
+        lines += [Template(line).substitute(values) for line in found]
+    lines += re.findall(r"`(python (?:benchmarks|tools)/[^`]+)`", prose(text).replace("\n", " "))
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a program read its words, and its presets their fields; it does not begin to work."""
+    read = argparse.ArgumentParser.parse_args
+
+    def stop(*given: Any) -> Any:
+        raise Parsed(read(*given))
+
+    monkeypatch.syspath_prepend((ROOT / words[0]).parent)
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    script = importlib.import_module(Path(words[0]).stem)
+    with pytest.raises(Parsed) as found:
+        script.main()
+    (options,) = found.value.args
+    presets = getattr(options, "presets", [])
+    if words[0] == "benchmarks/learning.py":
+        script.asked(presets, range(1, 2), "runs")
+    elif words[0] == "benchmarks/agents.py":
+        assert all(map(get_preset, presets))
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if programs(TEXTS[name])])
+def test_commands_of_programs_are_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word of them, and the fields of every preset; none is run."""
+    for words in programs(TEXTS[name]):
+        with monkeypatch.context() as patch:
+            parse(words, patch)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["learning.py", "learning.py out.csv cartpole-ppo --sead 3", "agents.py cartpole-pgp",
+     "learning.py out.csv cartpole-pgp", "learning.py out.csv 'cartpole-ppo:--ppo.clipp 1'",
+     "scaling.py out.csv --presets classic-ppo", "draw_trace.py trace.json"],
+)  # fmt: skip
+def test_a_command_of_a_program_that_is_not_understood_is_noticed(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((ValueError, SystemExit)):
+        parse(shlex.split(f"benchmarks/{wrong}"), monkeypatch)
+
+
+def test_variables_of_a_page_are_put_in() -> None:
+    page = """```sh
+export OMP_NUM_THREADS=1
+seeds="--seeds 5"; a="--x 1"
+python benchmarks/learning.py out.csv $seeds "p:$a --y" \\
+  q   # more
+```
+and `python benchmarks/gpu.py` there"""
+    line = ["benchmarks/learning.py", "out.csv", "--seeds", "5", "p:--x 1 --y", "q"]
+    assert programs(page) == [line, ["benchmarks/gpu.py"]]
 
 
 def test_the_program_of_the_readme_is_the_example_that_runs() -> None:
@@ -262,6 +357,32 @@ def test_flags_that_a_page_names_exist(name: str) -> None:
             )
 
 
+def test_ppo_becomes_ppg_and_ppg_ppo_by_the_flags_of_the_tutorial() -> None:
+    page = TEXTS["docs/tutorial-ppo-to-ppg.md"]
+    there = " ".join(re.findall(r"^\|.*\| `(--.+)` \|$", page, flags=re.M))
+    (back,) = re.findall(r"make it `procgen-ppo`: `([^`]+)`", page)
+    for preset, flags, other in (("procgen-ppo", there, "procgen-ppg"),
+                                 ("procgen-ppg", back, "procgen-ppo")):  # fmt: skip
+        made = cli.parse_config([preset, *flags.split()])
+        assert replace(made, name=other) == get_preset(other)
+
+
+CITED = re.compile(r"[\w/]+\.py:\d[\d-]*")
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("docs/")])
+def test_lines_of_others_code_are_links(name: str) -> None:
+    """`[OPPG ppo.py:104](address)`, with the address that docs/sources.md has for it."""
+    addresses = {}
+    for cited, address in cited_lines():
+        addresses.setdefault(cited.split()[-1], set()).add(address)
+    links = r"\[([^]]*?\b([\w/]+\.py:\d[\d-]*))\]\(([^)]+)\)"
+    for words, cited, address in re.findall(links, TEXTS[name]):
+        assert address in addresses[cited], f"{name}: {words} leads to {address}"
+    bare = CITED.findall(re.sub(links, "", TEXTS[name]))
+    assert not bare, f"{name} cites lines without a link: {bare}"
+
+
 def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
     """`OPPG ppo.py:104` is a row of docs/sources.md, at the commit that the page names."""
     for cited, address in cited_lines():
@@ -272,13 +393,18 @@ def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
     known = {cited.split()[-1] for cited, _ in cited_lines()} | {"torch/optim/adam.py:166-181"}
     sources = {str(path): path.read_text() for path in (ROOT / "src").rglob("*.py")}
     for name, text in (sources | TEXTS).items():
-        for cited in re.findall(r"[\w/]+\.py:\d[\d-]*", text):
+        for cited in CITED.findall(text):
             assert cited in known, f"{name} cites {cited}, which docs/sources.md has not"
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_nothing_was_left_to_be_filled_in(name: str) -> None:
     assert not re.findall(r"\b[A-Z]+_(?:TEXT|TABLE)\b|TODO|TBD", TEXTS[name])
+
+
+def test_the_page_says_in_what_runs_of_one_experiment_may_differ() -> None:
+    text = (DOCS / "comparing.md").read_text()
+    assert not [knob for knob in _NO_DIFFERENCE if knob != "name" and f"`{knob}`" not in text]
 
 
 def test_the_readme_is_short() -> None:

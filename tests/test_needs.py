@@ -16,7 +16,6 @@ import pytest
 
 from phasicrl.cli import main, parse_config
 from phasicrl.config import (
-    ALWAYS_MEANINGFUL,
     NEEDS,
     PROCGEN_FIELDS,
     AuxConfig,
@@ -41,6 +40,29 @@ from tests.helpers import corridor, tiny
 
 BASE = Config(env=EnvConfig(id="x"))
 PROCGEN, GYMNASIUM = Task(backend="procgen"), Task(backend="gymnasium")
+
+ALWAYS_MEANINGFUL = frozenset(
+    """
+    name seed total_env_steps budget_rounding output_dir init_from env.id env.num_envs env.observe
+    model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
+    ppo.num_steps ppo.collect_by ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline
+    ppo.policy_epochs ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty
+    ppo.entropy_coef ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_betas ppo.adam_eps
+    ppo.adam_eps_hat ppo.max_grad_norm compute.rank_timeout
+    aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by
+    aux.recompute_targets aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm
+    reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at
+    obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
+    compute.device compute.policy_precision compute.compile compute.deterministic
+    log.console log.epochs log.tensorboard log.wandb checkpoint.every_minutes
+    checkpoint.every_iterations checkpoint.keep evaluation.every_iterations
+    """.split()  # noqa: SIM905
+)
+"""Knobs that are in no row of `NEEDS`.
+
+`aux.epochs 0` switches the phase off as a whole, as `aux none` does, and an encoder given from
+Python takes the place of the configured one: neither makes the knobs beside it a mistake.
+"""
 
 WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "env.num_threads": (2, PROCGEN),
@@ -79,6 +101,7 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "ppo.advantage_std": ("unbiased", {}),
     "ppo.proximal_decay": (0.9, {"ppo.clip": 0.2}),
     "ppo.advantage_decay": (0.5, {}),
+    "ppo.max_episodes": (5, {"ppo.collect_by": "episodes"}),
     "ppo.epoch_kl": ("k1", {"ppo.schedule": "adaptive_kl"}),
     "ppo.n_step": (7, {"ppo.estimator": "n_step"}),
     "ppo.value_epochs": (2, {}),
@@ -101,7 +124,7 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "value_norm.decay": (0.5, {"value_norm": ValueNormConfig(statistics="ema")}),
     "evaluation.episodes": (3, {"evaluation.every_iterations": 1}),
     "evaluation.policy": ("sampled", {"evaluation.every_iterations": 1}),
-    "evaluation.levels": ("train", {"evaluation.every_iterations": 1}),
+    "evaluation.levels": ("train", {"evaluation.every_iterations": 1, "env.num_levels": 9}),
     "evaluation.steps": (True, {"evaluation.every_iterations": 1}),
     "evaluation.film": (True, {"evaluation.every_iterations": 1}),
     "evaluation.overlay": (False, {"evaluation.every_iterations": 1, "evaluation.film": True}),
@@ -112,6 +135,7 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "compute.aux_micro_batch": (None, {"aux": AuxConfig()}),
     "compute.aux_precision": ("bf16", {"aux": AuxConfig()}),
     "log.wandb_project": ("mine", {"log.wandb": True}),
+    "log.wandb_entity": ("us", {"log.wandb": True}),
 }
 """A value that is not the default, and what makes it count, for every knob of the table."""
 
@@ -137,6 +161,7 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
     "continuous actions": ({}, Task(has_continuous_actions=False)),
     "action.std softplus, softplus_tanh or exp": ({"action.std": "fixed"}, None),
     "action.squash none or clip, as tanh always stretches": ({"action.squash": "tanh"}, None),
+    "ppo.collect_by episodes": ({"ppo.collect_by": "steps"}, None),
     "ppo.collect_by steps": ({"ppo.collect_by": "episodes"}, None),
     "ppo.estimator gae": ({"ppo.estimator": "n_step"}, None),
     "ppo.estimator n_step": ({"ppo.estimator": "gae"}, None),
@@ -148,11 +173,13 @@ WHERE_NOT: dict[str, tuple[dict[str, Any], Task | None]] = {
     ),
     "evaluation.every_iterations": ({"evaluation.every_iterations": None}, None),
     "evaluation.film": ({"evaluation.film": False}, None),
+    "env.num_levels above 0": ({"env.num_levels": 0}, PROCGEN),
     "ppo.kl_penalty above 0": ({"ppo.kl_penalty": 0.0}, None),
     "ppo.objective surrogate, with ppo.clip or ppo.kl_penalty": (
         {"ppo.objective": "log_prob", "ppo.clip": None},
         None,
     ),
+    "ppo.advantage_decay 0": ({"ppo.advantage_decay": 0.9}, None),
     "ppo.advantage_norm batch": ({"ppo.advantage_norm": "minibatch"}, None),
     "ppo.advantage_norm batch or minibatch": ({"ppo.advantage_norm": "none"}, None),
     "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl": (

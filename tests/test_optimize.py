@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasicrl.optimize import adam_, clip, moments, step_
+from phasicrl.optimize import adam_, clip, moments, restore_layout_, step_
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -134,3 +134,16 @@ def test_a_step_moves_only_the_given_parameters_with_their_groups_rate() -> None
     assert b not in optimizer.state and moments(optimizer, a)["step"].item() == 1
     step_(optimizer, [a], [torch.full((1,), torch.inf)], only_if=torch.tensor(False))
     assert a.item() == pytest.approx(0.1) and moments(optimizer, a)["step"].item() == 1
+
+
+def test_what_a_file_held_comes_to_where_the_parameters_are() -> None:
+    """The number of steps too, which PyTorch leaves on the CPU; `meta` stands for a GPU."""
+    before = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = torch.optim.Adam([before])
+    before.grad = torch.ones(2, 3)
+    optimizer.step()
+    elsewhere = torch.nn.Parameter(torch.ones(2, 3, device="meta"))
+    resumed = torch.optim.Adam([elsewhere])
+    resumed.load_state_dict(optimizer.state_dict())
+    restore_layout_(resumed)
+    assert {value.device.type for value in resumed.state[elsewhere].values()} == {"meta"}

@@ -24,7 +24,7 @@ from phasicrl.config import Config
 from phasicrl.experiments import suites, trials
 from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.presets import PRESETS, Preset, get_preset
-from tests.test_docs import ROOT, TEXTS, commands
+from tests.test_docs import ROOT, TEXTS, commands, own_commands
 
 pytestmark = pytest.mark.long
 
@@ -172,16 +172,7 @@ def folder(
     sys.modules.pop("my_package", None)
 
 
-def of_page(name: str) -> list[list[str]]:
-    """The commands of `phasicrl` that a page shows, without those that name variables."""
-    return [
-        words[1:]
-        for words in commands(TEXTS[name])
-        if words[0] == "phasicrl" and not any("$" in word for word in words)
-    ]
-
-
-PAGES = [name for name in TEXTS if name != "CHANGELOG.md" and of_page(name)]
+PAGES = [name for name in TEXTS if own_commands(name)]
 
 
 def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
@@ -202,7 +193,7 @@ def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, 
 def test_the_commands_of_a_page_run(
     page: str, folder: Path, trained: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in of_page(page):
+    for words in own_commands(page):
         line = " ".join(words)
         if any(need in line for need in NEED_A_SERVICE):
             if words[:2] == ["hub", "pull"]:
@@ -216,7 +207,7 @@ def test_the_commands_of_a_page_run(
 
 def test_torchrun_starts_a_run_of_several_processes_as_the_page_says(tmp_path: Path) -> None:
     """The first command of docs/distributed.md, with two processes in place of four."""
-    words = commands(TEXTS["docs/distributed.md"])[0]
+    words = commands("docs/distributed.md")[0]
     assert words[:2] == ["torchrun", "--nproc-per-node"]
     assert words[3:6] == ["-m", "phasicrl", "train"]
     fields = small(get_preset(words[6])).changed({"output_dir": str(tmp_path)})
@@ -235,4 +226,4 @@ def test_a_command_that_fails_is_noticed(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_all_pages_are_read() -> None:
-    assert len(PAGES) > 10 and sum(len(of_page(page)) for page in PAGES) > 100
+    assert len(PAGES) > 10 and sum(len(own_commands(page)) for page in PAGES) > 100

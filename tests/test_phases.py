@@ -270,10 +270,14 @@ def test_policy_epochs_first_learn_what_joint_ones_learn_if_each_is_one_step(
         torch.testing.assert_close(weights(apart)[name], tensor)
 
 
-def test_values_are_learned_after_policy_epochs_that_were_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value_path", ["separate", "shared", "detached"])
+def test_values_are_learned_after_policy_epochs_that_were_stopped(
+    tmp_path: Path, value_path: str
+) -> None:
     """A divergence above any bound ends the policy's part after one of its three epochs."""
     changes = {"ppo.policy_epochs": 3, "ppo.value_epochs": 2, "ppo.target_kl": 1e-12}
-    run = open_run(tiny(tmp_path).changed(changes | {"ppo.epoch_order": "policy_first"}))
+    changes |= {"ppo.epoch_order": "policy_first", "model.value_path": value_path}
+    run = open_run(tiny(tmp_path).changed(changes))
     seen: list[str] = []
     policy_phase(run.learner, run.collect(run.buffer.next_rollout()), stage=seen.append)
     assert seen == ["policy", "value", "value"]
@@ -605,7 +609,7 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(
         )
 
 
-@pytest.mark.parametrize("value_path", ["separate", "shared"])
+@pytest.mark.parametrize("value_path", ["separate", "shared", "detached"])
 def test_epochs_stop_when_the_divergence_after_one_is_too_large(
     tmp_path: Path, value_path: str
 ) -> None:
@@ -639,9 +643,7 @@ def test_epochs_stop_when_the_divergence_after_one_is_too_large(
     target = divergences[1] * 0.999
     first = next(n for n, kl in enumerate(divergences, start=1) if kl > target)
     seen, stopped_at, stopped = after(target)
-    assert seen == ["policy"] * first + (
-        ["value"] * (5 - first) if value_path == "separate" else []
-    )
+    assert seen == ["policy"] * first + (["value"] * (5 - first) if value_path != "shared" else [])
     assert stopped_at == divergences[first - 1]
     if value_path == "separate":
         _, _, unfinished = after(1e9 if first > 1 else 1e-12, epochs=max(first, 2))
@@ -664,6 +666,38 @@ def test_with_one_minibatch_the_divergence_is_that_after_the_step(tmp_path: Path
         record["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
         and record["losses/epoch_kl"] > 1e-4
     )
+
+
+def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:
+    steered = {"kl_penalty": 1.0, "kl_penalty_target": 0.01}
+    run = filled(with_ppo(tiny(tmp_path), num_minibatches=1, learning_rate=0.05, **steered))
+    weight = torch.zeros(4, 8)
+    weight[:2] = 2.0
+    samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8), weight)
+    record = learn_from(run, samples)
+    with torch.no_grad():
+        policy, _ = run.agent.policy(samples.obs, samples.first, samples.state)
+    log_ratio = (policy.log_prob(samples.action) - samples.old_log_prob)[:2]
+    expected = (log_ratio.exp() - 1 - log_ratio).mean().item()
+    assert expected > 1e-4 and record["losses/epoch_kl"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_value_statistics_are_of_the_steps_that_count(tmp_path: Path) -> None:
+    run = open_run(
+        tiny(tmp_path).changed({
+            "ppo.collect_by": "episodes", "ppo.num_steps": 24, "ppo.num_minibatches": 1,
+            "ppo.minibatch_by": "transitions", "value_norm": ValueNormConfig(),
+        })
+    )  # fmt: skip
+    rollout = run.collect(run.buffer.next_rollout())
+    counts = returns.in_whole_episodes(rollout.first, rollout.terminated | rollout.truncated)
+    phases.policy_phase(run.learner, rollout)
+    assert run.agent.value_normalizer is not None
+    (count,) = (
+        value for name, value in run.agent.value_normalizer.state_dict().items()
+        if name.endswith("count")
+    )  # fmt: skip
+    assert int(count) == int(counts.sum()) < counts.numel()
 
 
 def test_advantages_are_made_anew_before_each_further_epoch(

@@ -427,8 +427,32 @@ def test_whole_episodes_by_hand() -> None:
     )
 
 
+def test_the_first_episodes_by_hand() -> None:
+    # Six begin in the first half: in step 0 those of the second and the third row (1, 2), in step 2
+    # of the first (3), in step 4 of the third (4), in step 5 of the first and the second (5, 6).
+    first = flags("..x..x....", "x....x....", "x...x.x...")
+    ended = flags(".x..x....x", "....x....x", "...x.x...x")
+    episodes = (
+        flags("..........", "xxxxx.....", ".........."),
+        flags("..........", "..........", "xxxx......"),
+        flags("..xxx.....", "..........", ".........."),
+        flags("..........", "..........", "....xx...."),
+        flags(".....xxxxx", "..........", ".........."),
+        flags("..........", ".....xxxxx", ".........."),
+    )
+    for number in range(7):
+        expected = sum((episode.int() for episode in episodes[:number]), torch.zeros(3, 10))
+        counts = in_whole_episodes(first, ended, at_most=number)
+        assert counts.tolist() == expected.bool().tolist()
+    assert in_whole_episodes(first, ended, at_most=99).equal(in_whole_episodes(first, ended))
+
+
 def test_an_episode_that_does_not_fit_is_refused() -> None:
     first, ended = flags("x...x.....", "x....x...."), flags("...x......", "....x.....")
+    with pytest.raises(ValueError, match=r"longer than 5 steps.*at least twice the longest"):
+        in_whole_episodes(first, ended)
+    # One that began in the second half of the rollout before: nothing would be learned from.
+    first, ended = flags(".......x.."), flags("......x...")
     with pytest.raises(ValueError, match=r"longer than 5 steps.*at least twice the longest"):
         in_whole_episodes(first, ended)
 

@@ -1,6 +1,6 @@
 """Draws the figures of docs/ anew, from committed files: `python -m tools.figures [NAME …]`.
 
-`make figures` draws all of them. Only what is in `MEASURED_ANEW` needs a measurement first.
+`make figures` draws all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import batch_invariance, precision
+from benchmarks import batch_invariance, draw_trace, levels, precision
 from phasicrl.analysis.plot import draw_curves, save_figure
 from phasicrl.experiments.run_suite import suite_curves
 from phasicrl.experiments.suites import SUITES
@@ -21,15 +21,6 @@ from tools.result_tables import RESULTS, RUN_SUITES, read
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "figures"
-
-MEASURED_ANEW = {
-    "trace.png": (
-        "phasicrl bench procgen-ppo --env.id starpilot --env.num-envs 16 --seconds 5 "
-        "--compute.compile off --trace trace.json",
-        "python benchmarks/draw_trace.py trace.json docs/figures/trace.png",
-    )
-}
-"""Figures of files that are too large to be committed, and the commands that make them."""
 
 
 def _suite(name: str, output: Path) -> None:
@@ -55,6 +46,12 @@ def _precision(output: Path) -> None:
     precision.draw(ResultTable(file, precision.COLUMNS, ("game", "setting")).rows(), output)
 
 
+def _levels(output: Path) -> None:
+    """Returns on the levels of the training and on all."""
+    file = RESULTS / "levels.csv"
+    levels.draw(ResultTable(file, levels.COLUMNS, ("levels",)).rows(), output)
+
+
 def _scaling_model(output: Path) -> None:
     """A model of many processes beside what larger batches cost."""
     files = [RESULTS / "scaling.csv", RESULTS / "batch_invariance.csv.gz"]
@@ -77,11 +74,13 @@ def _run(script: str, *words: object) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     "baselines.png": _baselines,
     "batch-invariance.png": _batch_invariance,
+    "levels.png": _levels,
     "precision.png": _precision,
     "scaling-model.png": _scaling_model,
+    "trace.png": partial(draw_trace.draw, RESULTS / "trace.csv.gz"),
     **{f"suite-{name}.png": partial(_suite, name) for name in RUN_SUITES},
 }
-"""Every figure that committed files have all of, and what draws it into a file."""
+"""Every figure, and what draws it into a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

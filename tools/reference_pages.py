@@ -90,7 +90,7 @@ def configuration_page() -> str:
 def presets_page() -> str:
     """Every preset with its source and its difference to its parent."""
     text = (
-        "# Presets\n\n`phasicrl presets` shows the same, but for what was trained. "
+        "# Presets\n\n`phasicrl presets NAME` shows the same, but for what was trained. "
         "Results are of seeds from 101 on, on which no setting was chosen "
         "([learning results](learning.md)).\n"
     )
@@ -98,7 +98,7 @@ def presets_page() -> str:
         parent = Config() if preset.parent is None else PRESETS[preset.parent].config
         changes = differences(preset.config, parent)
         summary = f"{preset.summary[0].upper()}{preset.summary[1:]}"
-        text += f"\n## {name}\n\n{summary}. Source: {preset.source}. {trained(name)} "
+        text += f"\n## {name}\n\n{summary}. Source: {_with_links(preset.source)}. {trained(name)} "
         text += f"Like {f'`{preset.parent}`' if preset.parent else 'the defaults'}, but:\n\n"
         text += "| field | here | there |\n|---|---|---|\n"
         text += "".join(
@@ -127,73 +127,89 @@ TRICKS = (
      "returns.n_step_return, returns.monte_carlo_return", "ppo.estimator"),
     ("returns of whole episodes", "sources 003, 004", "returns.in_whole_episodes",
      "ppo.collect_by"),
-    ("what values learn", "PPG paper, V̂; Spinning Up ppo.py, ret_buf", "phases.compute_targets",
+    ("a number of episodes an iteration", "source 003", "returns.in_whole_episodes",
+     "ppo.max_episodes"),
+    ("what values learn", "PPG paper, V̂; Spinning Up ppo.py:66-67", "phases.compute_targets",
      "ppo.value_target"),
     ("baseline", "Williams 1992; source 003", "phases.compute_targets", "ppo.baseline"),
-    ("REINFORCE and actor-critic", "Williams 1992; Spinning Up vpg", "objectives.log_prob_loss",
-     "ppo.objective"),
-    ("advantages made anew each epoch", "Tianshou, recompute_advantage", "phases.revalue",
+    ("REINFORCE and actor-critic", "Williams 1992; Spinning Up vpg.py:216",
+     "objectives.log_prob_loss", "ppo.objective"),
+    ("advantages made anew each epoch", "Tianshou ppo.py:174-178", "phases.revalue",
      "ppo.recompute_advantages"),
-    ("advantage normalization", "Baselines ppo2/model.py; OPPG ppo.py:69", "returns.normalize",
+    ("advantage normalization", "Baselines ppo2/model.py:139; OPPG ppo.py:69", "returns.normalize",
      "ppo.advantage_norm"),
     ("advantage normalization over the batch, not the minibatch", "OPPG ppo.py:69; source 000",
      "returns.normalize", "ppo.advantage_norm"),
-    ("deviation of advantages", "biased in OPPG and Baselines, not in CleanRL and SB3",
-     "returns.normalize", "ppo.advantage_std"),
-    ("observation normalization", "Baselines vec_normalize.py; source 003",
+    ("deviation of advantages",
+     "by n: OPPG ppo.py:69, Baselines ppo2/model.py:139; "
+     "by n − 1: CleanRL ppo.py:262, SB3 ppo.py:218-219", "returns.normalize", "ppo.advantage_std"),
+    ("observation normalization", "Baselines vec_normalize.py:36-40; source 003",
      "normalize.ObservationNormalizer", "obs_norm"),
-    ("reward normalization", "OPPG reward_normalizer.py", "normalize.RewardNormalizer",
+    ("reward normalization", "OPPG reward_normalizer.py:75-88", "normalize.RewardNormalizer",
      "reward_norm"),
-    ("reward normalization by the algorithm's γ", "source 000; OPPG and train-procgen have 0.99",
+    ("reward normalization by the algorithm's γ",
+     "source 000; 0.99: OPPG reward_normalizer.py:66, Baselines vec_normalize.py:10 in "
+     "train-procgen train.py:43",
      "normalize.RewardNormalizer", "reward_norm.gamma"),
-    ("reward normalization step by step", "Baselines vec_normalize.py:26-34; OPPG: by rollout",
+    ("reward normalization step by step",
+     "Baselines vec_normalize.py:26-34; by rollout: OPPG reward_normalizer.py:75-88",
      "learner.Learner.learning_reward", "reward_norm.per"),
-    ("where its running return starts anew", "OPPG; Gymnasium, NormalizeReward",
+    ("where its running return starts anew",
+     "OPPG reward_normalizer.py:91-105; Gymnasium stateful_reward.py:134-136",
      "learner.Learner.learning_reward", "reward_norm.reset_at"),
     ("value-target normalization, Pop-Art", "van Hasselt et al. 2016; source 003",
-     "Agent.update_value_statistics", "value_norm"),
+     "models.agent.Agent.update_value_statistics", "value_norm"),
     ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
-    ("entropy bonus", "PPO paper, eq. 9", "heads.Policy.entropy", "ppo.entropy_coef"),
-    ("gradient clipping", "Baselines ppo2; source 003: policy and value apart",
-     "compute.Compute.gradient_step", "ppo.max_grad_norm"),
-    ("orthogonal weights, small policy head", "Baselines; source 003", "models.init.Initializer",
-     "model.init"),
+    ("entropy bonus", "PPO paper, eq. 9", "models.distributions.Policy.entropy",
+     "ppo.entropy_coef"),
+    ("gradient clipping", "Baselines ppo2/model.py:105-107; source 003: policy and value apart",
+     "optimize.clip", "ppo.max_grad_norm"),
+    ("orthogonal weights, small policy head",
+     "Baselines a2c/utils.py:20-35, Baselines policies.py:49; source 003",
+     "models.init.Initializer", "model.init"),
     ("normalized weights", "OPPG torch_util.py:327-351; source 000", "models.init.Initializer",
      "model.init"),
     ("LayerNorm with orthogonal weights", "source 000", "models.encoders.Dense",
      "model.layer_norm"),
-    ("scale of the policy head", "Baselines 0.01; OPPG 0.1", "heads.PolicyHead",
-     "model.policy_head_scale"),
-    ("Adam's ε", "Baselines 1e-5", "run.Run", "ppo.adam_eps"),
-    ("Adam's ε before the bias correction", "TensorFlow, so Baselines", "optimize.adam_",
-     "ppo.adam_eps_hat"),
-    ("Adam's decays", "openai/ppo-ewma train.py:24-31", "learner.Learner", "ppo.adam_betas"),
-    ("learning rate falling to zero", "Baselines; source 004", "run.Run", "ppo.schedule"),
-    ("rollouts that fit into the budget", "up in OPPG and SB3, down in Baselines and CleanRL",
-     "config.Config.budget", "budget_rounding"),
-    ("a rate of its own for the value network", "Spinning Up; source 004", "run.Run",
-     "ppo.value_learning_rate"),
+    ("scale of the policy head", "0.01: Baselines policies.py:49; 0.1: OPPG ppg.py:107",
+     "models.heads.PolicyHead", "model.policy_head_scale"),
+    ("Adam's ε", "1e-5: Baselines ppo2/model.py:98-100", "learner.Learner", "ppo.adam_eps"),
+    ("Adam's ε before the bias correction", "TensorFlow, so Baselines ppo2/model.py:98-100",
+     "optimize.adam_", "ppo.adam_eps_hat"),
+    ("Adam's decays", "ppo-ewma train.py:24-31", "learner.Learner", "ppo.adam_betas"),
+    ("learning rate falling to zero", "Baselines ppo2/ppo2.py:133-135; source 004",
+     "learner.Learner.start_iteration", "ppo.schedule"),
+    ("rollouts that fit into the budget",
+     "up: OPPG ppo.py:212, SB3 on_policy_algorithm.py:323; "
+     "down: Baselines ppo2/ppo2.py:128, CleanRL ppo.py:133", "config.Config.budget",
+     "budget_rounding"),
+    ("a rate of its own for the value network", "Spinning Up ppo.py:251-252; source 004",
+     "learner.Learner.start_iteration", "ppo.value_learning_rate"),
     ("KL penalty", "PPO paper, eq. 8; OPPG ppo.py:104",
-     "objectives.sampled_kl_penalty, Policy.kl_from", "ppo.kl_penalty"),
+     "objectives.sampled_kl_penalty, models.distributions.Policy.kl_from", "ppo.kl_penalty"),
     ("adaptive KL penalty", "PPO paper, section 4", "objectives.adapted_kl_coef",
      "ppo.kl_penalty_target"),
-    ("averaged proximal policy", "Hilton et al. 2021; openai/ppo-ewma",
+    ("averaged proximal policy", "Hilton et al. 2021; ppo-ewma ppg.py:169-190",
      "models.proximal.ProximalPolicy", "ppo.proximal_decay"),
     ("advantage statistics over several rollouts", "Hilton et al. 2021; ppo-ewma ppo.py:158-185",
      "normalize.EmaMoments", "ppo.advantage_decay"),
-    ("early stop by the epoch's mean KL", "Spinning Up", "phases.policy_phase", "ppo.target_kl"),
-    ("estimate of that KL", "k1 in Spinning Up; k3 in SB3", "phases.divergence", "ppo.epoch_kl"),
+    ("early stop by the epoch's mean KL", "Spinning Up ppo.py:268-271", "phases.policy_phase",
+     "ppo.target_kl"),
+    ("estimate of that KL", "k1: Spinning Up ppo.py:237; k3: SB3 ppo.py:263-264",
+     "phases.divergence", "ppo.epoch_kl"),
     ("time limits are not terminations", "Pardo et al. 2018", "collect.Collector",
      "ppo.bootstrap_truncation"),
-    ("action masks", "Huang & Ontañón 2020; source 003", "heads.PolicyHead", "env.action_masks"),
-    ("masks by a heuristic at first", "source 003", "heads.PolicyHead",
+    ("action masks", "Huang & Ontañón 2020; source 003", "models.heads.PolicyHead",
+     "env.action_masks"),
+    ("masks by a heuristic at first", "source 003", "envs.wrappers.HeuristicMask",
      "env.heuristic_mask_steps"),
-    ("standard deviation of actions", "sources 003, 004; Acme", "heads.PolicyHead", "action.std"),
-    ("deviation through tanh", "source 004", "heads.PolicyHead", "action.std"),
-    ("mean through tanh", "source 004", "heads.PolicyHead", "action.mean"),
+    ("standard deviation of actions", "sources 003, 004; Acme networks.py:332-346",
+     "models.heads.PolicyHead", "action.std"),
+    ("deviation through tanh", "source 004", "models.heads.PolicyHead", "action.std"),
+    ("mean through tanh", "source 004", "models.heads.PolicyHead", "action.mean"),
     ("actions squashed to their range", "Haarnoja et al. 2018, appendix C",
-     "heads.PolicyHead.env_action", "action.squash"),
-    ("actions in [−1, 1]", "source 004", "heads.PolicyHead.env_action", "action.rescale"),
+     "models.heads.PolicyHead.env_action", "action.squash"),
+    ("actions in [−1, 1]", "source 004", "models.heads.PolicyHead.env_action", "action.rescale"),
     ("memory", "Hochreiter & Schmidhuber 1997", "models.memory.RecurrentMemory", "model.memory"),
     ("two networks", "PPG paper, figure 1", "models.agent.Agent", "model.value_path"),
     ("auxiliary phase", "PPG paper, eq. 3", "phases.auxiliary_phase", "aux"),
@@ -209,7 +225,8 @@ TRICKS = (
      "phases.auxiliary_phase", "aux.iterations_from"),
     ("value targets computed anew for it", "source 001", "phases.auxiliary_phase",
      "aux.recompute_targets"),
-    ("an optimizer of its own for it", "OPPG; not in CleanRL", "learner.Learner", "aux.optimizer"),
+    ("an optimizer of its own for it", "OPPG ppg.py:239; not in CleanRL ppg_procgen.py:265",
+     "learner.Learner", "aux.optimizer"),
 )  # fmt: skip
 """Every trick: source, function, knob."""
 RUNG_OF = {
@@ -270,7 +287,8 @@ IN_SUITES = {
         ("details", "rewards normalized by γ 0.99", "PPG"),
     ),
     "deviation through tanh": (
-        ("mva", "σ learned, actions normalized", "σ learned through tanh, actions normalized"),
+        ("mva", "σ learned, actions normalized, tanh",
+         "σ learned through tanh, actions normalized, tanh"),
     ),
     "value targets computed anew for it": (("details", "PPG", "value targets computed anew"),),
     "auxiliary epochs over the last iterations alone": (
@@ -306,6 +324,9 @@ IN_SUITES = {
     ),
     "standard deviation of actions": (("mva", "σ fixed", "σ learned"),),
     "actions in [−1, 1]": (("mva", "σ fixed", "σ fixed, actions normalized"),),
+    "mean through tanh": (
+        ("mva", "σ fixed, actions normalized", "σ fixed, actions normalized, tanh"),
+    ),
     "two networks": (
         ("fig7", "one network", "two networks"),
         ("fig8", "PPO, one network", "PPO, two networks"),
@@ -385,9 +406,7 @@ def cited_lines() -> list[tuple[str, str]]:
 def _with_links(source: str) -> str:
     """A source whose lines of code, if docs/sources.md has them, are links."""
     for cited, address in cited_lines():
-        source = re.sub(
-            rf"(?:openai/)?\b{re.escape(cited)}(?![\d-])", f"[{cited}]({address})", source
-        )
+        source = re.sub(rf"\b{re.escape(cited)}(?![\d-])", f"[{cited}]({address})", source)
     return source
 
 

@@ -28,6 +28,11 @@ CURVES = {
     "baselines-easy-200": "baselines_ppo_easy_200.csv.gz",
 }
 """By the name of a reference, the file that it is made from."""
+LEVELS: dict[str, tuple[str, int | str]] = {
+    "ppg-paper": ("hard", 0), "procgen-easy-25m": ("easy", 0), "easy-all": ("easy", 0),
+    "easy": ("easy", 0), "easy-200": ("easy", 200), "hard": ("hard", 0), "hard-500": ("hard", 500),
+}  # fmt: skip
+"""By reference or experiment: the levels' difficulty, and how many of them the training had."""
 NUMBERS: dict[str, dict[str, tuple[float, int]]] = {
     "zoo": {
         "cartpole": (500.0, 100_000), "pendulum": (-172.2, 100_000), "acrobot": (-73.5, 1_000_000),
@@ -120,9 +125,11 @@ def write(name: str, rows: Iterable[Row]) -> None:
     """Write a reference; the same rows give the same bytes."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("experiment", "run", "game", "split", "step", "episodic_return"))
-    for *about, value in rows:
-        writer.writerow([*about, f"{value:.4g}"])
+    levels = ("distribution", "num_levels")
+    writer.writerow(("experiment", "run", "game", "split", *levels, "step", "episodic_return"))
+    for experiment, run, game, split, step, value in rows:
+        about = (experiment, run, game, split, *LEVELS.get(name, LEVELS.get(experiment, ("", ""))))
+        writer.writerow([*about, step, f"{value:.4g}"])
     path = FOLDER / f"{name}.csv.gz"
     path.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
     print(f"{path}: {path.stat().st_size:,} bytes")

@@ -10,22 +10,27 @@ import gzip
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from benchmarks import batch_invariance
-from phasicrl.analysis.plot import Curve, reference_curves
+from benchmarks import batch_invariance, levels
+from phasicrl.analysis.plot import Curve, Task, reference_curves
 from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.analysis.statistics import bootstrap_interval
+from phasicrl.cli import parse_config
 from phasicrl.envs.procgen import GAMES
 from phasicrl.experiments.suites import SUITES
 from phasicrl.experiments.trials import RETURN
 from phasicrl.runs.directory import RunDirectory
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+sys.path.append(str(RESULTS.parent))  # where scripts import each other by name
+import scaling  # noqa: E402  # pyright: ignore[reportMissingImports]
+import scaling_model  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 RUN_SUITES = (
     "fig2", "fig3", "value-epochs", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux",
@@ -42,7 +47,7 @@ PLACES = {
     "tricks-one-out": "ppo-without-one-of-its-tricks",
 }
 """Headings in docs/experiments.md below which a suite is; of the others: `_SWEEPS`."""
-_IN_WORDS = {"invertedpendulum": "InvertedPendulum"}
+_IN_WORDS = {"invertedpendulum": "InvertedPendulum", "cartpole": "CartPole"}
 """Tasks whose names have capitals inside."""
 
 TASKS = (
@@ -110,12 +115,14 @@ def blocks() -> dict[str, str]:
     """Every table by the name that its place in a page has."""
     return {
         "baselines": baselines_table(),
+        "first-rollouts": first_rollouts_table(),
         "tasks": tasks_table(),
         "quickstart": quickstart_table(),
         "batch-invariance": batch_invariance_table(),
         "suites": suites_table(),
         "two-ppos": two_ppos_table(),
         **{f"suite-{name}": suite_table(name) for name in RUN_SUITES},
+        "rungs": rungs_table(),
         "paper-early": paper_early_table(),
         "trading": trading_table(),
         "compatible": compatible_table(),
@@ -126,12 +133,16 @@ def blocks() -> dict[str, str]:
         "speed": speed_table(),
         "speed-in-short": short_speed_table(),
         "many-seeds": many_seeds_table(),
+        "large": large_table(),
+        "levels": levels_table(),
         "precision": precision_table(),
         "bench": bench_table(),
         "pieces": pieces_table(),
         "memory": memory_table(),
         "compiled": compiled_table(),
         "contention": contention_table(),
+        "scaling": scaling_table(),
+        "scaling-model": scaling_model_table(),
         "agreement": agreement_table("float64"),
         "agreement-float32": agreement_table("float32"),
         "agreement-by-design": by_design_table(),
@@ -140,6 +151,55 @@ def blocks() -> dict[str, str]:
             for name in ("reacher", "rewards", "inverted", "pendulum", "mva")
         },
     }
+
+
+PROCESSES = {
+    "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
+    "cartpole-ppo": "CartPole, 64 environments", "halfcheetah-ppo": "HalfCheetah",
+}  # fmt: skip
+"""Runs of benchmarks/scaling.py, and what the page calls them."""
+
+
+def scaling_table() -> str:
+    """Two processes beside one: medians of the rounds, and the ratio of each round."""
+    text = _head(
+        "run", "steps per second, one process", "two", "ratio (least to most of the rounds)",
+        "in messages of gradients", "with waiting",
+    )  # fmt: skip
+    for run, title in PROCESSES.items():
+        one, two = (
+            {row["round"]: {name: float(row[name]) for name in
+                            ("steps_per_second", "seconds", "exchanges", "message")}
+             for row in read("scaling") if (row["run"], row["processes"]) == (run, processes)}
+            for processes in "12"
+        )  # fmt: skip
+        ratios = [two[x]["steps_per_second"] / one[x]["steps_per_second"] for x in one]
+        rates = [statistics.median(row["steps_per_second"] for row in rows.values())
+                 for rows in (one, two)]  # fmt: skip
+        config = parse_config(scaling.RUNS[run].split())
+        steps = scaling_model.gradient_steps(config)
+        shares = (
+            [steps * row["message"] / row["seconds"] for row in two.values()],
+            [row["exchanges"] / row["seconds"] for row in two.values()],
+        )
+        text += _row(
+            title, *(f"{rate:,.0f}" for rate in rates),
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            *(f"{statistics.median(share):.1%}" for share in shares),
+        )  # fmt: skip
+    return text
+
+
+def scaling_model_table() -> str:
+    """Of k times the speed of one process, what the model says k processes reach."""
+    sizes = (2, 4, 8, 64, 512)
+    text = _head("a rank is", "link", *map(str, sizes))
+    speedups: dict[tuple[str, str], dict[int, float]] = {}
+    for row in scaling_model.table(RESULTS / "scaling.csv"):
+        speedups.setdefault((row["rank"], row["network"]), {})[row["processes"]] = row["speedup"]
+    for (rank, network), found in speedups.items():
+        text += _row(rank, network, *(f"{found[size] / size:.0%}" for size in sizes))
+    return text
 
 
 def faults_table() -> str:
@@ -153,9 +213,10 @@ def faults_table() -> str:
 
 def suites_table() -> str:
     """What can be run with `phasicrl suite`."""
-    text = _head("suite", "what it compares", "tasks, small")
+    text = _head("suite", "what it compares", "tasks, small", "steps, small")
     for name, suite in SUITES.items():
-        text += _row(f"`{name}`", suite.about, ", ".join(suite.small))
+        steps = f"{suite.small_steps:,}" if suite.small_steps else "of the task"
+        text += _row(f"`{name}`", suite.about, ", ".join(suite.small), steps)
     return text
 
 
@@ -184,8 +245,8 @@ EARLY = {
 
 
 def _on_all_games(reference: str, *experiments: str) -> list[Curve]:
-    """Published curves of Procgen's games."""
-    ends = {f"procgen:{game}": 1e9 for game in GAMES}
+    """Published curves of Procgen's games, hard."""
+    ends = {Task(f"procgen:{game}", "hard"): 1e9 for game in GAMES}
     return reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
 
 
@@ -277,8 +338,7 @@ def _mean_and_span(values: list[float]) -> str:
 
 def batch_invariance_table() -> str:
     """The mean return over a run for each size of the batch, with the rules and without."""
-    with gzip.open(RESULTS / "batch_invariance.csv.gz", "rt") as file:
-        rows = list(csv.DictReader(file))
+    rows = read("batch_invariance")
     sizes = batch_invariance.SIZES
     names = ("batch" if size == 1 else f"batch / {size}" for size in sizes)
     text = _head("task", "settings; mean return over a run [95 %]", *names)
@@ -322,6 +382,35 @@ FOUND_ON = "1"
 
 Details of the original were found out with it.
 """
+
+
+QUANTITIES = {
+    "value_loss": ("value loss", "losses/value_loss", 3),
+    "approx_kl": ("KL, nats", "losses/approx_kl", 4),
+    "clipped_fraction": ("clipped fraction", "losses/clipfrac", 4),
+    "entropy": ("entropy, nats", "losses/entropy", 3),
+}
+"""Columns of the published curves: what the page calls them, our metric, and how many digits."""
+
+
+def first_rollouts_table(count: int = 6) -> str:
+    """Means of the first rollouts: least and most of the published runs, and of ours."""
+    folder = RESULTS / "baselines"
+    published: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in read("baselines/published"):
+        published.setdefault((row["game"], row["run"]), []).append(row)
+    text = _head("game", "quantity", "published, three runs", "ours, three seeds")
+    for game in ("starpilot", "bigfish"):
+        theirs = [rows for (name, _), rows in published.items() if name == game]
+        files = sorted(folder.glob(f"{game}_s*/metrics.jsonl"))
+        ours = [list(map(json.loads, path.read_text().splitlines())) for path in files]
+        for column, (title, metric, digits) in QUANTITIES.items():
+            cells = []
+            for runs, name in ((theirs, column), (ours, metric)):
+                means = [statistics.mean(float(row[name]) for row in run[:count]) for run in runs]
+                cells.append(f"{min(means):.{digits}f} to {max(means):.{digits}f}")
+            text += _row(game, title, *cells)
+    return text
 
 
 def baselines_table() -> str:
@@ -707,12 +796,7 @@ def precision_table() -> str:
     By game and precision the last quarter of training, mean over seeds, with the range for the
     return.
     """
-    path = RESULTS / "selection" / "precision.csv.gz"
-    rows = (
-        list(csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()))
-        if path.is_file()
-        else []
-    )
+    rows = read("selection/precision")
     metrics = (
         "charts/episodic_return_100",
         "losses/entropy",
@@ -781,6 +865,41 @@ def many_seeds_table() -> str:
         text += _row(
             seeds, threads, *cells, f"{int(of_part[parts[0]]['steps_per_second_of_all_seeds']):,}"
         )
+    return text
+
+
+def large_table() -> str:
+    """Measurements of benchmarks/large.py: medians."""
+    text = _head("what", "seconds", "memory")
+    by_what: dict[str, list[dict[str, str]]] = {}
+    for row in read("large"):
+        by_what.setdefault(row["what"], []).append(row)
+    for rows in by_what.values():
+        command = rows[0]["command"]
+        shown = f"`phasicrl {command}`" if command.startswith("train") else f"`phasicrl` {command}"
+        seconds, memory = (
+            statistics.median(float(row[name]) for row in rows) for name in ("seconds", "gigabytes")
+        )
+        text += _row(shown, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}",
+                     f"{memory:.1f} GB")  # fmt: skip
+    return text
+
+
+def levels_table() -> str:
+    """Last evaluations of benchmarks/levels.py: means over seeds, and least to most."""
+    rows = read("levels")
+    last = max((int(row["env_steps"]) for row in rows), default=0)
+    text = _head("trained on", "seeds", "return on these", "on all levels", "gap")
+    for number in sorted({int(row["levels"]) for row in rows}):
+        found = [row for row in rows
+                 if (row["levels"], row["env_steps"]) == (str(number), str(last))]  # fmt: skip
+        cells = []
+        for name in levels.METRICS:
+            values = [float(row[name]) for row in found]
+            shown = (statistics.mean(values), min(values), max(values))
+            mean, low, high = (_number(value, values) for value in shown)
+            cells.append(f"{mean} ({low} to {high})")
+        text += _row(f"{number} levels", len(found), *cells)
     return text
 
 
@@ -966,29 +1085,18 @@ def memory_table() -> str:
 
 
 def compiled_table() -> str:
-    """What compiling the network for images, or its max-pools, does to the rate."""
+    """What compiling the network for images does to the rate."""
     cases = _encoder_rates()
-    text = _head(
-        "micro-batch", "precision", "compiled by Inductor", "eager: images/s", "compiled", "ratio"
-    )
-    names = {"compiled": "the whole network", "pools": "its max-pools (left out since)"}
-    for size, precision, run in [
-        (size, precision, run) for size, precision, _, run in cases if run in names
-    ]:
+    text = _head("micro-batch", "precision", "eager: images/s", "compiled by Inductor", "ratio")
+    for size, precision in [key[:2] for key in cases if key[3] == "compiled"]:
         eager, compiled = (
-            cases[size, precision, "kept", which]["rate"] for which in ("eager", run)
+            cases[size, precision, "kept", run]["rate"] for run in ("eager", "compiled")
         )
         ratio = statistics.median(
             ours / theirs for ours, theirs in zip(compiled, eager, strict=True)
         )
-        text += _row(
-            size,
-            precision,
-            names[run],
-            _median_and_range(eager),
-            _median_and_range(compiled),
-            f"{ratio:.2f}",
-        )
+        shown = map(_median_and_range, (eager, compiled))
+        text += _row(size, precision, *shown, f"{ratio:.2f}")
     return text
 
 
@@ -1024,17 +1132,33 @@ def beside(suite: str, arm_without: str, arm_with: str) -> str:
     told: list[str] = []
     rows = read(f"suites/{suite}-small")
     for task in dict.fromkeys(row["task"] for row in rows):
-        means: list[str] = []
-        for arm in (arm_without, arm_with):
-            runs = [row for row in rows if (row["task"], row["arm"]) == (task, arm)]
-            values = [float(row["greedy_mean"]) for row in runs]
-            digits = 0 if values and abs(np.mean(values)) >= 20 else 1
-            means += [f"{np.mean(values):,.{digits}f}".replace("-", "−")] if values else []
-        if len(means) == 2:
-            name = task.rpartition(":")[2].partition("-")[0]
-            name = _IN_WORDS.get(name, name[0].upper() + name[1:])
-            told.append(f"{name} {means[0]} ({means[1]})")
+        means = [_greedy(rows, task, arm) for arm in (arm_without, arm_with)]
+        if all(means):
+            told.append(f"{_task(task)} {means[0]} ({means[1]})")
     return f"[{suite}](experiments.md#{PLACES.get(suite, _SWEEPS)}): {', '.join(told) or '–'}"
+
+
+def _greedy(rows: list[dict[str, str]], task: str, arm: str) -> str:
+    """The mean greedy return of an arm of a suite on a task; nothing if there is none."""
+    values = [float(row["greedy_mean"]) for row in rows if (row["task"], row["arm"]) == (task, arm)]
+    digits = 0 if values and abs(np.mean(values)) >= 20 else 1
+    return f"{np.mean(values):,.{digits}f}".replace("-", "−") if values else ""
+
+
+def _task(task: str) -> str:
+    """What a page calls a task of a suite."""
+    name = task.rpartition(":")[2].partition("-")[0]
+    return _IN_WORDS.get(name, name[0].upper() + name[1:])
+
+
+def rungs_table() -> str:
+    """What each rung of the suite `tricks` reaches greedily, with all those above it."""
+    rows = read("suites/tricks-small")
+    tasks, arms = ([*dict.fromkeys(row[key] for row in rows)] for key in ("task", "arm"))
+    text = _head("rung", *map(_task, tasks))
+    for arm in arms:
+        text += _row(arm, *(_greedy(rows, task, arm) or "–" for task in tasks))
+    return text
 
 
 def on_reacher(change: str) -> str:
@@ -1047,9 +1171,11 @@ def on_reacher(change: str) -> str:
 
 
 def read(name: str) -> list[dict[str, str]]:
-    """The rows of a result file; none if it is not there."""
+    """The rows of a result file, compressed or not; none if it is not there."""
     path = RESULTS / f"{name}.csv"
-    return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
+    packed = path.with_suffix(".csv.gz")
+    text = gzip.decompress(packed.read_bytes()).decode() if packed.is_file() else ""
+    return list(csv.DictReader((path.read_text() if path.is_file() else text).splitlines()))
 
 
 def greedy_means(rows: list[dict[str, str]], label: str) -> list[float]:

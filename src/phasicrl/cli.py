@@ -22,7 +22,8 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Container, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from phasicrl.experiments.trials import Trial
     from phasicrl.session.run import Run
 
+_PLAIN_WARNING = warnings.formatwarning
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit codes besides 0; an error that has another says so itself (docs/runs.md has all)."""
 
@@ -80,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     common, words = tyro.cli(
         _Common, args=given, prog="phasicrl", return_unknown_args=True, add_help=False
     )
+    warnings.formatwarning = _format_warning
     try:
         for module in common.modules:
             _import(module)
@@ -89,6 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         silence(sys.stdout)
         return BROKEN_PIPE
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich ends so
+            return BROKEN_PIPE
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -100,7 +107,18 @@ def main(arguments: list[str] | None = None) -> int:
         print(printable(said), file=sys.stderr)
         return getattr(error, "exit_code", USER_ERROR if expected else 1)
     finally:
+        warnings.formatwarning = _PLAIN_WARNING
         ASKED_IMPORTS.clear()  # it was for this command
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    line: str | None = None,
+) -> str:  # fmt: skip
+    """Ours as a sentence, without the line of code that says it; others as Python has them."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        return f"note: {printable(str(message))}\n"
+    return _PLAIN_WARNING(message, category, filename, lineno, line)
 
 
 def _import(module: str) -> None:
@@ -192,12 +210,91 @@ def _read_none(
     )
 
 
+@_REGISTRY.primitive_rule
+def _read_whole(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Read whole numbers as people write them, `1e6` too; several stand apart from each other."""
+    if kind.type is int:
+        return PrimitiveConstructorSpec(
+            nargs=1, metavar="INT", instance_from_str=lambda words: _whole(words[0]),
+            is_instance=lambda value: isinstance(value, int),
+            str_from_instance=lambda value: [str(value)],
+        )  # fmt: skip
+    if kind.type not in (tuple[int, ...], Sequence[int]):
+        return None  # tyro's own rules
+
+    def read(words: list[str]) -> tuple[int, ...]:
+        if together := [word for word in words if "," in word]:
+            apart = together[0].replace(",", " ").strip()
+            raise ValueError(f"{together[0]!r} is no whole number; write them apart: {apart}")
+        return tuple(map(_whole, words))
+
+    return PrimitiveConstructorSpec(
+        nargs="*", metavar="[INT [INT ...]]", instance_from_str=read,
+        is_instance=lambda value: all(isinstance(each, int) for each in value),
+        str_from_instance=lambda value: [str(each) for each in value],
+    )  # fmt: skip
+
+
+def _whole(word: str) -> int:
+    """A whole number; `1e6` is one, `1.5` is none."""
+    with contextlib.suppress(ValueError):
+        return int(word)
+    with contextlib.suppress(ValueError):
+        number = float(word)
+        if number.is_integer() and abs(number) < 2**53:  # larger ones would be rounded
+            return int(number)
+    raise ValueError(f"{word!r} is no whole number; give one, such as 64 or 1e6")
+
+
+def _print_json(tree: Any) -> None:
+    """Print data classes, paths, and what is made of them, as one JSON value; infinity is null."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [each.name for each in dataclasses.fields(value)]
+            return {name: plain(getattr(value, name)) for name in names}
+        if isinstance(value, Mapping):
+            return {str(key): plain(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(inner) for inner in value]
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        return value if isinstance(value, bool | int | str | None) else str(value)
+
+    print(json.dumps(plain(tree), allow_nan=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """How a command says what it found."""
+
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print one JSON value, and nothing else: for programs."""
+
+    def working(self) -> contextlib.redirect_stdout[Any]:
+        """While this is entered, `--json` sends what is printed to the standard error."""
+        return contextlib.redirect_stdout(sys.stderr if self.json else sys.stdout)
+
+    def answer(self, found: Any, show: Callable[[], object]) -> None:
+        """Print what was found: as JSON, or as `show` does for people."""
+        if self.json:
+            return _print_json(found)
+        show()
+
+    def say(self, found: Any, lines: Iterable[object] | None = None) -> None:
+        """The same with lines for people; those of a list unless given."""
+        shown = found if lines is None else lines
+        self.answer(found, lambda: print(printable("\n".join(map(str, shown)))))
+
+
 _PYTHON_ONLY = (
     "make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_trial"
 )  # fmt: skip
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
 
 
+_ALIASES = {"tasks": ("--games",)}
+"""Options that have a second name."""
 _USUAL = (tyro.conf.PositionalRequiredArgs,)
 
 
@@ -207,7 +304,7 @@ def arguments_for(
     words: list[str],
     *,
     without: Sequence[str] = (),
-    own: type | None = None,
+    own: type[_Output] = _Output,
     markers: tuple[Any, ...] = _USUAL,
     others: bool = False,
 ) -> tuple[dict[str, Any], Any, list[str]]:
@@ -220,7 +317,7 @@ def arguments_for(
         function: whose parameters are read, but for those in `_PYTHON_ONLY`.
         words: of the command line.
         without: parameters that have no option.
-        own: a dataclass of further options that only the command line has.
+        own: options that only the command line has, `--json` among them.
         markers: tyro's, for the function's.
         others: whether there may be words that are none of these.
 
@@ -238,7 +335,10 @@ def arguments_for(
     parameters = inspect.signature(function).parameters
     kept = [parameter for name, parameter in parameters.items() if name not in left_out]
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
-    collect.__annotations__ = typing.get_type_hints(collect, function.__globals__)
+    hints = typing.get_type_hints(collect, function.__globals__)
+    for name in hints.keys() & _ALIASES.keys():
+        hints[name] = Annotated[hints[name], tyro.conf.arg(aliases=_ALIASES[name])]
+    collect.__annotations__ = hints
     typing.cast(Any, collect).__signature__ = inspect.Signature(kept)
     # tyro keeps the line breaks of a docstring, which are our source's.
     collect.__doc__ = re.sub(r"\n {8,}", " ", inspect.getdoc(function) or "")
@@ -248,47 +348,19 @@ def arguments_for(
         "own": Annotated[own, flat, tyro.conf.arg(name="")],
     }
     found: Any = tyro.cli(
-        collect if own is None else with_own, args=words, return_unknown_args=others,
-        prog=f"phasicrl {verb}", description=_first_line(function),
-        config=(*(markers if own is None else _USUAL), tyro.conf.SuppressFixed), registry=_REGISTRY,
+        with_own, args=words, return_unknown_args=others, prog=f"phasicrl {verb}",
+        description=_first_line(function), config=(*_USUAL, tyro.conf.SuppressFixed),
+        registry=_REGISTRY,
     )  # fmt: skip
-    found, rest = found if others else (found, [])
-    arguments, read = (found, None) if own is None else found
+    (arguments, read), rest = found if others else (found, [])
     return arguments, read, rest
-
-
-@dataclass(frozen=True)
-class _Machine:
-    """For programs that read what is printed."""
-
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print JSON, and nothing else."""
-
-
-def _print_json(tree: Any) -> None:
-    """Print data classes, paths, and what is made of them, as one JSON value; infinity is null."""
-
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {
-                each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)
-            }
-        if isinstance(value, Mapping):
-            return {str(key): plain(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(inner) for inner in value]
-        if isinstance(value, float):
-            return value if math.isfinite(value) else None
-        return value if isinstance(value, bool | int | str | None) else str(value)
-
-    print(json.dumps(plain(tree), allow_nan=False))
 
 
 # --- train and resume
 
 
 @dataclass(frozen=True)
-class _TrainOptions:
+class _TrainOptions(_Output):
     """Options of `train` that are no knobs."""
 
     same_plan: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -306,13 +378,25 @@ def _train(words: list[str]) -> None:
     )
     config = parse_config(words)
     if options.scale_batch is not None:
-        config = _scaled(config, options.scale_batch)
+        with options.working():
+            config = _scaled(config, options.scale_batch)
     plan = _plan_of(words) if options.same_plan else None
     from phasicrl.algorithm import train
     from phasicrl.experiments.trials import train_or_resume
 
     start = train_or_resume if options.resume == "auto" else train
-    _print_result(start(config, plan=plan))
+    _run(options, lambda: start(config, plan=plan))
+
+
+_TRAIN_FLAGS = ["--" + each.name.replace("_", "-") for each in dataclasses.fields(_TrainOptions)]
+
+
+def _help_beside_knobs() -> str:
+    """The help of the options of `train` that are no knobs, without its usage line."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(_TrainOptions, args=["--help"], config=(tyro.conf.SuppressFixed,))
+    return said.getvalue().partition("\n\n")[2].rstrip()
 
 
 def _scaled(config: Config, factor: float) -> Config:
@@ -320,6 +404,8 @@ def _scaled(config: Config, factor: float) -> Config:
     from phasicrl.experiments.batch_scale import scaled_batch
 
     scaled = scaled_batch(config, factor)
+    if os.environ.get("RANK", "0") != "0":  # of several processes, one says it
+        return scaled
     print(f"batches {factor:g} times as large:")
     for field, (old, new) in differences(scaled, config).items():
         print(f"  {field}: {old} → {new}")
@@ -337,6 +423,7 @@ def _plan_of(words: list[str]) -> Plan:
     Raises:
         ValueError: there is no such run, it has no plan, or one for another kind of machine.
     """
+    words = _apart(words)
     if words[0] != "--from":
         raise ValueError(
             "--same-plan needs a run whose plan is followed: "
@@ -360,16 +447,22 @@ def _plan_of(words: list[str]) -> Plan:
     return plan
 
 
-def parse_config(words: list[str]) -> Config:
+def parse_config(words: list[str], command: str = "train") -> Config:
     """The configuration that the words after `train` describe.
 
     They are a preset's name or `--from FILE`, then fields.
+
+    Args:
+        words: after the command.
+        command: `train`, or another with the same words, for what is said of unknown ones.
 
     Raises:
         ValueError: no preset named, an unknown one, or values that do not go together.
     """
     base, label, words = _base(words)
-    given = _given_knobs(base, words, f"phasicrl train {label}")
+    if command == "train" and {"-h", "--help"} & {*words}:
+        print(_help_beside_knobs())
+    given = _given_knobs(base, words, f"phasicrl {command} {label}")
     # What the base sets and these words make useless goes without a word; what was named in vain is
     # refused.
     return base.changed(given, reset_idle=True, keep=given)
@@ -382,12 +475,12 @@ def _base(words: list[str]) -> tuple[Config, str, list[str]]:
     """
     if not words or words[0] in ("-h", "--help"):
         print("usage: phasicrl train PRESET [FIELDS]")
-        print("       phasicrl train --from RUN [--same-plan] [FIELDS]")
-        print("       … --resume auto goes on with the newest run of the same\n\npresets:")
-        for name, preset in PRESETS.items():
-            print(f"  {name:<30}{preset.summary}")
+        print("       phasicrl train --from RUN [FIELDS]")
+        print(f"\n{_help_beside_knobs()}\n\npresets:")
+        print("\n".join(_preset_lines()))
         print("\n`phasicrl train PRESET --help` lists every field with its value in that preset.")
         raise SystemExit(0 if words else USER_ERROR)
+    words = _apart(words)
     if words[0] == "--from":
         if len(words) < 2:
             raise ValueError("--from needs the path of a config.json")
@@ -405,6 +498,12 @@ def _base(words: list[str]) -> tuple[Config, str, list[str]]:
     return get_preset(words[0]), words[0], words[1:]
 
 
+def _apart(words: list[str]) -> list[str]:
+    """`--from=FILE` as two words."""
+    flag, equals, file = words[0].partition("=")
+    return [flag, file, *words[1:]] if equals and flag == "--from" else words
+
+
 _OFF = "_off"
 """Ends the names of switches such as `--aux none`, which tyro has beside the group's fields."""
 
@@ -414,9 +513,14 @@ def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
     # A flag that may come more than once needs a default. Every text is given: to look for comments
     # takes time.
     default, markers = {"env": {"options": ()}}, (tyro.conf.HelptextFromCommentsOff,)
-    tree = tyro.cli(
-        _knobs(base), args=words, prog=prog, registry=_REGISTRY, default=default, config=markers
-    )
+    tree, unknown = tyro.cli(
+        _knobs(base), args=words, prog=prog, registry=_REGISTRY, default=default, config=markers,
+        return_unknown_args=True,
+    )  # fmt: skip
+    if unknown:
+        flags = [*_flags(), *_TRAIN_FLAGS]
+        near = nearest_name(unknown[0].partition("=")[0].replace("_", "-"), flags)
+        raise ValueError(f"unknown: {unknown[0]!r}{near}; `{prog} --help` lists all flags")
     given: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -432,7 +536,15 @@ def _given_knobs(base: Config, words: list[str], prog: str) -> dict[str, Any]:
         given[group] = None
     named = {path.partition(".")[0] for path in given if "." in path} - given.keys()
     off = [name for name in named if getattr(base, name) is None]
-    return {name: _group_when_on(base, name) for name in off} | given
+    num_envs = given.get("env.num_envs", base.env.num_envs)
+    return {name: _group_when_on(name, num_envs) for name in off} | given
+
+
+def _flags() -> list[str]:
+    """The flags of all knobs and groups, those with `no-` among them."""
+    switches = [path for path, value in defaults().items() if isinstance(value, bool)]
+    off = [re.sub(r"(\w+)$", r"no-\1", path) for path in switches]
+    return ["--" + path.replace("_", "-") for path in (*defaults(), *off)]
 
 
 def _knobs(base: Config) -> Any:
@@ -449,9 +561,8 @@ def _knobs(base: Config) -> Any:
             continue
         inner_texts, inner = field_texts(typing.cast(type, kind)), {}
         for field, inner_hint in typing.get_type_hints(kind).items():
-            value = f"{shown(defaults()[f'{name}.{field}'])}, once it is on"
-            if group is not None:
-                value = shown(getattr(group, field))
+            value = shown(getattr(group or _group_when_on(name, base.env.num_envs), field))
+            value += "" if group else ", once it is on"
             inner[field] = _option(inner_hint, inner_texts[field], value)
         fields[name] = Annotated[_typed_dict(kind, inner), tyro.conf.arg(help=kind.__doc__)]
         if hint is not kind:
@@ -478,11 +589,11 @@ def _typed_dict(kind: Any, fields: dict[str, Any]) -> Any:
     return made
 
 
-def _group_when_on(base: Config, name: str) -> Any:
+def _group_when_on(name: str, num_envs: int) -> Any:
     """What a group that is off begins with when one of its fields is named."""
     if name == "aux":
         # The usual number of minibatches, or as many as these environments can be dealt out to.
-        return AuxConfig(num_minibatches=math.gcd(AuxConfig().num_minibatches, base.env.num_envs))
+        return AuxConfig(num_minibatches=math.gcd(AuxConfig().num_minibatches, num_envs))
     members = typing.get_args(typing.get_type_hints(Config)[name])
     return next(member for member in members if member is not type(None))()
 
@@ -509,16 +620,12 @@ def _added_options(
     return Options(options)
 
 
-_AS_IT_IS: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
-"""How rich prints text that may hold anything, names of files for example."""
-
-
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
     from phasicrl.algorithm import resume
 
-    arguments, *_ = arguments_for("resume", resume, words)
-    _print_result(resume(**arguments))
+    arguments, own, _ = arguments_for("resume", resume, words)
+    _run(own, lambda: resume(**arguments))
 
 
 def _checkpoint(words: list[str]) -> None:
@@ -546,41 +653,71 @@ def _list_checkpoints(words: list[str]) -> None:
     """The checkpoints that there are, and which cannot be used."""
     from phasicrl.runs.inspect import list_checkpoints
 
-    arguments, own, _ = arguments_for("checkpoint ls", list_checkpoints, words, own=_Machine)
+    arguments, own, _ = arguments_for("checkpoint ls", list_checkpoints, words)
     found = list_checkpoints(**arguments)
-    if own.json:
-        return _print_json(found)
-    for each in found:
-        megabytes = f"{each.num_bytes / 1e6:,.1f} MB"
-        print(printable(f"{each.name}  {megabytes:>12}  {each.problem or 'good'}"))
+    row = "{0.name}  {1:>9,.1f} MB  {2}".format
+    own.say(found, (row(each, each.num_bytes / 1e6, each.problem or "good") for each in found))
 
 
 def _verify_run(words: list[str]) -> None:
     """Read every file as a resumed run or an evaluation would."""
     from phasicrl.runs.inspect import verify_run
 
-    arguments, *_ = arguments_for("checkpoint verify", verify_run, words)
-    if problems := verify_run(**arguments):
+    arguments, own, _ = arguments_for("checkpoint verify", verify_run, words)
+    problems = verify_run(**arguments)
+    if own.json or not problems:
+        own.say(problems, ["all files are as they were saved"])
+    if problems:
         raise ValueError("\n".join(problems))
-    print("all files are as they were saved")
 
 
 def _diff_checkpoints(words: list[str]) -> None:
     """In what two checkpoints differ, the last two unless they are named."""
     from phasicrl.runs.inspect import diff_checkpoints
 
-    arguments, *_ = arguments_for("checkpoint diff", diff_checkpoints, words)
+    arguments, own, _ = arguments_for("checkpoint diff", diff_checkpoints, words)
     one, other, differences = diff_checkpoints(**arguments)
-    for each in differences:
-        what = f"{each.one} → {each.other}" if each.one else each.other
-        print(printable(f"{each.name}: {what}"))
-    print(f"{len(differences)} differences between {one} and {other}")
+    lines = [f"{each.name}: {each.one}{' → ' * bool(each.one)}{each.other}" for each in differences]
+    lines += [f"{len(differences)} differences between {one} and {other}"]
+    own.say({"one": one, "other": other, "differences": differences}, lines)
+
+
+def _run(own: _Output, start: Callable[[], Run]) -> None:
+    """Train, and say what came of it; of several processes, one says it.
+
+    A run that is cut short is an error, before which programs are told what it came to.
+    """
+    try:
+        with own.working():
+            run = start()
+    except BaseException as error:
+        if own.json and (directory := getattr(error, "run_directory", None)):
+            _print_json(_result(directory, error))
+        raise
+    if run.world.is_first:
+        own.answer(_result(run.directory), lambda: _print_result(run))
+
+
+def _result(directory: Path, error: BaseException | None = None) -> dict[str, Any]:
+    """What a run came to, by its last whole iteration, for programs."""
+    from phasicrl.optimize import DivergedError
+    from phasicrl.runs.directory import RunDirectory
+
+    files, name = RunDirectory(directory), "charts/episodic_return_100"
+    rows = files.metrics(name) if files.last_rows(1) else []
+    outcome = "finished" if error is None else "failed"
+    if isinstance(error, DivergedError):
+        outcome = "diverged"
+    elif isinstance(error, KeyboardInterrupt | SystemExit):
+        outcome = "stopped"
+    return {
+        "run": directory, "outcome": outcome, "env_steps": rows[-1]["env_steps"] if rows else 0,
+        "return_100": next((row[name] for row in reversed(rows) if name in row), None),
+    }  # fmt: skip
 
 
 def _print_result(run: Run) -> None:
-    """Where the run directory is, and one table of results; of several processes, one says it."""
-    if not run.world.is_first:
-        return
+    """Where the run directory is, and one table of results."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -589,35 +726,30 @@ def _print_result(run: Run) -> None:
     table = Table(title=Text(printable(title)), show_header=False)
     for name, value in run.summary().items():
         table.add_row(name, value)
-    console = Console()
-    console.print(table)
-    console.print(printable(f"run directory: {run.directory}"), **_AS_IT_IS)
+    Console().print(table)
+    print(printable(f"run directory: {run.directory}"))
 
 
 def _suite(words: list[str]) -> None:
     """Train an experiment of the papers, and draw it: `phasicrl suite fig3 [--jobs 2 …]`."""
-    from rich.console import Console
-
     from phasicrl.experiments.run_suite import run_suite
     from phasicrl.experiments.suites import SUITES
 
-    console = Console()
-    if not words:
-        for name, suite in SUITES.items():
-            console.print(f"{name:<16}{suite.about}; small: {', '.join(suite.small)}", **_AS_IT_IS)
-        return
-    arguments, own, _ = arguments_for("suite", run_suite, words, own=_Machine)
+    if words in ([], ["--json"]):
+        known = {name: {"about": each.about, "small": each.small} for name, each in SUITES.items()}
+        small = {name: ", ".join(suite.small) for name, suite in SUITES.items()}
+        lines = (f"{name:<16}{SUITES[name].about}; small: {tasks}" for name, tasks in small.items())
+        return _Output(json=bool(words)).say(known, lines)
+    arguments, own, _ = arguments_for("suite", run_suite, words)
 
     def on_trial(trial: Trial) -> None:
         task, arm, budget = trial.label
         text = f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"
-        if not own.json:
-            console.print(printable(text), **_AS_IT_IS)
+        print(printable(text), flush=True)
 
-    found = run_suite(**arguments, on_trial=on_trial)
-    if own.json:
-        return _print_json(found)
-    _print_comparison(found.comparison, found.files)
+    with own.working():
+        found = run_suite(**arguments, on_trial=on_trial)
+    own.answer(found, lambda: _print_comparison(found.comparison, found.files))
 
 
 # --- sweeps
@@ -637,7 +769,7 @@ _Several = tyro.conf.UseAppendAction[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _Grid(_Output):
     """What is trained."""
 
     presets: tuple[str, ...]
@@ -662,13 +794,12 @@ def _create_sweep(words: list[str]) -> None:
             settings[path] = tuple(reader(word) for word in text.split(","))
             base = reader.base
         arms += grid({preset: base}, settings)
-    _print_created(arguments["directory"], *create_sweep(arguments["directory"], arms, **{
-        name: value for name, value in arguments.items() if name != "directory"
-    }))  # fmt: skip
+    directory = arguments.pop("directory")
+    _answer_created(own, directory, *create_sweep(directory, arms, **arguments))
 
 
 @dataclass(frozen=True)
-class _Spaces:
+class _Spaces(_Output):
     """What is searched."""
 
     preset: str
@@ -691,7 +822,7 @@ def _create_search(words: list[str]) -> None:
         spaces[path] = Space.parse(text, reader)
         base = reader.base
     directory = arguments.pop("directory")
-    _print_created(directory, *create_search(directory, base, spaces, **arguments))
+    _answer_created(own, directory, *create_search(directory, base, spaces, **arguments))
 
 
 def _path_and_text(flag: str, given: str, before: Container[str]) -> tuple[str, str]:
@@ -719,16 +850,17 @@ class _ValueReader:
         no = "no-" if is_switch and word.lower() == "false" else ""
         flag = f"--{group}.{no}{field}" if group else f"--{no}{field}"
         words = [flag.replace("_", "-"), *([] if is_switch else word.split())]
-        given = _given_knobs(self.base, words, f"phasicrl sweep: {self._path}")
+        given = _given_knobs(self.base, words, f"phasicrl train {self.base.name}")
         value = given.pop(self._path)
         self.base = self.base.changed(given, reset_idle=True)
         return value
 
 
-def _print_created(directory: Path, added: int, number: int) -> None:
+def _answer_created(own: _Output, directory: Path, added: int, number: int) -> None:
     """What there is, and what comes next."""
-    print(printable(f"{added} trials added, {number} in all: {directory}"))
-    print(printable(f"`phasicrl sweep work {directory}` trains them"))
+    lines = [f"{added} trials added, {number} in all: {directory}"]
+    lines += [f"`phasicrl sweep work {directory}` trains them"]
+    own.say({"directory": directory, "added": added, "trials": number}, lines)
 
 
 def _work_on_sweep(words: list[str]) -> None:
@@ -738,27 +870,27 @@ def _work_on_sweep(words: list[str]) -> None:
     def on_trial(id: str, outcome: str) -> None:
         print(printable(f"{id}: {outcome}"), flush=True)
 
-    arguments, *_ = arguments_for("sweep work", work_on_sweep, words)
-    work_on_sweep(**arguments, on_trial=on_trial)
-    _print_status(arguments["directory"], as_json=False)
+    arguments, own, _ = arguments_for("sweep work", work_on_sweep, words)
+    with own.working():
+        work_on_sweep(**arguments, on_trial=on_trial)
+    _answer_status(own, arguments["directory"])
 
 
 def _submit_sweep(words: list[str]) -> None:
     """Have jobs of SLURM or Ray, or background processes, work on a sweep."""
     from phasicrl.sweeps.submit import submit_sweep
 
-    arguments, *_ = arguments_for("sweep submit", submit_sweep, words)
-    print(" ".join(submit_sweep(**arguments)) or "nothing is left to train")
+    arguments, own, _ = arguments_for("sweep submit", submit_sweep, words)
+    jobs = submit_sweep(**arguments)
+    own.say(jobs, [" ".join(jobs) or "nothing is left to train"])
 
 
 @dataclass(frozen=True)
-class _StatusOptions:
+class _StatusOptions(_Output):
     """How it is shown."""
 
     watch: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show it anew every five seconds, until nothing is left."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print a list of objects, one for each arm."""
 
 
 def _sweep_status(words: list[str]) -> None:
@@ -771,22 +903,24 @@ def _sweep_status(words: list[str]) -> None:
     if own.watch and not own.json:
         _watch_sweep(arguments["directory"])
     else:
-        _print_status(arguments["directory"], as_json=own.json)
+        _answer_status(own, arguments["directory"])
 
 
-def _print_status(directory: Path, *, as_json: bool) -> None:
+def _answer_status(own: _Output, directory: Path) -> None:
     """The status as it is now."""
     from rich.console import Console
 
     from phasicrl.sweeps.status import lines, status_table, sweep_status
 
     statuses, console = sweep_status(directory), Console()
-    if as_json:
-        _print_json(statuses)
-    elif console.is_terminal:
-        console.print(status_table(statuses, printable(str(directory))))
-    else:
-        print(printable(lines(statuses)))
+
+    def show() -> None:
+        if console.is_terminal:
+            console.print(status_table(statuses, printable(str(directory))))
+        else:
+            print(printable(lines(statuses)))
+
+    own.answer(statuses, show)
 
 
 def _watch_sweep(directory: Path) -> None:
@@ -817,29 +951,24 @@ def _sweep_results(words: list[str]) -> None:
     """Write a row for each finished run, and compare the arms."""
     from phasicrl.sweeps.sweep import sweep_results
 
-    arguments, own, _ = arguments_for("sweep results", sweep_results, words, own=_Machine)
+    arguments, own, _ = arguments_for("sweep results", sweep_results, words)
     found = sweep_results(**arguments)
-    if own.json:
-        return _print_json(found)
-    _print_comparison(found.comparison, found.files)
+    own.answer(found, lambda: _print_comparison(found.comparison, found.files))
 
 
 def _best_of_search(words: list[str]) -> None:
     """The best settings of a search so far: `phasicrl sweep best DIR --export FILE`."""
     from phasicrl.sweeps.search import Search, best_of_search
 
-    arguments, own, _ = arguments_for("sweep best", best_of_search, words, own=_Machine)
+    arguments, own, _ = arguments_for("sweep best", best_of_search, words)
     best = best_of_search(**arguments)
-    if own.json:
-        return _print_json(best)
-    base = Search.read(arguments["directory"]).base
-    print(f"trial {best.number}: {best.value:.4g}")
-    for field, (old, new) in differences(best.config, base).items():
-        print(f"  {field}: {old} → {new}")
+    changed = differences(best.config, Search.read(arguments["directory"]).base).items()
+    lines = [f"  {field}: {old} → {new}" for field, (old, new) in changed]
+    own.say(best, [f"trial {best.number}: {best.value:.4g}", *lines])
 
 
 @dataclass(frozen=True)
-class _BenchOutput:
+class _BenchOutput(_Output):
     """What only the command line has."""
 
     output: Path = Path("bench.json")
@@ -857,25 +986,38 @@ def _bench(words: list[str]) -> None:
     arguments, own, rest = arguments_for(
         "bench PRESET", measure, words[1:], without=("config",), own=_BenchOutput, others=True
     )
-    report = measure(parse_config([words[0], *rest]), **arguments)
+    config = parse_config([words[0], *rest], "bench")
+    for path in (own.output, arguments["trace"] or own.output):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    report = measure(config, **arguments)
     own.output.write_text(report.to_json() + "\n")
-    print_report(report)
-    print(f"everything: {own.output}")
+
+    def show() -> None:
+        print_report(report)
+        print(f"everything: {own.output}")
+
+    own.answer(json.loads(report.to_json()), show)
 
 
 # --- after training
 
 
 @dataclass(frozen=True)
-class _EvaluateOptions:
+class _EvaluateOptions(_Output):
     """What only the command line has, or has in other words."""
 
     policy: Literal["both", "greedy", "sampled"] = "both"
     """Most likely action, drawn action, or one after the other."""
-    json: bool = False
-    """Print one JSON object; its `mean_return` is the greedy policy's, unless only sampled."""
     steps: Path | None = None
     """A CSV file that gets every step: reward, return, mean, deviation, entropy, action."""
+
+
+_PLAYED_ON = {
+    "unseen": "unseen levels or seeds",
+    "train": "the levels of its training",
+    "both": "unseen levels, and as many on those of its training",
+}
+"""What episodes were played on, in words."""
 
 
 def _evaluate(words: list[str]) -> None:
@@ -890,16 +1032,18 @@ def _evaluate(words: list[str]) -> None:
     rows = [result.to_dict() for result in results]
     run, levels = str(arguments["run_dir"]), arguments["levels"]
     gaps = generalization_gaps(results)
-    if own.json:
-        tree = rows[0] | {"run": run, "levels": levels, "seed": arguments["seed"]}
-        tree |= dict(zip(policies, rows, strict=False))  # of the levels that come first
-        trained = dict(zip(policies, rows[len(policies) :], strict=False))
-        _print_json(tree | ({"train": trained, "gap": gaps} if gaps else {}))
-        return
-    title = f"{run}: {arguments['episodes']} episodes, {levels} levels or seeds"
-    _print_evaluation(title, rows)
-    for policy, value in gaps.items():
-        print(f"{policy}: {value:.2f} more on the levels of the training than on unseen ones")
+    tree = rows[0] | {"run": run, "levels": levels, "seed": arguments["seed"]}
+    tree |= dict(zip(policies, rows, strict=False))  # of the levels that come first
+    trained = dict(zip(policies, rows[len(policies) :], strict=False))
+    tree |= {"train": trained, "gap": gaps} if gaps else {}
+
+    def show() -> None:
+        title = f"{run}: {arguments['episodes']} episodes on {_PLAYED_ON[levels]}"
+        _print_evaluation(title, rows)
+        for policy, value in gaps.items():
+            print(f"{policy}: {value:.2f} more on the levels of the training than on unseen ones")
+
+    own.answer(tree, show)
 
 
 def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
@@ -927,53 +1071,54 @@ def _video(words: list[str]) -> None:
     """Film the agent of a run; no screen needed."""
     from phasicrl.experiments.video import film
 
-    arguments, *_ = arguments_for("video", film, words)
+    arguments, own, _ = arguments_for("video", film, words)
     path, result = film(**arguments)
     returns = ", ".join(f"{value:g}" for value in result.returns)
-    print(f"{printable(str(path))}: {len(result.returns)} episodes, returns {returns}")
+    line = f"{path}: {len(result.returns)} episodes, returns {returns}"
+    own.say({"path": path, **result.to_dict()}, [line])
 
 
 def _export(words: list[str]) -> None:
     """Write a policy as a file for other tools: `phasicrl export RUN [--format torch]`."""
     from phasicrl.exchange.export import export_policy
 
-    arguments, own, _ = arguments_for("export", export_policy, words, own=_Machine)
+    arguments, own, _ = arguments_for("export", export_policy, words)
     made = export_policy(**arguments)
-    if own.json:
-        return _print_json(made)
-    for what in ("inputs", "outputs"):
-        for name, about in made.about[what].items():
-            print(printable(f"  {what[:-1]} {name}: {about}"))
-    print(
+    named = [(what, *each) for what in ("inputs", "outputs") for each in made.about[what].items()]
+    lines = [f"  {what[:-1]} {name}: {about}" for what, name, about in named]
+    lines += [
         f"on {made.observations:,} observations it says what the agent says, "
-        f"to {made.difference:.1g}\n{printable(str(made.path))}"
-    )
+        f"to {made.difference:.1g}\n{made.path}"
+    ]
+    own.say(made, lines)
 
 
 def _play(words: list[str]) -> None:
     """Let an exported policy act in its environments: `phasicrl play RUN [--file FILE]`."""
     from phasicrl.exchange.export import play_exported, policy_file
 
-    arguments, own, _ = arguments_for("play", play_exported, words, own=_Machine)
+    arguments, own, _ = arguments_for("play", play_exported, words)
     played = play_exported(**arguments).to_dict()
-    if own.json:
-        return _print_json(played)
-    file = policy_file(arguments["file"] or arguments["run_dir"])
-    title = f"{file}: {arguments['episodes']} episodes of the exported policy"
-    _print_evaluation(title, [played])
+
+    def show() -> None:
+        file = policy_file(arguments["file"] or arguments["run_dir"])
+        title = f"{file}: {arguments['episodes']} episodes of the exported policy"
+        _print_evaluation(title, [played])
+
+    own.answer(played, show)
 
 
 def _release(words: list[str]) -> None:
     """Write packages of trained agents to give away: `phasicrl release RUN … [--output DIR]`."""
     from phasicrl.exchange.package import release
 
-    arguments, own, _ = arguments_for("release", release, words, own=_Machine)
+    arguments, own, _ = arguments_for("release", release, words)
     packages = release(**arguments)
-    if own.json:
-        return _print_json(packages)
+    lines = []
     for made in packages:
         returns = ", ".join(f"{each.policy} {each.mean_return:.2f}" for each in made.evaluations)
-        print(printable(f"{made.path}: {returns}"))
+        lines.append(f"{made.path}: {returns}")
+    own.say(packages, lines)
 
 
 def _hub(words: list[str]) -> None:
@@ -985,26 +1130,26 @@ def _push(words: list[str]) -> None:
     """Upload a package of `phasicrl release`: `phasicrl hub push DIR OWNER/NAME [--dry-run]`."""
     from phasicrl.exchange.hub import push
 
-    arguments, *_ = arguments_for("hub push", push, words)
+    arguments, own, _ = arguments_for("hub push", push, words)
     names = push(**arguments)
     done = "would upload" if arguments["dry_run"] else "uploaded"
-    print(printable(f"{done} to {arguments['repository']}: {', '.join(names)}"))
+    own.say(names, [f"{done} to {arguments['repository']}: {', '.join(names)}"])
 
 
 def _pull(words: list[str]) -> None:
     """Download a package: `phasicrl hub pull OWNER/NAME [--output DIR]`."""
     from phasicrl.exchange.hub import pull
 
-    arguments, *_ = arguments_for("hub pull", pull, words)
-    print(printable(str(pull(**arguments))))
+    arguments, own, _ = arguments_for("hub pull", pull, words)
+    own.say([pull(**arguments)])
 
 
 @dataclass(frozen=True)
-class _ConvertOptions:
+class _ConvertOptions(_Output):
     """Where it goes."""
 
-    output: Path = Path("config.json")
-    """The file that gets the configuration."""
+    output: Path | None = None
+    """The file that gets the configuration; else config.json, if there is none yet."""
 
 
 def _convert(words: list[str]) -> None:
@@ -1020,7 +1165,7 @@ def _convert_cleanrl(words: list[str]) -> None:
         _ConvertOptions, args=words, prog="phasicrl convert cleanrl SCRIPT.py",
         return_unknown_args=True,
     )  # fmt: skip
-    _write_converted(convert_cleanrl(command), own.output)
+    _write_converted(convert_cleanrl(command), own)
 
 
 def _convert_sb3_zoo(words: list[str]) -> None:
@@ -1030,48 +1175,47 @@ def _convert_sb3_zoo(words: list[str]) -> None:
     arguments, own, _ = arguments_for(
         "convert sb3-zoo", convert_sb3_zoo, words, own=_ConvertOptions
     )
-    _write_converted(convert_sb3_zoo(**arguments), own.output)
+    _write_converted(convert_sb3_zoo(**arguments), own)
 
 
-def _write_converted(found: Converted, output: Path) -> None:
+def _write_converted(found: Converted, own: _ConvertOptions) -> None:
     """Write the configuration, and say what became of each setting."""
+    output = own.output or Path("config.json")
+    if own.output is None and output.exists():
+        raise ValueError(f"{output} is there already; name the file to write: --output FILE")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(found.config.to_json() + "\n", encoding="utf-8")
+    lines = []
     for title, settings in (("taken over", found.taken), ("not taken over", found.left)):
-        if settings:
-            print(f"{title}:")
-        for setting, meant in settings.items():
-            print(printable(f"  {setting}: {meant}"))
-    print(printable(f"`phasicrl train --from {output}` trains it"))
+        lines += [f"{title}:"] * bool(settings)
+        lines += [f"  {setting}: {meant}" for setting, meant in settings.items()]
+    lines += [f"`phasicrl train --from {output}` trains it"]
+    own.say({"path": output, "taken": found.taken, "left": found.left}, lines)
 
 
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
     from phasicrl.analysis.plot import plot_runs
 
-    arguments, *_ = arguments_for("plot", plot_runs, words)
-    for path in plot_runs(**arguments):
-        print(printable(str(path)))
+    arguments, own, _ = arguments_for("plot", plot_runs, words)
+    own.say(plot_runs(**arguments))
 
 
 def _report(words: list[str]) -> None:
     """Write a page about runs, with a diagnosis: `phasicrl report RUN … [--output FILE]`."""
     from phasicrl.analysis.report import write_report
 
-    arguments, *_ = arguments_for("report", write_report, words)
-    print(printable(str(write_report(**arguments))))
+    arguments, own, _ = arguments_for("report", write_report, words)
+    own.say([write_report(**arguments)])
 
 
 def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
     from phasicrl.analysis.compare import compare_runs
 
-    arguments, own, _ = arguments_for("compare", compare_runs, words, own=_Machine)
+    arguments, own, _ = arguments_for("compare", compare_runs, words)
     comparison = compare_runs(**arguments)
-    if own.json:
-        _print_json(comparison)
-    else:
-        _print_comparison(comparison, comparison.files)
+    own.answer(comparison, lambda: _print_comparison(comparison, comparison.files))
     comparison.require_bounds()
 
 
@@ -1092,32 +1236,32 @@ def _print_comparison(comparison: Comparison, files: Sequence[Path]) -> None:
 
 
 def _presets(words: list[str]) -> None:
-    """Show the presets: what each is for, its source, and how it differs from its parent."""
+    """List the presets: `phasicrl presets NAME` shows the source and what is changed."""
     arguments, own, _ = arguments_for(
-        "presets", _presets_named, words, own=_Machine, markers=(tyro.conf.Positional,)
+        "presets", _presets_named, words, markers=(tyro.conf.Positional,)
     )
     found = _presets_named(**arguments)
-    if own.json:
-        return _print_json(
-            [
-                {
-                    "name": name,
-                    "summary": preset.summary,
-                    "source": preset.source,
-                    "parent": preset.parent,
-                    "config": preset.config,
-                }
-                for name, preset in found.items()
-            ]
-        )
-    _print_presets(found)
+    fields = ("summary", "source", "parent", "config")
+    rows = [
+        {"name": name} | {field: getattr(preset, field) for field in fields}
+        for name, preset in found.items()
+    ]
+    if arguments["pattern"]:
+        return own.answer(rows, lambda: _print_presets(found))
+    way = "`phasicrl presets NAME` shows where its numbers come from, and what it changes"
+    own.say(rows, [*_preset_lines(), "", way])
+
+
+def _preset_lines() -> list[str]:
+    """Each preset with what it is for."""
+    return [f"  {name:<30}{preset.summary}" for name, preset in PRESETS.items()]
 
 
 def _presets_named(pattern: str = "") -> dict[str, Preset]:
-    """Show the presets: what each is for, its source, and how it differs from its parent.
+    """List the presets; of those that are named also the source and the difference to the parent.
 
     Args:
-        pattern: part of a name; only such presets are shown.
+        pattern: part of a name; such presets are shown in full.
     """
     found = {name: preset for name, preset in PRESETS.items() if pattern in name}
     if not found:
@@ -1146,28 +1290,26 @@ def _envs(words: list[str]) -> None:
     """List what can be trained: `phasicrl envs PATTERN`."""
     from phasicrl.envs.make import list_envs
 
-    arguments, own, _ = arguments_for(
-        "envs", list_envs, words, own=_Machine, markers=(tyro.conf.Positional,)
-    )
+    arguments, own, _ = arguments_for("envs", list_envs, words, markers=(tyro.conf.Positional,))
     listings = list_envs(**arguments)
     if not listings:
         raise ValueError(
             f"no environment matches {arguments['pattern']!r}; "
             "`phasicrl envs` lists all, and * and ? stand for any letters"
         )
-    if own.json:
-        return _print_json(listings)
-    print("\n".join(map(str, listings)))
+    own.say(listings)
 
 
 def _doctor(words: list[str]) -> None:
     """Say what works on this machine, and the remedy for what does not."""
-    from phasicrl.host.doctor import diagnose, print_diagnosis
+    from rich.console import Console
 
-    _, own, _ = arguments_for("doctor", print_diagnosis, words, own=_Machine)
-    if own.json:
-        return _print_json(diagnose())
-    print_diagnosis()
+    from phasicrl.host.doctor import as_table, diagnose
+
+    _, own, _ = arguments_for("doctor", diagnose, words)
+    with own.working(), Console().status("looking at everything that can be used; some seconds …"):
+        found = diagnose()
+    own.answer(found, lambda: Console().print(as_table(found)))
 
 
 def _completion(words: list[str]) -> None:
@@ -1183,7 +1325,7 @@ def _completion(words: list[str]) -> None:
             shell: whose script.
         """
 
-    asked = arguments_for("completion", typing.cast(types.FunctionType, script), words)[0]
+    asked, own, _ = arguments_for("completion", typing.cast(types.FunctionType, script), words)
     os.environ["COLUMNS"] = "120"  # tyro: no list of values goes over a line, one column
     helps: dict[Command, str] = {(): _usage()}
     for verb in VERBS:
@@ -1196,7 +1338,8 @@ def _completion(words: list[str]) -> None:
         "suite": SUITES, "bench": PRESETS, "sweep create": PRESETS, "sweep search": PRESETS,
         "plot --reference": REFERENCES, "compare --reference": REFERENCES,
     }  # fmt: skip
-    print(head + bash_script(helps, ("train",), names), end="")
+    text = head + bash_script(helps, ("train",), names)
+    own.answer(text, lambda: print(text, end=""))
 
 
 def _help_of(*words: str) -> str:

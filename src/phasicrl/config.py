@@ -15,7 +15,7 @@ import inspect
 import math
 import sys
 import typing
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NoReturn
@@ -36,12 +36,6 @@ PolicyKind = Literal["greedy", "sampled"]
 Levels = Literal["unseen", "train"]
 EvaluatedLevels = Literal["unseen", "train", "both"]
 ProcgenDistribution = Literal["easy", "hard", "extreme", "memory", "exploration"]
-
-
-def _refuse(problems: Iterator[str]) -> None:
-    """Raise all of `problems` at once, if there are any."""
-    if found := list(problems):
-        raise ConfigError(found)
 
 
 def _not_positive(owner: str, **values: float | None) -> Iterator[str]:
@@ -108,8 +102,22 @@ class Options(dict[str, OptionValue]):
     )
 
 
+class _Checked:
+    """A group of knobs that refuses impossible values, all of them at once."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        if problems := list(self._problems()):
+            raise ConfigError(problems)
+
+    def _problems(self) -> Iterator[str]:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnvConfig:
+class EnvConfig(_Checked):
     """Which environments, and how many (ours; options that begin with Procgen are its own)."""
 
     id: str = "procgen:starpilot"
@@ -153,7 +161,7 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
-        _refuse(self._problems())
+        _Checked.__post_init__(self)
         # Whoever gave a plain dict may change that later.
         object.__setattr__(self, "options", Options(self.options))
 
@@ -185,7 +193,7 @@ PROCGEN_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
+class ModelConfig(_Checked):
     """The networks."""
 
     value_path: ValuePath = "separate"
@@ -224,10 +232,6 @@ class ModelConfig:
         """Initial weights of the heads."""
         return self.head_init or ("normalized" if self.init == "normalized" else "orthogonal")
 
-    def __post_init__(self) -> None:
-        """Refuse impossible sizes."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         for name in ("channels", "hidden_sizes"):
             sizes = getattr(self, name)
@@ -248,7 +252,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ActionConfig:
+class ActionConfig(_Checked):
     """Continuous actions: a normal distribution of independent components."""
 
     mean: Literal["raw", "tanh"] = "raw"
@@ -264,10 +268,6 @@ class ActionConfig:
     rescale: bool = False
     """Act in [−1, 1], stretched to the action range (source 004); always so with `tanh`."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         yield from _not_positive("action", std_value=self.std_value, min_std=self.min_std)
         if self.mean == "tanh" and self.squash == "tanh":
@@ -278,13 +278,15 @@ class ActionConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PPOConfig:
+class PPOConfig(_Checked):
     """The policy phase: rollouts, advantages and the epochs over them."""
 
     num_steps: int = 256
     """Time steps of each environment in a rollout (T; PPG paper: 256)."""
     collect_by: Literal["steps", "episodes"] = "steps"
     """Learn from all steps, or from whole episodes (source 003) that begin in the first half."""
+    max_episodes: int | None = None
+    """Of the whole episodes of a rollout learn from the first so many (source 003); none: all."""
     gamma: float = 0.999
     """Discount factor γ (PPG paper: 0.999)."""
     reward_clip: float | None = None
@@ -360,15 +362,11 @@ class PPOConfig:
     grad_norm_of: Literal["networks", "agent"] = "networks"
     """Two networks: clip each gradient by its own norm, or by their common one (CleanRL)."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         yield from _not_positive(
             "ppo", num_steps=self.num_steps, num_minibatches=self.num_minibatches, clip=self.clip,
             value_clip=self.value_clip, learning_rate=self.learning_rate, adam_eps=self.adam_eps,
-            max_grad_norm=self.max_grad_norm, n_step=self.n_step,
+            max_grad_norm=self.max_grad_norm, n_step=self.n_step, max_episodes=self.max_episodes,
             value_learning_rate=self.value_learning_rate, kl_penalty_target=self.kl_penalty_target,
             target_kl=self.target_kl, schedule_kl=self.schedule_kl, reward_clip=self.reward_clip,
             policy_epochs=self.policy_epochs,
@@ -417,7 +415,7 @@ class PPOConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AuxConfig:
+class AuxConfig(_Checked):
     """The auxiliary phase. Without it the algorithm is PPO."""
 
     every: int = 32
@@ -447,10 +445,6 @@ class AuxConfig:
     max_grad_norm: float | None = None
     """Clip the norm of each network's gradient at this value (CleanRL: 0.5)."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         yield from _not_positive(
             "aux", every=self.every, run_every=self.run_every, num_minibatches=self.num_minibatches,
@@ -468,7 +462,7 @@ class AuxConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewardNormConfig:
+class RewardNormConfig(_Checked):
     """Division of rewards by the running standard deviation of the discounted return."""
 
     gamma: float | None = None
@@ -480,17 +474,13 @@ class RewardNormConfig:
     reset_at: Literal["end", "termination"] = "end"
     """Drop the running return at each end (OPPG), or at terminations only (Gymnasium)."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         yield from _beyond_one("reward_norm", gamma=self.gamma)
         yield from _not_positive("reward_norm", clip=self.clip)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ObsNormConfig:
+class ObsNormConfig(_Checked):
     """Normalization of observed numbers; the statistics are part of the weights."""
 
     statistics: Statistics = "moments"
@@ -502,17 +492,13 @@ class ObsNormConfig:
     clip: float = 10.0
     """Clip normalized observations to ± this (Baselines: 10)."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         yield from _no_decay("obs_norm", decay=self.decay)
         yield from _not_positive("obs_norm", clip=self.clip)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ValueNormConfig:
+class ValueNormConfig(_Checked):
     """Normalization of value targets; value heads are rescaled as statistics move (Pop-Art)."""
 
     statistics: Statistics = "moments"
@@ -520,13 +506,12 @@ class ValueNormConfig:
     decay: float = 0.999
     """`ema`: share of the old statistics that a rollout leaves (source 003)."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(_no_decay("value_norm", decay=self.decay))
+    def _problems(self) -> Iterator[str]:
+        return _no_decay("value_norm", decay=self.decay)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComputeConfig:
+class ComputeConfig(_Checked):
     """How the arithmetic is executed; nothing here changes results, up to rounding (ours)."""
 
     device: str = "auto"
@@ -552,10 +537,6 @@ class ComputeConfig:
     rank_timeout: float = 600.0
     """Seconds that the processes of a run wait for one of them that does not answer."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         sizes = {"micro_batch": self.micro_batch, "aux_micro_batch": self.aux_micro_batch}
         for name, size in sizes.items():
@@ -580,10 +561,12 @@ class LogConfig:
     """Send the metrics to Weights & Biases too (extra `track`)."""
     wandb_project: str = "phasicrl"
     """Weights & Biases project."""
+    wandb_entity: str | None = None
+    """Team or user of Weights & Biases; none: the one that it takes by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointConfig:
+class CheckpointConfig(_Checked):
     """When the run's state is saved (ours)."""
 
     every_minutes: float | None = 5.0
@@ -592,10 +575,6 @@ class CheckpointConfig:
     """Iterations between checkpoints; off: not by count. With both off: only at the end."""
     keep: int = 2
     """Checkpoints that are kept."""
-
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
 
     def _problems(self) -> Iterator[str]:
         yield from _negative("checkpoint", every_minutes=self.every_minutes)
@@ -609,7 +588,7 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationConfig:
+class EvaluationConfig(_Checked):
     """Episodes that are played in the middle of the run, and not trained on (ours)."""
 
     every_iterations: int | None = None
@@ -627,17 +606,13 @@ class EvaluationConfig:
     overlay: bool = True
     """Show the return so far, the value and the policy under each image of these films."""
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        _refuse(self._problems())
-
     def _problems(self) -> Iterator[str]:
         every, episodes = self.every_iterations, self.episodes
         yield from _not_positive("evaluation", every_iterations=every, episodes=episodes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+class Config(_Checked):
     """One run."""
 
     name: str = "custom"
@@ -667,7 +642,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what does not go together, and knobs that have no effect."""
-        _refuse(self._problems())
+        _Checked.__post_init__(self)
         refuse_idle(self)
 
     def _problems(self) -> Iterator[str]:
@@ -793,7 +768,7 @@ class Config:
         return self.ppo.gamma if gamma is None else gamma
 
     def changed(
-        self, changes: Mapping[str, Any], *, reset_idle: bool = False, keep: Container[str] = ()
+        self, changes: Mapping[str, Any], *, reset_idle: bool = False, keep: Collection[str] = ()
     ) -> Config:
         """The configuration with other values at the given paths, such as `ppo.gamma`.
 
@@ -810,7 +785,7 @@ class Config:
         within: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             name, dot, field_name = path.partition(".")
-            if path not in field_paths() and (dot or name not in typing.get_type_hints(Config)):
+            if path not in defaults():
                 raise ValueError(f"unknown field {path}{nearest_name(path, field_paths())}")
             if dot:
                 within.setdefault(name, {})[field_name] = value
@@ -821,10 +796,9 @@ class Config:
         for name, values in within.items():
             group = fields.get(name, getattr(self, name))
             if group is None:
-                all_of = "give the whole group"
-                problems.append(
-                    f"{name} is off, so that {', '.join(values)} cannot be set; {all_of}"
-                )
+                given = f"{name} is off, so that {', '.join(values)} cannot be set"
+                way = f"leave --{name.replace('_', '-')} none out (from Python, give the group)"
+                problems.append(f"{given}; {way}")
                 continue
             try:
                 fields[name] = replace(group, **values)
@@ -835,7 +809,8 @@ class Config:
         try:
             return replace(self, **fields)
         except IdleKnobError as error:
-            idle = [path for path in error.paths if path not in keep]
+            named = {*keep, *(path.partition(".")[0] for path in keep)}
+            idle = [path for path in error.paths if path not in named]
             if not reset_idle or not idle:
                 raise
         # Nothing within a group that goes.
@@ -975,9 +950,8 @@ NEEDS = (
          task=lambda t: t.backend in (None, "procgen")),
     Need("model.channels model.blocks model.pooling", "model.encoder impala",
          lambda c: c.model.encoder == "impala"),
-    Need("model.activation", "model.encoder mlp, or numbers beside the images",
-         lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
-    Need("model.value_activation", "model.encoder mlp, or numbers beside the images",
+    Need("model.activation model.value_activation",
+         "model.encoder mlp, or numbers beside the images",
          lambda c: c.model.encoder == "mlp", lambda t: t.has_numbers),
     Need("model.activation model.value_activation model.layer_norm",
          "dense layers (model.hidden_sizes)", lambda c: bool(c.model.hidden_sizes)),
@@ -994,12 +968,9 @@ NEEDS = (
     Need("ppo.gae_lambda ppo.value_target", "ppo.estimator gae",
          lambda c: c.ppo.estimator == "gae"),
     Need("ppo.n_step", "ppo.estimator n_step", lambda c: c.ppo.estimator == "n_step"),
-    Need("model.value_activation model.value_head_scale value_norm", "ppo.baseline",
-         lambda c: c.ppo.baseline),
-    Need("ppo.value_epochs ppo.value_coef ppo.value_clip ppo.value_learning_rate ppo.grad_norm_of",
-         "ppo.baseline", lambda c: c.ppo.baseline),
-    Need("ppo.recompute_advantages ppo.bootstrap_truncation ppo.epoch_order", "ppo.baseline",
-         lambda c: c.ppo.baseline),
+    Need("model.value_activation model.value_head_scale value_norm ppo.value_epochs ppo.value_coef "
+         "ppo.value_clip ppo.value_learning_rate ppo.grad_norm_of ppo.recompute_advantages "
+         "ppo.bootstrap_truncation ppo.epoch_order", "ppo.baseline", lambda c: c.ppo.baseline),
     Need("ppo.value_coef ppo.value_clip ppo.epoch_order", "ppo.value_epochs above 0",
          lambda c: c.ppo.value_epochs > 0),
     Need("ppo.recompute_advantages", "more than one epoch (ppo.policy_epochs, ppo.value_epochs)",
@@ -1011,13 +982,18 @@ NEEDS = (
     Need("evaluation.overlay", "evaluation.film", lambda c: c.evaluation.film),
     Need("evaluation.levels", "a game of Procgen (procgen:NAME)",
          task=lambda t: t.backend in (None, "procgen")),
+    Need("evaluation.levels", "env.num_levels above 0", lambda c: c.env.num_levels > 0,
+         lambda t: t.backend != "procgen"),
     Need("ppo.proximal_decay", "ppo.objective surrogate, with ppo.clip or ppo.kl_penalty",
          lambda c: c.ppo.objective == "surrogate" and bool(c.ppo.clip or c.ppo.kl_penalty)),
     Need("ppo.advantage_decay", "ppo.advantage_norm batch",
          lambda c: c.ppo.advantage_norm == "batch"),
+    Need("ppo.max_episodes", "ppo.collect_by episodes",
+         lambda c: c.ppo.collect_by == "episodes"),
     Need("ppo.advantage_decay", "ppo.collect_by steps", lambda c: c.ppo.collect_by == "steps"),
     Need("ppo.advantage_std", "ppo.advantage_norm batch or minibatch",
          lambda c: c.ppo.advantage_norm != "none"),
+    Need("ppo.advantage_std", "ppo.advantage_decay 0", lambda c: not c.ppo.advantage_decay),
     Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl",
          lambda c: c.ppo.follows_kl),
     Need("ppo.target_kl", "ppo.policy_epochs above 1", lambda c: c.ppo.policy_epochs > 1),
@@ -1037,34 +1013,15 @@ NEEDS = (
          lambda c: not c.compute.device.startswith("cuda")),
     Need("compute.micro_batch compute.aux_micro_batch", "images among the observations",
          task=lambda t: t.has_images),
-    Need("compute.aux_micro_batch", "an auxiliary phase (aux)", lambda c: c.aux is not None),
     # Of PPO it is true, too, that nothing is done in anything but fp32.
-    Need("compute.aux_precision", "an auxiliary phase (aux)", lambda c: c.aux is not None),
+    Need("compute.aux_micro_batch compute.aux_precision", "an auxiliary phase (aux)",
+         lambda c: c.aux is not None),
     Need("log.wandb_project", "log.wandb", lambda c: c.log.wandb),
+    Need("log.wandb_entity", "log.wandb", lambda c: c.log.wandb),
 )  # fmt: skip
-"""Knobs that need something: without it they are refused, unless at their default."""
+"""Knobs that need something: without it they are refused, unless at their default.
 
-ALWAYS_MEANINGFUL = frozenset(
-    """
-    name seed total_env_steps budget_rounding output_dir init_from env.id env.num_envs env.observe
-    model.value_path model.encoder model.hidden_sizes model.init model.head_init model.memory
-    ppo.num_steps ppo.collect_by ppo.gamma ppo.reward_clip ppo.estimator ppo.baseline
-    ppo.policy_epochs ppo.num_minibatches ppo.minibatch_by ppo.objective ppo.clip ppo.kl_penalty
-    ppo.entropy_coef ppo.advantage_norm ppo.learning_rate ppo.schedule ppo.adam_betas ppo.adam_eps
-    ppo.adam_eps_hat ppo.max_grad_norm compute.rank_timeout
-    aux.every aux.epochs aux.run_every aux.num_minibatches aux.iterations_per_epoch aux.minibatch_by
-    aux.recompute_targets aux.beta_clone aux.value_coef aux.optimizer aux.max_grad_norm
-    reward_norm.gamma reward_norm.clip reward_norm.per reward_norm.reset_at
-    obs_norm.from_first_rollout obs_norm.statistics obs_norm.clip value_norm.statistics
-    compute.device compute.policy_precision compute.compile compute.deterministic
-    log.console log.epochs log.tensorboard log.wandb checkpoint.every_minutes
-    checkpoint.every_iterations checkpoint.keep evaluation.every_iterations
-    """.split()  # noqa: SIM905
-)
-"""All other knobs. A test sees to it that each one stands here or in `NEEDS`.
-
-`aux.epochs 0` switches the phase off as a whole, as `aux none` does, and an encoder given from
-Python takes the place of the configured one: neither makes the knobs beside it a mistake.
+`tests/test_needs.py` lists all others, and fails for a knob that stands in neither list.
 """
 
 
@@ -1213,9 +1170,5 @@ def field_texts(kind: type) -> dict[str, str]:
 
 def field_paths() -> list[str]:
     """Every knob by its path: `seed`, `ppo.gamma`."""
-    paths: list[str] = []
-    for name, hint in typing.get_type_hints(Config).items():
-        kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-        inner = [f"{name}.{part.name}" for kind in kinds for part in dataclasses.fields(kind)]
-        paths += inner or [name]
-    return paths
+    groups = {path.partition(".")[0] for path in defaults() if "." in path}
+    return [path for path in defaults() if path not in groups]

@@ -14,7 +14,8 @@ import os
 import types
 import typing
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +40,10 @@ class ConfigError(ValueError):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it comes out of another process: by its problems, not by its text."""
+        return type(self), (self.problems,)
 
 
 def to_json(knobs: Any) -> str:
@@ -118,17 +123,41 @@ def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    text = json.dumps(tree, indent=2) + "\n"
-    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")  # others may write it at the same time
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """Another name to write a file under; what is there at the end replaces the file at once.
+
+    It is on the disk then. A crash leaves the old file or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old file is still there.
+    """
+    # Others may write it at the same time.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        flush(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def printable(text: str) -> str:

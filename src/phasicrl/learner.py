@@ -71,6 +71,10 @@ class Learner:
         if config.ppo.advantage_decay:
             self.advantage_moments = EmaMoments(config.ppo.advantage_decay).to(compute.device)
         self._moments_before = self.advantage_moments
+        # Found once: every epoch asks for them.
+        self._networks = agent.networks()
+        of_agent = [list[nn.Parameter](agent.parameters())]
+        self._clipped = of_agent if config.ppo.grad_norm_of == "agent" else self._networks
         self.iteration = 0
         self.kl_coef = config.ppo.kl_penalty
         self.rate_factor = 1.0
@@ -193,17 +197,15 @@ class Learner:
 
     def settings(self, phase: Phase) -> StepSettings:
         """How gradients become steps in a phase."""
-        config, networks, world = self.config, self.agent.networks(), self.compute.world
+        config, world = self.config, self.compute.world
         mean = world.mean_ if world.size > 1 else None  # without it, a step can be one call
         if phase == "aux":
             assert config.aux is not None, "there is no auxiliary phase"
             most = config.aux.max_grad_norm
-            return StepSettings(phase, networks, self.optimizers["aux"], most, mean)
-        if config.ppo.grad_norm_of == "agent":
-            networks = [list[nn.Parameter](self.agent.parameters())]
+            return StepSettings(phase, self._networks, self.optimizers["aux"], most, mean)
         # Joint passes have one optimizer, of which half goes on after a stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
-        return StepSettings(phase, networks, optimizer, config.ppo.max_grad_norm, mean)
+        return StepSettings(phase, self._clipped, optimizer, config.ppo.max_grad_norm, mean)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive."""

@@ -89,16 +89,19 @@ def moments(optimizer: Adam, parameter: Tensor) -> dict[str, Tensor]:
 
 
 def restore_layout_(optimizer: Adam) -> None:
-    """Lay an optimizer's moments out in memory as its parameters are.
+    """Lay an optimizer's moments out in memory as its parameters are, and put all where these are.
 
-    A file holds them in plain order, the weights of convolutions are channels_last, and the fused
-    Adam walks both without a look at their strides: it would move each weight by the moment of
-    another.
+    PyTorch leaves the number of steps where the file was read, and Adam on a GPU wants it there
+    (`Optimizer._process_value_according_to_param_policy`). A file holds moments in plain order, the
+    weights of convolutions are channels_last, and the fused Adam walks both without a look at their
+    strides: it would move each weight by the moment of another.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 state[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
+            elif isinstance(value, Tensor):
+                state[name] = value.to(parameter.device)
 
 
 @torch.no_grad()

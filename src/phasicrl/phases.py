@@ -193,8 +193,8 @@ def compute_targets(
     advantage, record = _advantages(rollout, reward, ppo), {}
     weight, told = None, (world.cat(rollout.value), world.cat(rollout.value_target))
     if ppo.collect_by == "episodes":
-        ended = rollout.terminated | rollout.truncated
-        counts = world.cat(returns.in_whole_episodes(rollout.first, ended))
+        flags = rollout.first, rollout.terminated | rollout.truncated
+        counts = returns.in_whole_episodes(*map(world.cat, flags), at_most=ppo.max_episodes)
         record["charts/learned_fraction"] = fraction = float(counts.float().mean())
         weight = counts.to(advantage.dtype) / fraction
         told = told[0][counts], told[1][counts]
@@ -257,7 +257,10 @@ def _targets_and_units(
     """
     agent, world = learner.agent, learner.compute.world
     samples, record = _targets(learner, rollout, reward)
-    if agent.update_value_statistics(world.cat(rollout.value_target)):
+    target = world.cat(rollout.value_target)
+    if samples.weight is not None:
+        target = target[world.cat(samples.weight) > 0]
+    if agent.update_value_statistics(target):
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
             value.copy_(agent.value_normalizer.denormalize(value))
@@ -324,7 +327,8 @@ def policy_phase(learner: Learner, rollout: Rollout, reward: Tensor | None = Non
     Args:
         learner: is trained in place.
         rollout: T steps of B environments; value targets are written into it.
-        reward: `[B, T]`, what to learn from in place of the rollout's rewards.
+        reward: `[B, T]`, what to learn from in place of the rollout's rewards. It is not kept:
+            `aux.recompute_targets` goes back to the rollout's, so add a bonus to those then.
         stage: told what begins, for displays.
         on_epoch: told what ends.
 
@@ -349,9 +353,9 @@ def policy_phase(learner: Learner, rollout: Rollout, reward: Tensor | None = Non
     samples = dataclasses.replace(samples, **kept)
     kl_coef, too_far = torch.tensor(learner.kl_coef, device=compute.device), False
     for epoch, (with_policy, with_value) in enumerate(ppo.passes):
+        if too_far and with_policy and not (with_value and agent.value_path != "shared"):
+            continue  # the value half of a joint epoch on one network moves the policy as well
         with_policy = with_policy and not too_far
-        if not with_policy and (not with_value or (too_far and agent.value_path != "separate")):
-            continue
         phase: Phase = "policy" if with_policy else "value"
         start = perf_counter()
         stage(phase)
@@ -521,5 +525,5 @@ def divergence(
         return policy.log_prob(piece.action)
 
     k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)
-    mean = float((k1 if estimate == "k1" else k3).mean())
+    mean = float(objectives.mean(k1 if estimate == "k1" else k3, samples.weight))
     return compute.world.mean_of({estimate: mean})[estimate]

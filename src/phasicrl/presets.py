@@ -377,7 +377,7 @@ PRESETS: dict[str, Preset] = {
         Preset(_PPG_SINGLE, "figure 7's single network, in the setting of procgen-ppg",
                f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
         Preset(_PPG_KL, "figure 6's KL penalty instead of clipping, in the setting of procgen-ppg",
-               f"PPG paper; ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
+               f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
         Preset(_PPO, "PPO on Procgen easy: shared network, 3 epochs, 64 environments, 25M steps",
                f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
         Preset(_PPO_PAPER, "the PPO of the PPG paper: hard, 256 environments, 100M",

@@ -129,7 +129,7 @@ def monte_carlo_return(
 
 
 def in_whole_episodes(
-    first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"]
+    first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"], *, at_most: int | None = None
 ) -> Bool[Tensor, "B T"]:
     """Which steps belong to an episode that begins in the first half of the rollout.
 
@@ -140,19 +140,26 @@ def in_whole_episodes(
     Args:
         first: the step begins an episode.
         ended: the episode ends with the step.
+        at_most: so many episodes, in the order in which they begin; those that begin at the same
+            step in the order of their environments.
 
     Raises:
-        ValueError: one of them is longer than half a rollout, and does not end in it.
+        ValueError: one of them is longer than half a rollout, and does not end in it; or none
+            begins there, which is so only after one that is longer.
     """
     half = first.shape[1] // 2
     place = torch.arange(first.shape[1], device=first.device)
     begin = torch.where(first, place, -1).cummax(1).values
     counts = (begin >= 0) & (begin <= half)
-    if (counts[:, -1] & ~ended[:, -1]).any():
+    if (counts[:, -1] & ~ended[:, -1]).any() or not counts.any():
         raise ValueError(
-            f"an episode is longer than {half} steps, half a rollout, and does not end in it; with "
-            "ppo.collect_by episodes give ppo.num_steps of at least twice the longest episode"
+            f"an episode is longer than {half} steps, half a rollout; with ppo.collect_by episodes "
+            "give ppo.num_steps of at least twice the longest episode"
         )
+    if at_most is not None:
+        # How many have begun, with each; a step has the number of its episode's beginning.
+        number = first.T.flatten().cumsum(0).view(first.T.shape).T
+        counts &= number.gather(1, begin.clamp(min=0)) <= at_most
     return counts
 
 

@@ -169,7 +169,7 @@ class ObservationLayout:
             return _stored(self.leaves[0], obs, num)
         rows = np.empty((num, *self.shape), dtype=np.uint8)
         for leaf in self.leaves:
-            values = np.ascontiguousarray(_stored(leaf, _at(obs, leaf.path), num))
+            values = np.ascontiguousarray(_stored(leaf, at_path(obs, leaf.path), num))
             values = values.reshape(num, math.prod(leaf.shape))
             rows[:, leaf.offset : leaf.offset + leaf.num_bytes] = values.view(np.uint8)
         return rows
@@ -374,7 +374,7 @@ def map_leaves(space: gym.Space[Any], function: Callable[[Any], Any], tree: Any)
     """
     if not _is_tree(space):  # much the most frequent case, at every step of every environment
         return function(tree)
-    return assembled(space, {path: function(_at(tree, path)) for path, _ in leaves(space)})
+    return assembled(space, {path: function(at_path(tree, path)) for path, _ in leaves(space)})
 
 
 def place(path: Path) -> str:
@@ -407,8 +407,12 @@ def assembled(space: gym.Space[Any], values: Mapping[Path, Any], path: Path = ()
     return dict(parts) if isinstance(space, gym.spaces.Dict) else tuple(value for _, value in parts)
 
 
-def _at(tree: Any, path: Path) -> Any:
-    """The part of a tree at a path."""
+def at_path(tree: Any, path: Path) -> Any:
+    """The part of an observation at a path.
+
+    Raises:
+        ValueError: there is none.
+    """
     for depth, key in enumerate(path):
         try:
             tree = tree[key]
@@ -448,6 +452,11 @@ def _stored(leaf: ObservationLeaf, values: Any, num: int) -> np.ndarray:
         return array.astype(np.int64, copy=False) - _first(leaf.space)
     if array.dtype == leaf.dtype:
         return array
+    if leaf.dtype == np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
+        raise ValueError(
+            f"an observation{at} with {array.max() if array.max() > 255 else array.min()}; "
+            "from 0 to 255 was expected"
+        )
     # Infinity is told by `find_fault`, with the environment's number.
     with np.errstate(over="ignore"):
         return array.astype(leaf.dtype, copy=False)

@@ -68,6 +68,15 @@ def test_a_healthy_run_has_nothing(tmp_path: Path) -> None:
     assert names(HEALTHY, tmp_path) == []
 
 
+@pytest.mark.parametrize("solved_by", [2, 5, 8, 20])
+def test_a_task_that_is_solved_early_is_no_trouble(solved_by: int, tmp_path: Path) -> None:
+    returns = np.r_[np.linspace(20, 500, solved_by), np.full(40 - solved_by, 500.0)]
+    # Of returns that are all the same, any error is more than their variance.
+    explained = np.r_[np.linspace(0, 0.9, 8), np.full(32, -3.0)]
+    solved = {"charts/episodic_return_100": returns, "losses/explained_variance": explained}
+    assert names(HEALTHY | solved, tmp_path) == []
+
+
 @pytest.mark.parametrize("trouble", SICK)
 def test_a_trouble_is_found_with_its_numbers_and_alone(trouble: str, tmp_path: Path) -> None:
     metric, values, _ = SICK[trouble]

@@ -19,6 +19,7 @@ import pytest
 from phasicrl.analysis import plot
 from phasicrl.analysis.plot import plot_runs, run_curves
 from phasicrl.analysis.statistics import bootstrap_interval
+from phasicrl.cli import main
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, EnvConfig, PPOConfig
 
 pytest.importorskip("matplotlib")
@@ -32,14 +33,14 @@ def make_run(
     points: Sequence[tuple[int, float | None]],
     *,
     metric: str = RETURN,
-    env: str = "procgen:starpilot",
+    env: str | EnvConfig = "procgen:starpilot",
     **settings: Any,
 ) -> Path:
     """A run directory with one number in each row."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(
-        Config(**{"name": "demo", **settings}, env=EnvConfig(id=env)).to_json()
-    )
+    env = EnvConfig(id=env) if isinstance(env, str) else env
+    config = Config(**{"name": "demo", **settings}, env=env)
+    (folder / "config.json").write_text(config.to_json())
     rows = [
         {"env_steps": steps, "iteration": i, "phase": 0, "wall_time": float(i), metric: value}
         for i, (steps, value) in enumerate(points)
@@ -103,10 +104,18 @@ def test_the_band_of_two_seeds_is_minimum_to_maximum_and_one_seed_has_none(tmp_p
 def test_runs_are_joined_on_one_grid_where_all_have_data(tmp_path: Path) -> None:
     first = make_run(tmp_path / "a", [(100, 0.0), (200, 10.0), (400, 30.0)], seed=1)
     second = make_run(tmp_path / "b", [(150, 4.0), (300, 7.0), (900, 100.0)], seed=2)
-    (curve,) = run_curves([first, second], RETURN)
+    said = r"^demo on procgen:starpilot \(easy\) is cut at 400 steps, where its shortest run ends"
+    with pytest.warns(UserWarning, match=said):
+        (curve,) = run_curves([first, second], RETURN)
     assert curve.steps.tolist() == [150, 200, 300, 400]
     assert curve.runs[0].tolist() == [5, 10, 20, 30]
     assert curve.runs[1].tolist() == pytest.approx([4, 5, 7, 7 + 93 / 6])
+
+
+def test_a_run_that_is_a_little_shorter_is_no_note(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(end), [(50, 1.0), (end, 1.0)], seed=end) for end in (90, 100)]
+    (curve,) = run_curves(runs, RETURN)
+    assert curve.steps[-1] == 90
 
 
 def test_rows_without_a_number_are_passed_over(tmp_path: Path) -> None:
@@ -146,7 +155,8 @@ def test_experiments_and_environments_are_curves_and_panels_of_their_own(tmp_pat
         ("ppo", "procgen:heist", 2),
     ]
     figure = plot.draw_curves(curves, "return", "Two games")
-    assert [panel.get_title() for panel in figure.axes] == ["procgen:starpilot", "procgen:heist"]
+    titles = [panel.get_title() for panel in figure.axes]
+    assert titles == ["procgen:starpilot (easy)", "procgen:heist (easy)"]
     assert len(figure.legends[0].get_texts()) == 2
 
 
@@ -218,7 +228,10 @@ def test_the_legend_says_where_there_are_fewer_seeds(tmp_path: Path) -> None:
 
 def test_two_runs_of_one_seed_are_not_called_two_seeds(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, [(1, 1.0)], seed=1) for name in "ab"]
-    (curve,) = run_curves(runs, RETURN)
+    with pytest.warns(
+        UserWarning, match=r"^demo on procgen:starpilot \(easy\) has several runs of"
+    ):
+        (curve,) = run_curves(runs, RETURN)
     assert curve.about == "mean of 2 runs, band: minimum to maximum"
 
 
@@ -228,7 +241,7 @@ def test_the_image_has_axes_with_names_and_units(tmp_path: Path) -> None:
     (panel,) = figure.axes
     assert panel.get_xlabel() == "environment steps"
     assert figure.get_supylabel() == "episodic return, last 100 episodes\n(mean over 500k steps)"
-    assert figure.get_suptitle() == "Starpilot" and panel.get_title() == "procgen:starpilot"
+    assert figure.get_suptitle() == "Starpilot" and panel.get_title() == "procgen:starpilot (easy)"
     assert plot.axis_label("losses/explained_variance", 0) == "explained variance"
     assert set(plot._AXIS_LABELS) <= set(plot.METRICS) and set(plot.REFERENCE_COLUMNS) <= set(
         plot.METRICS
@@ -246,9 +259,31 @@ def test_the_legend_says_once_what_is_the_same_for_all_its_lines() -> None:
     assert legend(curve("ppg", 2), curve("ppo", 2)) == (
         "mean of 2 seeds, band: minimum to maximum", ["ppg", "ppo"]
     )  # fmt: skip
+    band = "band: 95 % bootstrap interval of the mean"
+    assert legend(curve("a", 3), curve("b", 5), curve("c", 5), curve("d", 1)) == (
+        f"mean of 5 seeds, {band}", ["a: 3 seeds", "b", "c", "d: one seed"]
+    )  # fmt: skip
+    assert legend(curve("a", 5), curve("b", 3)) == (
+        f"mean of 5 seeds, {band}", ["a", "b: 3 seeds"]
+    )  # fmt: skip
     assert legend(curve("ppg", 2), curve("ppo", 1)) == (
         "", ["ppg: mean of 2 seeds, band: minimum to maximum", "ppo: one seed"]
     )  # fmt: skip
+
+
+def test_a_long_title_stays_within_the_figure() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    curve = plot.Curve(label="x", env_id="a", steps=np.arange(2.0), runs=np.ones((1, 2)))
+    title = "fig5: policy iterations N_π before each auxiliary phase (PPG paper, figure 5)"
+    figure = plot.draw_curves([curve], "episodic return, last 100 episodes", title)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    label_box, title_box = (
+        text.get_window_extent(canvas.get_renderer()) for text in figure.texts if text.get_text()
+    )
+    assert label_box.x0 > 0 and label_box.y1 < title_box.y0
+    assert title_box.x0 > 0 and title_box.x1 < figure.bbox.x1
 
 
 def test_long_legends_are_broken_into_lines(tmp_path: Path) -> None:
@@ -333,7 +368,7 @@ def test_published_curves_are_laid_beside_ours_up_to_our_last_step(
     assert numbers(published, "env_steps") == [100, 200]
     assert numbers(published, "mean") == [2.0, 3.0]
     assert (numbers(published, "low"), numbers(published, "high")) == ([1.0, 2.0], [3.0, 4.0])
-    curves = plot.reference_curves(path, RETURN, ends={"procgen:starpilot": 200.0})
+    curves = plot.reference_curves(path, RETURN, ends={plot.Task("procgen:starpilot"): 200.0})
     assert [curve.label for curve in curves] == ["ppg", "ppo"]
 
 
@@ -344,20 +379,118 @@ def test_other_metrics_find_their_column_and_their_split(tmp_path: Path) -> None
     path = reference_file(tmp_path / "published.csv", text)
     for split, entropy in (("train", 2.5), ("test", 1.5)):
         (curve,) = plot.reference_curves(
-            path, "losses/entropy", ends={"procgen:heist": 1e9}, split=split
+            path, "losses/entropy", ends={plot.Task("procgen:heist"): 1e9}, split=split
         )
         assert (curve.steps.tolist(), curve.mean.tolist()) == ([100], [entropy])
 
 
+def test_returns_on_other_levels_than_ours_are_said(recwarn: pytest.WarningsRecorder) -> None:
+    ends = {plot.Task("procgen:bigfish", "easy"): 1e6}
+    name = Path("baselines-easy-200")
+
+    def said(metric: str, split: str, reference: Path = name) -> list[str]:
+        recwarn.clear()
+        plot.reference_curves(reference, metric, ends=ends, split=split)
+        return [str(warning.message) for warning in recwarn]
+
+    assert not said("evaluation/return", "test") and not said("evaluation/train_return", "train")
+    assert not said(RETURN, "train")
+    (message,) = said("evaluation/return", "train")
+    assert message == (
+        "baselines-easy-200 has returns on levels of the training, evaluation/return on unseen "
+        "levels; --reference-split test has the same"
+    )
+    (message,) = said("evaluation/train_return", "test")
+    assert "on unseen levels, evaluation/train_return on levels of the training" in message
+    # Trained on all levels: there are no others.
+    assert not said("evaluation/return", "train", Path("baselines-easy"))
+
+
 def test_the_game_may_be_given(tmp_path: Path) -> None:
     path = reference_file(tmp_path / "published.csv", HEADER + "ppo,0,starpilot,100,1\n")
-    ends = {"envpool:StarpilotHard-v0": 100.0}
+    ends = {plot.Task("envpool:StarpilotHard-v0"): 100.0}
     with pytest.raises(
         ValueError, match=r"no game 'starpilothard' .* \(did you mean 'starpilot'\?\)"
     ):
         plot.reference_curves(path, RETURN, ends=ends)
     (curve,) = plot.reference_curves(path, RETURN, ends=ends, game="StarPilot")
     assert curve.env_id == "envpool:StarpilotHard-v0"
+
+
+def test_a_target_is_a_line_in_each_panel(tmp_path: Path) -> None:
+    curves = [
+        plot.Curve(label="ppg", env_id=name, steps=np.arange(2.0), runs=np.ones((1, 2)))
+        for name in ("a", "b")
+    ]
+    for panel in plot.draw_curves(curves, "return", None, 7.5).axes:
+        (target,) = (line for line in panel.lines if line.get_linestyle() == ":")
+        assert list(np.asarray(target.get_ydata())) == [7.5, 7.5]
+    for panel in plot.draw_curves(curves, "return", None).axes:
+        assert len(panel.lines) == 1
+    paths = [
+        plot_runs(runs, output=tmp_path / name, target=target)[0]
+        for runs in [make_runs(tmp_path / "runs", [1.0, 4.0])]
+        for name, target in (("with", 3.0), ("without", None))
+    ]
+    assert paths[0].read_bytes() != paths[1].read_bytes()
+
+
+LEVELS_HEADER = "experiment,run,game,distribution,num_levels,step,episodic_return\n"
+
+
+def test_difficulties_of_a_game_are_two_panels_with_their_own_published_curves(
+    tmp_path: Path,
+) -> None:
+    """The hard curve is not drawn beside the easy run, nor the other way round."""
+    text = LEVELS_HEADER + "ppo,0,heist,easy,0,100,5\nppo,0,heist,hard,0,100,2\n"
+    path = reference_file(tmp_path / "published.csv", text)
+    easy, hard = EnvConfig(id="procgen:heist"), EnvConfig(id="procgen:heist", distribution="hard")
+    runs = [make_run(tmp_path / "easy", [(100, 6.0)], env=easy),
+            make_run(tmp_path / "hard", [(100, 3.0)], env=hard)]  # fmt: skip
+    with pytest.warns(UserWarning, match="left out") as told:
+        rows = read_csv(plot_runs(runs, output=tmp_path / "figure", reference=path)[2])
+    assert [(row["distribution"], row["curve"], row["mean"]) for row in rows] == [
+        ("easy", "demo", "6.0"), ("hard", "demo", "3.0"), ("easy", "ppo", "5.0"),
+        ("hard", "ppo", "2.0"),
+    ]  # fmt: skip
+    assert [row["num_levels"] for row in rows] == ["0"] * 4
+    assert {str(each.message).partition(": ")[2] for each in told} == {
+        f"ppo of {path}: hard levels of heist; the runs of procgen:heist: easy levels",
+        f"ppo of {path}: easy levels of heist; the runs of procgen:heist: hard levels",
+    }
+
+
+def test_one_experiment_on_two_numbers_of_levels_is_two_curves(tmp_path: Path) -> None:
+    text = LEVELS_HEADER + "ppo,0,heist,easy,0,100,5\nppo,0,heist,easy,200,100,7\n"
+    path = reference_file(tmp_path / "published.csv", text)
+    ends = {plot.Task("procgen:heist", "easy"): 100.0}
+    curves = plot.reference_curves(path, RETURN, ends=ends)
+    assert [(curve.label, curve.mean[0]) for curve in curves] == [
+        ("ppo, all levels", 5), ("ppo, 200 levels", 7)
+    ]  # fmt: skip
+    assert plot.legend_texts(curves)["ppo, 200 levels", True] == (
+        "ppo, 200 levels: published (1 run), trained on 200 levels"
+    )
+    assert plot.legend_texts(curves[:1]) == {("ppo, all levels", True): (
+        "ppo, all levels: published (1 run)"
+    )}  # fmt: skip
+
+
+def test_a_reference_of_another_difficulty_alone_is_refused(tmp_path: Path) -> None:
+    """It is told which of the package has the run's."""
+    run = make_run(tmp_path / "run", [(100_000, 1.0)])
+    with pytest.raises(ValueError, match="nothing to compare with") as told:
+        plot_runs([run], output=tmp_path / "figure", reference=Path("ppg-paper"))
+    said = str(told.value)
+    assert "ppg, ppo of ppg-paper: hard levels of starpilot" in said
+    assert "the runs of procgen:starpilot: easy levels" in said
+    for name in ("baselines-easy", "procgen-easy-25m", "baselines-final"):
+        assert name in said
+    assert not list(tmp_path.glob("figure*"))
+    maze = EnvConfig(id="procgen:maze", distribution="memory")
+    other = make_run(tmp_path / "m", [(100_000, 1.0)], env=maze)
+    with pytest.raises(ValueError, match="memory levels there is no reference of the package"):
+        plot_runs([other], output=tmp_path / "figure", reference=Path("baselines-easy"))
 
 
 def test_ours_are_solid_published_ones_dashed_and_all_colors_differ() -> None:
@@ -486,6 +619,33 @@ def test_a_missing_reference_is_refused(tmp_path: Path) -> None:
             output=tmp_path / "figure",
             reference=tmp_path / "nothing.csv",
         )
+
+
+@pytest.mark.parametrize("verb", ["plot", "compare"])
+@pytest.mark.parametrize(
+    "setting",
+    ["--reference-experiments ppo", "--reference-split test", "--reference-game heist"],
+)
+def test_settings_of_a_reference_that_is_not_given_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, setting: str
+) -> None:
+    words = [*map(str, make_runs(tmp_path, [1.0])), "--output", str(tmp_path / "figure")]
+    assert main([verb, *words, *setting.split()]) == 2
+    name = setting.split()[0][2:].replace("-", "_")
+    assert f"error: {name} given without a reference" in capsys.readouterr().err
+    assert not list(tmp_path.glob("figure*"))
+
+
+@pytest.mark.parametrize("verb", ["plot", "compare"])
+def test_the_name_of_a_file_of_another_kind_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    runs = list(map(str, make_runs(tmp_path, [1.0])))
+    assert main([verb, *runs, "--output", str(tmp_path / "figure.pdf")]) == 2
+    assert "figure.pdf: images end with .png and .svg, tables with" in capsys.readouterr().err
+    assert not list(tmp_path.glob("figure*"))
+    assert main([verb, *runs, "--output", str(tmp_path / "figure-0.5")]) == 0
+    assert (tmp_path / "figure-0.5.csv").exists()
 
 
 def test_without_matplotlib_the_error_names_the_extra(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from phasicrl.analysis.compare import compare_runs
-from phasicrl.analysis.plot import plot_runs, reference_curves
-from phasicrl.analysis.references import FOLDER, REFERENCES, reference_file
+from phasicrl.analysis.plot import Task, plot_runs, reference_curves
+from phasicrl.analysis.references import FOLDER, KINDS, REFERENCES, reference_file
 from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.experiments.trials import RETURN
 from tests.analysis.test_plot import make_runs, read_csv
@@ -49,7 +49,7 @@ def test_the_curves_of_the_paper_give_its_headline() -> None:
 def test_the_paper_s_reference_is_its_two_algorithms_unless_others_are_named() -> None:
     def drawn(*wanted: str) -> set[str]:
         curves = reference_curves(
-            Path("ppg-paper"), RETURN, ends={"procgen:starpilot": 1e8}, experiments=wanted
+            Path("ppg-paper"), RETURN, ends={Task("procgen:starpilot"): 1e8}, experiments=wanted
         )
         assert all(curve.runs.shape[0] == (1 if "pi" in curve.label else 3) for curve in curves)
         return {curve.label for curve in curves}
@@ -103,7 +103,8 @@ def test_the_last_returns_of_baselines_are_those_of_its_curves_and_of_its_normal
 
 
 def test_the_table_of_source_000_stands_beside_runs() -> None:
-    curves = reference_curves(Path("procgen-easy-25m"), RETURN, ends={"procgen:starpilot": 25e6})
+    ends = {Task("procgen:starpilot", "easy"): 25e6}
+    curves = reference_curves(Path("procgen-easy-25m"), RETURN, ends=ends)
     assert {curve.label: float(curve.runs[0, -1]) for curve in curves} == {
         "cleanrl-ppg": 34.82, "cleanrl-ppo": 32.47, "openai-ppg": 42.01
     }  # fmt: skip
@@ -111,7 +112,44 @@ def test_the_table_of_source_000_stands_beside_runs() -> None:
 
 def test_unseen_levels_of_the_hard_protocol_have_a_published_number() -> None:
     (curve,) = reference_curves(
-        Path("baselines-final"), "evaluation/return", ends={"procgen:starpilot": 2e8},
+        Path("baselines-final"), "evaluation/return", ends={Task("procgen:starpilot", "hard"): 2e8},
         experiments=("hard-500",), split="test",
     )  # fmt: skip
-    assert curve.runs[0, -1] == pytest.approx(4.06)
+    assert curve.runs[0, -1] == pytest.approx(4.06) and curve.num_levels == 500
+
+
+def test_each_table_of_procgen_says_which_levels_were_played() -> None:
+    said = {
+        (name, row["experiment"] if name == "baselines-final" else "*"):
+            (row["distribution"], row["num_levels"])
+        for name in REFERENCES
+        for row in rows(name)
+    }  # fmt: skip
+    assert said == {
+        ("ppg-paper", "*"): ("hard", "0"),
+        ("baselines-easy", "*"): ("easy", "0"),
+        ("baselines-easy-200", "*"): ("easy", "200"),
+        ("baselines-final", "easy"): ("easy", "0"),
+        ("baselines-final", "hard"): ("hard", "0"),
+        ("baselines-final", "easy-200"): ("easy", "200"),
+        ("baselines-final", "hard-500"): ("hard", "500"),
+        ("procgen-easy-25m", "*"): ("easy", "0"),
+        **{(name, "*"): ("", "") for name in ("zoo", "tianshou", "slm-lab", "cleanrl")},
+    }
+
+
+def test_what_is_no_curve_of_a_training_says_what_it_is() -> None:
+    curves = [key for key in REFERENCES if len({row["step"] for row in rows(key)}) > 20]
+    assert REFERENCES.keys() - KINDS.keys() == {*curves}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "expected"), [("easy", {"easy", "easy-200"}), ("hard", {"hard", "hard-500"})]
+)
+def test_of_a_table_with_both_difficulties_the_run_s_is_taken(
+    distribution: str, expected: set[str]
+) -> None:
+    ends = {Task("procgen:starpilot", distribution): 2e8}
+    with pytest.warns(UserWarning, match="of baselines-final: .* levels of starpilot"):
+        curves = reference_curves(Path("baselines-final"), RETURN, ends=ends)
+    assert {curve.label for curve in curves} == expected

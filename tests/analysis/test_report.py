@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +16,9 @@ from phasicrl.analysis import report
 from phasicrl.analysis.report import write_report
 from phasicrl.cli import main
 from phasicrl.runs.directory import RunDirectory
+from tests.browser import in_a_browser, needs_chromium
 from tests.helpers import corridor, tiny, tiny_aux
 
-needs_chromium = pytest.mark.skipif(
-    not shutil.which("chromium"), reason="Debian's chromium is not here"
-)
 VOID = {"meta", "br", "wbr", "img", "input", "link", "hr"}
 
 
@@ -140,9 +135,17 @@ def test_the_folder_of_a_page_is_made(run: Path, tmp_path: Path) -> None:
 
 def test_more_runs_than_colors_are_all_drawn(run: Path, tmp_path: Path) -> None:
     alone = write_report([run], output=tmp_path / "one.html").read_text().count("stroke-width: 1.6")
-    many = [run] * (len(report._COLORS) + 2)
+    many = [tmp_path / str(number) for number in range(len(report._COLORS) + 2)]
+    for each in many:
+        shutil.copytree(run, each)
     text = write_report(many, output=tmp_path / "many.html").read_text()
     assert alone >= 10 and text.count("stroke-width: 1.6") == len(many) * alone
+
+
+def test_a_run_that_is_given_twice_is_there_once(run: Path) -> None:
+    once = write_report([run]).read_text()
+    path = write_report([run, run / ".." / run.name])
+    assert path == run / "report.html" and path.read_text() == once
 
 
 def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
@@ -150,12 +153,14 @@ def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
         write_report([])
     with pytest.raises(ValueError, match="from 0 to 1; given was 2"):
         write_report([run], smooth_share=2)
+    with pytest.raises(ValueError, match=r"x\.pdf: pages end with \.html"):
+        write_report([run], output=tmp_path / "x.pdf")
     with pytest.raises(ValueError, match="run directory"):
         write_report([tmp_path])
 
 
 PROBE = """
-const view = this.contentWindow, page = this.contentDocument, style = view.getComputedStyle;
+const style = view.getComputedStyle;
 const all = [...page.body.querySelectorAll('*')], drawings = [...page.querySelectorAll('svg')];
 const isText = each => each.nodeType === 3 && each.data.trim();
 const behind = each => {
@@ -164,33 +169,15 @@ const behind = each => {
 };
 const ink = each => each.closest('svg') ? style(each).fill : style(each).color;
 const bold = each => style(each).stroke !== 'none' && parseFloat(style(each).strokeWidth) > 1.5;
-document.title = JSON.stringify({
+found = {
   width: page.documentElement.scrollWidth, drawings: drawings.length,
   drawn: drawings[0].getBoundingClientRect().width, page: behind(page.body),
   texts: all.filter(each => [...each.childNodes].some(isText) && each.getClientRects().length)
     .map(each => [ink(each), behind(each)]),
   lines: [...page.querySelectorAll('svg path')].filter(bold).map(each => style(each).stroke),
   parts: [...page.querySelectorAll('.bar span')].map(each => style(each).backgroundColor),
-});
+};
 """
-
-
-def in_a_browser(report: Path, folder: Path, *, width: int, dark: bool) -> dict[str, Any]:
-    """What Debian's chromium makes of the page on a screen of that width."""
-    frame, probe = folder / "frame.html", html.escape(PROBE)
-    frame.write_text(
-        '<meta name="color-scheme" content="light dark">'
-        f'<iframe src="{report.as_uri()}" width="{width}" height="900" onload="{probe}"></iframe>'
-    )
-    done = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1600,1000",
-         "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}",
-         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-         "--virtual-time-budget=5000", "--dump-dom", frame.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    (found,) = re.findall("<title>(.*)</title>", done.stdout)
-    return json.loads(found)
 
 
 def luminance(color: str) -> float:
@@ -225,7 +212,7 @@ def test_a_browser_shows_it_as_wide_as_the_screen_and_legibly(
     ]  # each color once
     runs = [run, *(Path(shutil.copytree(run, copy)) for copy in copies)]
     page = tmp_path / "page.html"
-    seen = in_a_browser(write_report(runs, output=page), tmp_path, width=width, dark=dark)
+    seen = in_a_browser(write_report(runs, output=page), PROBE, tmp_path, width=width, dark=dark)
     assert seen["width"] <= width and 250 < seen["drawn"] < width and seen["drawings"] >= 10
     assert (luminance(seen["page"]) < 0.05) == dark
     assert len(seen["texts"]) > 100

@@ -13,6 +13,7 @@ import torch
 from phasicrl.envs.protocol import EnvError
 from tests.envs.acting import NEVER, PARALLEL, Parallel, draw_action, make
 from tests.envs.counting import (
+    Counting,
     Faulty,
     FaultyMask,
     FaultyStructure,
@@ -22,6 +23,7 @@ from tests.envs.counting import (
     MaskedInObservation,
     MaskedNumbers,
 )
+from tests.helpers import Corridor
 
 MASKED: tuple[type[Masked], ...] = (MaskedInObservation, MaskedByMethod, MaskedInInfo)
 
@@ -267,3 +269,98 @@ def test_an_environment_that_exits_before_training_ends_in_a_sentence(where: str
 
     with pytest.raises(EnvError, match="SystemExit: 3"):
         make(exits)
+
+
+class Says(Counting):
+    """Returns a reward, an observation or an `info` of its own in each step."""
+
+    def __init__(self, **said: Any) -> None:
+        super().__init__()
+        self._said = said
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        reward, info = self._said.get("reward", reward), self._said.get("info", info)
+        return self._said.get("obs", obs), reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("reward", [np.array([2.5]), [2.5], np.float32(2.5), torch.tensor(2.5)])
+def test_a_reward_may_come_in_brackets(reward: Any) -> None:
+    envs = make(lambda: Says(reward=reward), num_envs=1)
+    envs.reset()
+    assert envs.step(NEVER[:1]).reward.tolist() == [2.5]
+
+
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), None, "much", [], 1j])
+def test_what_is_no_reward_is_told_as_one(reward: Any) -> None:
+    envs = make(lambda: Says(reward=reward), num_envs=1)
+    envs.reset()
+    with pytest.raises(EnvError, match=r"returned the reward .*; one number was expected"):
+        envs.step(NEVER[:1])
+
+
+def test_masks_that_come_late_are_refused() -> None:
+    """None of them would be seen: what is allowed is looked for once, at the first reset."""
+    envs = make(lambda: Says(info={"action_mask": np.ones(2)}), num_envs=1)
+    envs.reset()
+    with pytest.raises(EnvError, match=r"gave an 'action_mask' in its info, where it had none"):
+        envs.step(NEVER[:1])
+
+
+class Wide(Counting):
+    """Shows bytes, and says in which dtype."""
+
+    observation_space = gym.spaces.Box(0, 255, (3,), np.uint8)
+
+    def __init__(self, value: int) -> None:
+        super().__init__()
+        self._value = value
+
+    def _observe(self) -> np.ndarray:
+        return np.array([1, 255, self._value], np.uint64)
+
+
+def test_numbers_that_fit_in_no_byte_are_refused() -> None:
+    envs = make(lambda: Wide(200), num_envs=1)
+    assert envs.reset().tolist() == [[1, 255, 200]]
+    with pytest.raises(EnvError, match=r"an observation with 256; from 0 to 255 was expected"):
+        make(lambda: Wide(256), num_envs=1).reset()
+
+
+class Named(Corridor):
+    """Has methods whose names are those that an exact resume looks for, for something else."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def get_state(self, *player: int) -> Any:
+        if self._kind == "wants more":
+            raise TypeError("get_state() missing 1 required positional argument: 'player'")
+        return np.zeros(2) if self._kind == "array" else [1, 2]
+
+
+class NamedBoth(Named):
+    def set_state(self, state: Any) -> Any:
+        raise AssertionError("nobody has asked for it")
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+@pytest.mark.parametrize("kind", ["alone", "wants more", "array"])
+def test_methods_that_are_called_so_for_something_else_are_left_alone(
+    parallel: Parallel, kind: str
+) -> None:
+    named = Named if kind == "alone" else NamedBoth
+
+    right = torch.ones(2, dtype=torch.int64)
+    envs, other = (make(lambda: named(kind), parallel, num_envs=2) for _ in range(2))
+    envs.reset()
+    for _ in range(2):  # in the middle of an episode
+        envs.step(right)
+    state = envs.state_dict()
+    assert state is not None
+    other.load_state_dict(state)
+    for _ in range(3):
+        assert torch.equal(other.step(right).obs, envs.step(right).obs)
+    envs.close()
+    other.close()

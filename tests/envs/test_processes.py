@@ -93,6 +93,55 @@ def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
         envs.reset()
 
 
+FAILS = """
+import multiprocessing, os, sys
+sys.path.insert(0, ROOT)
+from phasicrl.envs.gymnasium import GymnasiumEnv
+from tests.envs.counting import Counting
+
+def make():
+    return GymnasiumEnv(Counting, num_envs=2, seed=1, name="mine", parallel="processes")
+
+def fail_later():
+    envs = make()
+    envs.reset()
+    raise RuntimeError("of the user")
+
+def fail_early():
+    from multiprocessing.context import ForkServerProcess
+    start, started = ForkServerProcess._Popen, []
+    def second_fails(process):
+        if started:
+            raise OSError("too many open files")
+        started.append(start(process))
+        return started[0]
+    ForkServerProcess._Popen = staticmethod(second_fails)
+    make()
+
+if __name__ == "__main__":
+    if sys.argv[1] == "early":
+        fail_early()
+    child = multiprocessing.get_context("spawn").Process(target=fail_later)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("when", "said"), [("early", "too many open files"), ("later", "of the user")]
+)
+def test_a_program_that_fails_ends_with_them(tmp_path: Path, when: str, said: str) -> None:
+    """While they start, and in a process of one's own: multiprocessing would wait for ever."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS.replace("ROOT", repr(str(Path(__file__).parents[2]))))
+    done = subprocess.run(
+        [sys.executable, str(script), when], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1 and said in done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed")
 def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_thread(
     monkeypatch: pytest.MonkeyPatch,

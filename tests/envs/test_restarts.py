@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,10 +21,13 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import Config
 from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.gymnasium import GymnasiumEnv
-from phasicrl.envs.protocol import EnvError
+from phasicrl.envs.protocol import EnvError, TimeStep
 from phasicrl.experiments.evaluate import evaluate
+from phasicrl.models.distributions import Categorical
 from phasicrl.seeding import env_seeds
+from phasicrl.session.evaluation import UnderWay
 from phasicrl.session.run import Run
+from phasicrl.session.step_table import StepTable
 from tests.helpers import Corridor, rows_of, tiny, tiny_aux
 
 RIGHT = torch.ones(2, dtype=torch.int64)
@@ -217,8 +223,30 @@ def test_an_evaluation_counts_whole_episodes_only(tmp_path: Path) -> None:
         replace(config, env=replace(config.env, max_restarts=9)),
         make_env=partial(Fragile, 10**9),
     )
-    found = evaluate(run.directory, episodes=2, make_env=OneBreaks(3))
+    path = tmp_path / "steps.csv"
+    found = evaluate(run.directory, episodes=2, make_env=OneBreaks(3), steps_file=path)
     assert all(min(each.lengths) >= 39 for each in found)
+    rows = Counter(row["policy"] for row in csv.DictReader(path.read_text().splitlines()))
+    assert rows == {each.policy: sum(each.lengths) for each in found}
+
+
+def test_a_table_of_one_episode_has_the_first_that_counts() -> None:
+    """Episodes of two steps; the first one of the first environment is cut."""
+    text, under_way = io.StringIO(newline=""), UnderWay(2, 4)
+    table, none = StepTable(text, only_first=True), torch.zeros(2, dtype=torch.bool)
+    policy = Categorical(torch.full((2, 1, 2), 0.5).log())
+    for number in range(6):
+        ended, cut = none | (number % 2 == 1), torch.tensor([number == 1, False])
+        reward = torch.tensor([number, 9.0])
+        step = TimeStep(
+            obs=torch.zeros(2, 1), reward=reward, terminated=ended & ~cut, truncated=cut,
+            info={"cut": cut},
+        )  # fmt: skip
+        under_way.add(reward)
+        table.add("unseen", "greedy", policy, torch.zeros(2, 1), step, under_way)
+        under_way.end(ended, cut)
+    rows = csv.DictReader(text.getvalue().splitlines())
+    assert [(row["reward"], row["episode"]) for row in rows] == [("2.0", "1"), ("3.0", "1")]
 
 
 @pytest.mark.long

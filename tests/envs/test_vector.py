@@ -18,7 +18,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.envs.vector import WANTED, MakeVectorEnv
 from phasicrl.experiments.evaluate import evaluate
 from tests.envs.acting import NEVER, check_known_episodes
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting
@@ -92,6 +92,31 @@ def test_final_observations_may_come_as_one_batch() -> None:
         assert (one.final_obs is None) == (other.final_obs is None)
         if one.final_obs is not None and other.final_obs is not None:
             assert torch.equal(one.final_obs[done], other.final_obs[done])
+
+
+def test_no_more_is_used_than_what_is_asked_for() -> None:
+    """A duck, whose `info` is None where it has nothing to say."""
+
+    class Duck:
+        def __init__(self, num_envs: int) -> None:
+            self._vector = sync()(num_envs)
+            for name in set(WANTED) - {"reset", "step"}:
+                setattr(self, name, getattr(self._vector, name))
+
+        def reset(self, **options: Any) -> Any:
+            return self._vector.reset(**options)[0], None
+
+        def step(self, actions: Any) -> Any:
+            *rest, info = self._vector.step(actions)
+            if "final_obs" in info:
+                finals = [np.zeros(3) if row is None else row for row in info["final_obs"]]
+                return *rest, {"final_obs": np.stack(finals)}
+            return *rest, None
+
+    duck, plain = make(Duck), make(sync())
+    assert torch.equal(duck.reset(), plain.reset())
+    for _ in range(20):
+        assert torch.equal(duck.step(NEVER).obs, plain.step(NEVER).obs)
 
 
 def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end() -> None:
@@ -197,6 +222,16 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         answering(2, np.zeros(2)),
         EnvError,
         r"step\(\) returned terminated of shape \(2,\); \(3,\) was expected",
+    ),
+    "info": (
+        answering(4, [{}, {}, {}]),
+        EnvError,
+        r"step\(\) returned an object of type list as its info; a dict was expected",
+    ),
+    "late masks": (
+        answering(4, {"action_mask": np.ones((3, 2), bool)}),
+        EnvError,
+        "gave an 'action_mask' in its info, where reset\\(\\) had given none",
     ),
     "no final_obs": (
         answering(4, {}),

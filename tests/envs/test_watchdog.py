@@ -182,6 +182,21 @@ def test_a_call_into_c_that_never_returns_is_saved_and_ended_too(tmp_path: Path)
     assert [path.name for path in RunDirectory(run).checkpoints] == ["step-000000000064"]
 
 
+def test_it_is_ended_also_where_nothing_can_be_saved_or_said(tmp_path: Path) -> None:
+    script = tmp_path / "stuck.py"
+    broken = "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
+    script.write_text(
+        "import os\nfrom phasicrl.session.run import Run\n"
+        "def no_memory(self): raise MemoryError\n"
+        f"Run._save_kept = no_memory\n{broken}{IN_C}"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "runs")],
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 4 and done.stderr == ""
+
+
 def test_workers_end_with_their_trainer(tmp_path: Path) -> None:
     """Killed from outside while one of them hangs, which nothing inside can then end."""
     script = tmp_path / "hangs.py"

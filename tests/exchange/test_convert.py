@@ -65,6 +65,9 @@ def test_a_script_without_flags_is_its_preset(script: str, preset: str) -> None:
          {"ppo.schedule": "constant", "compute.device": "cpu"}),
         ("ppo_atari.py --env-id PongNoFrameskip-v4 --track",
          {"env.id": "envpool:Pong-v5", "log.wandb": True}),
+        ("ppo.py --anneal-lr 0 --track no", {"ppo.schedule": "constant"}),
+        ("ppo.py --track 1 --wandb-entity 7 --torch-deterministic yes",
+         {"log.wandb": True, "log.wandb_entity": "7", "compute.deterministic": True}),
         ("ppg_procgen.py --env-id bigfish --max-grad-norm 0.7",
          {"env.id": "procgen:bigfish", "ppo.max_grad_norm": 0.7, "aux.max_grad_norm": 0.7}),
         # 64 segments of a rollout, 4 × 2 of them to a step.
@@ -96,19 +99,25 @@ def test_every_argument_of_cleanrl_is_accounted_for() -> None:
         found = convert_cleanrl(["ppg_procgen.py", f"--{name}", value])
         assert len(found.taken) + len(found.left) == 2, name
         assert "no such flag" not in str(found.left), name
-    # What a user of ppo.py sets: 22 of 25 become fields.
+    # What a user of ppo.py sets: 24 of 25 become fields.
     set_by_hand = CLEANRL_ARGUMENTS.split()[:8] + CLEANRL_ARGUMENTS.split()[11:28]
     values = {"env-id": "CartPole-v1", "total-timesteps": "1e5", "num-steps": "8"}
+    values["update-epochs"] = "2"  # with one, nothing would be left to stop at a --target-kl
     words = [word for name in set_by_hand for word in (f"--{name}", values.get(name, "1"))]
     found = convert_cleanrl(["ppo.py", *words])
-    assert len(set_by_hand) == 25 and len(found.taken) == 1 + 22
-    assert found.left.keys() == {"--torch-deterministic", "--wandb-entity", "--capture-video"}
+    assert len(set_by_hand) == 25 and len(found.taken) == 1 + 24
+    assert found.left.keys() == {"--capture-video"}
     found = convert_cleanrl(["ppo_atari_multigpu.py", "--device-ids", "0", "1", "--seed", "7"])
     assert found.config.seed == 7 and found.left == {
         "--device-ids": "`torchrun` chooses: docs/distributed.md"
     }
     found = convert_cleanrl(["ppo.py", "--new-flag", "3"])
     assert found.left == {"--new-flag": "there is no such flag in CleanRL"}
+    found = convert_cleanrl(["ppo.py", "--learnin-rate", "1", "--n-iteration", "8"])
+    assert found.left == {
+        "--learnin-rate": "there is no such flag in CleanRL (did you mean '--learning-rate'?)",
+        "--n-iteration": "this script of CleanRL has no such flag",
+    }
 
 
 ZOO = """
@@ -286,6 +295,27 @@ def test_memory_of_the_zoo_has_the_defaults_of_its_own_class(zoo: Path) -> None:
     assert (config.ppo.num_steps, config.ppo.num_minibatches) == (128, 8)
 
 
+def test_one_environment_is_the_zoos_default_also_of_images(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.yml"
+    path.write_text("atari: {policy: CnnPolicy, n_timesteps: 1000, n_steps: 128, batch_size: 64}")
+    config = convert_sb3_zoo(path, "atari").config
+    assert (config.env.num_envs, config.ppo.num_steps, config.ppo.num_minibatches) == (1, 128, 2)
+
+
+def test_what_the_other_settings_make_useless_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.yml"
+    path.write_text("ALE/Pong-v5: {n_epochs: 1, target_kl: 0.01, clip_range_vf: 0.2}")
+    found = convert_sb3_zoo(path, "ALE/Pong-v5")
+    assert found.config.name == "zoo-ALE-Pong-v5" and found.config.ppo.target_kl is None
+    assert "no effect" in found.left["target_kl: 0.01"] and found.config.ppo.value_clip == 0.2
+    assert "the clipped value counts" in found.left["the loss of clip_range_vf"]
+    found = convert_cleanrl(["ppg_procgen.py", "--target-kl", "0.01", "--exp-name", "a/b"])
+    assert found.config.name == "a-b" and found.config.ppo.target_kl is None
+    assert "no effect" in found.left["--target-kl 0.01"]
+    for flag in ("--num-aux-rollouts", "--n-aux-grad-accum"):
+        assert "no such flag" in convert_cleanrl(["ppo.py", flag, "8"]).left[flag]
+
+
 def test_mistakes_are_told(zoo: Path) -> None:
     with pytest.raises(ValueError, match=r"no entry CartPole-v0 .*did you mean 'CartPole-v1'"):
         convert_sb3_zoo(zoo, "CartPole-v0")
@@ -313,6 +343,8 @@ def test_mistakes_are_told(zoo: Path) -> None:
     for words in (["--num-envs", "abc"], ["--num-envs"], ["--learning-rate", "--seed", "3"]):
         with pytest.raises(ValueError, match=r"needs a number; given was (abc|True)"):
             convert_cleanrl(["ppo.py", *words])
+    with pytest.raises(ValueError, match="--track is on or off, True or False; given was games"):
+        convert_cleanrl(["ppo.py", "--track", "games"])
     for entry, said in (
         ("n_timesteps: null", "n_timesteps: None is not a number"),
         ("gamma: abc", "gamma: 'abc' is not a number"),
@@ -340,5 +372,21 @@ def test_the_command_line_writes_a_configuration_that_trains(
     words = ["convert", "cleanrl", "ppo.py", "--seed", "7", "--capture-video", "--output", output]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert "--seed 7: seed 7" in said and "--capture-video: `phasicrl video RUN`" in said
+    assert "--seed 7: seed 7" in said and "--capture-video: it films episodes" in said
     assert cli.parse_config(["--from", output]).seed == 7
+
+
+def test_a_file_that_nobody_named_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["convert", "cleanrl", "ppo.py", "--num-envs", "8"]
+    assert cli.main(words) == 0
+    written = Path("config.json").read_text()
+    Path("config.json").write_text("of mine")
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert said == "error: config.json is there already; name the file to write: --output FILE\n"
+    assert Path("config.json").read_text() == "of mine"
+    assert cli.main([*words, "--output", "config.json"]) == 0
+    assert Path("config.json").read_text() == written

@@ -11,14 +11,24 @@ import huggingface_hub
 import pytest
 import torch
 
-from phasicrl.algorithm import train
-from phasicrl.config import EvaluationConfig
+from phasicrl.algorithm import resume, train
+from phasicrl.config import EnvConfig, EvaluationConfig, LogConfig
 from phasicrl.exchange import package as package_module
 from phasicrl.exchange.export import play_exported
 from phasicrl.exchange.hub import pull, push
-from phasicrl.exchange.package import FILES, HASHES_FILE, check_package, digest, page, release
+from phasicrl.exchange.package import (
+    EVENTS_FILE,
+    FILES,
+    HASHES_FILE,
+    check_package,
+    page,
+    release,
+)
 from phasicrl.experiments.evaluate import Evaluation, evaluate
+from phasicrl.runs.checkpoint import digest_of_file
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.run import Run
+from tests.analysis.test_plot import make_run
 from tests.helpers import corridor, rows_of, tiny
 
 
@@ -38,7 +48,8 @@ def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machi
 ) -> None:
     (made,) = release([run], output=tmp_path / "out", episodes=4, onnx=True, make_env=corridor)
     assert made.path == tmp_path / "out" / "tiny-corridor-s3"
-    assert sorted(entry.name for entry in made.path.iterdir()) == sorted((*FILES, HASHES_FILE))
+    files = {*FILES, HASHES_FILE} - {EVENTS_FILE}  # which the run did not write
+    assert {entry.name for entry in made.path.iterdir()} == files
     assert RunDirectory(made.path).metrics() == RunDirectory(run).metrics()
     wanted = evaluate(run, episodes=4, make_env=corridor)
     assert list(made.evaluations) == evaluate(made.path, episodes=4, make_env=corridor) == wanted
@@ -47,7 +58,7 @@ def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machi
     assert [tuple(each["returns"]) for each in written] == [each.returns for each in wanted]
     again = train(tiny(tmp_path / "runs", init_from=str(made.path)), make_env=corridor)
     assert again.env_steps == 128
-    for name in FILES:
+    for name in files:
         if name != "policy.onnx":
             assert str(tmp_path).encode() not in (made.path / name).read_bytes(), name
     text = (made.path / "README.md").read_text()
@@ -56,6 +67,25 @@ def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machi
     greedy = made.evaluations[0]
     assert index[0]["results"][0]["metrics"][0]["value"].startswith(f"{greedy.mean_return:.2f} +/-")
     assert "128 environment steps, seed 3" in text
+
+
+def test_the_events_of_all_processes_of_a_run_are_packed_in_one_file(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = tiny(tmp_path / "runs", log=LogConfig(console="off"))
+
+    def stop_once(run: Run, _: Any) -> Any:
+        return "stop" if run.iteration == 2 else None
+
+    run = train(config, make_env=corridor, on_iteration=stop_once).directory
+    resume(run, make_env=corridor)
+    assert len(list(run.glob("events.out.tfevents.*"))) == 2
+    (made,) = release([run], output=tmp_path / "out", episodes=4, make_env=corridor)
+    assert EVENTS_FILE in check_package(made.path)
+    found = events.EventAccumulator(str(made.path)).Reload().Scalars("losses/entropy")
+    rows = rows_of(RunDirectory(run))
+    assert [event.step for event in found] == [row["env_steps"] for row in rows] and len(rows) == 4
+    wanted = [row["losses/entropy"] for row in rows]
+    assert [event.value for event in found] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -> None:
@@ -95,6 +125,15 @@ def test_the_best_run_of_each_environment_however_it_is_spelled(tmp_path: Path) 
     assert made.path.name == "tiny-corridor-s4"
 
 
+def test_each_difficulty_is_a_task_with_a_best_run_of_its_own(tmp_path: Path) -> None:
+    easy, hard = EnvConfig(id="procgen:maze"), EnvConfig(id="procgen:maze", distribution="hard")
+    runs = [
+        make_run(tmp_path / name, [(100, value)], env=env)
+        for name, env, value in (("a", easy, 20.0), ("b", hard, 9.0), ("c", hard, 8.0))
+    ]
+    assert [best.path for best in package_module._best_of_each(runs)] == runs[:2]
+
+
 def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:
     """As of code that was installed from a wheel: its card has `"commit": null`."""
     files = RunDirectory(run)
@@ -126,7 +165,7 @@ def test_a_package_that_was_changed_is_refused(package: Path, damage: Any, said:
 def with_listed(path: Path, name: str) -> None:
     (path / name).write_text("1")
     text = (path / HASHES_FILE).read_text()
-    (path / HASHES_FILE).write_text(f"{text}{digest(path / name)}  {name}\n")
+    (path / HASHES_FILE).write_text(f"{text}{digest_of_file(path / name)}  {name}\n")
 
 
 def link(path: Path) -> None:
@@ -181,7 +220,7 @@ def test_what_is_pushed_is_pulled_and_checked(
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     names = push(package, "me/agent", dry_run=True)
-    assert set(names) == {*FILES, HASHES_FILE} - {"policy.onnx"} and not hub.made
+    assert set(names) == {*FILES, HASHES_FILE} - {"policy.onnx", EVENTS_FILE} and not hub.made
     assert push(package, "me/agent", private=True) == names and hub.made == [("me/agent", True)]
     (tmp_path / "hub/me/agent/evil.py").write_text("1")  # is not fetched
     (tmp_path / "hub/me/agent/policy.onnx").write_text("1")  # of a package before

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.config import EnvConfig
+from phasicrl.config import EnvConfig, EvaluatedLevels
 from phasicrl.experiments import evaluate as evaluation_module
 from phasicrl.experiments.evaluate import Evaluation, evaluate, generalization_gaps
 from phasicrl.models.agent import Agent
@@ -242,3 +242,21 @@ def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(
     # Of a version without plans.
     (run.directory / "card.json").write_text('{"own": ["environment"]}')
     assert evaluation_module.acting_precision(run.files) == "fp32"
+
+
+@pytest.mark.parametrize("levels", ["train", "both"])
+def test_levels_of_what_was_trained_on_all_of_them_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels: EvaluatedLevels
+) -> None:
+    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
+    said = rf"levels is {levels}, but .* trained on all levels \(env\.num_levels 0\); leave it at"
+    with pytest.raises(ValueError, match=said):
+        evaluate(run.directory, episodes=2, levels=levels)
+
+
+def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
+    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    for levels in ("train", "both"):
+        with pytest.raises(ValueError, match=f"levels is {levels}, which has no effect without a"):
+            evaluate(run.directory, episodes=2, levels=levels)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import time
@@ -16,13 +17,12 @@ from typing import Any
 import pytest
 
 from phasicrl.config import Config, EnvConfig
+from phasicrl.envs import watchdog
 from phasicrl.experiments import trials as trials_module
 from phasicrl.experiments.trials import (
-    LEARNING_COLUMNS,
     ResultTable,
     Trial,
     fill_table,
-    learning_row,
     over_seeds,
     ready,
     run_trials,
@@ -91,6 +91,25 @@ def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -
     ]
 
 
+@pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
+def test_a_full_disk_leaves_the_rows_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    first, second = over_seeds(("ppo",), CONFIG, (101, 102))
+    table(tmp_path / name).add(rows_of(first))
+
+    def write(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(OSError, match="no space left"):
+        table(tmp_path / name).add(rows_of(second))
+    assert read(tmp_path / name) == [("ppo", "101", "1010")]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "some.csv"
     with pytest.raises(ValueError, match="below 101, on which settings are chosen"):
@@ -157,12 +176,17 @@ def test_processes_of_trials_end_with_the_one_that_started_them(tmp_path: Path) 
     wait_for(lambda: not any(is_there(int(pid)) for pid in pids), 20)
 
 
-def fail_or_wait(folder: Path, trial: Trial) -> None:
-    """The first fails once the second has begun; the others go on until they are told to end."""
-    seed = trial.config.seed
+def fail_if_first(folder: Path, seed: int) -> None:
+    """The first fails once the second has begun."""
     if seed == 1:
         wait_for(lambda: (folder / "2 began").exists())
         raise RuntimeError("out of memory")
+
+
+def fail_or_wait(folder: Path, trial: Trial) -> None:
+    """The first fails; the others go on until they are told to end."""
+    seed = trial.config.seed
+    fail_if_first(folder, seed)
 
     def end(*_: object) -> None:
         (folder / f"{seed} ended").touch()
@@ -181,8 +205,45 @@ def test_when_one_fails_the_others_are_told_to_end_and_no_more_begin(tmp_path: P
     began, ended = (
         {path.name.split()[0] for path in tmp_path.glob(f"* {what}")} for what in ("began", "ended")
     )
-    # The third may begin before the failure of the first is known.
-    assert "2" in began <= {"2", "3"} and began == ended
+    # The third may begin before the failure of the first is known, and be told to end before it has
+    # left word that it began.
+    assert "2" in began <= ended <= {"2", "3"}
+
+
+def fail_or_save(folder: Path, trial: Trial) -> None:
+    """The first fails; the second saves its run and hears no second signal meanwhile."""
+    fail_if_first(folder, trial.config.seed)
+
+    def save(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.exit(75)
+
+    signal.signal(signal.SIGTERM, save)
+    (folder / "2 began").touch()
+    time.sleep(600)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(60)
+def test_one_that_saves_its_run_ends_though_another_died_first(tmp_path: Path) -> None:
+    # The first dies while it waits for a trial, with the lock of their queue: whoever comes back to
+    # the queue waits for ever.
+    trials = over_seeds(("ppo",), CONFIG, (1, 2))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(run_trials(trials, partial(fail_or_save, tmp_path), jobs=2))
+    assert not multiprocessing.active_children()
+
+
+def num_last_resorts(trial: Trial) -> int:
+    return len(watchdog._last_resorts)
+
+
+def test_processes_of_trials_can_be_ended_where_they_hang_outside_of_a_run() -> None:
+    trials = over_seeds(("ppo",), CONFIG, (1, 2))
+    assert dict(run_trials(trials, num_last_resorts, jobs=2)) == dict.fromkeys(trials, 1)
+    assert not watchdog._last_resorts
 
 
 def module_of(trial: Trial) -> str:
@@ -225,12 +286,13 @@ def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:
         "total_env_steps": 2048,
     }
     config = get_preset("classic-ppo").changed({"env.id": "gymnasium:CartPole-v1", **quiet})
-    results = ResultTable(tmp_path / "cartpole.csv", LEARNING_COLUMNS)
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "learning.py"))
+    results = ResultTable(tmp_path / "cartpole.csv", script["LEARNING_COLUMNS"])
     list(
         fill_table(
             results,
             over_seeds(("classic-ppo --x",), config, (1,)),
-            partial(learning_row, threshold=1.0),
+            partial(script["learning_row"], threshold=1.0),
         )
     )
     (row,) = results.rows()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from phasicrl.algorithm import train
-from phasicrl.config import ModelConfig
+from phasicrl.config import EnvConfig, ModelConfig
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments import video
 from phasicrl.experiments.video import film
@@ -57,13 +58,7 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
     path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
     assert path.parent == run.directory / "videos" and len(result.returns) == 2
     images = read_film(path, 64, 64)
-    # 2 × (first + 5 steps), the first of the episode after, whose frame is shown at the end.
-    assert images.shape == (
-        13,
-        64,
-        64,
-        3,
-    )
+    assert images.shape == (12, 64, 64, 3)  # 2 × (first + 5 steps)
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
@@ -74,6 +69,27 @@ def test_what_was_played_says_on_which_levels(
     run = train(tiny(tmp_path), make_env=corridor).directory
     for levels in ("unseen", "train"):
         assert film(run, levels=levels, make_env=corridor)[1].levels == levels
+
+
+def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
+    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    with pytest.raises(ValueError, match="levels is train, which has no effect without a"):
+        film(run.directory, levels="train")
+
+
+def test_films_of_other_weights_or_levels_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(video, "film_episodes", lambda *_, **__: ((1.0,), (5,)))
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    names = [
+        film(run, levels=levels, weights=weights, make_env=corridor)[0].name
+        for levels in ("unseen", "train")
+        for weights in ("last", "best")
+    ]
+    assert names == [
+        f"sampled-seed0{others}.mp4" for others in ("", "-best", "-train", "-train-best")
+    ]
 
 
 def test_an_environment_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:
@@ -91,6 +107,24 @@ class Drawn(Corridor):
 
     def render(self) -> np.ndarray:
         return np.full((16, 32, 3), 40 + 40 * self._at, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 4), np.uint8),
+        np.zeros((16, 32), np.uint8), None,
+    ],
+)  # fmt: skip
+def test_what_is_no_image_is_refused(tmp_path: Path, shown: Any) -> None:
+    class Shows(Drawn):
+        def render(self) -> Any:
+            return shown
+
+    run = train(tiny(tmp_path), make_env=Shows)
+    with pytest.raises(ValueError, match=r"render\(\) returned .*; \[height, width, 3\] of uint8"):
+        film(run.directory, make_env=Shows)
+    assert not list(run.directory.glob("videos/*.mp4"))
 
 
 def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:
@@ -136,6 +170,49 @@ def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> N
         film(run.directory, make_env=Drawn, make_vector_env=vectors(Drawn))
 
 
+class Counting(Drawn):
+    """Draws how many of the seven steps of its episode were taken."""
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, *_ = super().step(action)
+        return obs, 1.0, self._steps == 7, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((16, 32, 3), 20 * self._steps, np.uint8)
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode])
+def test_the_last_image_of_an_episode_is_shown_and_none_of_the_next_one_instead(
+    tmp_path: Path, mode: AutoresetMode | None
+) -> None:
+    """A vector that resets itself in the step of the end repeats the image before."""
+    own: dict[str, Any] = {"make_env": Counting}
+    if mode is not None:
+        own = {"make_vector_env": lambda n: SyncVectorEnv([Counting] * n, autoreset_mode=mode)}
+    run = train(tiny(tmp_path), **own)
+    path, _ = film(run.directory, episodes=2, size=16, **own)
+    shown = read_film(path, 16, 32).mean(axis=(1, 2, 3)) / 20
+    end = 6 if mode is AutoresetMode.SAME_STEP else 7
+    assert shown == pytest.approx([*range(7), end] * 2, abs=0.2)
+
+
+def test_an_environment_that_is_made_anew_is_filmed_from_then_on(tmp_path: Path) -> None:
+    class Fragile(Counting):
+        num_faults = 0
+
+        def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            if self._steps == 3 and not Fragile.num_faults:
+                Fragile.num_faults = 1
+                raise RuntimeError("broken")
+            return super().step(action)
+
+    run = train(tiny(tmp_path).changed({"env.max_restarts": 2}), make_env=Counting)
+    with pytest.warns(RuntimeWarning, match="it is made anew"):
+        path, _ = film(run.directory, episodes=1, size=16, make_env=Fragile)
+    shown = read_film(path, 16, 32).mean(axis=(1, 2, 3)) / 20
+    assert shown == pytest.approx([*range(4), 0, *range(8)], abs=0.2)
+
+
 def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
     config = tiny(tmp_path)
@@ -172,3 +249,13 @@ def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(
 def test_sizes_that_no_film_has_are_refused_before_anything_is_opened(size: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(size))):
         film("nothing is looked for there", **size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["film.gif", "film"])
+def test_a_file_that_is_no_film_is_refused_before_anything_is_played(
+    tmp_path: Path, name: str
+) -> None:
+    run, output = train(tiny(tmp_path), make_env=corridor).directory, tmp_path / "films" / name
+    with pytest.raises(ValueError, match=rf"{name}: films end with \.mp4; give .*/film\.mp4$"):
+        film(run, output=output, make_env=corridor)
+    assert not output.parent.exists()

@@ -28,7 +28,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
     ("envs/replay.py", "self._lengths[ended] = 0", "pass", RESUME),
     (
-        "runs/metrics.py", 'file.truncate(kept["bytes"])', "pass",
+        "runs/metrics.py", 'os.truncate(path, kept["bytes"])', "pass",
         "tests/runs/test_metrics.py",
     ),
     (
@@ -50,7 +50,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/runs/test_lock.py",
     ),
     (
-        "session/build.py", "    if changed:\n", "    if False:\n",
+        "runs/directory.py", "        if changed:\n", "        if False:\n",
         "tests/faults/test_determinism.py -k changed",
     ),
     (

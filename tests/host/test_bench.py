@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from phasicrl import cli
+from phasicrl import algorithm, cli
 from phasicrl.config import ModelConfig
 from phasicrl.host import bench
 from phasicrl.host.bench import measure
@@ -81,6 +81,27 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"
 
 
+@pytest.mark.parametrize(
+    ("changes", "forward"),
+    [
+        ({}, 1),
+        ({"ppo.recompute_advantages": True}, 1 + 2),
+        ({"ppo.target_kl": 0.1}, 1 + 3),
+        ({"ppo.kl_penalty": 1.0, "ppo.kl_estimate": "exact"}, 1 + 1),
+        ({"ppo.proximal_decay": 0.9}, 1 + 3),
+        ({"ppo.recompute_advantages": True, "ppo.schedule": "adaptive_kl"}, 1 + 2 + 3),
+        ({"aux": tiny_aux(every=2, recompute_targets=True)}, 1 + 2),
+    ],
+)
+def test_every_look_at_an_observation_is_a_pass(
+    tmp_path: Path, changes: dict[str, Any], forward: float
+) -> None:
+    """Acting, and in three epochs: values anew, divergences, π_old, and the averaged policy."""
+    config = tiny(tmp_path).changed({"ppo.policy_epochs": 3, "ppo.value_epochs": 3} | changes)
+    report = measure(config, seconds=0.01, make_env=corridor)
+    assert report.passes["forward"] == forward
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("aux", "every", "passes"),
@@ -105,6 +126,45 @@ def test_cut_phases_have_the_same_work_for_a_step(
         "forward": 1 + 1 / config.aux.run_every,
     }
     assert report.split["auxiliary"] > 0
+
+
+def test_what_is_ignored_is_switched_off(tmp_path: Path) -> None:
+    """Checkpoints, rows of epochs, displays; a project of Weights & Biases stays without effect."""
+    config = tiny(tmp_path).changed(
+        {
+            "checkpoint.every_iterations": 1,
+            "log.epochs": True,
+            "log.wandb": True,
+            "log.wandb_project": "foo",
+            "evaluation.every_iterations": 1,
+        }
+    )
+    config = measure(config, seconds=0.01, make_env=corridor).config
+    assert not config.checkpoint.while_training and not config.log.epochs and not config.log.wandb
+    assert config.log.console == "off" and not config.log.tensorboard
+    assert config.evaluation.every_iterations is None
+
+
+def test_a_trace_has_an_auxiliary_phase_where_some_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every second phase, the trace goes on for two."""
+    phases: list[int] = []
+    plain, record = algorithm.auxiliary_phase, bench._write_trace
+
+    def count(learner: Any, *args: Any, **more: Any) -> Any:
+        phases.append(learner.iteration)
+        return plain(learner, *args, **more)
+
+    def trace(run: Any, path: Path) -> list[str]:
+        phases.clear()
+        return record(run, path)
+
+    monkeypatch.setattr(algorithm, "auxiliary_phase", count)
+    monkeypatch.setattr(bench, "_write_trace", trace)
+    config = tiny(tmp_path, aux=tiny_aux(every=2, run_every=2))
+    measure(config, seconds=0.01, make_env=corridor, trace=tmp_path / "trace.json")
+    assert len(phases) == 1 and (tmp_path / "trace.json").is_file()
 
 
 @pytest.mark.long
@@ -176,6 +236,21 @@ def test_the_command_prints_a_table_and_saves_everything(
         and saved["machine"]["commit"] == commit()
         and saved["share_of_limit"] > 0
     )
+
+
+def test_names_and_notes_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(tmp_path, name="lr=[1e-3] arm [red]b")
+    rates = tuple(bench.Rate(name, 1.0, 1.0, 1.0) for name in ("whole loop", "networks alone"))
+    bench.print_report(
+        bench.Report(
+            config=config, machine={}, rates=rates, split={"rollout": 1.0}, passes={"forward": 1.0},
+            gflops_per_step=1.0, peak_memory=1, peak_gpu_memory=0, buffer=1, notes=("at [/2]",),
+        )
+    )  # fmt: skip
+    printed = " ".join(capsys.readouterr().out.split())
+    assert config.name in printed and "at [/2]" in printed
 
 
 def test_a_preset_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,12 @@ def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_the_table_shows_names_and_remedies_as_they_are() -> None:
+    check = Check("[b]", "missing", "no [video] here", "pip install 'phasicrl[plot]'")
+    shown = text_of([check])
+    assert all(text in shown for text in (check.name, check.found, check.remedy))
+
+
 def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 2**70)

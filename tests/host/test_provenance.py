@@ -51,6 +51,10 @@ def test_the_tree_has_the_name_that_git_gives_it(checkout: Path) -> None:
     name = git(checkout, "rev-parse", "HEAD:src/phasicrl")
     (package / "envs" / "__pycache__").mkdir()
     (package / "envs" / "__pycache__" / "make.cpython-311.pyc").write_bytes(b"compiled")
+    # What is left of folders whose files are gone; git has no empty ones.
+    for left in ("gone/__pycache__", "empty/in/empty"):
+        (package / left).mkdir(parents=True)
+    (package / "gone" / "__pycache__" / "run.cpython-311.pyc").write_bytes(b"compiled")
     assert provenance.tree(package) == name
     (package / "envs" / "make.py").write_text((package / "envs" / "make.py").read_text() + "\n")
     assert provenance.tree(package) != name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import gymnasium as gym
@@ -10,8 +11,11 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+from phasicrl.algorithm import train
 from phasicrl.config import ModelConfig, ObsNormConfig, Statistics, ValueNormConfig, ValuePath
+from phasicrl.experiments.evaluate import evaluate
 from phasicrl.models.agent import Agent, AgentOutput
+from tests.helpers import Corridor, tiny
 
 S, L, A = 3, 4, 5
 VALUE_PATHS: tuple[ValuePath, ...] = get_args(ValuePath)
@@ -476,3 +480,27 @@ def test_an_encoder_that_does_not_fit_the_observations_is_refused() -> None:
         Agent(
             VECTORS, ACTIONS, ModelConfig(encoder="impala"), generator=Generator(), auxiliary=False
         )
+
+
+@pytest.mark.parametrize("in_a_dict", [False, True])
+@pytest.mark.parametrize("obs_norm", [None, ObsNormConfig()])
+def test_one_number_alone_is_an_observation(
+    tmp_path: Path, in_a_dict: bool, obs_norm: ObsNormConfig | None
+) -> None:
+    battery = gym.spaces.Box(0, 9, (), np.float32)
+
+    class Battery(Corridor):
+        def __init__(self) -> None:
+            super().__init__()
+            more = {"battery": battery, "place": self.observation_space}
+            space: Any = gym.spaces.Dict(more) if in_a_dict else battery
+            self.observation_space = space
+
+        def _obs(self) -> Any:
+            level, place = np.float32(self._steps), super()._obs()
+            return {"battery": level, "place": place} if in_a_dict else level
+
+    run = train(tiny(tmp_path, obs_norm=obs_norm), make_env=Battery)
+    assert run.env_steps == run.config.budget
+    for policy in evaluate(run.directory, episodes=2, make_env=Battery):
+        assert len(policy.returns) == 2

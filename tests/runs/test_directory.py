@@ -66,6 +66,16 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
     assert files.card == {} and files.checkpoints == []
 
 
+def test_a_file_or_a_preset_in_place_of_a_run_is_told_what_to_give(tmp_path: Path) -> None:
+    file = RunDirectory.make(tiny(tmp_path)).path / "config.json"
+    with pytest.raises(ValueError, match=r"/config\.json is a file; give the folder of the run$"):
+        RunDirectory(file).config_for()
+    with pytest.raises(
+        ValueError, match=r"cartpole-ppo is a preset, .*; `phasicrl train cartpole-ppo` makes a run"
+    ):
+        RunDirectory(Path("cartpole-ppo")).config_for()
+
+
 def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
     files = RunDirectory.make(tiny(tmp_path))
     with pytest.raises(ValueError, match="has no data yet: its first iteration is not finished"):

@@ -61,6 +61,33 @@ def test_verifying_finds_a_change_in_any_file(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("file", "before", "after", "said"),
+    [
+        ("config.json", '"gamma": 0.9,', '"gamma": 0.8,', "ppo.gamma was 0.9 and is 0.8; put it"),
+        ("metrics.jsonl", '"iteration": 2,', '"iteration": 7,', "metrics.jsonl is not what it was"),
+        ("epochs.jsonl", '"iteration": 2,', '"iteration": 7,', "epochs.jsonl is not what it was"),
+    ],
+)
+def test_verifying_finds_what_a_resumed_run_would_find_changed(
+    tmp_path: Path, file: str, before: str, after: str, said: str
+) -> None:
+    run = train(tiny(tmp_path).changed({"log.epochs": True}), make_env=corridor)
+    path, text = run.directory / file, (run.directory / file).read_text()
+    assert verify_run(run.directory) == [] and before in text
+    path.write_text(text.replace(before, after, 1))
+    (problem,) = verify_run(run.directory)
+    assert said in problem
+    path.write_text(text + text.splitlines()[-1] * (file != "config.json"))
+    assert verify_run(run.directory) == [], "rows after the checkpoint, perhaps torn, may follow"
+
+
+def test_verifying_refuses_a_link_as_a_resumed_run_does(folder: Path, tmp_path: Path) -> None:
+    (folder / "videos").symlink_to(tmp_path)
+    (problem,) = verify_run(folder)
+    assert "videos is a link" in problem
+
+
 def test_verifying_finds_a_checkpoint_of_another_run(folder: Path, tmp_path: Path) -> None:
     other = train(tiny(tmp_path / "other"), make_env=corridor).directory
     name = "checkpoints/step-000000000128"

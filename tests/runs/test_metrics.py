@@ -325,7 +325,7 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(
 ) -> None:
     wandb = FakeWandB()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    settings = config(wandb=True, wandb_project="games")
+    settings = config(wandb=True, wandb_project="games", wandb_entity="us")
     with MetricsLog(tmp_path / "run", settings) as log:
         write_rows(log, 1, 1, losses__entropy=math.inf)
     with MetricsLog(tmp_path / "run", settings, resumed_at=BATCH) as log:
@@ -337,7 +337,8 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(
     assert wandb.finished == 2 and wandb.axes[0] == ("*", "env_steps")
     first, second = wandb.begun
     assert first["id"] == second["id"] and first["resume"] == "allow"
-    assert (first["project"], first["group"], first["name"]) == ("games", "demo", "run")
+    assert (first["project"], first["entity"]) == ("games", "us")
+    assert (first["group"], first["name"]) == ("demo", "run")
     assert first["config"]["env"]["id"] == "procgen:coinrun"
 
 

@@ -306,7 +306,7 @@ def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["phasicrl", "train", "first"])
-    run = train(tiny(tmp_path), make_env=corridor)
+    run = train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: "stop")
     before = RunDirectory(run.directory).card
     monkeypatch.setattr(sys, "argv", ["phasicrl", "resume", "second"])
     resume(run.directory, make_env=corridor)
@@ -315,3 +315,19 @@ def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(
         ["phasicrl", "resume", "second"]
     ]
     assert card["run"] == before["run"]
+
+
+def test_a_run_that_fails_at_its_start_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Run] = []
+    close = Run.close
+
+    def full(run: Run) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Run, "keep", full)
+    monkeypatch.setattr(Run, "close", lambda run: (closed.append(run), close(run)))
+    with pytest.raises(OSError, match="no space left"):
+        start_run(tiny(tmp_path), make_env=corridor)
+    assert len(closed) == 1

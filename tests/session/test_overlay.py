@@ -15,6 +15,7 @@ from phasicrl.models.agent import AgentOutput
 from phasicrl.models.heads import PolicyHead
 
 pytest.importorskip("PIL", reason="needs the extra `video`")
+from phasicrl.session import overlay
 from phasicrl.session.overlay import _FAINT, _INK, _TAKEN, Overlay
 
 WIDTH, UNIT = 320, 10
@@ -124,6 +125,26 @@ def test_return_and_value_are_this_environments() -> None:
     assert (plain[:, half:] == other[:, half:]).all() and (plain != other).any()
     other = drawn(head, dist_params, action, value=3.25)
     assert (plain[:, :half] == other[:, :half]).all() and (plain != other).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers", "bars", "ranges"),
+    [(500, 1, 63, 1), (500, 40, 32, 32), (3, 100, 3, 61), (40, 24, 40, 24)],
+)
+def test_of_many_options_and_components_some_of_each_are_in_the_strip(
+    options: int, numbers: int, bars: int, ranges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boxes: list[tuple[float, ...]] = []
+    monkeypatch.setattr(overlay, "_gauge", lambda draw, box, *_: boxes.append(box))
+    space = gym.spaces.Tuple((Discrete(options), Box(-1, 1, (numbers,), np.float32)))
+    logits = torch.full((options,), 1 / options).log()
+    dist_params = torch.cat([logits, torch.zeros(numbers), torch.ones(numbers)])
+    image = drawn(head_of(space), dist_params, torch.zeros(1 + numbers))
+    assert len(boxes) == ranges
+    assert all(0 < left < right < WIDTH for left, _, right, _ in boxes)
+    step = (WIDTH - UNIT) / (bars + ranges)
+    assert boxes[0][0] == pytest.approx(UNIT / 2 + bars * step)
+    assert len(rows(column(image, bars - 1, bars + ranges), _INK)), "the last option's bar"
 
 
 def test_many_options_leave_the_strip_as_wide_as_the_image() -> None:

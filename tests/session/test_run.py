@@ -300,10 +300,60 @@ def untimed(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+def test_a_summary_speaks_of_100_episodes_where_there_were_as_many(tmp_path: Path) -> None:
+    """Means of fewer, in the first rows, are not the best of 100."""
     run = train(tiny(tmp_path), make_env=corridor)
+
+    def returns(*counts_and_means: tuple[int, float]) -> dict[str, str]:
+        rows = [
+            {"env_steps": 32, "charts/num_episodes": n, "charts/episodic_return_100": mean}
+            for n, mean in counts_and_means
+        ]
+        run.files.path.joinpath("metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return {name: value for name, value in run.summary().items() if "episodes" in name}
+
+    assert returns((30, 9.0), (60, 5.0)) == {"return, last 90 episodes": "5.00"}
+    assert returns((60, 9.0), (50, 5.0), (50, 7.0), (50, 6.0)) == {
+        "return after 100 episodes": "5.00",
+        "return, last 100 episodes": "6.00",
+        "best mean of 100 episodes": "7.00",
+    }
+
+
+def test_a_finished_run_resumes_to_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written, not even a file of TensorBoard's; and it says so."""
+    on = {"log.tensorboard": True, "log.epochs": True, "log.console": "plain"}
+    run = train(tiny(tmp_path).changed(on), make_env=corridor)
+    before = contents(run.directory)
+    capsys.readouterr()
     again = resume(run.directory, make_env=corridor)
     assert_same_state(run, again)
+    assert contents(run.directory) == before
+    said = capsys.readouterr().out
+    assert f"{run.directory} is finished already, after 128 steps" in said and "resumed" not in said
+
+
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """Every file in a folder, but for the lock, which names the process that had it last."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_what_a_run_lacks_at_its_end_is_written_by_a_resume(tmp_path: Path) -> None:
+    """It was killed after its last checkpoint, before its weights; or that checkpoint is bad."""
+    run = train(tiny(tmp_path, checkpoint=EVERY_ITERATION), make_env=corridor)
+    weights, card = run.files.weights(), run.files.card
+    run.files.write_card(card | {"env_steps": 0})
+    (run.directory / "agent.safetensors").unlink()
+    resume(run.directory, make_env=corridor)
+    assert_same_state_tensors(run.files.weights(), weights)
+    assert run.files.card["env_steps"] == 128 and len(run.files.card["resumed"]) == 1
+    (run.files.checkpoints[-1] / "state.json").write_text("torn")
+    resume(run.directory, make_env=corridor)
+    assert_same_state_tensors(run.files.weights(), weights)
+    assert run.files.card["env_steps"] == 128 and len(run.files.card["resumed"]) == 2
 
 
 def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Path) -> None:
@@ -322,6 +372,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # of this process
         "_lock", "_signals", "_session",  # of this process, too
         "_kept",  # what the next checkpoint holds
+        "_steps_on_card",  # in the card
     }  # fmt: skip
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
@@ -336,7 +387,8 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "proximal",
         "advantage_moments",
     }
-    of_iteration = {"config", "compute", "_moments_before"}  # fixed, or made by the next one
+    # Fixed, or made by the next one.
+    of_iteration = {"config", "compute", "_moments_before", "_networks", "_clipped"}
     assert (
         set(vars(run.learner)) == of_learner | of_iteration
         and set(run.learner.state_dict()) == of_learner

@@ -10,6 +10,7 @@ import torch
 from phasicrl.algorithm import resume, train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.warm_start import take_over
 from tests.helpers import corridor, open_run, tiny, tiny_aux
 
 
@@ -110,6 +111,38 @@ def test_value_heads_stay_with_the_units_of_their_outputs(
         of_values = name.startswith(("value_normalizer.", "value_head.", "aux_value_head."))
         assert torch.equal(tensor, fresh[name] if of_values else weights[name]), name
     assert any(name.startswith("value_head.") for name in found)
+
+
+NONE, MOMENTS, EMA = None, ObsNormConfig(), ObsNormConfig(statistics="ema")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "way"),
+    [
+        (MOMENTS, NONE, "--obs-norm.statistics moments"),
+        (EMA, NONE, "--obs-norm.statistics ema"),
+        (EMA, MOMENTS, "--obs-norm.statistics ema"),
+        (NONE, MOMENTS, "--obs-norm none"),
+        (MOMENTS, ObsNormConfig(clip=5.0), ""),
+        (NONE, NONE, ""),
+    ],
+)
+def test_first_layers_that_expect_other_observations_are_warned_of(
+    tmp_path: Path, before: ObsNormConfig | None, after: ObsNormConfig | None, way: str
+) -> None:
+    other, _ = begun(tmp_path, obs_norm=before)
+    with open_run(tiny(tmp_path, obs_norm=after)) as run:
+        _, *warned = take_over(run.agent, str(other))
+    assert len(warned) == bool(way)
+    assert all(text.startswith("warning: ") and f"what {way} gives" in text for text in warned)
+
+
+def test_the_warning_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, _ = begun(tmp_path)
+    config = tiny(tmp_path).changed({"init_from": str(other), "log.console": "plain"})
+    with open_run(config):
+        said = " ".join(capsys.readouterr().out.split())
+    assert "its first layers expect what --obs-norm.statistics moments gives" in said
 
 
 def test_statistics_of_observations_of_another_kind_are_not_taken_in_part(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -94,8 +95,10 @@ def test_a_search_is_refused_where_it_would_mislead(tmp_path: Path) -> None:
         create_search(folder, base, {"seed": Space(low=1, high=9)})
     assert not folder.exists()
     create_sweep(tmp_path / "grid", [("a", base)])
-    with pytest.raises(ValueError, match="has a grid; give the search a folder of its own"):
+    with pytest.raises(ValueError, match=r"grid is a grid; .*, a search needs a folder of its own"):
         create_search(tmp_path / "grid", base, SPACES)
+    with pytest.raises(ValueError, match=r"grid is a grid; `phasicrl sweep results .*/grid` comp"):
+        best_of_search(tmp_path / "grid")
     assert create_search(folder, base, SPACES, trials=2) == (2, 2)
     assert create_search(folder, base, SPACES, trials=5) == (3, 5)
     with pytest.raises(ValueError, match="has another search"):
@@ -153,6 +156,36 @@ def test_seeds_go_side_by_side_and_the_worse_half_is_given_up(
             others = [t.intermediate_values[steps[-1]] for t in study.trials[: trial.number]
                       if steps[-1] in t.intermediate_values]  # fmt: skip
             assert reported[steps[-1]] < sorted(others)[(len(others)) // 2]
+
+
+@pytest.mark.parametrize("left", [b'{"op_code":8,"trial', b"\n", b""])
+def test_the_study_goes_on_after_a_line_that_a_full_disk_cut(tmp_path: Path, left: bytes) -> None:
+    create_search(tmp_path / "s", small(tmp_path, "ppo"), SPACES, trials=1, seeds=(1,))
+    study = open_study(tmp_path / "s")
+    study.ask()
+    with (tmp_path / "s" / module.STUDY).open("ab") as file:
+        file.write(left.strip())
+    # A process that was there before goes on, and so does one that begins later.
+    study.ask().set_user_attr("a", 1)
+    assert [trial.user_attrs for trial in open_study(tmp_path / "s").trials] == [{}, {"a": 1}]
+    with pytest.raises(ValueError, match=r"no trial of .* is finished"):
+        best_of_search(tmp_path / "s")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(30)
+def test_a_lock_that_a_killed_process_left_is_given_up_also_in_a_folder_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 3)
+    create_search(Path("s"), small(tmp_path, "ppo"), SPACES, trials=1, seeds=(1,))
+    made: list[str] = []
+    symlink = os.symlink
+    monkeypatch.setattr(os, "symlink", lambda to, at: (made.append(to), symlink(to, at)))
+    open_study(Path("s"))
+    symlink(made[0], Path("s") / f"{module.STUDY}.lock")  # as the killed one would have made it
+    assert len(open_study(Path("s")).trials) == 0
 
 
 def test_a_trial_that_was_cut_off_is_gone_on_with(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.sweeps import submit
 from phasicrl.sweeps.attempts import all_attempts, started
 from phasicrl.sweeps.submit import submit_sweep
@@ -67,7 +69,7 @@ class Ray(ModuleType):
 
     def options(self, **_: Any) -> Any:
         task = ModuleType("task")
-        task.remote = lambda *words, **how: lambda: self._function(*words, **how)  # type: ignore
+        task.remote = lambda *words: lambda: self._function(*words)  # type: ignore
         return task
 
     def wait(self, tasks: list[Any], *, num_returns: int) -> None:
@@ -90,13 +92,13 @@ def test_on_ray_a_worker_that_fails_does_not_end_the_others(
 ) -> None:
     begun: list[Path] = []
 
-    def work(directory: Path, **how: Any) -> None:
+    def work(directory: Path, how: dict[str, Any]) -> None:
         begun.append(directory)
         if len(begun) < 3:
             raise FailedTrialsError(f"worker {len(begun)} found trials that failed")
 
     monkeypatch.setitem(sys.modules, "ray", Ray())
-    monkeypatch.setattr(submit, "work_on_sweep", work)
+    monkeypatch.setattr(submit, "_work", work)
     with pytest.raises(FailedTrialsError, match="worker 1 found"):
         submit_sweep(folder, backend="ray", workers=4)
     assert begun == [folder] * 4
@@ -117,6 +119,45 @@ def test_a_job_that_is_told_its_time_is_over_goes_on_when_it_is_queued_again(fol
     assert len(list((folder / "runs").iterdir())) == 2
 
 
+needs_slurm = pytest.mark.skipif(
+    not shutil.which("sbatch"), reason="SLURM is not here; tools/slurm.sh sets it up"
+)
+
+
+def states(jobs: list[str]) -> set[str]:
+    """Those of jobs that SLURM has not finished."""
+    told = subprocess.run(
+        ["squeue", "--noheader", "--format", "%T", "--jobs", ",".join(jobs)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return set(told.stdout.split())  # an error once it has forgotten them
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_slurm_trains_it_on_two_nodes(folder: Path) -> None:
+    jobs = submit_sweep(folder, workers=2, options=["partition=all", "exclusive=user"])
+    wait_for(lambda: not states(jobs), 120)
+    assert outcomes(folder) == [["done"], ["done"]]
+
+
+@pytest.mark.slow
+@needs_slurm
+def test_slurm_queues_a_job_again_when_its_time_is_over(tmp_path: Path) -> None:
+    """submitit asks for a signal 90 seconds before the end; SLURM gives it up to a minute earlier,
+    and waits for two before it starts the job again.
+    """
+    long = small(tmp_path, "ppo", total_env_steps=900_000 * 64)
+    create_sweep(tmp_path / "sweep", [("a", long)], seeds=(1,))
+    jobs = submit_sweep(tmp_path / "sweep", minutes=3, requeues=1)
+    wait_for(lambda: outcomes(tmp_path / "sweep")[:1] == [["released", None]], 480)
+    (run,) = (RunDirectory(path) for path in (tmp_path / "sweep" / "runs").iterdir())
+    (before,) = run.last_rows(1)
+    wait_for(lambda: run.last_rows(1)[0]["env_steps"] > before["env_steps"], 60)
+    subprocess.run(["scancel", *jobs], check=True)
+    wait_for(lambda: not states(jobs), 60)
+
+
 @pytest.mark.slow
 def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +166,7 @@ def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    before = signal.getsignal(signal.SIGTERM)  # Ray takes it, and does not give it back
     size: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=size)
     try:
@@ -145,6 +187,7 @@ def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
     finally:
         ray.shutdown()
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, before)
     ends = outcomes(folder)
     assert [of[-1] for of in ends] == ["done", "done"] and sorted(map(len, ends)) == [1, 2]
     assert len(list((folder / "runs").iterdir())) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.cli import main
 from phasicrl.config import Config
-from phasicrl.experiments.trials import measure_once, reached
+from phasicrl.experiments.trials import RESULT_FILE, measure_once, reached
 from phasicrl.presets import get_preset
+from phasicrl.runs.directory import RunDirectory
 from phasicrl.sweeps import status as status_module
 from phasicrl.sweeps.attempts import Claim, attempt_at
-from phasicrl.sweeps.status import lines, sweep_status
+from phasicrl.sweeps.status import ArmStatus, lines, status_table, sweep_status
 from phasicrl.sweeps.sweep import (
     Sweep,
     SweepTrial,
@@ -92,7 +94,11 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path: 
     quiet = some.changed({"checkpoint.keep": 7})
     with pytest.raises(ValueError, match="'b' and 'a' are one experiment, seed 1"):
         create_sweep(folder, [("a", some), ("b", quiet)], seeds=(1,))
-    with pytest.raises(ValueError, match="below 101, on which settings are chosen"):
+    with pytest.raises(ValueError, match="seed 1 is given twice; give each seed once"):
+        create_sweep(folder, [("a", some)], seeds=(1, 2, 1))
+    with pytest.raises(
+        ValueError, match=r"sweep would have .*; give each kind a folder of its own"
+    ):
         create_sweep(folder, [("a", some)], seeds=(1, 101))
     assert not folder.exists()
     create_sweep(folder, [("a", some)], seeds=(1,))
@@ -122,6 +128,7 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
 def test_knobs_that_a_sweep_sets_itself_are_refused(tmp_path: Path) -> None:
     for path, values, way in (
         ("seed", (1, 2), "give --seeds"),
+        ("name", ("a", "b"), "leave it out, an arm is called what is set in it"),
         ("output_dir", ("elsewhere",), "leave it out, the runs are in its folder `runs`"),
         ("log.console", ("off", "plain"), "leave it out, its folder `logs` has what"),
     ):
@@ -203,6 +210,64 @@ def test_results_and_status_of_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["sweep", "status", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert printed == lines(sweep_status(folder)) + "\n" and "3,072 of 3,072" in printed
+
+
+def test_the_table_of_a_status_has_whole_names_on_a_narrow_terminal() -> None:
+    from rich.console import Console
+
+    def shown(*envs: str) -> tuple[str, str]:
+        statuses = [
+            ArmStatus(f"cartpole-ppo ppo.clip={clip}", env, 1, 1, 1, 0, 0, 65536, 300_000,
+                      {1: 123.4, 2: 98.23, 3: 200.0}, 3720.0)
+            for clip, env in zip((0.1, 0.2), envs, strict=True)
+        ]  # fmt: skip
+        console = Console(width=80, file=io.StringIO())
+        with console.capture() as captured:
+            console.print(status_table(statuses, "sw"))
+        title, *rows = captured.get().splitlines()
+        assert all(len(row) <= 80 for row in rows) and "…" not in captured.get()
+        return title.strip(), "".join(row.split("│")[1].strip() for row in rows if "│" in row)
+
+    title, arms = shown("CartPole-v1", "CartPole-v1")
+    assert title == "sw on CartPole-v1"
+    assert arms == "cartpole-ppoppo.clip=0.1cartpole-ppoppo.clip=0.2"
+    assert shown("CartPole-v1", "procgen:starpilot")[0] == "sw"
+
+
+def test_a_value_that_cannot_be_read_names_a_command_that_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tmp_path / "sweep"), "classic-ppo", "--set", "ppo.clip=0.1,abc"]
+    with pytest.raises(SystemExit):
+        main(["sweep", "create", *words])
+    said = capsys.readouterr()
+    assert "see phasicrl train classic-ppo --help" in " ".join((said.out + said.err).split())
+
+
+def test_units_of_another_difficulty_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("envpool")
+    levels = {"env.id": "procgen:starpilot", "env.distribution": "hard"}
+    config = get_preset("procgen-ppo").changed(levels)
+    create_sweep(tmp_path / "sweep", [("a", config)], seeds=(1,))
+    (trial,) = Sweep(tmp_path / "sweep").trials()
+    (made,) = configs_of(trial, tmp_path / "sweep")
+    RunDirectory.make(made).write_json(RESULT_FILE, {})
+    with pytest.raises(ValueError, match=r"procgen-easy are of easy levels.*choose procgen-hard"):
+        sweep_results(tmp_path / "sweep", units="procgen-easy")
+
+
+def test_each_difficulty_of_a_game_is_a_task_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("envpool")
+    hard = get_preset("procgen-ppo").changed({"env.distribution": "hard"})
+    create_sweep(tmp_path / "sweep", [("a", get_preset("procgen-ppo")), ("b", hard)], seeds=(1,))
+    for trial in Sweep(tmp_path / "sweep").trials():
+        (made,) = configs_of(trial, tmp_path / "sweep")
+        RunDirectory.make(made).write_json(RESULT_FILE, {"curve": " ".join(["7"] * 40)})
+    found = sweep_results(tmp_path / "sweep").comparison.results
+    tasks = ["procgen:starpilot (easy)", "procgen:starpilot (hard)"]
+    assert [str(result.task) for result in found] == tasks
+    with (tmp_path / "sweep/results.csv").open() as file:
+        assert [row["task"] for row in csv.DictReader(file)] == tasks
 
 
 CREATE = ["sweep", "create"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from phasicrl.algorithm import train
 from phasicrl.host.signals import Preempted
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.sweeps import work
+from phasicrl.sweeps import submit, work
 from phasicrl.sweeps.attempts import all_attempts
 from phasicrl.sweeps.search import Space, create_search
 from phasicrl.sweeps.sweep import Sweep, configs_of, create_sweep
@@ -132,6 +133,25 @@ def test_trials_import_what_the_command_line_was_told_to(
     work_on_sweep(folder)
     assert len(seen(folder)) == 3
     assert all(line.endswith("--import my.envs") for line in seen(folder))
+
+
+def test_the_jobs_of_a_cluster_import_what_its_command_line_was_told_to(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    jobs: list[submit.ClusterJob] = []
+    with monkeypatch.context() as here:
+        here.setattr(submit, "ASKED_IMPORTS", ["mine"])
+        here.setattr(submit, "_submit", lambda job, *_: jobs.append(job))
+        submit.submit_sweep(folder)
+    try:
+        pickle.loads(pickle.dumps(jobs[0]))()  # in a process that knows nothing of it
+        assert "mine" in sys.modules
+    finally:
+        sys.modules.pop("mine", None)
+    assert len(seen(folder)) == 3
+    assert all(line.endswith("--import mine") for line in seen(folder))
 
 
 def test_the_trials_of_a_search_import_what_was_asked_for(

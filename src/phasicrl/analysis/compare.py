@@ -13,8 +13,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product, zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -23,8 +24,10 @@ from phasicrl.analysis.plot import (
     WINDOW,
     Array,
     Curve,
+    Task,
     last_step,
     reference_curves,
+    refuse_without_reference,
     run_curves,
     save_figure,
     stem_of,
@@ -35,7 +38,9 @@ from phasicrl.analysis.scores import (
     PROCGEN_BOUNDS,
     Estimate,
     estimate,
+    median_steps,
     normalized,
+    number_text,
     performance_profile,
     probability_of_improvement,
     score_matrix,
@@ -55,26 +60,40 @@ class MissedBoundError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An experiment on an environment, at a number of steps.
+    """An experiment on a task, at a number of steps.
 
     Attributes:
         label: of the experiment.
         env_id: of the environment.
+        distribution: Procgen: the difficulty of the levels; else empty.
         published: whether others have run it.
         steps: environment steps at which it is compared.
         scores: one for each run.
         mean: of the scores.
-        reaches: steps after which the mean curve is at the target; infinity if it never is, None
-            without a target.
+        reached: for each run, environment steps after which it is at the target; infinity if it
+            never is. Empty without a target.
+        reaches: the median of them; None without a target.
     """
 
     label: str
     env_id: str
+    distribution: str
     published: bool
     steps: int
     scores: tuple[float, ...]
     mean: Estimate
-    reaches: float | None
+    reached: tuple[float, ...] = ()
+    reaches: Estimate | None = None
+
+    @property
+    def task(self) -> Task:
+        """What it was compared on."""
+        return Task(self.env_id, self.distribution)
+
+    @property
+    def num_that_reach(self) -> int:
+        """How many runs come to the target."""
+        return sum(map(math.isfinite, self.reached))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +120,13 @@ class Comparison:
 
     Attributes:
         metric: that was compared.
-        units: of the scores.
-        results: by environment, ours first.
-        overall: of the experiments that ran on all environments.
+        units: of the scores, and of the target.
+        results: by task, ours first.
+        overall: of the experiments that ran on all tasks.
         missed: bounds that do not hold, in words.
         files: that were written.
+        target: that runs were to reach.
+        notes: what is not the same of published results and of ours, in words.
     """
 
     metric: str
@@ -114,6 +135,8 @@ class Comparison:
     overall: tuple[Overall, ...]
     missed: tuple[str, ...]
     files: tuple[Path, ...]
+    target: float | None = None
+    notes: tuple[str, ...] = ()
 
     def require_bounds(self) -> None:
         """Do nothing if all bounds hold.
@@ -148,7 +171,7 @@ def compare_runs(
         at_steps: Compare after so many environment steps; none: as far as all have come.
         units: Of scores: as they are, or normalized by Procgen's bounds of chance and of the best,
             as the authors' code has them, or their paper prints them.
-        target: Say after how many steps the mean reaches this (in the metric's own units).
+        target: Say after how many steps each run reaches this (in `units`).
         at_least: A bound: the mean of each experiment must be at least this (in `units`).
         share_of_reference: A bound: the mean of each experiment must be at least this share of each
             published one's.
@@ -158,36 +181,40 @@ def compare_runs(
         reference_split: Which rows of that file, if it has a column `split`.
         output: Name of a table of all scores and of images of the performance profile: .csv, .png
             and .svg are put behind it. The profile's numbers go to NAME-profile.csv, the measures
-            over all environments to NAME-measures.csv, .png and .svg; none: nothing is written.
+            over all environments to NAME-measures.csv, .png and .svg, the steps to the target to
+            NAME-target.csv; none: nothing is written.
 
     Returns:
         Scores, their means and intervals, measures over all environments, and missed bounds.
 
     Raises:
-        ValueError: runs that have not come so far, a game without bounds, a bound on a reference
-            that was not given, or what `plot_runs` raises.
+        ValueError: runs that are shorter, units that are not a task's, or what `plot_runs` raises.
         FileNotFoundError: no reference file.
     """
-    if share_of_reference is not None and reference is None:
-        raise ValueError("a share of the reference is asked for, but no reference is given")
+    refuse_without_reference(
+        reference, share_of_reference=share_of_reference, reference_game=reference_game,
+        reference_experiments=reference_experiments, reference_split=reference_split,
+    )  # fmt: skip
+    stem = None if output is None else stem_of(output)
     curves = run_curves(runs, metric)
     if reference is not None:
-        ends = {curve.env_id: math.inf for curve in curves}
+        ends = {curve.task: math.inf for curve in curves}
         curves += reference_curves(
             reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
             split=reference_split,
         )  # fmt: skip
     common = {"metric": metric, "at_steps": at_steps, "units": units, "target": target}
-    comparison = compare_curves(curves, **common)
-    results = comparison.results
+    results = (comparison := compare_curves(curves, **common)).results
     missed = [*_too_low(results, at_least), *_too_far_below(results, share_of_reference)]
-    files = [] if output is None else _write(comparison, stem_of(output))
+    files = [] if stem is None else _write(comparison, stem)
     return replace(comparison, missed=tuple(missed), files=tuple(files))
 
 
 def _write(comparison: Comparison, output: Path) -> list[Path]:
     """Every table and figure of a comparison."""
-    files = [_write_scores(comparison.results, output, comparison.units)]
+    files = [_write_scores(comparison, output)]
+    if comparison.target is not None:
+        files.append(_write_target(comparison, output.with_name(output.name + "-target")))
     files += _draw_profiles(_matrices(comparison.results), output)
     if _have_one_unit(comparison):
         files += _draw_measures(comparison.overall, output.with_name(output.name + "-measures"))
@@ -205,44 +232,78 @@ def compare_curves(
     """Compare curves at equal steps. The arguments are those of `compare_runs`.
 
     Raises:
-        ValueError: curves that have not come so far, or a game without bounds.
+        ValueError: fewer than one step, curves that have not come so far, or units that are not a
+            task's.
     """
-    results = _results(curves, at_steps, units, target)
+    if at_steps is not None and at_steps < 1:
+        way = "give at least 1, or leave it out: as far as all have come"
+        raise ValueError(f"at_steps is {at_steps}; {way}")
+    results = _results([_in_units(curve, units) for curve in curves], at_steps, target)
     overall = _overall(_matrices(results), units)
-    return Comparison(metric, units, tuple(results), tuple(overall), (), ())
+    notes = _notes(curves, metric, target)
+    return Comparison(metric, units, tuple(results), tuple(overall), (), (), target, notes)
 
 
-def _results(
-    curves: Sequence[Curve], at_steps: int | None, units: Units, target: float | None
-) -> list[Result]:
-    """One for each experiment on each environment, by environment."""
+def _notes(curves: Sequence[Curve], metric: str, target: float | None) -> tuple[str, ...]:
+    """What is not the same of published results and of ours, in words."""
+    way = ", sampled actions in training" if metric.startswith("charts/") else ""
+    notes = []
+    for theirs in (curve for curve in curves if curve.published):
+        name = f"{theirs.label} (published)"
+        if theirs.kind:
+            notes.append(f"{name}: {theirs.kind}; ours: {metric}{way}")
+        if target is not None and theirs.is_one_number:
+            notes.append(f"{name}: when it reached the target is not known")
+        for ours in curves:
+            is_pair = ours.task == theirs.task and not ours.published
+            known = {theirs.num_levels, ours.num_levels} - {None}
+            if is_pair and len(known) > 1:
+                said = f"was trained on {theirs.levels}, {ours.label} on {ours.levels}"
+                notes.append(f"{name} {said}")
+    return tuple(dict.fromkeys(notes))
+
+
+def _results(curves: Sequence[Curve], at_steps: int | None, target: float | None) -> list[Result]:
+    """One for each experiment on each task, by task."""
     results: list[Result] = []
-    for env_id in dict.fromkeys(curve.env_id for curve in curves):
-        of_env = [curve for curve in curves if curve.env_id == env_id]
-        results += _results_on_one(of_env, at_steps, units, target)
+    for task in dict.fromkeys(curve.task for curve in curves):
+        of_task = [curve for curve in curves if curve.task == task]
+        results += _results_on_one(of_task, at_steps, target)
     return results
 
 
 def _results_on_one(
-    curves: Sequence[Curve], at_steps: int | None, units: Units, target: float | None
+    curves: Sequence[Curve], at_steps: int | None, target: float | None
 ) -> list[Result]:
-    """One for each experiment on one environment."""
+    """One for each experiment on one task."""
     end = min(curve.steps[-1] for curve in curves)
-    at = float(at_steps or end)
+    at = float(end if at_steps is None else at_steps)
     if at > end:
         short = next(curve for curve in curves if curve.steps[-1] == end)
         raise ValueError(
-            f"{short.label} on {short.env_id} ends at {end:,.0f} steps; at {at:,.0f} there is "
+            f"{short.label} on {short.task} ends at {end:,.0f} steps; at {at:,.0f} there is "
             "nothing to compare: leave at_steps out, or choose fewer"
         )
     results = []
     for curve in curves:
-        scores = [_in_units(score, curve.env_id, units) for score in _scores(curve, at)]
+        scores = tuple(map(float, _scores(curve, at)))
         mean = estimate([[score] for score in scores], MEASURES["mean"])
-        reaches = None if target is None else steps_to_reach(curve.steps, curve.mean, target)
-        about = (curve.label, curve.env_id, curve.published, int(at))
-        results.append(Result(*about, tuple(scores), mean, reaches))
+        env_id, distribution = curve.task
+        result = Result(curve.label, env_id, distribution, curve.published, int(at), scores, mean)
+        if target is not None and not curve.is_one_number:
+            reached = _steps_to_reach(curve, target)
+            result = replace(result, reached=reached, reaches=median_steps(reached))
+        results.append(result)
     return results
+
+
+def _steps_to_reach(curve: Curve, target: float) -> tuple[float, ...]:
+    """For each run, by what it noted itself: lines through few points would arrive elsewhere."""
+    points, end = curve.points or [(curve.steps, run) for run in curve.runs], curve.steps[-1]
+    return tuple(
+        steps_to_reach(steps[steps <= end], values[steps <= end], target)
+        for steps, values in points
+    )
 
 
 def _scores(curve: Curve, at: float) -> Array:
@@ -253,30 +314,50 @@ def _scores(curve: Curve, at: float) -> Array:
     end = last_step(curve.steps, at)
     if curve.steps[0] > end:
         begins = f"begins at {curve.steps[0]:,.0f} steps"
-        raise ValueError(f"{curve.label} on {curve.env_id} {begins}, after {at:,.0f}")
+        raise ValueError(f"{curve.label} on {curve.task} {begins}, after {at:,.0f}")
     late = (curve.steps <= end) & (curve.steps > (1 - WINDOW) * at)
     if late.any():
         return curve.runs[:, late].mean(axis=1)
     return np.array([np.interp(at, curve.steps, run) for run in curve.runs])
 
 
-def _in_units(score: float, env_id: str, units: Units) -> float:
-    """A score in units of the task, if that is wanted."""
+def _in_units(curve: Curve, units: Units) -> Curve:
+    """A curve in units of the task, if that is wanted."""
+    if (bounds := bounds_of(curve.task, units)) is None:
+        return curve
+    points = [(steps, normalized(values, bounds)) for steps, values in curve.points]
+    return replace(curve, runs=normalized(curve.runs, bounds), points=points)
+
+
+def bounds_of(task: Task, units: Units) -> tuple[float, float] | None:
+    """The scores of a task that are 0 and 1 in some units; None if these are raw.
+
+    Raises:
+        ValueError: they are units of other tasks, or of another difficulty.
+    """
     if units == "raw":
-        return score
-    bounds, game = PROCGEN_BOUNDS[units.removeprefix("procgen-")], env_id.rpartition(":")[2].lower()
+        return None
+    name, game = units.removeprefix("procgen-"), task.env_id.rpartition(":")[2].lower()
+    bounds, difficulty = PROCGEN_BOUNDS[name], name.removesuffix("-paper")
     if game not in bounds:
         raise ValueError(
-            f"{env_id} has no bounds of Procgen, which units {units} need; choose raw, or leave "
-            f"its runs out (there are bounds for {', '.join(sorted(bounds))})"
+            f"{task.env_id} has no bounds of Procgen, which units {units} need; choose raw, or "
+            f"leave its runs out (there are bounds for {', '.join(sorted(bounds))})"
         )
-    return normalized(score, bounds[game])
+    if task.distribution not in ("", difficulty):
+        fitting = f"procgen-{task.distribution}"
+        way = fitting if fitting in get_args(Units) else "raw: there are bounds of easy and hard"
+        raise ValueError(
+            f"units {units} are of {difficulty} levels, and the runs of {task.env_id} played "
+            f"{task.distribution} ones; choose {way}"
+        )
+    return bounds[game]
 
 
 def _too_low(results: Sequence[Result], least: float | None) -> list[str]:
     """Which of our means are below a bound, in words."""
     return [
-        f"{result.label} on {result.env_id}: {result.mean.value:.4g}, at least {least:g} was wanted"
+        f"{result.label} on {result.task}: {result.mean.value:.4g}, at least {least:g} was wanted"
         for result in results
         if least is not None and not result.published and result.mean.value < least
     ]
@@ -287,30 +368,30 @@ def _too_far_below(results: Sequence[Result], share: float | None) -> list[str]:
     missed = []
     for ours in results:
         for theirs in results:
-            is_pair = ours.env_id == theirs.env_id and theirs.published and not ours.published
+            is_pair = ours.task == theirs.task and theirs.published and not ours.published
             if share is None or not is_pair:
                 continue
             # Of returns below zero a share is as far below them as it would be below others.
             wanted = theirs.mean.value - (1 - share) * abs(theirs.mean.value)
             if ours.mean.value < wanted:
                 missed.append(
-                    f"{ours.label} on {ours.env_id}: {ours.mean.value:.4g}, at least {wanted:.4g} "
+                    f"{ours.label} on {ours.task}: {ours.mean.value:.4g}, at least {wanted:.4g} "
                     f"was wanted, {share:g} of {theirs.label}'s {theirs.mean.value:.4g}"
                 )
     return missed
 
 
 def _matrices(results: Sequence[Result]) -> dict[str, Array]:
-    """Scores `[R, T]` by experiment: of those on all environments, as many runs on each."""
-    env_ids = list(dict.fromkeys(result.env_id for result in results))
+    """Scores `[R, T]` by experiment: of those on all tasks, as many runs on each."""
+    tasks = list(dict.fromkeys(str(result.task) for result in results))
     by_label: dict[str, dict[str, tuple[float, ...]]] = defaultdict(dict)
     for result in results:
-        by_label[_shown_label(result)][result.env_id] = result.scores
+        by_label[_shown_label(result)][str(result.task)] = result.scores
     matrices: dict[str, Array] = {}
     for label, scores in by_label.items():
-        if scores.keys() == set(env_ids):
+        if scores.keys() == set(tasks):
             fewest = min(map(len, scores.values()))
-            matrices[label] = score_matrix({name: scores[name][:fewest] for name in env_ids})
+            matrices[label] = score_matrix({task: scores[task][:fewest] for task in tasks})
     return matrices
 
 
@@ -332,16 +413,43 @@ def _overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
     return found
 
 
-_COLUMNS = ("env_id", "experiment", "published", "run", "env_steps", "units", "score")
+_ABOUT = ("env_id", "distribution", "experiment", "published")
+_COLUMNS = (*_ABOUT, "run", "env_steps", "units", "score", "target", "steps_to_target")
+_TARGET_COLUMNS = (
+    *_ABOUT, "units", "target", "num_runs", "runs_that_reach_it", "median_steps", "low", "high",
+)  # fmt: skip
 
 
-def _write_scores(results: Sequence[Result], output: Path, units: Units) -> Path:
+def _about(result: Result) -> tuple[str | int, ...]:
+    """The columns that say which result a row is of."""
+    return (*result.task, result.label, int(result.published))
+
+
+def _write_scores(comparison: Comparison, output: Path) -> Path:
     """A row for each run."""
+    units, target = comparison.units, comparison.target
     return _write_table(output, _COLUMNS, (
-        (result.env_id, result.label, int(result.published), number, result.steps, units, score)
-        for result in results
-        for number, score in enumerate(result.scores, start=1)
+        (*_about(result), number, result.steps, units, score, target, _whole(reached))
+        for result in comparison.results
+        for number, (score, reached) in enumerate(
+            zip_longest(result.scores, result.reached), start=1
+        )
     ))  # fmt: skip
+
+
+def _write_target(comparison: Comparison, output: Path) -> Path:
+    """A row for each experiment on each task: how many runs reach the target, and when."""
+    return _write_table(output, _TARGET_COLUMNS, (
+        (*_about(result), comparison.units, comparison.target, len(result.reached),
+         result.num_that_reach, *map(_whole, (steps.value, steps.low, steps.high)))
+        for result in comparison.results
+        if (steps := result.reaches) is not None
+    ))  # fmt: skip
+
+
+def _whole(steps: float | None) -> float | None:
+    """Steps with all of their digits; infinity, which no number of steps is, as it is."""
+    return steps if steps is None or math.isinf(steps) else int(steps)
 
 
 def _write_table(output: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
@@ -387,8 +495,8 @@ def _draw_profiles(matrices: Mapping[str, Array], output: Path) -> list[Path]:
 
 def _have_one_unit(comparison: Comparison) -> bool:
     """Whether scores may be averaged: raw returns of different environments may not."""
-    env_ids = {result.env_id for result in comparison.results}
-    return bool(comparison.overall) and (len(env_ids) == 1 or comparison.units != "raw")
+    tasks = {result.task for result in comparison.results}
+    return bool(comparison.overall) and (len(tasks) == 1 or comparison.units != "raw")
 
 
 def _draw_measures(overall: Sequence[Overall], output: Path) -> list[Path]:
@@ -424,41 +532,68 @@ def _draw_measures(overall: Sequence[Overall], output: Path) -> list[Path]:
 
 
 def tables(comparison: Comparison) -> list[Any]:
-    """The comparison as tables for a terminal."""
-    env_ids = dict.fromkeys(result.env_id for result in comparison.results)
-    found = [_table_of(comparison, env_id) for env_id in env_ids]
-    if _have_one_unit(comparison):
-        table = _table("all environments (95 % stratified bootstrap)", "experiment", "runs on each",
-                       *comparison.overall[0].measures)  # fmt: skip
-        for one in comparison.overall:
-            _add_row(table, one.label, one.num_runs, *one.measures.values())
+    """The comparison as tables for a terminal, and the notes under them."""
+    from rich.text import Text
+
+    tasks, overall = dict.fromkeys(result.task for result in comparison.results), comparison.overall
+    found = [_table_of(comparison, task) for task in tasks]
+    if comparison.target is not None:
+        found += [_target_table(comparison, task) for task in tasks]
+    if len(tasks) > 1 and _have_one_unit(comparison):
+        title = "all environments (95 % stratified bootstrap)"
+        table = _table(title, "measure", "experiment", "runs on each", "value (95 %)")
+        for name, one in product(overall[0].measures, overall):
+            shown = _estimate_text(one.measures[name], one.num_runs)
+            _add_row(table, name, one.label, one.num_runs, shown)
         found.append(table)
-    if len(comparison.overall) > 1:
-        table = _table("probability of improvement", "of", "is", "over")
-        for one in comparison.overall:
+    if len(overall) > 1:
+        num_runs = {one.label: one.num_runs for one in overall}
+        table = _table("probability of improvement", "of", "is (95 %)", "over")
+        for one in overall:
             for other, probability in one.improves.items():
-                _add_row(table, one.label, probability, other)
+                most = max(one.num_runs, num_runs[other])
+                _add_row(table, one.label, _estimate_text(probability, most), other)
         found.append(table)
-    return found
+    return found + [Text(printable(f"note: {note}")) for note in comparison.notes]
 
 
-def _table_of(comparison: Comparison, env_id: str) -> Any:
-    """The experiments on one environment."""
-    of_env = [result for result in comparison.results if result.env_id == env_id]
+def _table_of(comparison: Comparison, task: Task) -> Any:
+    """The experiments on one task."""
+    of_task = [result for result in comparison.results if result.task == task]
     units = "" if comparison.units == "raw" else f", in units {comparison.units}"
     table = _table(
-        f"{env_id}: {comparison.metric} at {steps_text(of_env[0].steps)} steps{units}",
+        f"{task}: {comparison.metric} at {steps_text(of_task[0].steps)} steps{units}",
         "experiment", "runs", "mean (95 %)", "worst", "best",
-        *(() if of_env[0].reaches is None else ("reaches the target after",)),
     )  # fmt: skip
-    for result in of_env:
-        label = _shown_label(result)
-        ends = (f"{min(result.scores):.4g}", f"{max(result.scores):.4g}")
-        row = [label, len(result.scores), result.mean, *ends]
-        if result.reaches is not None:
-            row.append(steps_text(result.reaches) if math.isfinite(result.reaches) else "never")
-        _add_row(table, *row)
+    for result in of_task:
+        num_runs = len(result.scores)
+        ends = (number_text(score, 4) for score in (min(result.scores), max(result.scores)))
+        mean = _estimate_text(result.mean, num_runs)
+        _add_row(table, _shown_label(result), num_runs, mean, *ends)
     return table
+
+
+def _target_table(comparison: Comparison, task: Task) -> Any:
+    """When the experiments on one task reach the target."""
+    title = f"{task}: median steps to {comparison.target:g} ({comparison.units})"
+    table = _table(title, "experiment", "median (95 %)", "reached by")
+    for result in comparison.results:
+        if result.task == task and (steps := result.reaches) is not None:
+            num_that_reach = f"{result.num_that_reach} of {len(result.reached)} runs"
+            value, low, high = map(_steps_or_never, (steps.value, steps.low, steps.high))
+            interval = f" ({low} to {high})" if len(result.reached) > 1 else " (–)"
+            median = value if low == "never" else value + interval
+            _add_row(table, _shown_label(result), median, num_that_reach)
+    return table
+
+
+def _estimate_text(found: Estimate, num_runs: int) -> str:
+    """The value, and the interval: one run has none."""
+    return str(found) if num_runs > 1 else f"{number_text(found.value, 3)} (–)"
+
+
+def _steps_or_never(steps: float) -> str:
+    return steps_text(steps) if math.isfinite(steps) else "never"
 
 
 def _add_row(table: Any, *cells: object) -> None:
@@ -476,5 +611,6 @@ def _table(title: str, first: str, *others: str) -> Any:
     table = Table(title=Text(printable(title)), title_justify="left")
     table.add_column(first)
     for column in others:
-        table.add_column(column, justify="right")
+        # An interval is not broken into lines.
+        table.add_column(column, justify="right", no_wrap="95 %" in column)
     return table

@@ -60,7 +60,8 @@ def _no_progress(returns: Array, config: Config) -> Finding | None:
     """Whether the returns at the end are no better than those at the beginning."""
     part = max(2, len(returns) // 5)
     first, last = returns[:part], returns[-part:]
-    if last.mean() > first.mean() + first.std():
+    # The spread of either may be learning itself: early if it is quick, late if it is slow.
+    if last.mean() > first.mean() + min(first.std(), last.std()):
         return None
     return Finding(
         "No progress",
@@ -72,14 +73,19 @@ def _no_progress(returns: Array, config: Config) -> Finding | None:
 
 
 def _dead_values(explained: Array, config: Config) -> Finding | None:
-    """Whether values explain nothing of what they are to predict."""
-    if (middle := float(np.median(_second_half(explained)))) >= 0.05:
+    """Whether values have never explained anything of what they are to predict.
+
+    Once a task is solved returns hardly vary, and nothing is left to explain.
+    """
+    best = max(float(np.median(part)) for part in np.array_split(explained, 5))
+    if best >= 0.05:
         return None
     more = "ppo.value_epochs" if config.aux is None else "ppo.value_epochs, aux.epochs"
     norms = "" if config.reward_norm or config.value_norm else "; normalize rewards (reward_norm)"
     return Finding(
         "Dead value function",
-        f"the explained variance of the second half is {middle:.2f} (1 is perfect, 0 a constant)",
+        f"the explained variance was {best:.2f} in the best fifth of the run (1 is perfect, 0 a "
+        "constant)",
         f"train values more ({more}){norms}; a larger ppo.value_coef if the network is shared",
     )
 

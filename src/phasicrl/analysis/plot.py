@@ -2,8 +2,8 @@
 
 Kind: effects (writes files).
 
-One curve is the mean over runs of one experiment that differ in nothing but the seed. The x axis is
-always environment steps.
+One curve is the mean over the runs of one experiment, see `Config.identity`. The x axis is always
+environment steps.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import gzip
 import math
 import re
 import textwrap
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.analysis.references import HEADLINES, REFERENCES, reference_file
+from phasicrl.analysis.references import HEADLINES, KINDS, ONE_NUMBER, REFERENCES, reference_file
 from phasicrl.analysis.statistics import bootstrap_band
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import RunDirectory, each_once
 from phasicrl.runs.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]  # steps and values
-Series: TypeAlias = dict[tuple[str, str], Points]  # by (experiment, run)
 Looks: TypeAlias = dict[tuple[str, bool], dict[str, Any]]  # of lines, by (label, published)
 
 REFERENCE_COLUMNS = {
@@ -55,17 +55,25 @@ REFERENCE_COLUMNS = {
 }
 """Our metrics that published curves may hold, and the columns of a reference that hold them."""
 
-_COLUMNS = "metric env_id curve published num_runs band env_steps mean low high"  # we write
+_COLUMNS = (
+    "metric", "env_id", "distribution", "num_levels", "curve", "published", "num_runs", "band",
+    "env_steps", "mean", "low", "high",
+)  # fmt: skip
+"""Of the table that is written."""
 _NEEDED_COLUMNS = ("experiment", "run", "game", "step")
+_OTHER_COLUMNS = ("split", "distribution", "num_levels")  # which a reference may have
 # Of Okabe and Ito: told apart by all eyes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 _MOST_POINTS = 1_000
 _MOST_REFERENCES = 6
 _NEAR = 1.02
+_ENDINGS = (".png", ".svg", ".csv")
+_MOST_CUT = 0.1  # of the longest run's steps, without a note
 WINDOW = 0.1
 """Share of the steps, the last ones, over which a score is the mean."""
 _LETTERS_PER_INCH, _INCHES_PER_LINE = 12, 0.18  # of a legend
+_TITLE_LETTERS_PER_INCH, _INCHES_PER_TITLE_LINE = 10, 0.22  # of a title
 _AXIS_LABELS = {
     "charts/episodic_return": "episodic return",
     "charts/episodic_return_100": "episodic return, last 100 episodes",
@@ -89,6 +97,42 @@ _AXIS_LABELS = {
 }
 
 
+class Task(NamedTuple):
+    """What curves are compared on: each difficulty of a game of Procgen is a task of its own."""
+
+    env_id: str
+    distribution: str = ""
+    """Procgen: the difficulty of the levels; empty: another environment, or nobody said it."""
+
+    def __str__(self) -> str:
+        return f"{self.env_id} ({self.distribution})" if self.distribution else self.env_id
+
+    @classmethod
+    def read(cls, text: str) -> Task:
+        """The task that `str` calls so."""
+        env_id, _, distribution = text.removesuffix(")").partition(" (")
+        return cls(env_id, distribution)
+
+
+class Line(NamedTuple):
+    """Which published curve a row belongs to."""
+
+    game: str
+    experiment: str
+    distribution: str = ""
+    """Empty: the reference does not say it."""
+    num_levels: int | None = None
+    """Of the training; 0 is all, None: the reference does not say it."""
+
+    def fits(self, task: Task) -> bool:
+        """Whether it may stand beside runs of a task of its game."""
+        theirs, ours = self.distribution, task.distribution
+        return theirs == ours or "" in (theirs, ours)
+
+
+Lines: TypeAlias = dict[Line, dict[str, Points]]  # by run
+
+
 @dataclass(frozen=True, eq=False)
 class Curve:
     """Runs on one grid of steps: their mean is the line, what they spread over is the band."""
@@ -100,6 +144,29 @@ class Curve:
     """Runs × steps."""
     noun: str = "seed"
     published: bool = False
+    distribution: str = ""
+    """Procgen: the difficulty of the levels."""
+    num_levels: int | None = None
+    """Procgen: how many levels there were in training; 0 is all, None: nobody said it."""
+    kind: str = ""
+    """What the values of a published one are, if no returns of training."""
+    points: Sequence[Points] = ()
+    """Of each run, before they were put on one grid; empty: they are on it by themselves."""
+
+    @property
+    def task(self) -> Task:
+        """What it is compared on."""
+        return Task(self.env_id, self.distribution)
+
+    @property
+    def levels(self) -> str:
+        """How many levels there were in training, in words."""
+        return f"{self.num_levels} levels" if self.num_levels else "all levels"
+
+    @property
+    def is_one_number(self) -> bool:
+        """Whether it is a published result that does not say what was reached before."""
+        return self.published and (len(self.steps) == 1 or self.kind.startswith(ONE_NUMBER))
 
     @property
     def mean(self) -> Array:
@@ -126,7 +193,8 @@ class Curve:
         count = len(self.runs)
         band = f", band: {self.band_name}" if self.band_name else ""
         if self.published:
-            return f"published ({count} run{'s' if count > 1 else ''}){band}"
+            runs = f"{count} run{'s' if count > 1 else ''}"
+            return f"published ({self.kind or runs}){band}"
         return f"mean of {count} {self.noun}s{band}" if count > 1 else f"one {self.noun}"
 
 
@@ -140,6 +208,7 @@ def plot_runs(
     reference_experiments: Sequence[str] = (),
     reference_game: str | None = None,
     reference_split: str = "train",
+    target: float | None = None,
     title: str | None = None,
 ) -> list[Path]:
     """Draw learning curves of runs over seeds, with published curves beside them if wanted.
@@ -153,9 +222,11 @@ def plot_runs(
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
         reference: Published curves: ppg-paper, baselines-easy, baselines-easy-200, zoo, tianshou,
             slm-lab, cleanrl, or a CSV file of experiment, run, game, step, episodic_return, …
+            Those of a game of Procgen stand beside runs of the same difficulty only.
         reference_experiments: Its experiments; none: all, if few; of ppg-paper PPG and PPO.
         reference_game: The game in that file, if it is not the environment's name.
         reference_split: Which rows of that file, if it has a column `split`.
+        target: A value of the metric at which a dotted line is drawn.
         title: Over the figure.
 
     Returns:
@@ -163,33 +234,40 @@ def plot_runs(
 
     Raises:
         ValueError: an unknown metric, a folder that is not a run directory, runs without data for
-            the metric, or a reference without that metric, game or experiment.
+            the metric, a reference without that metric, game or experiment, settings of a
+            reference that is not given, or an output that ends like a file of another kind.
         FileNotFoundError: no reference file.
         ModuleNotFoundError: matplotlib is not installed.
     """
+    _refuse_metric(metric, smooth_steps)
+    refuse_without_reference(
+        reference, reference_experiments=reference_experiments, reference_game=reference_game,
+        reference_split=reference_split,
+    )  # fmt: skip
+    stem = stem_of(output)
+    curves = run_curves(runs, metric, smooth_steps=smooth_steps)
+    if reference is not None:
+        last = [(curve.task, float(curve.steps[-1])) for curve in curves]
+        ends = {task: max(end for other, end in last if other == task) for task, _ in last}
+        curves += reference_curves(
+            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
+            split=reference_split, smooth_steps=smooth_steps,
+        )  # fmt: skip
+    figure = draw_curves(curves, axis_label(metric, smooth_steps), title, target)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    about = f"{metric} of {', '.join(map(str, runs))}"
+    images = save_figure(figure, stem, f"{about}; published: {reference}" if reference else about)
+    return [*images, _write_csv(curves, metric, stem.with_name(stem.name + ".csv"))]
+
+
+def _refuse_metric(metric: str, smooth_steps: int) -> None:
+    """Refuse a metric that there is not, and steps to average over below zero."""
     if metric not in METRICS:
         nearest = nearest_name(metric, METRICS)
         raise ValueError(f"there is no metric {metric!r}{nearest}; accepted: {', '.join(METRICS)}")
     if smooth_steps < 0:
         wanted = "give the environment steps to average over, or 0 for none"
         raise ValueError(f"smooth_steps is {smooth_steps}; {wanted}")
-    curves = run_curves(runs, metric, smooth_steps=smooth_steps)
-    if reference is not None:
-        ends: dict[str, int] = {}
-        for curve in curves:
-            ends[curve.env_id] = max(ends.get(curve.env_id, 0), curve.steps[-1])
-        curves += reference_curves(
-            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
-            split=reference_split, smooth_steps=smooth_steps,
-        )  # fmt: skip
-    figure = draw_curves(curves, axis_label(metric, smooth_steps), title)
-    stem = stem_of(output)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    about = f"{metric} of {', '.join(map(str, runs))}"
-    images = save_figure(figure, stem, f"{about}; published: {reference}" if reference else about)
-    table = stem.with_name(stem.name + ".csv")
-    _write_csv(curves, metric, table)
-    return [*images, table]
 
 
 def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
@@ -202,70 +280,171 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
     if not runs:
         way = "name at least one run directory: `phasicrl plot RUN …`"
         raise ValueError(f"there are no runs to plot; {way}")
-    configs = {run: RunDirectory(run).config for run in runs}
-    env_ids = {run: RunDirectory(run).env_id for run in configs}
-    labels = _labels(configs, env_ids)
-    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    configs = {run: RunDirectory(run).config for run in each_once(runs)}
+    tasks = {run: task_of(RunDirectory(run).env_id, config) for run, config in configs.items()}
+    labels = _labels(configs, tasks)
+    groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
     for run in configs:
-        groups[env_ids[run], labels[run]].append(run)
+        groups[tasks[run], labels[run]].append(run)
     curves = []
-    for (env_id, label), members in groups.items():
+    for (task, label), members in groups.items():
         points = [smoothed(_read_series(run, metric), smooth_steps) for run in members]
-        is_one_each = len({configs[run].seed for run in members}) == len(members)
-        noun = "seed" if is_one_each else "run"
-        curves.append(Curve(label, env_id, *_align(points, label), noun))
+        counts = Counter(configs[run].seed for run in members)
+        several = [seed for seed, count in counts.items() if count > 1]
+        if several:
+            said = f"{label} on {task} has several runs of seed {', '.join(map(str, several))}"
+            way = "give one of each, or the interval says less than it seems to"
+            warnings.warn(f"{said}: {way}", stacklevel=2)
+        noun = "run" if several else "seed"
+        curve = Curve(label, task.env_id, *_align(points, label), noun, points=points)
+        end, last = curve.steps[-1], max(steps[-1] for steps, _ in points)
+        if end < (1 - _MOST_CUT) * last:
+            where = f"at {end:,.0f} steps, where its shortest run ends (its longest: {last:,.0f})"
+            warnings.warn(f"{label} on {task} is cut {where}", stacklevel=2)
+        if task.distribution:
+            levels = configs[members[0]].env.num_levels
+            curve = replace(curve, distribution=task.distribution, num_levels=levels)
+        curves.append(curve)
     return curves
+
+
+def refuse_without_reference(reference: Path | None, **settings: object) -> None:
+    """Refuse settings of a reference if none is given."""
+    given = [
+        name for name, value in settings.items() if value not in (None, (), [], "train")
+    ]  # defaults
+    if reference is None and given:
+        what = "given without a reference; give reference too, or leave this out"
+        raise ValueError(f"{' and '.join(given)} {what}")
+
+
+def task_of(env_id: str, config: Config) -> Task:
+    """What a run is compared on, by its environment's id and its configuration."""
+    return Task(env_id, config.env.distribution if env_id.startswith("procgen:") else "")
 
 
 def reference_curves(
     path: Path,
     metric: str,
     *,
-    ends: Mapping[str, float],
+    ends: Mapping[Task, float],
     game: str | None = None,
     experiments: Sequence[str] = (),
     split: str = "train",
     smooth_steps: int = 0,
 ) -> list[Curve]:
-    """Published curves, one for each environment and experiment.
+    """Published curves, one for each task and experiment.
+
+    What was published for another difficulty of Procgen's levels is left out, with a warning.
 
     Args:
         path: CSV file, see `plot_runs`.
         metric: one of `REFERENCE_COLUMNS`.
-        ends: environments, and the steps up to which their curves are wanted.
+        ends: tasks, and the steps up to which their curves are wanted.
         game: the game in the file; none: the environment's name without its back end.
         experiments: none: those in `HEADLINES`; of other files all, if they are few.
         split: which rows, if the file has a column `split`.
         smooth_steps: see `plot_runs`.
 
     Raises:
-        ValueError: the file lacks columns, a game or an experiment, or holds too many experiments
-            to draw them all.
+        ValueError: the file lacks columns, a game or an experiment, holds too many experiments
+            to draw them all, or nothing of the difficulty of any task.
         FileNotFoundError: no such file.
     """
-    experiments = experiments or HEADLINES.get(str(path), ())
+    name, experiments = str(path), experiments or HEADLINES.get(str(path), ())
     path = reference_file(path)
-    games = {env_id: _game(game or env_id.rpartition(":")[2]) for env_id in ends}
-    series = _read_reference(path, metric, games=set(games.values()), split=split)
-    curves = []
-    for env_id, name in games.items():
-        for experiment in _choose_experiments(path, name, series[name], experiments):
-            runs = [points for key, points in series[name].items() if key[0] == experiment]
-            smooth = [smoothed(points, smooth_steps) for points in runs]
-            steps, values = _align(smooth, f"experiment {experiment} of {path}")
-            seen = steps <= last_step(steps, ends[env_id])
-            if not seen.any():
-                raise ValueError(
-                    f"{path} begins at {steps[0]:,.0f} steps and the runs of {env_id} end at "
-                    f"{ends[env_id]:,.0f}: there is nothing to compare yet"
-                )
-            curves.append(Curve(experiment, env_id, steps[seen], values[:, seen], "run", True))
+    games = {task: _game(game or task.env_id.rpartition(":")[2]) for task in ends}
+    held = _read_reference(path, metric, games=set(games.values()), split=split)
+    curves, unfit = [], []
+    for task, end in ends.items():
+        of_game = {line: runs for line, runs in held.items() if line.game == games[task]}
+        chosen = _choose_lines(path, task, of_game, experiments)
+        unfit += _what_does_not_fit(name, task, chosen, split)
+        fitting = [line for line in chosen if line.fits(task)]
+        for line in fitting:
+            points = [smoothed(run, smooth_steps) for run in of_game[line].values()]
+            curve = _published_curve(name, line, task, points, end)
+            if sum(other.experiment == line.experiment for other in fitting) > 1:
+                curve = replace(curve, label=f"{curve.label}, {curve.levels}")
+            curves.append(curve)
+    if not curves:
+        raise ValueError("there is nothing to compare with: " + "\n".join(unfit))
+    for said in unfit:
+        warnings.warn(f"what does not fit is left out: {said}", stacklevel=2)
+    if any(curve.num_levels for curve in curves):
+        _warn_of_other_levels(name, metric, split)
     return curves
 
 
+def _warn_of_other_levels(name: str, metric: str, split: str) -> None:
+    """Say so if published returns on levels of the training stand beside ours on others."""
+    ours = "test" if metric == "evaluation/return" else "train"
+    if split != ours:
+        levels = {"train": "levels of the training", "test": "unseen levels"}
+        theirs = levels.get(split, f"those of its split {split}")
+        said = f"{name} has returns on {theirs}, {metric} on {levels[ours]}"
+        warnings.warn(f"{said}; --reference-split {ours} has the same", stacklevel=3)
+
+
+def _published_curve(name: str, line: Line, task: Task, points: list[Points], end: float) -> Curve:
+    """The runs of a published curve up to a step, beside runs of a task."""
+    steps, values = _align(points, f"experiment {line.experiment} of {name}")
+    seen = steps <= last_step(steps, end)
+    if not seen.any():
+        raise ValueError(
+            f"{name} begins at {steps[0]:,.0f} steps and the runs of {task.env_id} end at "
+            f"{end:,.0f}: there is nothing to compare yet"
+        )
+    kind = KINDS.get(name, "")
+    if line.distribution != task.distribution:  # one of them is not known
+        kind = f"{line.distribution or 'unknown'} difficulty of levels"
+    return Curve(
+        line.experiment, task.env_id, steps[seen], values[:, seen], "run", True,
+        task.distribution, line.num_levels, kind, points,
+    )  # fmt: skip
+
+
+def _what_does_not_fit(name: str, task: Task, lines: Collection[Line], split: str) -> list[str]:
+    """Which published curves are of another difficulty than a task, and what has the task's."""
+    unfit = [line for line in lines if not line.fits(task)]
+    if not unfit:
+        return []
+    theirs = ", ".join(dict.fromkeys(line.experiment for line in unfit))
+    levels = " and ".join(dict.fromkeys(line.distribution for line in unfit))
+    said = (
+        f"{theirs} of {name}: {levels} levels of {unfit[0].game}; "
+        f"the runs of {task.env_id}: {task.distribution} levels"
+    )
+    if len(unfit) == len(lines):
+        others = _references_of(unfit[0].game, task.distribution, split)
+        known = f"--reference {' or '.join(others)}" if others else "no reference of the package"
+        said += f". With {task.distribution} levels there is {known}"
+    return [said]
+
+
+def _references_of(game: str, distribution: str, split: str) -> list[str]:
+    """What comes with the package of a game of Procgen at a difficulty."""
+    metric = "charts/episodic_return"
+    return [
+        name
+        for name in REFERENCES
+        if any(
+            (line.game, line.distribution) == (game, distribution)
+            for line, *_ in _reference_points(reference_file(Path(name)), metric, split)
+        )
+    ]
+
+
 def stem_of(output: Path) -> Path:
-    """The name that endings are put behind, if one of them was given with it."""
-    return output.with_suffix("") if output.suffix in (".png", ".svg", ".csv") else output
+    """The name that endings are put behind, if one of them was given with it.
+
+    Raises:
+        ValueError: the name of a file of another kind.
+    """
+    if (ending := output.suffix) not in _ENDINGS and ending[1:].isalpha():
+        what = f"images end with {_ENDINGS[0]} and {_ENDINGS[1]}, tables with {_ENDINGS[2]}"
+        raise ValueError(f"{output}: {what}; give a name without {ending}")
+    return output.with_suffix("") if output.suffix in _ENDINGS else output
 
 
 def last_step(steps: Array, end: float) -> float:
@@ -289,19 +468,26 @@ def _game(name: str) -> str:
     return re.sub(r"-v\d+$", "", name.lower()).removesuffix("-train")
 
 
-def _choose_experiments(
-    path: Path, game: str, series: Series, wanted: Sequence[str]
-) -> Sequence[str]:
-    present = list(dict.fromkeys(experiment for experiment, _ in series))
-    known = ", ".join(present)
+def _choose_lines(
+    path: Path, task: Task, lines: Collection[Line], wanted: Sequence[str]
+) -> list[Line]:
+    """The published curves of a game that are meant, also those that do not fit the task.
+
+    Without names all of them, if those that fit are few.
+    """
+    present = list(dict.fromkeys(line.experiment for line in lines))
+    game, known = next(iter(lines)).game, ", ".join(present)
     for name in wanted:
         if name not in present:
             what = f"no experiment {name!r} for {game}{nearest_name(name, present)}"
             raise ValueError(f"{path} has {what}; it has: {known}")
-    if not wanted and len(present) > _MOST_REFERENCES:
-        what = f"{len(present)} experiments for {game}, too many to draw"
+    if wanted:
+        return [line for name in wanted for line in lines if line.experiment == name]
+    fitting = {line.experiment for line in lines if line.fits(task)}
+    if len(fitting) > _MOST_REFERENCES:
+        what = f"{len(fitting)} experiments for {game}, too many to draw"
         raise ValueError(f"{path} holds {what}; choose from: {known}")
-    return wanted or present
+    return list(lines)
 
 
 def _read_series(run: Path, metric: str) -> Points:
@@ -318,23 +504,24 @@ def _read_series(run: Path, metric: str) -> Points:
     return steps, values
 
 
-def _labels(configs: dict[Path, Config], env_ids: Mapping[Path, str]) -> dict[Path, str]:
+def _labels(configs: dict[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
     """Name of each run's experiment.
 
-    Runs of one name that differ in more than the seed on some environment also get what they differ
-    in, on all environments.
+    Runs of one name that differ in more than the seed on some task also get what they differ in, on
+    all tasks.
     """
     knobs: dict[Path, dict[str, str]] = {}
     for run, config in configs.items():
         values = config.identity().items()
         knobs[run] = {knob: "off" if value is None else str(value) for knob, value in values}
-        knobs[run].pop("env.id")  # curves are apart by environment anyway
+        for knob in ("env.id", "env.distribution"):
+            knobs[run].pop(knob, None)  # curves are apart by task anyway
     everything = {knob for other in knobs.values() for knob in other}
-    # Values by name, environment and knob.
-    seen: dict[tuple[str, str], dict[str, set[str | None]]] = defaultdict(lambda: defaultdict(set))
+    # Values by name, task and knob.
+    seen: dict[tuple[str, Task], dict[str, set[str | None]]] = defaultdict(lambda: defaultdict(set))
     for run, config in configs.items():
         for knob in everything:
-            seen[config.name, env_ids[run]][knob].add(knobs[run].get(knob))
+            seen[config.name, tasks[run]][knob].add(knobs[run].get(knob))
     shown: dict[str, set[str]] = defaultdict(set)
     for (name, _), values in seen.items():
         shown[name] |= _telling(values)
@@ -361,48 +548,58 @@ def _telling(values: Mapping[str, set[str | None]]) -> set[str]:
     }
 
 
-def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> dict[str, Series]:
-    """The runs of some games."""
-    points: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> Lines:
+    """The published curves of some games."""
+    points: dict[Line, dict[str, list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     present: set[str] = set()
-    for game, experiment, run, step, value in _reference_points(path, metric, split):
-        present.add(game)
-        if game in games and math.isfinite(value):
-            points[game, experiment, run].append((step, value))
-    series: dict[str, Series] = {game: {} for game in games}
-    for (game, experiment, run), pairs in points.items():
-        steps, values = np.array(sorted(pairs)).T
-        series[game][experiment, run] = steps, values
+    for line, run, step, value in _reference_points(path, metric, split):
+        present.add(line.game)
+        if line.game in games and math.isfinite(value):
+            points[line][run].append((step, value))
     for game in sorted(games):
         if game not in present:
             nearest, known = nearest_name(game, present), ", ".join(sorted(present))
             where = f"{game!r} (split {split!r})"
             raise ValueError(f"{path} has no game {where}{nearest}; it has: {known}")
-        if not series[game]:
+        if not any(line.game == game for line in points):
             where = f"{metric!r} of {game} (split {split!r})"
             raise ValueError(f"{path} has no numbers for {where}; leave the reference out")
-    return series
+    return {
+        line: {run: _sorted(pairs) for run, pairs in runs.items()} for line, runs in points.items()
+    }
 
 
 def _reference_points(
     path: Path, metric: str, split: str
-) -> Iterator[tuple[str, str, str, float, float]]:
-    """(game, experiment, run, step, value) of every row of the split."""
+) -> Iterator[tuple[Line, str, float, float]]:
+    """(curve, run, step, value) of every row of the split."""
     with _open_text(path) as file:
         reader = csv.reader(file)
         header = next(reader, [])
         experiment, run, game, step, value = _find_columns(path, header, metric)
-        split_at = header.index("split") if "split" in header else None
+        others = {name: header.index(name) for name in _OTHER_COLUMNS if name in header}
         for row in reader:
             try:
-                if split_at is not None and row[split_at] != split:
+                of_split, distribution, levels = (
+                    row[others[name]] if name in others else "" for name in _OTHER_COLUMNS
+                )
+                if "split" in others and of_split != split:
                     continue
-                number = float(row[value] or "nan")
-                yield _game(row[game]), row[experiment], row[run], float(row[step]), number
+                number, num_levels = float(row[value] or "nan"), int(levels) if levels else None
+                line = Line(_game(row[game]), row[experiment], distribution, num_levels)
+                yield line, row[run], float(row[step]), number
             except (ValueError, IndexError) as error:
                 where = f"line {reader.line_num} of {path}"
                 what = f"is not a row of published curves ({error}): {row}"
                 raise ValueError(f"{where} {what}") from None
+
+
+def _sorted(pairs: list[tuple[float, float]]) -> Points:
+    """Steps and values, by step."""
+    steps, values = np.array(sorted(pairs)).T
+    return steps, values
 
 
 def _find_columns(path: Path, header: list[str], metric: str) -> list[int]:
@@ -449,20 +646,23 @@ def _align(series: list[Points], owner: str) -> Points:
     return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
 
 
-def _write_csv(curves: list[Curve], metric: str, path: Path) -> None:
+def _write_csv(curves: list[Curve], metric: str, path: Path) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS.split())
+        writer.writerow(_COLUMNS)
         for curve in curves:
-            about = (metric, curve.env_id, curve.label, int(curve.published))
+            about = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published))
             band = (len(curve.runs), curve.band_name)
             for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
                 edges = (low, high) if curve.band_name else ("", "")
                 writer.writerow([*about, *band, int(step), mean, *edges])
+    return path
 
 
-def draw_curves(curves: list[Curve], y_label: str, title: str | None) -> Figure:
-    """Draw one panel for each environment, and one legend for all.
+def draw_curves(
+    curves: list[Curve], y_label: str, title: str | None, target: float | None = None
+) -> Figure:
+    """Draw one panel for each task, and one legend for all; a dotted line is at the target.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -475,30 +675,35 @@ def draw_curves(curves: list[Curve], y_label: str, title: str | None) -> Figure:
     except ModuleNotFoundError:
         raise ModuleNotFoundError("plots need matplotlib: pip install 'phasicrl[plot]'") from None
 
-    env_ids = list(dict.fromkeys(curve.env_id for curve in curves))
-    columns = len(env_ids) if len(env_ids) <= 3 else min(4, math.ceil(math.sqrt(len(env_ids))))
-    rows = math.ceil(len(env_ids) / columns)
-    width, height = (6.4, 3.7) if len(env_ids) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
-    letters = int(_LETTERS_PER_INCH * width)
-    legend, about, legend_columns = _legend(curves, letters)
+    tasks = list(dict.fromkeys(curve.task for curve in curves))
+    columns = len(tasks) if len(tasks) <= 3 else min(4, math.ceil(math.sqrt(len(tasks))))
+    rows = math.ceil(len(tasks) / columns)
+    width, height = (6.4, 3.7) if len(tasks) == 1 else (max(6.4, 3.2 * columns), 2.5 * rows + 0.3)
+    legend, about, legend_columns = _legend(curves, int(_LETTERS_PER_INCH * width))
     lines = sum(text.count("\n") + 1 for text in legend.values())
-    total_height = height + _INCHES_PER_LINE * (math.ceil(lines / legend_columns) + bool(about))
+    num_lines = math.ceil(lines / legend_columns) + len(about.splitlines())
+    letters = int(_TITLE_LETTERS_PER_INCH * width)
+    heading = [textwrap.fill(line, letters) for line in (title or "").splitlines()]
+    above = _INCHES_PER_TITLE_LINE * len("\n".join(heading).splitlines())
+    total_height = above + height + _INCHES_PER_LINE * num_lines
     looks = _looks(list(legend))
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
         figure = Figure(figsize=(width, total_height), layout=layout)
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for index, env_id in enumerate(env_ids):
+        for index, task in enumerate(tasks):
             panel = panels[index]
-            _draw_panel(panel, [curve for curve in curves if curve.env_id == env_id], looks)
-            panel.set_title(env_id)
-            panel.set_xlabel("environment steps" if index + columns >= len(env_ids) else "")
-        for panel in panels[len(env_ids) :]:
+            _draw_panel(panel, [curve for curve in curves if curve.task == task], looks)
+            panel.set_title(str(task))
+            if target is not None:
+                panel.axhline(target, color="#666666", linewidth=1, linestyle=":", zorder=1)
+            panel.set_xlabel("environment steps" if index + columns >= len(tasks) else "")
+        for panel in panels[len(tasks) :]:
             panel.set_axis_off()
-        middle = 1 - 0.5 * height / total_height  # of the panels
+        middle = 1 - (above + 0.5 * height) / total_height  # of the panels
         figure.supylabel(y_label, y=middle, fontsize=STYLE["axes.labelsize"])
-        if title:
-            figure.suptitle(title)
+        if heading:
+            figure.suptitle("\n".join(heading))
         figure.legend(  # below all panels: it says too much to fit into one
             handles=[Line2D([], [], label=text, **looks[key]) for key, text in legend.items()],
             title=about, ncols=legend_columns, loc="outside lower center", frameon=False,
@@ -515,19 +720,34 @@ def _legend(curves: list[Curve], letters: int) -> tuple[dict[tuple[str, bool], s
         letters: that fit into a line.
     """
     texts = legend_texts(curves)
-    (about, *others) = {text.removeprefix(f"{key[0]}: ") for key, text in texts.items()}
-    if others or len(texts) == 1:
+    abouts = {key: text.removeprefix(f"{key[0]}: ") for key, text in texts.items()}
+    about = Counter(abouts.values()).most_common(1)[0][0]
+    bands = {f", band: {curve.band_name}" for curve in curves if curve.band_name}
+    said = [band for band in bands if band in about]
+    band, mean = (said[0], "mean of ") if len(said) == 1 else ("", "")
+    rows = {
+        key: key[0] if text == about else f"{key[0]}: {text.replace(band, '').removeprefix(mean)}"
+        for key, text in abouts.items()
+    }
+    if sum(rows[key] != texts[key] for key in texts) < 2:  # it would be said for one of them
         return {key: textwrap.fill(text, letters) for key, text in texts.items()}, "", 1
-    longest = max(len(label) for label, _ in texts)
-    columns = max(1, min(len(texts), (letters + 10) // (longest + 10)))  # 10: a line and a gap
-    return {key: textwrap.fill(key[0], letters) for key in texts}, about, columns
+    longest = max(map(len, rows.values()))
+    columns = max(1, min(len(texts), (letters + 9) // (longest + 9)))  # 9: a line and a gap
+    filled = {key: textwrap.fill(text, letters) for key, text in rows.items()}
+    return filled, textwrap.fill(about, letters), columns
 
 
 def legend_texts(curves: list[Curve]) -> dict[tuple[str, bool], str]:
-    """Legend by (label, published): what its curves are, and where if that differs."""
+    """Legend by (label, published): what its curves are, and where if that differs.
+
+    If curves learned on different numbers of levels, it says on how many.
+    """
     abouts: dict[tuple[str, bool], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    levels_differ = len({curve.num_levels for curve in curves} - {None}) > 1
     for curve in curves:
-        abouts[curve.label, curve.published][curve.about].append(curve.env_id.rpartition(":")[2])
+        is_said = levels_differ and curve.num_levels is not None
+        about = f"{curve.about}, trained on {curve.levels}" if is_said else curve.about
+        abouts[curve.label, curve.published][about].append(str(curve.task).rpartition(":")[2])
     texts = {}
     for key, where in abouts.items():
         parts = [f"{about} ({', '.join(games)})" for about, games in where.items()]

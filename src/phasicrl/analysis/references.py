@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("published")
-"""A CSV file for each reference: experiment, run, game, split, step, episodic_return."""
+"""A CSV file for each reference: experiment, run, game, split, distribution, num_levels, step,
+episodic_return. The two of the levels are empty where a task is none of Procgen's; num_levels is of
+the training, and 0 is all."""
 
 REFERENCES = {
     "ppg-paper": "PPG and PPO on 16 games of Procgen, hard, to 100M steps, with the ablations of "
@@ -33,6 +35,16 @@ REFERENCES = {
 """By name: what it is, and whence."""
 HEADLINES = {"ppg-paper": ("ppg", "ppo")}
 """By name of what has many experiments: those that are meant if none are named."""
+ONE_NUMBER = "one number"
+KINDS = {
+    "baselines-final": f"{ONE_NUMBER}, the last return",
+    "procgen-easy-25m": f"{ONE_NUMBER}, a mean return",
+    "zoo": f"{ONE_NUMBER}, the best checkpoint of one run, greedy, of Atari sampled",
+    "tianshou": f"{ONE_NUMBER}, evaluations of ten seeds, the highest mean within the budget",
+    "slm-lab": f"{ONE_NUMBER}, the mean of four sessions; of Atari with the best of three λ",
+    "cleanrl": f"{ONE_NUMBER}, the mean of three seeds",
+}
+"""By name of what is no curve of runs in training: what it is."""
 
 
 def reference_file(reference: Path) -> Path:

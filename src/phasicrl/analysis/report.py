@@ -21,8 +21,9 @@ import numpy as np
 from phasicrl.analysis.diagnosis import Array, Finding, diagnose
 from phasicrl.analysis.plot import Points, axis_label, smoothed, steps_text
 from phasicrl.config import Config, shown
+from phasicrl.host.machine import optional_module
 from phasicrl.presets import PRESETS, differences
-from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.directory import RunDirectory, each_once
 from phasicrl.runs.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -199,16 +200,17 @@ def write_report(
         The file that was written.
 
     Raises:
-        ValueError: no run, one without any data, or a share outside of 0 to 1.
+        ValueError: no run, one without any data, an output that is no .html, or a share outside of
+            0 to 1.
     """
-    try:
-        import jinja2
-    except ImportError:
-        raise ImportError("reports need jinja2: pip install 'phasicrl[plot]'") from None
+    jinja2 = optional_module("jinja2", "reports need jinja2", "plot")
     if not runs:
         raise ValueError("give at least one run directory")
+    if output is not None and output.suffix != ".html":
+        raise ValueError(f"{output}: pages end with .html")
     if not 0 <= smooth_share <= 1:
         raise ValueError(f"--smooth-share is from 0 to 1; given was {smooth_share:g}")
+    runs = each_once(runs)
     for run in runs:
         RunDirectory(run).refuse_links()  # the page is written beside what somebody else made
     subjects = [

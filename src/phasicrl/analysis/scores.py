@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasicrl.analysis.statistics import DRAWS_AT_ONCE, RESAMPLES, middle_of
+from phasicrl.analysis.statistics import CONFIDENCE, DRAWS_AT_ONCE, RESAMPLES, middle_of
 
 Array: TypeAlias = NDArray[np.float64]
 Measure: TypeAlias = Callable[[Array], Array]
@@ -32,7 +32,13 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+        value, low, high = (number_text(x, 3) for x in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
+
+
+def number_text(value: float, digits: int) -> str:
+    """A number of so many digits; large ones whole: -1,229, not -1.23e+03."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.{digits}g}"
 
 
 def score_matrix(scores: Mapping[str, Sequence[float]]) -> Array:
@@ -140,7 +146,23 @@ def steps_to_reach(steps: ArrayLike, values: ArrayLike, target: float) -> float:
     return float(np.asarray(steps, dtype=np.float64)[at[0]]) if len(at) else np.inf
 
 
-def normalized(score: float, bounds: tuple[float, float]) -> float:
+def median_steps(steps: ArrayLike) -> Estimate:
+    """The median over runs `[R]` of the steps that they need; infinity for one that never arrives.
+
+    Between a number and infinity there is none: the interval's edges are medians that were drawn,
+    and of two in the middle, one of which is infinity, the median is that.
+    """
+    runs = np.asarray(steps, dtype=np.float64)[:, None]
+    blocks = [np.median(block, axis=(-2, -1)) for block in _resampled(runs, seed=0)]
+    drawn = np.sort(np.concatenate(blocks))
+    tail = round((1.0 - CONFIDENCE) / 2.0 * len(drawn))
+    return Estimate(float(np.median(runs)), float(drawn[tail]), float(drawn[-1 - tail]))
+
+
+Score = TypeVar("Score", float, Array)
+
+
+def normalized(score: Score, bounds: tuple[float, float]) -> Score:
     """A score in units of the task: 0 is the first bound (chance), 1 the second (the best)."""
     low, high = bounds
     return (score - low) / (high - low)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 10_000
 DRAWS_AT_ONCE = 2_000_000  # 16 MB
-_CONFIDENCE = 0.95
+CONFIDENCE = 0.95
 
 
 def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
@@ -56,7 +56,7 @@ def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.f
 
 def middle_of(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What holds 95 % of what was drawn, `[resamples, ...]`: lower and upper edges `[...]`."""
-    tail = (1.0 - _CONFIDENCE) / 2.0
+    tail = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(drawn, (tail, 1.0 - tail), axis=0)
     return low, high
 

@@ -237,8 +237,10 @@ class BatchReader:
 
     def reward(self, reward: np.ndarray) -> np.ndarray:
         """The rewards as float32, refusing those that are not finite then."""
-        with np.errstate(over="ignore"):
-            stored = reward.astype(np.float32, copy=False)
+        stored = reward
+        if reward.dtype != np.float32:
+            with np.errstate(over="ignore"):
+                stored = reward.astype(np.float32)
         good = np.isfinite(stored)
         if not good.all():
             self._refuse(f"a reward that is not finite: {reward}", "step", int(np.argmin(good)))

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.envs.interface import (
+    ALWAYS,
     MASK,
     MASK_METHOD,
     Fault,
@@ -94,8 +95,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             own_action = map_leaves(self._interface.action_space, lambda part: part[0], batch)
             expected = "(obs, reward, terminated, truncated, info)"
             obs, reward, terminated, truncated, info = answer(self._env.step(own_action), expected)
-            if not abs(reward) <= LARGEST_REWARD:
-                raise Fault(f"returned the reward {reward}, which is no number for float32")
+            reward = _number(reward)
             if terminated not in (False, True) or truncated not in (False, True):
                 raise Fault(
                     f"returned terminated = {terminated!r} and truncated = {truncated!r}; "
@@ -104,7 +104,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             # Nobody acts on the last observation of an episode, and often nothing is allowed there.
             mask = {} if terminated or truncated else self._mask(obs, info)
             self._last_obs = self._stored(obs)
-            return self._last_obs, float(reward), bool(terminated), bool(truncated), mask
+            return self._last_obs, reward, bool(terminated), bool(truncated), mask
         except (Exception, SystemExit) as error:
             report = self._report("step", error)
         if not self._restarts or self._env is None:
@@ -116,15 +116,17 @@ class GuardedEnv(gym.Env[Any, Any]):
     def start(self) -> str | None:
         """How another can be brought here, as JSON.
 
-        It holds the seed that was given last, and the environment's `get_state()`, if it has one.
-        Else, in place of that, the state of its generator when the episode began: the actions since
-        then lead here. None for what JSON does not hold, such as a generator of another kind.
+        It holds the seed that was given last, and the environment's `get_state()`, if it has that
+        and `set_state()`. Else, or if these are for something else (they want arguments, raise, or
+        return what JSON does not hold), the state of its generator when the episode began: the
+        actions since then lead here. None if JSON does not hold that, as of another generator.
         """
-        start: dict[str, Any] = {"seed": self._seed, "generator": self._generator}
-        if self._env is not None and self._env.has_wrapper_attr("get_state"):
-            start = {"seed": self._seed, "state": self._env.get_wrapper_attr("get_state")()}
+        env, start = self._env, {"seed": self._seed}
+        if env is not None and all(map(env.has_wrapper_attr, ("get_state", "set_state"))):
+            with contextlib.suppress(Exception):
+                return json.dumps(start | {"state": env.get_wrapper_attr("get_state")()})
         try:
-            return json.dumps(start)
+            return json.dumps(start | {"generator": self._generator})
         except TypeError:
             return None
 
@@ -217,7 +219,11 @@ class GuardedEnv(gym.Env[Any, Any]):
     def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
         """What is allowed in an observation, in the form of an `info`; empty without masks."""
         source = self._interface.mask_source
-        if source is None or self._env is None or not self._interface.reads_masks:
+        if self._env is None or not self._interface.reads_masks:
+            return {}
+        if source is None:
+            if self._widths and isinstance(info, Mapping) and MASK in info:
+                raise Fault(f"gave an {MASK!r} in its info, where it had none at first", ALWAYS)
             return {}
         remedy = (
             f"give a mask of {sum(self._widths)} values, "
@@ -255,6 +261,17 @@ class GuardedEnv(gym.Env[Any, Any]):
         place = f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}"
         text = f"{where}: {type(error).__name__}: {error} ({place}); repair the environment"
         return {"fault": text, "traceback": "".join(traceback.format_exception(error))}
+
+
+def _number(reward: Any) -> float:
+    """A reward, which may come in brackets, as of computations with arrays."""
+    try:
+        number = float(np.asarray(reward).item())
+    except (TypeError, ValueError):
+        raise Fault(f"returned the reward {reward!r}; one number was expected") from None
+    if not abs(number) <= LARGEST_REWARD:
+        raise Fault(f"returned the reward {number}, which is no number for float32")
+    return number
 
 
 def _generator_state(env: gym.Env[Any, Any]) -> Any:

@@ -38,19 +38,6 @@ from phasicrl.seeding import env_seeds
 from phasicrl.spaces import choices
 
 
-def _require_same_step() -> None:
-    """Refuse a Gymnasium that knows only resets in the step after the end.
-
-    Raises:
-        ImportError: what to install.
-    """
-    if not hasattr(gym.vector, "AutoresetMode"):
-        raise ImportError(
-            f"Gymnasium {gym.__version__} cannot reset in the step of the end; "
-            "pip install 'gymnasium>=1.1'"
-        )
-
-
 class GymnasiumEnv:
     """B Gymnasium environments of one kind; a `NumpyEnv`.
 
@@ -84,9 +71,8 @@ class GymnasiumEnv:
             ValueError: spaces that are not supported, or `make_env` does not make a Gymnasium
                 environment.
             EnvError: the environment cannot be made or reset.
-            ImportError: it, or Gymnasium's vector environment, needs a package that is missing.
+            ImportError: it needs a package that is missing.
         """
-        _require_same_step()
         self.name, self.num_envs = name, num_envs
         self.exact_state: ExactState = "replay"
         interface = replace(probe(name, make_env), reads_masks=action_masks)
@@ -105,11 +91,6 @@ class GymnasiumEnv:
             else functools.partial(SyncVectorEnv, makers, autoreset_mode=mode)  # type: ignore[arg-type]
         )
         self._vector = self._make_vector()
-        if self._vector.metadata.get("autoreset_mode") != mode:
-            raise EnvError(
-                f"{name}: Gymnasium {gym.__version__} did not take the autoreset mode {mode}; "
-                "install a tested version"
-            )
         self._seed, self._first_env = seed, first_env
         self._max_restarts, self._num_restarts = max_restarts, 0
         # None once they were given.

@@ -42,6 +42,10 @@ class Interface:
     reads_masks: bool = field(default=True, compare=False)
 
 
+ALWAYS = "give one with every reset and step, which may allow everything"
+"""The remedy for masks that come late: a policy has them from the first observation or never."""
+
+
 class Fault(Exception):
     """An environment returned what it must not."""
 

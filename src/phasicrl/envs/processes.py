@@ -6,7 +6,6 @@ without words.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import functools
@@ -16,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 import gymnasium as gym
@@ -50,14 +50,16 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
         # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at
         # that moment.
-        ways, mode = multiprocessing.get_all_start_methods(), gym.vector.AutoresetMode.SAME_STEP
-        context = "forkserver" if "forkserver" in ways else "spawn"
+        context, mode = "forkserver", gym.vector.AutoresetMode.SAME_STEP
         here = (os.getpid(), usable_cores())
         calls = [functools.partial(_made_in_its_process, maker, *here) for maker in makers]
         try:
             super().__init__(calls, context=context, autoreset_mode=mode)
-        # From Python 3.14 on the server that forks them tells it first, and dies with them.
-        except (EOFError, ConnectionError) as error:
+        except BaseException as error:
+            _kill([each for each in getattr(self, "processes", ()) if each.pid is not None])
+            # From Python 3.14 on the server that forks them tells it first, and dies with them.
+            if not isinstance(error, EOFError | ConnectionError):
+                raise
             raise EnvError(
                 f"{name}: the process of environment 0 died in its start ({type(error).__name__}); "
                 f"{START_REMEDY}"
@@ -94,7 +96,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         """End the processes: ask, wait a little, kill."""
         if self.closed:
             return
-        for pipe in self.parent_pipes:
+        for pipe in self._open_pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("close", None))
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -110,10 +112,9 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         Until then the caller holds the semaphores that they open by name, so that this cannot be
         left to the first reset.
         """
-        # Before multiprocessing's own clean-up, which sends the SIGTERM that the processes ignore
-        # and then waits for ever.
-        self._at_exit = functools.partial(_kill, self.processes)
-        atexit.register(self._at_exit)
+        # Before the rest of multiprocessing's clean-up, which sends the SIGTERM that the processes
+        # ignore and then waits for ever. In a process of its own none but it is called.
+        self._at_exit = Finalize(None, _kill, (self.processes,), exitpriority=10)
         spaces = (self.observation_mode, self.single_observation_space, self.single_action_space)
         with self._watched("its start", self._reset_seconds):
             for pipe in self.parent_pipes:
@@ -136,7 +137,7 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
         except multiprocessing.TimeoutError:
             index = next((i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)), 0)
             pid = self.processes[index].pid
-            if pid is not None and hasattr(faulthandler, "register"):
+            if pid is not None:
                 os.kill(pid, signal.SIGUSR1)  # it prints where it stands
                 time.sleep(0.3)
             self._end()
@@ -166,17 +167,22 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
                 return index, how
         return 0, "it closed its pipe"
 
+    @property
+    def _open_pipes(self) -> list[Any]:
+        """To the processes, but those that Gymnasium gave up after an error."""
+        return [pipe for pipe in self.parent_pipes if pipe is not None]
+
     def _end(self) -> None:
         """Kill what still runs and release the pipes."""
         self.closed = True
-        atexit.unregister(self._at_exit)
+        self._at_exit.cancel()
         _kill(self.processes)
-        for pipe in self.parent_pipes:
+        for pipe in self._open_pipes:
             pipe.close()
         self.error_queue.close()
 
 
-def _kill(processes: list[Any]) -> None:
+def _kill(processes: Sequence[Any]) -> None:
     """End processes that ignore requests."""
     for process in processes:
         process.kill()
@@ -199,8 +205,7 @@ def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.En
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # Else an environment that hangs would stay.
         when_parent_ends(lambda: os._exit(1))
-        if hasattr(faulthandler, "register"):  # `ProcessVectorEnv` asks when an environment hangs
-            faulthandler.register(signal.SIGUSR1)
+        faulthandler.register(signal.SIGUSR1)  # `ProcessVectorEnv` asks when an environment hangs
     return maker()
 
 

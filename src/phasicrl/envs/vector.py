@@ -21,10 +21,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from phasicrl.envs.bridge import BatchReader, NumpyStep
-from phasicrl.envs.interface import MASK, Fault, answer, describe, interface_of_spaces
+from phasicrl.envs.interface import (
+    ALWAYS,
+    MASK,
+    Fault,
+    answer,
+    describe,
+    interface_of_spaces,
+)
 from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import ActionLayout, check_spaces, choices
@@ -84,7 +91,7 @@ class OwnVectorEnv:
         self._source = interface.mask_source
         if self._source is None and self._widths and MASK in info:
             self._source = "info"
-        self.has_masks = self._source is not None
+        self.has_masks, self._reads_masks = self._source is not None, action_masks
         self.mask_size = sum(self._widths) if self.has_masks and action_masks else 0
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -127,7 +134,10 @@ class OwnVectorEnv:
     def _call(self, call: str, *args: Any, **kwargs: Any) -> Any:
         """Call it, and say in words what it raises or returns."""
         try:
-            return answer(getattr(self._vector, call)(*args, **kwargs), RETURNS[call])
+            *rest, info = answer(getattr(self._vector, call)(*args, **kwargs), RETURNS[call])
+            if info is not None and not isinstance(info, Mapping):
+                raise Fault(f"returned {describe(info)} as its info; a dict was expected")
+            return *rest, info or {}
         except (Exception, SystemExit) as error:
             raised = f"raised {type(error).__name__}: {error}"
             said = str(error) if isinstance(error, Fault) else raised
@@ -152,7 +162,7 @@ class OwnVectorEnv:
                 f"which SAME_STEP promises; {REMEDY}"
             )
         if not isinstance(finals, np.ndarray) or finals.dtype != object:
-            parts = gym.vector.utils.iterate(self._vector.observation_space, finals)  # of all
+            parts = iterate(batch_space(self._space, self.num_envs), finals)  # of all
             finals = [part for part, end in zip(parts, ended, strict=True) if end]
         else:
             finals = list(finals[ended])
@@ -174,6 +184,10 @@ class OwnVectorEnv:
         self, obs: Any, info: Mapping[str, Any], of: np.ndarray | None = None
     ) -> np.ndarray | None:
         """The masks `[B, mask_size]` that came with observations; those in `of` must be there."""
+        if self._source is None and self._reads_masks and self._widths and MASK in info:
+            raise EnvError(
+                f"{self.name}: gave an {MASK!r} in its info, where reset() had given none; {ALWAYS}"
+            )
         if not self.mask_size:
             return None
         mask = (obs if self._source == "observation" else info).get(MASK)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from phasicrl.envs.protocol import EnvError
@@ -34,6 +35,18 @@ def last_resort(end: Callable[[EnvError], None]) -> Iterator[None]:
         yield
     finally:
         _last_resorts.remove(end)
+
+
+def end_process(error: EnvError) -> None:
+    """Say what hangs, and end this process, whatever became of the terminal."""
+    _say(f"error: {error}\n")
+    os._exit(error.exit_code)
+
+
+def _say(text: str) -> None:
+    """Print to the standard error, if it is still there: this thread has more to do."""
+    with suppress(OSError, ValueError):
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 class _Interrupt(BaseException):
@@ -95,7 +108,7 @@ class Watchdog:
     def _bark(self, watch: _Watch) -> None:
         frame = sys._current_frames().get(self._watched)
         stack = "".join(traceback.format_stack(frame)) if frame else "(unknown)\n"
-        print(f"{self._name} hangs here:\n{stack}", end="", file=sys.stderr, flush=True)
+        _say(f"{self._name} hangs here:\n{stack}")
         watch.error = EnvError(
             f"{self._name}: {_environment(frame)}{watch.call} has not come back within "
             f"{watch.seconds:g} s; it hangs, or the machine is overloaded; "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import gymnasium as gym
 from phasicrl.config import Config, EnvConfig, ObsNormConfig, Options, RewardNormConfig, shown
 from phasicrl.config_io import nearest_name, read_text
 from phasicrl.envs.make import make_envs
+from phasicrl.host.machine import optional_module
 from phasicrl.presets import get_preset
 from phasicrl.spaces import leaves
 
@@ -60,15 +61,16 @@ _SCRIPTS: dict[str, tuple[str, Changes]] = {
 """CleanRL's scripts: the preset that does the same, and what else is different."""
 
 _CLEANRL_FIELDS = {
-    "exp_name": "name", "seed": "seed", "total_timesteps": "total_env_steps",
+    "seed": "seed", "total_timesteps": "total_env_steps",
     "num_steps": "ppo.num_steps", "gamma": "ppo.gamma",
     "gae_lambda": "ppo.gae_lambda", "num_minibatches": "ppo.num_minibatches",
     "ent_coef": "ppo.entropy_coef", "vf_coef": "ppo.value_coef",
     "target_kl": "ppo.target_kl", "learning_rate": "ppo.learning_rate",
     "n_iteration": "aux.every", "e_auxiliary": "aux.epochs", "beta_clone": "aux.beta_clone",
     "track": "log.wandb", "wandb_project_name": "log.wandb_project",
+    "wandb_entity": "log.wandb_entity", "torch_deterministic": "compute.deterministic",
 }  # fmt: skip
-"""Flags that mean the same as a field."""
+"""Flags that mean the same as a field; CleanRL's deterministic kernels are those of cuDNN alone."""
 
 _NUMBERS = frozenset(
     """
@@ -79,13 +81,21 @@ _NUMBERS = frozenset(
 )
 """Flags whose value is a number."""
 
+_SWITCHES = frozenset(
+    "torch_deterministic cuda track anneal_lr norm_adv clip_vloss gae adv_norm_fullbatch".split()  # noqa: SIM905
+)
+"""Flags that are on or off."""
+
+_SWITCHED = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(
+    ("0", "false", "f", "no", "n", "off"), False
+)
+"""What CleanRL reads as on and off: the words of distutils' `strtobool`."""
+
 _LISTS = frozenset({"device_ids"})
 """Flags that take several words; none of them is read."""
 
 _CLEANRL_LEFT = {
-    "torch_deterministic": "it is about cuDNN alone; --compute.deterministic is about everything",
-    "wandb_entity": "set the environment variable WANDB_ENTITY",
-    "capture_video": "`phasicrl video RUN` films an agent afterwards",
+    "capture_video": "it films episodes of the training; `phasicrl video RUN` films others",
     "save_model": "weights are always saved",
     "upload_model": "`phasicrl release` and `phasicrl hub push` do",
     "hf_entity": "`phasicrl hub push DIR OWNER/NAME` has it",
@@ -121,16 +131,32 @@ def convert_cleanrl(command: Sequence[str]) -> Converted:
     preset, changes = _SCRIPTS[script]
     found = Converted(get_preset(preset))
     found.taken[f"{script}.py"] = f"the preset {preset}" + _said(changes, before=", ")
-    given = _flags(command[scripts[0] + 1 :])
+    given, taken = _flags(command[scripts[0] + 1 :]), {}
     for name, value in given.items():
         meant = _cleanrl_flag(name, value, script, found.config, given)
         if meant is None:
-            found.left[_flag(name)] = _CLEANRL_LEFT.get(name, "there is no such flag in CleanRL")
+            found.left[_flag(name)] = _CLEANRL_LEFT.get(name) or _unknown(name)
         else:
-            found.taken[f"{_flag(name)} {shown(value)}"] = _said(meant)
+            taken[f"{_flag(name)} {shown(value)}"] = meant
             changes = changes | meant
     found.config = found.config.changed(changes, reset_idle=True)
+    _tell(found, taken)
     return found
+
+
+def _tell(found: Converted, taken: Mapping[str, Changes]) -> None:
+    """Say what became of each setting; one that the others make useless is not in the result."""
+    for setting, meant in taken.items():
+        if meant and not any(_at(found.config, path) == value for path, value in meant.items()):
+            found.left[setting] = "it has no effect beside the other settings"
+        else:
+            found.taken[setting] = _said(meant)
+
+
+def _at(config: Config, path: str) -> Any:
+    """The value of a field, or of a group; None in a group that is off."""
+    group, _, field = path.rpartition(".")
+    return getattr(getattr(config, group) if group else config, field, None)
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
@@ -152,12 +178,16 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
     for name in _NUMBERS & given.keys():
         if isinstance(given[name], bool | str):
             raise ValueError(f"{_flag(name)} needs a number; given was {given[name]}")
+    for name in _SWITCHES & given.keys():
+        if (word := str(given[name]).lower()) not in _SWITCHED:
+            raise ValueError(f"{_flag(name)} is on or off, True or False; given was {given[name]}")
+        given[name] = _SWITCHED[word]
     return given
 
 
 def _value(name: str, word: str) -> Any:
     """What a word means: a number, yes or no, nothing, or itself."""
-    if name in ("exp_name", "wandb_project_name", "env_id"):
+    if name in ("exp_name", "wandb_project_name", "wandb_entity", "env_id"):
         return word
     names = {"true": True, "false": False, "none": None}
     if word.lower() in names:
@@ -169,16 +199,20 @@ def _value(name: str, word: str) -> Any:
     return int(number) if number.is_integer() and "." not in word else number
 
 
+_ONLY_PPG = ("n_iteration", "e_auxiliary", "beta_clone", "num_aux_rollouts", "n_aux_grad_accum")
+
+
 def _cleanrl_flag(
     name: str, value: Any, script: str, base: Config, given: dict[str, Any]
 ) -> Changes | None:
     """The fields that a flag sets; None if there are none."""
     has_aux = base.aux is not None
     clip = given.get("clip_coef", base.ppo.clip)
-    if name in ("n_iteration", "e_auxiliary", "beta_clone") and not has_aux:
+    if name in _ONLY_PPG and not has_aux:
         return None
     of_own: dict[str, Callable[[], Changes]] = {
         "env_id": lambda: {"env.id": _cleanrl_env(str(value), script)},
+        "exp_name": lambda: {"name": str(value).replace("/", "-")},
         "cuda": lambda: {"compute.device": "auto" if value else "cpu"},
         "anneal_lr": lambda: {"ppo.schedule": "linear" if value else "constant"},
         "num_envs": lambda: {"env.num_envs": value} | (
@@ -222,6 +256,14 @@ def _atari(name: str) -> str:
     """The game of an id of Gym's, in EnvPool: `BreakoutNoFrameskip-v4` is `envpool:Breakout-v5`."""
     game = name.rpartition("/")[2].rpartition("-")[0].removesuffix("NoFrameskip")
     return f"envpool:{game}-v5"
+
+
+def _unknown(name: str) -> str:
+    """What is said of a flag that sets nothing; one that only PPG has is known, but not to PPO."""
+    known = {"env_id", "exp_name", *_CLEANRL_FIELDS, *_NUMBERS, *_SWITCHES, *_CLEANRL_LEFT}
+    if name in known:
+        return "this script of CleanRL has no such flag"
+    return f"there is no such flag in CleanRL{nearest_name(_flag(name), map(_flag, known))}"
 
 
 def _flag(name: str) -> str:
@@ -272,32 +314,31 @@ def convert_sb3_zoo(file: Path, env: str, *, algorithm: Algorithm = "ppo") -> Co
     base = "compat-cleanrl-ppo-atari" if _sees_images(entry) else "compat-sb3-ppo"
     found = Converted(get_preset(base))
     ppo = get_preset("compat-sb3-ppo").ppo
-    changes: Changes = {"name": f"zoo-{env}", "ppo": ppo, "env.id": _zoo_env(env)}
-    changes |= {"budget_rounding": "up", "env.options": Options({})}
+    changes: Changes = {"name": f"zoo-{env}".replace("/", "-"), "ppo": ppo, "env.num_envs": 1}
+    changes |= {"env.id": _zoo_env(env), "budget_rounding": "up", "env.options": Options({})}
     found.taken[env] = f"the preset {base}, env.id {changes['env.id']}"
     changes |= _of_actions(changes["env.id"], found)
     if algorithm == "ppo_lstm":
         found.left["the order of layers"] = "the memory comes behind the dense layers here"
         of_contrib = {"n_steps": 128, "batch_size": 128}  # its defaults, where SB3's PPO has others
         entry = {"enable_critic_lstm": True, "lstm_hidden_size": 256} | of_contrib | entry
-    kwargs = _kwargs(entry.pop("policy_kwargs", None))
+    kwargs, taken = _kwargs(entry.pop("policy_kwargs", None)), {}
     for key, value in (entry | kwargs).items():
         meant = _zoo_key(key, value, entry, found)
         if meant is not None:
-            found.taken[f"{key}: {shown(value)}"] = _said(meant)
+            taken[f"{key}: {shown(value)}"] = meant
             changes |= meant
     within = {path: changes.pop(path) for path in list(changes) if path.startswith("ppo.")}
-    changes["ppo"] = Config(ppo=ppo).changed(within | _minibatches(entry, algorithm, found)).ppo
+    within |= _minibatches(entry, algorithm, found)
+    changes["ppo"] = Config(ppo=ppo).changed(within, reset_idle=True).ppo
     found.config = found.config.changed(changes, reset_idle=True)
+    _tell(found, taken)
     return found
 
 
 def _zoo_entry(file: Path, env: str) -> dict[str, Any]:
     """An entry of a file."""
-    try:
-        import yaml
-    except ImportError:
-        raise ImportError("files of the zoo are YAML: pip install 'phasicrl[convert]'") from None
+    yaml = optional_module("yaml", "files of the zoo are YAML", "convert")
     try:
         tree = yaml.safe_load(read_text(file))
     except yaml.YAMLError as error:
@@ -423,6 +464,10 @@ def _zoo_clip(path: str, value: Any, found: Converted) -> Changes:
     text = str(value)
     if text.startswith("lin_"):
         found.left[f"{path.rpartition('.')[2]} {text}"] = "it does not fall here, it stays"
+    if path == "ppo.value_clip" and value is not None:
+        found.left["the loss of clip_range_vf"] = (
+            "there the error of the clipped value counts, here the larger one of both values'"
+        )
     return {path: None if value is None else float(text.removeprefix("lin_"))}
 
 

@@ -142,8 +142,8 @@ def _description(graph: PolicyGraph, files: RunDirectory, envs: VectorEnv) -> di
         "observation_space": str(envs.observation_space),
         "action_space": str(envs.action_space),
         "state_size": graph.agent.state_size,
-        "inputs": {port.name: port.about for port in graph.inputs},
-        "outputs": {port.name: port.about for port in graph.outputs},
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
         "commit": files.card.get("commit"),
         "phasicrl": version("phasicrl"),
     }
@@ -197,7 +197,7 @@ def _write(
         if format == "torch":
             torch.export.save(program, output, extra_files={_KEY: json.dumps(about)})
         else:
-            names = [port.name for port in graph.inputs], [port.name for port in graph.outputs]
+            names = list(graph.inputs), list(graph.outputs)
             made = torch.onnx.export(
                 program, dynamo=True, input_names=names[0], output_names=names[1], verbose=False
             )
@@ -228,18 +228,17 @@ def _difference(
     Raises:
         ValueError: it is larger than `TOLERANCE`, or an action is another.
     """
-    names = [port.name for port in graph.inputs]
-    found = policy(dict(zip(names, (each.numpy() for each in inputs), strict=True)))
+    found = policy(dict(zip(graph.inputs, (each.numpy() for each in inputs), strict=True)))
     largest = 0.0
-    for port, tensor in zip(graph.outputs, said, strict=True):
-        wanted, got = tensor.numpy(), found[port.name]
-        if port.name == "action" and not graph.agent.policy_head.num_continuous:
+    for name, tensor in zip(graph.outputs, said, strict=True):
+        wanted, got = tensor.numpy(), found[name]
+        if name == "action" and not graph.agent.policy_head.num_continuous:
             worst = float((wanted != got).any())
         else:
             worst = float((np.abs(got - wanted) / np.maximum(1, np.abs(wanted))).max())
         if not worst <= TOLERANCE:
             raise ValueError(
-                f"the exported policy does not say what the agent says: {port.name} is another by "
+                f"the exported policy does not say what the agent says: {name} is another by "
                 f"{worst:.2g}; this is a defect, please report it with config.json"
             )
         largest = max(largest, worst)

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
-from phasicrl.models.encoders import at_path
 from phasicrl.session.evaluation import Seen
-from phasicrl.spaces import ObservationLayout, Path, assembled, place
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """An input or an output of a graph.
-
-    Attributes:
-        name: what it is called.
-        about: what it is, in words.
-    """
-
-    name: str
-    about: str
+from phasicrl.spaces import ObservationLayout, Path, assembled, at_path, place
 
 
 class PolicyGraph(nn.Module):
@@ -59,38 +43,38 @@ class PolicyGraph(nn.Module):
         self.register_buffer("in_mask", agent.policy_head.option_order.argsort(), persistent=False)
 
     @property
-    def inputs(self) -> list[Port]:
-        """What goes in, in order."""
-        ports = [
-            Port(_name(leaf.path), f"observed, {_shape(*leaf.shape)} {leaf.dtype}")
+    def inputs(self) -> dict[str, str]:
+        """What goes in, in order: the names, and what they are in words."""
+        about = {
+            _name(leaf.path): f"observed, {_shape(*leaf.shape)} {leaf.dtype}"
             for leaf in self.agent.reader.layout.leaves
-        ]
+        }
         if self.has_memory:
-            ports.append(Port("first", f"where an episode begins, {_shape()} bool"))
-            about = "new_state of the step before; any where first is true"
-            ports.append(Port("state", f"{about}, {_shape(self.agent.state_size)} float32"))
+            about["first"] = f"where an episode begins, {_shape()} bool"
+            before = "new_state of the step before; any where first is true"
+            about["state"] = f"{before}, {_shape(self.agent.state_size)} float32"
         if self.has_masks:
             shape = _shape(self.agent.policy_head.mask_size)
-            ports.append(Port("action_mask", f"true where an option is allowed, {shape} bool"))
-        return ports
+            about["action_mask"] = f"true where an option is allowed, {shape} bool"
+        return about
 
     @property
-    def outputs(self) -> list[Port]:
-        """What comes out, in order."""
+    def outputs(self) -> dict[str, str]:
+        """What comes out, in order: the names, and what they are in words."""
         head = self.agent.policy_head
-        ports = [Port("action", "the likeliest, as the environment gets it, options from zero")]
+        about = {"action": "the likeliest, as the environment gets it, options from zero"}
         if head.mask_size:
-            ports.append(Port("log_probs", "log-probability of each option, in a mask's order"))
+            about["log_probs"] = "log-probability of each option, in a mask's order"
         if head.num_continuous:
-            ports.append(Port("mean", "of the continuous components, before squash and clip"))
-            ports.append(Port("std", "of the continuous components, before squash and clip"))
-        ports.append(Port("value", "expected discounted return, in units of the rewards learned"))
-        return [*ports, Port("new_state", "the memory's")] if self.has_memory else ports
+            of_both = "of the continuous components, before squash and clip"
+            about |= {"mean": of_both, "std": of_both}
+        about["value"] = "expected discounted return, in units of the rewards learned"
+        return about | ({"new_state": "the memory's"} if self.has_memory else {})
 
     def arguments(self, seen: Seen) -> tuple[Tensor, ...]:
         """What is seen of B environments, as the inputs."""
         named = named_inputs(self.agent.reader.layout, seen)
-        return tuple(named[port.name] for port in self.inputs)
+        return tuple(named[name] for name in self.inputs)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Map `inputs` to `outputs`."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl.exchange.package import FILES, HASHES_FILE, check_package
+from phasicrl.host.machine import optional_module
 
 
 def push(
@@ -91,8 +92,4 @@ def _check_name(repository: str) -> None:
 
 def _hub() -> Any:
     """The client's module."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ImportError("the hub needs huggingface_hub: pip install 'phasicrl[hub]'") from None
-    return huggingface_hub
+    return optional_module("huggingface_hub", "the hub needs huggingface_hub", "hub")

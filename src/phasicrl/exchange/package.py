@@ -6,7 +6,7 @@ page for people and a list of hashes. It can be used wherever a run directory is
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from phasicrl.analysis.plot import Task, task_of
 from phasicrl.config import Config
 from phasicrl.config_io import read_text
 from phasicrl.envs.vector import MakeVectorEnv
@@ -23,6 +24,7 @@ from phasicrl.exchange.export import export_policy
 from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.experiments.trials import RETURN
 from phasicrl.models.agent import EncoderFactory
+from phasicrl.runs.checkpoint import digest_of_file
 from phasicrl.runs.directory import (
     CARD_FILE,
     CONFIG_FILE,
@@ -34,7 +36,8 @@ from phasicrl.runs.directory import (
 
 PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA256SUMS"
 NEEDED = (CONFIG_FILE, CARD_FILE, WEIGHTS_FILE, EVALUATION_FILE, PAGE_FILE)
-FILES = (*NEEDED, METRICS_FILE, "policy.onnx")
+EVENTS_FILE = "training.tfevents"
+FILES = (*NEEDED, METRICS_FILE, EVENTS_FILE, "policy.onnx")
 """All that a package may hold, beside the hashes of these."""
 _OF_CARD = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
 """What of the card is given away: not the command, which has the folders of its machine."""
@@ -100,14 +103,14 @@ def release(
 
 
 def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
-    """For each environment the run that ended with the highest return, in the order given."""
-    best: dict[str, tuple[float, RunDirectory]] = {}
+    """For each task the run that ended with the highest return, in the order given."""
+    best: dict[Task, tuple[float, RunDirectory]] = {}
     for run in map(RunDirectory, map(Path, runs)):
         returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
         last = returns[-1] if returns else float("-inf")
-        env = run.env_id
-        if env not in best or last > best[env][0]:
-            best[env] = last, run
+        task = task_of(run.env_id, run.config)
+        if task not in best or last > best[task][0]:
+            best[task] = last, run
     return [run for _, run in best.values()]
 
 
@@ -139,13 +142,16 @@ def _fill(
     """Write the files of a package into a folder; returns what its agent reached."""
     files, card = RunDirectory(partial), run.card
     public = replace(config, output_dir="runs", init_from=None)
-    files.write_json(CONFIG_FILE, json.loads(public.to_json()))
+    files.write_json(CONFIG_FILE, dataclasses.asdict(public))
     tensors, env_steps = run.weights(weights), run.steps_of_weights(weights)
     kept = {name: card[name] for name in _OF_CARD if name in card}
     files.write_card(kept | {"env_steps": env_steps})
     files.save_weights(tensors, env_steps=env_steps)
     if (run.path / METRICS_FILE).is_file():
         shutil.copyfile(run.path / METRICS_FILE, partial / METRICS_FILE)
+    # A resumed run has several files, whose names have its machine's; their records may follow.
+    if events := sorted(run.path.glob("events.out.tfevents.*")):
+        (partial / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
     found = evaluate(partial, episodes=episodes, **own)
     files.write_json(EVALUATION_FILE, {
         "episodes": episodes, "seed": 0,
@@ -155,15 +161,9 @@ def _fill(
         export_policy(partial, **own)
     (partial / PAGE_FILE).write_text(page(public, files.card, found), encoding="utf-8")
     names = [name for name in FILES if (partial / name).is_file()]
-    hashes = "".join(f"{digest(partial / name)}  {name}\n" for name in names)
+    hashes = "".join(f"{digest_of_file(partial / name)}  {name}\n" for name in names)
     (partial / HASHES_FILE).write_text(hashes)
     return found
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_package(path: Path) -> list[str]:
@@ -190,7 +190,7 @@ def check_package(path: Path) -> list[str]:
         file = path / name
         if file.is_symlink() or not file.is_file():
             raise ValueError(f"{path} lists {name}, which is no file there")
-        if digest(file) != wanted:
+        if digest_of_file(file) != wanted:
             raise ValueError(f"{file} is not what was packed: its SHA-256 is another")
     return list(listed)
 

@@ -67,6 +67,8 @@ class Compute:
 
     def upload(self, values: Tensor) -> Tensor:
         """Values from the environments, to the agent; a GPU fetches them while the CPU goes on."""
+        if values.device == self.device:  # as at every step on a CPU
+            return values
         if values.device.type == "cpu" and self.device.type == "cuda":
             values = values.pin_memory()
         return values.to(self.device, non_blocking=True)
@@ -129,7 +131,12 @@ class Compute:
             module: whose parameters and buffers it reads.
             inputs: of the same shapes every time.
         """
-        call = self._compiled_call(function, module, inputs) if self.plan.acts_in_one_call else None
+        call = None
+        if self.plan.acts_in_one_call:
+            key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
+            if key not in self._compiled_calls:
+                self._compiled_calls[key] = self._compile_call(function, module, inputs)
+            call = self._compiled_calls[key]
         with self.turn():
             return function(*inputs) if call is None else call(inputs)
 
@@ -172,21 +179,6 @@ class Compute:
         with explaining_memory(what, knob, device=self.device):
             yield
 
-    def _compiled_call(
-        self,
-        function: Callable[..., tuple[Tensor, ...]],
-        module: nn.Module,
-        inputs: Sequence[Tensor],
-    ) -> CompiledCall | None:
-        """The compiled evaluation for such inputs, made when it is first needed.
-
-        None where there cannot be one.
-        """
-        key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
-        if key not in self._compiled_calls:
-            self._compiled_calls[key] = self._compile_call(function, module, inputs)
-        return self._compiled_calls[key]
-
     def _compile_call(
         self,
         function: Callable[..., tuple[Tensor, ...]],
@@ -195,7 +187,7 @@ class Compute:
     ) -> CompiledCall | None:
         """Compile an evaluation and compare it with the eager one.
 
-        What fails, or is wrong, is said and runs eagerly.
+        What fails, or is wrong, is said and runs eagerly: None.
         """
         start = perf_counter()
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -95,8 +94,6 @@ def keep_memory() -> None:
     faulted in and unmapped again: a fifth of the IMPALA network's time with micro-batches of 64
     images, more than half of it with 2,048 (docs/performance.md). Other C libraries do without.
     """
-    if not sys.platform.startswith("linux"):
-        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)

@@ -7,18 +7,14 @@ and both are together as fast as one alone (docs/performance.md).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 from phasicrl.host.machine import usable_cores
 
@@ -44,18 +40,14 @@ class Turns:
     def __init__(self, folder: Path | None = None) -> None:
         self._impatient_until = 0.0
         self._next = self._now = -1
-        if fcntl is None:
-            return
         cores = hashlib.sha256(repr(sorted(usable_cores())).encode()).hexdigest()[:8]
         folder = folder or Path(tempfile.gettempdir()) / f"phasicrl-{os.getuid()}"
-        try:
+        with suppress(OSError):  # nowhere to write: everybody computes at once
             folder.mkdir(mode=0o700, exist_ok=True)
             self._next, self._now = (
                 os.open(folder / f"{cores}.{name}", os.O_RDWR | os.O_CREAT, 0o600)
                 for name in ("next", "now")
             )
-        except OSError:  # nowhere to write: everybody computes at once
-            self._next = self._now = -1
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -65,7 +57,7 @@ class Turns:
         has_turn = self._now >= 0 and _lock(self._next, deadline)
         if has_turn:
             has_turn = _lock(self._now, deadline)
-            _unlock(self._next)
+            fcntl.flock(self._next, fcntl.LOCK_UN)
         if has_turn:
             self._impatient_until = 0.0
         elif deadline > start:
@@ -74,7 +66,7 @@ class Turns:
             yield
         finally:
             if has_turn:
-                _unlock(self._now)
+                fcntl.flock(self._now, fcntl.LOCK_UN)
 
     def __del__(self) -> None:
         for file in {self._next, self._now} - {-1}:
@@ -83,7 +75,6 @@ class Turns:
 
 def _lock(file: int, deadline: float) -> bool:
     """Lock a file; False if that is not possible until the deadline."""
-    assert fcntl is not None
     pause = _FIRST_PAUSE
     while True:
         try:
@@ -94,8 +85,3 @@ def _lock(file: int, deadline: float) -> bool:
                 return False
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _unlock(file: int) -> None:
-    assert fcntl is not None
-    fcntl.flock(file, fcntl.LOCK_UN)

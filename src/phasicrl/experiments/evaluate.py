@@ -22,7 +22,7 @@ from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.build import make_agent
-from phasicrl.session.evaluation import levels_in, make_evaluation_envs, play
+from phasicrl.session.evaluation import levels_in, make_evaluation_envs, play, refuse_levels
 from phasicrl.session.step_table import StepTable
 
 
@@ -105,13 +105,14 @@ def evaluate(
         steps_file: gets every step as a row of CSV (`StepTable`).
 
     Raises:
-        ValueError: not a run directory, or one without weights yet.
+        ValueError: not a run directory, no weights yet, or levels where all are of one kind.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; give at least 1")
     files = RunDirectory(Path(run_dir))
     own = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**own, make_encoder=make_encoder)
+    refuse_levels(levels, None if any(own.values()) else config.env)
     results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else StepTable(file)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from phasicrl.analysis.compare import Comparison, Units, compare_curves
-from phasicrl.analysis.plot import Curve, draw_curves, save_figure
+from phasicrl.analysis.plot import Curve, Task, draw_curves, save_figure
 from phasicrl.experiments.suites import Scale, suite_named
 from phasicrl.experiments.trials import (
     FIRST_REPORT_SEED,
@@ -93,7 +93,7 @@ def run_suite(
     for task in tasks or suite.tasks(scale):
         base = suite.base(task, scale)
         for arm, config in suite.arms(base):
-            budget = total_env_steps or config.total_env_steps
+            budget = config.total_env_steps if total_env_steps is None else total_env_steps
             config = ready(config.changed({"total_env_steps": budget}), task, jobs, output_dir)
             trials += over_seeds((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
@@ -136,7 +136,9 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
         seen = np.isfinite(values).all(axis=0)
         steps = curve_grid(int(members[0]["budget"]))
         if seen.any():
-            curves.append(Curve(arm, task, steps[seen], values[:, seen]))
+            env_id, levels = Task.read(task)
+            curve = Curve(arm, env_id, steps[seen], values[:, seen], distribution=levels)
+            curves.append(curve)
             continue
         blank = [row["seed"] for row in members if "nan" in row["curve"].split()[-1]]
         said = f"no episode had ended by {int(steps[-1]):,} steps with seed {', '.join(blank)}"

@@ -24,11 +24,11 @@ _SMALL_IMAGES: dict[str, Any] = {
     "env.num_envs": 32,
     "ppo.num_steps": 64,
     "model.channels": (4, 8, 8),
-    "total_env_steps": 1_000_000,
+    "total_env_steps": 300_000,
 }
 """Procgen on two cores: easy levels, an eighth of a rollout, a quarter of the channels.
 
-A run of PPG takes one of them almost four hours, of PPO less than one.
+A run of PPG takes one of them more than an hour, of PPO a quarter of one.
 """
 
 
@@ -55,6 +55,7 @@ class Suite:
         about: what it shows, and where it is from.
         arms: makes what is compared; the first one is what the others are held against.
         small: the tasks of the small scale.
+        small_steps: budget of each run there; None: that of the task's settings.
         paper: the tasks as published.
         levels: of Procgen as published: hard with 100M steps, or easy with 25M.
         num_seeds: as published.
@@ -63,6 +64,7 @@ class Suite:
     about: str
     arms: Callable[[Base], Sequence[Arm]]
     small: tuple[str, ...]
+    small_steps: int | None = None
     paper: tuple[str, ...] = GAMES
     levels: Literal["hard", "easy"] = "hard"
     num_seeds: int = 3
@@ -93,6 +95,8 @@ class Suite:
                 f"there is no task {task!r}{nearest_name(task, known)}; give a game of Procgen, a "
                 "name with presets `…-ppg` and `…-ppo`, or the id of an environment"
             )
+        if scale == "small" and self.small_steps:
+            changes = changes | {"total_env_steps": self.small_steps}
         ppg, ppo = (get_preset(name).changed(changes) for name in names)
         return Base(ppg, ppo, images=task in GAMES)
 
@@ -132,9 +136,18 @@ def _ppg_and_ppo(base: Base) -> list[Arm]:
 
 
 def _codes_of_the_table(base: Base) -> list[Arm]:
-    """PPG, PPO, and PPG with the normalization of rewards that OpenAI's code has."""
+    """The paper's algorithms as presets have them, and what differs in the codes of the table."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
-    return [*_ppg_and_ppo(base), *arms_with(base.ppg, of_openai)]
+    arms = [*_ppg_and_ppo(base), *arms_with(base.ppg, of_openai)]
+    if base.images:
+        settings = base.ppg.values()
+        scale = {path: settings[path] for path in ("env.id", *_SMALL_IMAGES)}
+        codes = {
+            "CleanRL's PPG": "compat-cleanrl-ppg",
+            "CleanRL's PPO": "compat-cleanrl-ppo-procgen",
+        }
+        arms += [(arm, get_preset(name).changed(scale)) for arm, name in codes.items()]
+    return arms
 
 
 def _value_networks(base: Base) -> list[Arm]:
@@ -172,19 +185,23 @@ def _fewer_updates(base: Base) -> list[Arm]:
 def _report_settings(base: Base) -> list[Arm]:
     """The PPO of source 004 on a task, and what it changed one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
-    bounded = {"action.rescale": True, "action.mean": "tanh"}
+    through_tanh = learned | {"action.std": "softplus_tanh"}
+    normalized, tanh = {"action.rescale": True}, {"action.mean": "tanh"}
     rate = {"ppo.learning_rate": 1e-3, "ppo.value_learning_rate": 1e-3}
     changes: dict[str, dict[str, Any]] = {
         "σ fixed": {},
         "σ learned": learned,
-        "σ fixed, actions normalized": bounded,
-        "σ learned, actions normalized": learned | bounded,
-        "σ learned through tanh, actions normalized": learned
-        | bounded
-        | {"action.std": "softplus_tanh"},
+        "σ fixed, actions normalized": normalized,
+        "σ learned, actions normalized": learned | normalized,
+        "σ fixed, actions normalized, tanh": normalized | tanh,
+        "σ learned, actions normalized, tanh": learned | normalized | tanh,
+        "σ learned through tanh, actions normalized, tanh": through_tanh | normalized | tanh,
         "rewards not normalized": {"reward_norm": None},
-        "learning rate 1e-3": rate,
         "σ fixed, ten times as large": {"action.std_value": 0.5},
+        "learning rate 1e-3": rate,
+        "learning rate 1e-3, σ learned": rate | learned,
+        "learning rate 1e-3, actions normalized": rate | normalized,
+        "learning rate 1e-3, actions normalized, tanh": rate | normalized | tanh,
     }
     return arms_with(get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id}), changes)
 
@@ -274,95 +291,88 @@ def _rates_and_epochs(base: Base) -> list[Arm]:
     )
 
 
-_SECOND_DOMAIN = ("acrobot", "halfcheetah", "hopper", "walker2d")
-"""Nobody has published PPG on any of these."""
-_SCALES = ("acrobot", "pendulum", "hopper")
-"""Whose rewards differ in size: Acrobot −1, Pendulum −16 to 0, Hopper 1 and its speed."""
 _TABLE = ("starpilot", "bossfight", "bigfish")
 """The games of source 000."""
 _REPORT = ("invertedpendulum", "reacher", "pendulum")
 _CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
+# On what a night of two cores is enough for: nobody has published PPG there. Rewards differ in
+# size: Acrobot's are -1, Pendulum's -16 to 0, Hopper's 1 and its speed.
+_of_the_paper = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
+_of_details = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
+_of_report = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)
 
 SUITES: dict[str, Suite] = {
-    "fig2": Suite(
-        "PPG and PPO (PPG paper, figure 2)", _ppg_and_ppo, ("starpilot", *_SECOND_DOMAIN)
+    "fig2": _of_the_paper(
+        "PPG and PPO (PPG paper, figure 2)", _ppg_and_ppo, small=("starpilot", "acrobot", "hopper")
     ),
-    "fig3": Suite(
+    "fig3": _of_the_paper(
         "policy epochs E_π (PPG paper, figure 3)",
-        _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20)), _SECOND_DOMAIN,
+        _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20)),
     ),
-    "value-epochs": Suite(
+    "value-epochs": _of_the_paper(
         "value epochs E_V (source 001)",
-        _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20)), _SECOND_DOMAIN,
+        _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20)),
     ),
-    "fig4": Suite(
+    "fig4": _of_the_paper(
         "auxiliary epochs E_aux (PPG paper, figure 4)",
-        _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9)), _SECOND_DOMAIN,
+        _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9)),
     ),
-    "fig5": Suite(
+    "fig5": _of_the_paper(
         "policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
-        _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32)), _SECOND_DOMAIN,
+        _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32)),
     ),
-    "fig6": Suite(
+    "fig6": _of_the_paper(
         "clipping, and a penalty on the divergence (PPG paper, figure 6)",
         _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}),
-        _SECOND_DOMAIN,
     ),
-    "fig7": Suite(
+    "fig7": _of_the_paper(
         "two networks, and one (PPG paper, figure 7)",
         _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}}),
-        _SECOND_DOMAIN,
     ),
-    "fig8": Suite(
-        "PPO with one network, and with two (PPG paper, figure 8)", _value_networks,
-        _SECOND_DOMAIN,
+    "fig8": _of_the_paper(
+        "PPO with one network, and with two (PPG paper, figure 8)", _value_networks
     ),
-    "fig9": Suite(
+    "fig9": _of_the_paper(
         "value training in the auxiliary phase, or none (PPG paper, figure 9)",
-        _where_values_are_trained, _SECOND_DOMAIN,
+        _where_values_are_trained,
     ),
     "seeds-table": Suite(
-        "PPG and PPO on three games, easy, 25M steps (source 000)",
-        _codes_of_the_table, _TABLE, _TABLE, levels="easy",
+        "the codes of source 000's table on three games, easy, 25M steps",
+        _codes_of_the_table, small=_TABLE, small_steps=150_000, paper=_TABLE, levels="easy",
     ),
-    "skip-aux": Suite(
+    "skip-aux": _of_the_paper(
         "each auxiliary phase, or every other one (source 000)",
         _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
-        _SECOND_DOMAIN,
-        _TABLE, levels="easy",
+        paper=_TABLE, levels="easy",
     ),
-    "n-aux": Suite(
-        "auxiliary epochs over N of the N_π iterations (source 001)", _fewer_updates,
-        _SECOND_DOMAIN,
+    "n-aux": _of_the_paper(
+        "auxiliary epochs over N of the N_π iterations (source 001)", _fewer_updates
     ),
-    "details": Suite(
-        "PPG with one detail of its code changed (source 000)", _details, _SCALES,
-        _TABLE, levels="easy",
+    "details": _of_details(
+        "PPG with one detail of its code changed (source 000)", _details,
+        paper=_TABLE, levels="easy",
     ),
-    "ppo-details": Suite(
-        "PPO with one detail of its code changed",
-        lambda base: checked(base.ppo, details), _SCALES,
+    "ppo-details": _of_details(
+        "PPO with one detail of its code changed", lambda base: checked(base.ppo, details)
     ),
-    "penalties": Suite(
-        "KL penalties, rewards normalized or not (source 001)",
-        _penalties, _SCALES,
+    "penalties": _of_details(
+        "KL penalties, rewards normalized or not (source 001)", _penalties,
+        small=("pendulum", "hopper"),
     ),
-    "rates": Suite(
-        "policy epochs E_π at three learning rates (source 001)",
-        _rates_and_epochs, _SCALES,
+    "rates": _of_details(
+        "policy epochs E_π at three learning rates (source 001)", _rates_and_epochs
     ),
-    "mva": Suite(
+    "mva": _of_report(
         "deviations, normalized actions and rewards, learning rates (source 004)",
-        _report_settings, _REPORT, _REPORT, num_seeds=5,
+        _report_settings, small=_REPORT, paper=_REPORT,
     ),
-    "tricks": Suite(
+    "tricks": _of_report(
         "PPO trick by trick, from REINFORCE up (source 003)",
-        lambda base: checked(base.ppo, rungs), _CONTROL, _CONTROL, num_seeds=5,
+        lambda base: checked(base.ppo, rungs),
     ),
-    "tricks-one-out": Suite(
+    "tricks-one-out": _of_report(
         "PPO with all tricks, and with all but one (source 003)",
-        lambda base: checked(base.ppo, partial(rungs, mode="leave-one-out")), _CONTROL, _CONTROL,
-        num_seeds=5,
+        lambda base: checked(base.ppo, partial(rungs, mode="leave-one-out")),
     ),
 }  # fmt: skip
 """By the name that `phasicrl suite` knows it by."""

@@ -9,6 +9,7 @@ both.
 from __future__ import annotations
 
 import csv
+import ctypes
 import gzip
 import hashlib
 import importlib
@@ -20,10 +21,9 @@ import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,11 +33,13 @@ from numpy.typing import NDArray
 
 from phasicrl.algorithm import OnIteration, resume, train
 from phasicrl.config import ASKED_IMPORTS, Config, defaults, refuse_idle
+from phasicrl.config_io import replacing
 from phasicrl.envs.make import make_envs, resolve
+from phasicrl.envs.watchdog import end_process, last_resort
 from phasicrl.execution.plan import Plan
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.machine import num_cores
-from phasicrl.host.signals import when_parent_ends
+from phasicrl.host.signals import PREEMPTED, when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import make_agent, task_of
@@ -54,11 +56,6 @@ RETURN = "charts/episodic_return_100"
 """What curves are made of."""
 VALUE_LOSS = "losses/value_loss"
 _POINTS = 40
-LEARNING_COLUMNS = (
-    "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",
-    "greedy_mean", "greedy_min", "sampled_mean", "commit",
-)  # fmt: skip
-"""Columns of `learning_row`."""
 RESULT_FILE = "result.json"
 
 
@@ -83,6 +80,19 @@ class Trial:
 def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
     """The same configuration with each of the seeds."""
     return [Trial(label, replace(config, seed=seed)) for seed in seeds]
+
+
+def refuse_mixed_seeds(where: Path, seeds: Iterable[int], way: str) -> None:
+    """Refuse seeds for choosing and seeds for reporting in one place.
+
+    Args:
+        where: they would come together.
+        seeds: all of them.
+        way: out of it, for the message.
+    """
+    if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
+        chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
+        raise ValueError(f"{where} would have {chosen}, and others, which are reported; {way}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +130,7 @@ class ResultTable:
         """
         there = {self._key(row) for row in self.rows()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
-        if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
-            chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
-            way = "and others, which are reported; write them to another file"
-            raise ValueError(f"{self.path} would have {chosen}, {way}")
+        refuse_mixed_seeds(self.path, seeds, "write them to another file")
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -138,7 +145,9 @@ class ResultTable:
         writer.writerows(everything)
         data = text.getvalue().encode()
         # Without a time inside, the same rows are the same bytes.
-        self.path.write_bytes(gzip.compress(data, mtime=0) if self.path.suffix == ".gz" else data)
+        packed = gzip.compress(data, mtime=0) if self.path.suffix == ".gz" else data
+        with replacing(self.path) as temporary:
+            temporary.write_bytes(packed)
 
     def _key(self, row: dict[str, str]) -> tuple[str, ...]:
         """The key of the trial that made a row."""
@@ -160,7 +169,8 @@ def run_trials(
         return
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
     spawn = multiprocessing.get_context("spawn")
-    stop, others = spawn.Event(), multiprocessing.active_children()
+    # A plain byte: whoever is killed while it looks at an Event leaves its lock closed.
+    stop, others = spawn.RawValue(ctypes.c_bool, False), multiprocessing.active_children()
     pool = ProcessPoolExecutor(
         jobs, mp_context=spawn, initializer=_begin, initargs=(stop, ASKED_IMPORTS)
     )
@@ -170,7 +180,7 @@ def run_trials(
             yield pending[done], done.result()
     except BaseException:
         # One trial has failed, or nobody waits any more: the others save their runs and end.
-        stop.set()
+        stop.value = True
         for process in multiprocessing.active_children():
             if process not in others:
                 process.terminate()
@@ -179,11 +189,11 @@ def run_trials(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-_stop: Event | None = None
-"""In a process of `run_trials`: whether those that have not begun stay so."""
+_stop: ctypes.c_bool | None = None
+"""In a process of `run_trials`: whether nobody waits for a trial any more."""
 
 
-def _begin(stop: Event, modules: Sequence[str]) -> None:
+def _begin(stop: ctypes.c_bool, modules: Sequence[str]) -> None:
     """Prepare a process for trials.
 
     It is told to end when the one that started it is gone, killed for example: it would finish its
@@ -197,19 +207,24 @@ def _begin(stop: Event, modules: Sequence[str]) -> None:
 
 
 def _measured(measure: Callable[[Trial], T], trial: Trial) -> T:
-    """What came out of a trial; without a parent nobody asks, and the process ends for good.
+    """What came out of a trial; if nobody waits for it any more, the process ends for good.
 
-    It would go on with the next trial that it has been handed already.
+    It would go on with the next trial that it has been handed already, or wait for one for ever: a
+    process that was killed while it waited has left the queue locked.
     """
-    if _stop is not None and _stop.is_set():
-        raise CancelledError
+    _end_if_unasked()
     try:
-        return measure(trial)
-    except SystemExit as told:
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            os._exit(told.code if isinstance(told.code, int) else 1)
-        raise
+        with last_resort(end_process):
+            return measure(trial)
+    finally:
+        _end_if_unasked()
+
+
+def _end_if_unasked() -> None:
+    parent = multiprocessing.parent_process()
+    assert _stop is not None and parent is not None, "not a process of run_trials"
+    if _stop.value or not parent.is_alive():
+        os._exit(PREEMPTED)
 
 
 def fill_table(
@@ -233,35 +248,6 @@ def fill_table(
     for trial, rows in run_trials(table.missing(trials), measure, jobs=jobs):
         table.add(rows)
         yield trial
-
-
-def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
-    """Train, and say in one row what was reached: at the end of training, and evaluated.
-
-    Args:
-        trial: the run.
-        threshold: the return whose first time, as a mean of 100 training episodes, is noted.
-    """
-    run = train(trial.config)
-    files = RunDirectory(run.directory)
-    metric = "charts/episodic_return_100"
-    reached = (row for row in files.metrics(metric) if row.get(metric, float("-inf")) >= threshold)
-    steps_to_threshold = int(next(reached, {"env_steps": 0})["env_steps"])
-    greedy, sampled = evaluate(run.directory, episodes=20)
-    row: Row = {
-        "preset": trial.label[0],
-        "seed": trial.config.seed,
-        "env": run.envs.name,
-        "env_steps": run.env_steps,
-        "seconds": round(run.seconds, 1),
-        "return_100": round(run.collector.episodes.recent_mean, 2),
-        "steps_to_threshold": steps_to_threshold or "",
-        "greedy_mean": greedy.mean_return,
-        "greedy_min": min(greedy.returns),
-        "sampled_mean": sampled.mean_return,
-        "commit": files.card["commit"],
-    }
-    return [row]
 
 
 def ready(

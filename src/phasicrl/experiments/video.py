@@ -12,6 +12,7 @@ from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.experiments.evaluate import Evaluation, acting_precision, load_agent
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
+from phasicrl.session.evaluation import refuse_levels
 from phasicrl.session.filming import Film, film_episodes
 
 
@@ -36,7 +37,8 @@ def film(
 
     Args:
         run_dir: Run directory.
-        output: The file, H.264; else `videos/POLICY-seedSEED.mp4` in the run directory.
+        output: The file, H.264; else `videos/POLICY-seedSEED.mp4` in the run directory, its name
+            with `-train` and `-best` for these levels and weights.
         num_envs: Environments side by side, in a square.
         episodes: Episodes played to their end, over all environments.
         policy: Drawn or most likely actions.
@@ -54,27 +56,31 @@ def film(
         The file, and the episodes it shows.
 
     Raises:
-        ValueError: not a run directory, or nothing to be seen in this environment.
+        ValueError: not a run, a film that is no .mp4, no levels to choose, nothing to be seen.
         ImportError: the encoder is not installed.
     """
-    _refuse_sizes(episodes, num_envs, fps, size)
+    _refuse(output, episodes, num_envs, fps, size)
     files = RunDirectory(Path(run_dir))
     own = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**own, make_encoder=make_encoder)
-    output = output or files.path / "videos" / f"{policy}-seed{seed}.mp4"
+    refuse_levels(levels, None if any(own.values()) else config.env)
+    others = "-train" * (levels == "train") + "-best" * (weights == "best")
+    path = output or files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
     wanted = Film(
         num_envs=num_envs, episodes=episodes, policy=policy, levels=levels, seed=seed, fps=fps,
         size=size, overlay=overlay,
     )  # fmt: skip
     played = film_episodes(
         lambda envs: load_agent(files, config, envs, make_encoder, weights),
-        config, output, wanted, precision=acting_precision(files), **own,
+        config, path, wanted, precision=acting_precision(files), **own,
     )  # fmt: skip
-    return output, Evaluation(policy, *played, levels=levels)
+    return path, Evaluation(policy, *played, levels=levels)
 
 
-def _refuse_sizes(episodes: int, num_envs: int, fps: int, size: int) -> None:
-    """Refuse numbers that no film can have."""
+def _refuse(output: Path | None, episodes: int, num_envs: int, fps: int, size: int) -> None:
+    """Refuse names and numbers that no film can have."""
+    if output is not None and output.suffix != ".mp4":
+        raise ValueError(f"{output}: films end with .mp4; give {output.with_suffix('.mp4')}")
     if episodes < 1 or num_envs < 1:
         given = f"episodes is {episodes} and num_envs is {num_envs}"
         raise ValueError(f"{given}; give at least 1 of each")

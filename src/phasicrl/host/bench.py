@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from phasicrl.algorithm import learn
-from phasicrl.config import AuxConfig, Config, EvaluationConfig
+from phasicrl.config import AuxConfig, CheckpointConfig, Config, EvaluationConfig, LogConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.execution.plan import Phase
@@ -119,7 +119,8 @@ def measure(
             iterations (with PPG phases).
         make_env: makes one of your own Gymnasium environments, as for `train`.
         make_vector_env: makes a vector environment of your own, as for `train`.
-        trace: Gets every kernel of one more phase; chrome://tracing and ui.perfetto.dev show it.
+        trace: Gets every kernel up to and with one more auxiliary phase, if there is one;
+            chrome://tracing and ui.perfetto.dev show it.
 
     Raises:
         ValueError: `seconds` is no length of time, or a configuration that cannot work here.
@@ -157,17 +158,16 @@ def measure(
 def _measured(config: Config, say: Callable[[str], None]) -> Config:
     """The configuration without what is not measured, and with phases that are short."""
     changes: dict[str, Any] = {
-        "log.console": "off",
-        "log.tensorboard": False,
-        "log.wandb": False,
-        "checkpoint.every_minutes": None,
+        "log": LogConfig(console="off", tensorboard=False),
+        "checkpoint": CheckpointConfig(every_minutes=None),
+        "evaluation": EvaluationConfig(),
     }
     if config.aux is not None and (every := _shortest_phase(config.aux)) < config.aux.every:
         whole, used = config.aux.every, config.aux.iterations_per_epoch
         changes["aux.every"] = every
         changes["aux.iterations_per_epoch"] = used and used * every // whole
         say(f"phases of {every} iterations instead of {whole}: the same work per step")
-    return dataclasses.replace(config, evaluation=EvaluationConfig()).changed(changes)
+    return config.changed(changes)
 
 
 def _shortest_phase(aux: AuxConfig) -> int:
@@ -217,8 +217,8 @@ def _rates(run: Run, loops: list[_Loop]) -> list[Rate]:
 
 
 def _write_trace(run: Run, path: Path) -> list[str]:
-    """Record the kernels of one phase; returns what took most of the time, as lines."""
-    last = run.iteration + run.config.phase_length
+    """Record the kernels of one period; returns what took most of the time, as lines."""
+    last = run.iteration + run.config.period
     with torch.profiler.profile() as profile:
         learn(run, lambda run, _: "stop" if run.iteration == last else None)
     profile.export_chrome_trace(str(path))
@@ -302,6 +302,27 @@ class _Pass(NamedTuple):
     times: float
 
 
+def _passes(run: Run) -> list[_Pass]:
+    """All that a step's observation takes."""
+    ppo, aux = run.config.ppo, run.config.aux
+    names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
+    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in ppo.passes]
+    passes.append(_Pass("policy and value", False, "policy", 1.0))  # acting
+    if ppo.recompute_advantages:
+        passes.append(_Pass("value", False, "value", len(ppo.passes) - 1))
+    with_policy, proximal = sum(policy for policy, _ in ppo.passes), run.learner.proximal
+    looks = [ppo.follows_kl, proximal is not None]  # by every epoch, or minibatch
+    once = ppo.kl_penalty > 0 and ppo.kl_estimate == "exact" and proximal is None  # π_old
+    if any(looks) or once:
+        passes.append(_Pass("policy", False, "policy", sum(looks) * with_policy + once))
+    if aux is not None and run.config.has_auxiliary_phase:
+        passes.append(_Pass("policy and value", True, "aux", run.config.aux_passes))
+        passes.append(_Pass("policy", False, "aux", 1 / aux.run_every))
+        if aux.recompute_targets:
+            passes.append(_Pass("value", False, "value", 1 / aux.run_every))
+    return passes
+
+
 def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     """Bare forward and backward passes, as many as a step needs, not as one call.
 
@@ -325,13 +346,6 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
         aux = 0.0 if output.aux_value is None else output.aux_value.sum()
         return output.policy.dist_params.sum() + output.value.sum() + aux
 
-    names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
-    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in config.ppo.passes]
-    passes.append(_Pass("policy and value", False, "policy", 1.0))  # acting
-    if config.aux is not None and config.has_auxiliary_phase:
-        passes.append(_Pass("policy and value", True, "aux", config.aux_passes))
-        passes.append(_Pass("policy", False, "aux", 1 / config.aux.run_every))
-
     def once(each: _Pass, piece: PolicySamples) -> None:
         with torch.set_grad_enabled(each.backward):
             result = outputs(each.kind, piece, each.phase)
@@ -341,7 +355,7 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
 
     seconds, flops = 0.0, 0.0
     counts, spread = {"forward and backward": 0.0, "forward": 0.0}, []
-    for each in passes:
+    for each in _passes(run):
         piece = next(run.compute.pieces(minibatch, phase=each.phase))[0]
         number, one = piece.first.numel(), partial(once, each, piece)
         with FlopCounterMode(display=False) as counter:
@@ -404,10 +418,11 @@ def print_report(report: Report) -> None:
     """The report as a table, for people."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     config, console = report.config, Console(highlight=False)
     title = f"{config.name} on {config.env.id}, {config.env.num_envs} environments"
-    table = Table("", title=title, title_justify="left")
+    table = Table("", title=Text(title, "table.title"), title_justify="left")
     for column in ("steps per second", "slowest to fastest"):
         table.add_column(column, justify="right")
     for rate in report.rates:
@@ -428,4 +443,4 @@ def print_report(report: Report) -> None:
     held = f"memory: {most:.2f} GB{on_gpu} at most"
     console.print(f"{held}, of which the phase buffer {buffer:.2f} GB")
     for note in report.notes:
-        console.print(note)
+        console.print(note, markup=False)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from phasicrl.envs import native
 from phasicrl.envs.envpool import PROCGEN, import_envpool, task_families
@@ -65,7 +65,7 @@ class Check:
 
 
 def diagnose() -> list[Check]:
-    """Look at everything; takes some seconds."""
+    """Say what works on this machine, and the remedy for what does not; takes some seconds."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     return [
         Check("Python", "ok", python),
@@ -83,21 +83,15 @@ def diagnose() -> list[Check]:
     ]
 
 
-def print_diagnosis() -> None:
-    """Say what works on this machine, and the remedy for what does not."""
-    with Console().status("looking at everything that can be used; some seconds …"):
-        table = as_table(diagnose())
-    Console().print(table)
-
-
 def as_table(checks: Iterable[Check]) -> Table:
     """All checks as one table for the terminal."""
     table = Table(title="phasicrl doctor", title_justify="left")
     for column in ("what", "status", "found", "remedy"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        status = f"[{_STYLES[check.status]}]{check.status}"
-        table.add_row(check.name, status, check.found, check.remedy)
+        status = Text(check.status, _STYLES[check.status])
+        # Plain strings are markup: `phasicrl[plot]` would lose its extra.
+        table.add_row(Text(check.name), status, Text(check.found), Text(check.remedy))
     return table
 
 

@@ -6,16 +6,17 @@ Kind: effects (asks the system, and moves threads).
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.metadata
 import math
 import os
 import platform
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 
 def num_cores() -> int:
@@ -25,18 +26,16 @@ def num_cores() -> int:
     time. Half a core more counts as one: a thread that mostly waits for its share holds up those
     that wait for it.
     """
-    cores, quota = len(usable_cores()) or os.cpu_count() or 1, cgroup_quota()
+    cores, quota = len(usable_cores()), cgroup_quota()
     return cores if quota is None else max(1, min(cores, math.floor(quota + 0.5)))
 
 
 def usable_cores() -> set[int]:
-    """Numbers of the cores that this process may use; empty where the system does not say.
+    """Numbers of the cores that this process may use.
 
     OpenMP may have bound the thread that asks to one of them (`OMP_PROC_BIND`,
     `GOMP_CPU_AFFINITY`), as soon as it was loaded; its list of places then has the others.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return set()
     return set(os.sched_getaffinity(0)) | _places_of_openmp()
 
 
@@ -211,9 +210,6 @@ def on_all_cores() -> Iterator[None]:
 
     A thread inherits the cores of the one that starts it, which OpenMP may have bound to one.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        yield
-        return
     own = os.sched_getaffinity(0)
     place({0}, usable_cores())
     try:
@@ -238,8 +234,7 @@ def free_memory() -> int | None:
 
 def peak_memory() -> int:
     """Most bytes that this process has held so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def processor() -> str:
@@ -253,13 +248,13 @@ def processor() -> str:
 
 def describe() -> dict[str, str | int | None]:
     """What decides about speed anywhere: processor, cores, versions."""
-    packages = ("phasicrl", "torch", "envpool", "gymnasium", "numpy")
-    return {
-        "processor": processor(),
-        "cores": num_cores(),
-        **{package: package_version(package) for package in packages},
-        "python": platform.python_version(),
-    }
+    return {"processor": processor(), "cores": num_cores(), **versions()}
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and the packages that decide about results; None of one that is not installed."""
+    packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
+    return {"python": platform.python_version()} | {x: package_version(x) for x in packages}
 
 
 def package_version(package: str) -> str | None:
@@ -268,3 +263,20 @@ def package_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def optional_module(name: str, need: str, extra: str) -> Any:
+    """Import a module that need not be installed.
+
+    Args:
+        name: of the module.
+        need: what needs which package, for the message: `films need imageio-ffmpeg`.
+        extra: of phasicrl, which brings the package.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ModuleNotFoundError(f"{need}: pip install 'phasicrl[{extra}]'") from None

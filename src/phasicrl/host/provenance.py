@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
+_EMPTY = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""Git's name of a folder without files, which it does not keep."""
 
 
 def commit(package: Path = PACKAGE) -> str | None:
@@ -26,6 +28,11 @@ def commit(package: Path = PACKAGE) -> str | None:
     return text if text and not text.startswith("$") else None
 
 
+def commit_or_digest(folder: Path = PACKAGE) -> str:
+    """The commit of a folder, with `-dirty` where it was changed; else a digest of its files."""
+    return commit(folder) or f"files {tree(folder)[:12]}"
+
+
 def tree(folder: Path = PACKAGE) -> str:
     """Git's name of a folder with these files.
 
@@ -39,7 +46,8 @@ def tree(folder: Path = PACKAGE) -> str:
             continue
         if path.is_dir():
             # Git sorts a folder as if its name ended with a slash.
-            entries.append((f"{path.name}/", f"40000 {path.name}", tree(path)))
+            if (name := tree(path)) != _EMPTY:
+                entries.append((f"{path.name}/", f"40000 {path.name}", name))
         else:
             mode = "100755" if path.stat().st_mode & 0o100 else "100644"
             content = path.read_bytes()

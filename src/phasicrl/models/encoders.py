@@ -21,7 +21,7 @@ from phasicrl.config import ModelConfig, ObsNormConfig, Precision
 from phasicrl.distributed import ALONE, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
-from phasicrl.spaces import ObservationLayout, Path, choices, is_image, leaves
+from phasicrl.spaces import ObservationLayout, assembled, at_path, choices, is_image, leaves
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -146,7 +146,7 @@ class MLP(nn.Module):
 
     def forward(self, obs: Shaped[Tensor, "N *shape"]) -> Float[Tensor, "N D"]:
         """Encode vectors."""
-        return self.dense(obs.flatten(1).float())
+        return self.dense(_as_rows(obs).float())
 
 
 class Dense(nn.Module):
@@ -262,22 +262,18 @@ class ObservationReader(nn.Module):
 
     def _numbers(self, obs: Any) -> Float[Tensor, "N V"]:
         """The numbers that are normalized, side by side."""
-        return torch.cat([at_path(obs, path).flatten(1).float() for path, _ in self.parts], dim=-1)
+        return torch.cat([_as_rows(at_path(obs, path)).float() for path, _ in self.parts], dim=-1)
 
     def _with_numbers(self, obs: Any, numbers: Float[Tensor, "N V"]) -> Any:
         """The tree with these numbers in place of its own."""
         widths = [num_numbers(part) for _, part in self.parts]
         pairs = zip(self.parts, numbers.split(widths, -1), strict=True)
-        replaced = {path: x.unflatten(-1, part.shape) for (path, part), x in pairs}
-
-        def rebuilt(tree: Any, path: Path) -> Any:
-            if isinstance(tree, dict):
-                return {key: rebuilt(branch, (*path, key)) for key, branch in tree.items()}
-            if isinstance(tree, tuple):
-                return tuple(rebuilt(branch, (*path, index)) for index, branch in enumerate(tree))
-            return replaced.get(path, tree)
-
-        return rebuilt(obs, ())
+        values = {leaf.path: at_path(obs, leaf.path) for leaf in self.layout.leaves}
+        values |= {
+            path: x.unflatten(-1, part.shape) if part.shape else x.squeeze(-1)
+            for (path, part), x in pairs
+        }
+        return assembled(self.layout.space, values)
 
 
 def encoder_for(space: gym.Space[Any], config: ModelConfig, generator: Generator) -> nn.Module:
@@ -298,17 +294,15 @@ def num_numbers(space: gym.Space[Any]) -> int:
 def as_numbers(obs: Shaped[Tensor, "N *shape"], space: gym.Space[Any]) -> Float[Tensor, "N V"]:
     """A part of an observation as a vector; members of finite sets one-hot."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return obs.flatten(1).float()
+        return _as_rows(obs).float()
     columns = obs.unsqueeze(-1).flatten(1).unbind(-1)
     pairs = zip(columns, choices(space), strict=True)
     return torch.cat([functional.one_hot(x.long(), width).float() for x, width in pairs], dim=-1)
 
 
-def at_path(tree: Any, path: Path) -> Any:
-    """The part of a tree that lies at a path."""
-    for key in path:
-        tree = tree[key]
-    return tree
+def _as_rows(obs: Shaped[Tensor, "N *shape"]) -> Shaped[Tensor, "N V"]:
+    """Each observation's numbers side by side; a single number is one as well."""
+    return obs.unsqueeze(-1) if obs.dim() == 1 else obs.flatten(1)
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:

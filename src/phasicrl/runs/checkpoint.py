@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phasicrl.config_io import read_json
+from phasicrl.config_io import flush, read_json
 from phasicrl.distributed import ALONE, RankError, World
 
 FORMAT = 3
@@ -426,9 +426,13 @@ def _link(source: Path, target: Path) -> bool:
 
 def _described(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": digest_of_file(path)}
+
+
+def digest_of_file(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_tensors(tensors: dict[str, Tensor], about: str = "") -> str:
@@ -444,15 +448,3 @@ def digest_of_tensors(tensors: dict[str, Tensor], about: str = "") -> str:
 def digest_of_json(value: dict[str, Any]) -> str:
     """SHA-256 of an object of JSON, in whatever order it was written."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        os.close(descriptor)

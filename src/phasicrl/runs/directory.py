@@ -5,18 +5,19 @@ torch is imported only where tensors are read or written, so that `phasicrl plot
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import json
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from phasicrl.config import Config, refuse_unasked_import
-from phasicrl.config_io import read_json, read_text
+from phasicrl.config import Config, refuse_unasked_import, shown
+from phasicrl.config_io import read_json, read_text, replacing, write_json
+from phasicrl.presets import PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,19 @@ OWN_OBJECTS = {
     "mask_actions": "mask",
 }
 """What a user may pass as an object: the argument's name, and the word for it in `card.json`."""
+_MAY_CHANGE = (
+    "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel",
+    "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
+)  # fmt: skip
+"""How the paths of knobs begin that may change between two parts of a run."""
+
+
+def each_once(runs: Iterable[Path]) -> list[Path]:
+    """Run directories without those that have come before, under whatever path."""
+    first: dict[Path, Path] = {}
+    for run in runs:
+        first.setdefault(run.resolve(), run)
+    return list(first.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +85,7 @@ class RunDirectory:
                 ) from None
             else:
                 made = cls(path)
-                made._replace(CONFIG_FILE, config.to_json())
+                made.write_json(CONFIG_FILE, dataclasses.asdict(config))
                 return made
         raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
 
@@ -175,7 +189,7 @@ class RunDirectory:
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Write an object as a file of the run, replacing what was there at once."""
-        self._replace(name, json.dumps(value, indent=2))
+        write_json(self.path / name, value)
 
     def metrics(self, *names: str) -> list[dict[str, float]]:
         """Read the rows of `metrics.jsonl`: null is NaN; a last line torn by a crash is left out.
@@ -285,20 +299,8 @@ class RunDirectory:
         steps = str(env_steps)
         about = {"env_steps": steps, "sha256": digest_of_tensors(weights, steps)}
         file = WEIGHTS_FILE if which == "last" else BEST_FILE
-        self._replace(file, lambda path: save_tensors(weights, path, about=about))
-
-    def _replace(self, name: str, write: Callable[[Path], object] | str) -> None:
-        """Write a file, or a line of text, under another name; then replace the old one."""
-        from phasicrl.runs.checkpoint import flush
-
-        temporary = self.path / f".{name}.tmp"
-        if isinstance(write, str):
-            temporary.write_text(write + "\n", encoding="utf-8")
-        else:
-            write(temporary)
-        flush(temporary)
-        os.replace(temporary, self.path / name)
-        flush(self.path)
+        with replacing(self.path / file) as temporary:
+            save_tensors(weights, temporary, about=about)
 
     def refuse_links(self) -> None:
         """Refuse links among the files of a run: what is written to them would land elsewhere."""
@@ -309,14 +311,40 @@ class RunDirectory:
                     "put what it points to in its place, or remove it"
                 )
 
+    def refuse_changes(self, config: str) -> None:
+        """Refuse a configuration that is not the one that a checkpoint was trained with.
+
+        Args:
+            config: of the checkpoint, as JSON.
+
+        Raises:
+            ValueError: every knob that has changed, with both values.
+        """
+        before, now = Config.from_json(config).values(), self.config.values()
+        changed = [
+            f"{path} was {shown(before.get(path))} and is {shown(now.get(path))}"
+            for path in {**before, **now}
+            if before.get(path) != now.get(path) and not path.startswith(_MAY_CHANGE)
+        ]
+        if changed:
+            raise ValueError(
+                f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved: "
+                f"{', '.join(changed)}; put it back, or say --accept-config-changes"
+            )
+
     def _check(self) -> None:
         """Refuse a folder that no run made."""
-        if not (self.path / CONFIG_FILE).is_file():
-            inside = self.path.is_dir() and any(self.path.glob(f"*/{CONFIG_FILE}"))
-            hint = "give folders that `phasicrl train` made"
-            if inside:
-                hint = f"it holds run directories: give {self.path}/*"
-            raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
+        if (self.path / CONFIG_FILE).is_file():
+            return
+        if self.path.is_file():
+            raise ValueError(f"{self.path} is a file; give the folder of the run")
+        if (name := str(self.path)) in PRESETS:
+            way = f"`phasicrl train {name}` makes a run of it; give the folder of that"
+            raise ValueError(f"{name} is a preset, and no run directory has that name; {way}")
+        hint = "give folders that `phasicrl train` made"
+        if self.path.is_dir() and any(self.path.glob(f"*/{CONFIG_FILE}")):
+            hint = f"it holds run directories: give {self.path}/*"
+        raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
 
 
 def read_config(file: Path) -> Config:

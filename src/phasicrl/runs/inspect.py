@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from phasicrl.runs.checkpoint import clock_of, leaves, load_at, problem_of
-from phasicrl.runs.directory import BEST_FILE, RunDirectory
+from phasicrl.runs.directory import BEST_FILE, EPOCHS_FILE, METRICS_FILE, RunDirectory
+from phasicrl.runs.metrics import kept_rows
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def verify_run(run_dir: Path) -> list[str]:
     """
     files, problems = RunDirectory(run_dir), []
     readers: tuple[Callable[[], object], ...] = (
-        lambda: files.config, lambda: files.card, files.weights, files.metrics
+        lambda: files.config, lambda: files.card, files.weights, files.metrics, files.refuse_links
     )  # fmt: skip
     if (run_dir / BEST_FILE).exists():
         readers = (*readers, lambda: files.weights("best"))
@@ -72,8 +73,28 @@ def verify_run(run_dir: Path) -> list[str]:
             problems.append(str(error))
     run = "" if problems else files.card.get("run", "")
     found = [(path, problem_of(path, run, every_file=True)) for path in files.checkpoints]
+    whole = [path for path, problem in found if not problem]
+    if whole and not problems:
+        problems += _changed_since(files, whole[-1])
     problems += [f"{path.name}: {problem}" for path, problem in found if problem]
     return problems if found else [*problems, f"{run_dir} has no checkpoint"]
+
+
+def _changed_since(files: RunDirectory, checkpoint: Path) -> list[str]:
+    """What `resume` would find of the configuration and the rows, from this checkpoint."""
+    state, problems = load_at(checkpoint).tree, []
+    try:
+        files.refuse_changes(state["config"])
+    except ValueError as error:
+        problems.append(str(error))
+    for name, kept in ((METRICS_FILE, state["log"]), (EPOCHS_FILE, state["log"].get("epochs"))):
+        path = files.path / name
+        if kept and (not path.is_file() or kept_rows(path, kept) is None):
+            problems.append(
+                f"{path} is not what it was when {checkpoint.name} was saved; restore it, "
+                "or let `phasicrl resume` keep the rows that it can read"
+            )
+    return problems
 
 
 @dataclass(frozen=True)

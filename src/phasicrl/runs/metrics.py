@@ -23,6 +23,7 @@ from typing import Any
 
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
+from phasicrl.host.machine import optional_module
 from phasicrl.runs.console import Display, Values, open_display, silence
 from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE, read_row
 
@@ -38,7 +39,10 @@ METRICS: dict[str, str] = {
     ),
     "charts/learning_rate": "Step size of the policy phase in the iteration (no unit).",
     "charts/value_learning_rate": "Step size of the value network, where it has its own (no unit).",
-    "losses/policy_loss": "Negative clipped surrogate, no entropy bonus (normalized advantages).",
+    "losses/policy_loss": (
+        "Negative surrogate of `ppo.objective`, clipped by `ppo.clip`, without the entropy bonus "
+        "(units of the advantages, normalized as `ppo.advantage_norm` says)."
+    ),
     "losses/value_loss": (
         "Half the squared error of the value network against its targets (squared reward units; "
         "of the targets' variance, if they are normalized)."
@@ -51,7 +55,10 @@ METRICS: dict[str, str] = {
         "where something is steered by it (nats)."
     ),
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
-    "losses/action_std": "Mean standard deviation of continuous actions (units of the action).",
+    "losses/action_std": (
+        "Mean standard deviation of the normal distributions that continuous actions are drawn "
+        "from (units before `action.squash` and `action.rescale`)."
+    ),
     "losses/clipfrac": "Fraction of samples whose ratio is outside the clip range (0 to 1).",
     "losses/explained_variance": (
         "Share of the value targets' variance that the rollout's values explain "
@@ -60,10 +67,11 @@ METRICS: dict[str, str] = {
     "losses/aux/kl_loss": "Auxiliary phase: KL from the policy before the phase (nats).",
     "losses/aux/aux_value_loss": (
         "Auxiliary phase: half the squared error of the policy network's value head "
-        "(squared reward units)."
+        "(units of `losses/value_loss`)."
     ),
     "losses/aux/real_value_loss": (
-        "Auxiliary phase: half the squared error of the value network (squared reward units)."
+        "Auxiliary phase: half the squared error of the value network (units of "
+        "`losses/value_loss`)."
     ),
     "gradients/policy_norm": "Global norm of the gradient in policy passes, unclipped (no unit).",
     "gradients/value_norm": "Global norm of the gradient in value passes, unclipped (no unit).",
@@ -328,6 +336,21 @@ class NoLog:
         """See `MetricsLog`."""
 
 
+def kept_rows(path: Path, kept: dict[str, Any]) -> hashlib._Hash | None:
+    """The digest of the rows that a checkpoint knows; None if the file does not begin with them.
+
+    Args:
+        path: of the file of rows.
+        kept: its length and SHA-256 when the checkpoint was made.
+    """
+    digest, left = hashlib.sha256(), kept["bytes"]
+    with path.open("rb") as file:
+        while left and (part := file.read(min(left, 2**20))):
+            digest.update(part)
+            left -= len(part)
+    return None if left or digest.hexdigest() != kept["sha256"] else digest
+
+
 class _Rows:
     """The file of rows: appended to, with a digest of all of it. What a full disk refuses waits."""
 
@@ -365,14 +388,12 @@ class _Rows:
 
     def _take_back(self, path: Path, kept: dict[str, Any]) -> bool:
         """Cut the file to the length that was kept; False if its digest is another then."""
-        with path.open("r+b") as file:
-            left = kept["bytes"]
-            while left and (part := file.read(min(left, 2**20))):
-                self._digest.update(part)
-                left -= len(part)
-            if left or self._digest.hexdigest() != kept["sha256"]:
-                return False
-            file.truncate(kept["bytes"])
+        begins = kept_rows(path, kept)
+        if begins is None:
+            return False
+        if path.stat().st_size > kept["bytes"]:
+            os.truncate(path, kept["bytes"])
+        self._digest = begins
         self._bytes, self.seconds = kept["bytes"], kept["seconds"]
         self.flush()
         return True
@@ -501,17 +522,13 @@ class _WandB:
     name = "Weights & Biases"
 
     def __init__(self, run_dir: Path, config: Config) -> None:
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ModuleNotFoundError:
-            remedy = "pip install 'phasicrl[track]'"
-            raise ModuleNotFoundError(f"log.wandb needs Weights & Biases: {remedy}") from None
-
+        wandb = optional_module("wandb", "log.wandb needs Weights & Biases", "track")
         id_file = run_dir / "wandb_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
         self._run: Any = wandb.init(
             project=config.log.wandb_project,
+            entity=config.log.wandb_entity,
             id=id_file.read_text(encoding="utf-8").strip(),
             resume="allow",
             name=run_dir.name,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 import time
 
 from phasicrl.config import Config
 from phasicrl.distributed import RankError, World
 from phasicrl.execution.plan import Machine, Plan
 from phasicrl.host import provenance
-from phasicrl.host.machine import package_version
+from phasicrl.host.machine import versions
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import LOCK_FILE
 
@@ -24,12 +23,8 @@ def require_same_start(config: Config, world: World) -> None:
     Raises:
         RankError: their configurations, versions or code differ; the message has what, and where.
     """
-    packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
     world.require_same("configuration", config.values)
-    world.require_same(
-        "versions",
-        lambda: {"python": platform.python_version()} | {x: package_version(x) for x in packages},
-    )
+    world.require_same("versions", versions)
     world.require_same("code", lambda: {"source": provenance.tree()})
 
 

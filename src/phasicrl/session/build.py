@@ -9,8 +9,9 @@ import math
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Task, refuse_idle, shown
+from phasicrl.config import Config, Task, refuse_idle
 from phasicrl.config_io import refuse_wrong_types
 from phasicrl.distributed import ALONE, World
 from phasicrl.envs.make import make_envs
@@ -34,7 +35,7 @@ from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.checkpoint import CheckpointError
-from phasicrl.runs.directory import CONFIG_FILE, RunDirectory
+from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog, NoLog
 from phasicrl.runs.parts import load_part
@@ -47,58 +48,55 @@ from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
 EnvFactory = Callable[[], gym.Env]
 
 
+class Own(TypedDict, total=False):
+    """What a user brings as objects, see `phasicrl.train`."""
+
+    make_env: EnvFactory | None
+    make_vector_env: MakeVectorEnv | None
+    make_encoder: EncoderFactory | None
+    mask_actions: MaskFunction | None
+
+
 def start_run(
     config: Config,
     *,
-    make_env: EnvFactory | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
-    make_encoder: EncoderFactory | None = None,
-    mask_actions: MaskFunction | None = None,
     plan: Plan | None = None,
     planned_as: Config | None = None,
     world: World = ALONE,
+    **own: Unpack[Own],
 ) -> Run:
     """Make a new run directory and everything a run needs.
 
     Args:
         config: every knob.
-        make_env: see `phasicrl.train`.
-        make_vector_env: see `phasicrl.train`.
-        make_encoder: see `phasicrl.train`.
-        mask_actions: see `phasicrl.train`.
         plan: how to execute it; chosen here unless given.
         planned_as: choose the plan of this configuration instead, whose budget may be another.
         world: the processes that train it together.
+        own: what the user brings as objects.
 
     Raises:
         ValueError: a configuration that cannot work here; nothing was started and no directory
             made.
     """
-    own = {
-        "make_env": make_env,
-        "make_vector_env": make_vector_env,
-        "make_encoder": make_encoder,
-        "mask_actions": mask_actions,
-    }
     refuse_wrong_types(config)
     world.require_same("what they begin", lambda: {"this": "a new run"})
-    run, _ = _build_run(config, own, world, plan=plan, planned_as=planned_as)
-    run.keep()
-    # So that there is something to go on from, whatever happens in the first iteration.
-    if config.checkpoint.while_training:
-        run.save()
+    run, _ = _build_run(config, _all_objects(own), world, plan=plan, planned_as=planned_as)
+    with ExitStack() as stack:
+        stack.enter_context(closing(run))
+        run.keep()
+        # So that there is something to go on from, whatever happens in the first iteration.
+        if config.checkpoint.while_training:
+            run.save()
+        stack.pop_all()
     return run
 
 
 def resume_run(
     directory: Path,
     *,
-    make_env: EnvFactory | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
-    make_encoder: EncoderFactory | None = None,
-    mask_actions: MaskFunction | None = None,
     accept_config_changes: bool = False,
     world: World = ALONE,
+    **own: Unpack[Own],
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
@@ -107,26 +105,17 @@ def resume_run(
 
     Args:
         directory: of the run.
-        make_env: see `phasicrl.train`.
-        make_vector_env: see `phasicrl.train`.
-        make_encoder: see `phasicrl.train`.
-        mask_actions: see `phasicrl.train`.
         accept_config_changes: see `phasicrl.resume`.
         world: the processes that train it together, perhaps more or fewer than before.
+        own: what the user brings as objects.
 
     Raises:
         ValueError: not a run directory, another process trains it, no checkpoint in it can be used,
             or its configuration has changed.
     """
-    files = RunDirectory(directory)
-    own = {
-        "make_env": make_env,
-        "make_vector_env": make_vector_env,
-        "make_encoder": make_encoder,
-        "mask_actions": mask_actions,
-    }
+    files, objects = RunDirectory(directory), _all_objects(own)
     world.require_same("what they begin", lambda: {"this": f"to go on with {directory}"})
-    config = files.config_for(**own)
+    config = files.config_for(**objects)
     if not files.checkpoints:
         again = f"`phasicrl train --from {directory}/config.json`"
         raise CheckpointError(f"{directory} has no checkpoint yet; start again with {again}")
@@ -135,9 +124,10 @@ def resume_run(
             lock = stack.enter_context(closing(RunLock(directory))) if world.is_first else None
         (state, chunks), rejected, saved_by = load_part(files, world)
         if not accept_config_changes:
-            _refuse_changes(files, state)
+            files.refuse_changes(state["config"])
+        is_over = _is_over(config, files, state)
         run, remark = _build_run(
-            config, own, world, resumed=files, state=state, lock=lock, plan=_plan_before(files)
+            config, objects, world, resumed=files, state=state, lock=lock, plan=_plan_before(files)
         )
         stack.pop_all()
         stack.enter_context(closing(run))
@@ -147,8 +137,16 @@ def resume_run(
         run.log.message(f"warning: {sentence}")
     if saved_by != world.size:
         remark += f"; {saved_by} processes had trained it, now it is {world.size}"
-    run.log.message(f"resumed {directory} at {run.env_steps:,} steps{remark}")
+    said = f"resumed {directory} at {run.env_steps:,} steps{remark}"
+    if is_over:
+        said = f"{directory} is finished already, after {run.env_steps:,} steps: nothing is written"
+    run.log.message(said)
     return run
+
+
+def _all_objects(own: Own) -> dict[str, Any]:
+    """What the user brings, None where that is nothing."""
+    return {**dict.fromkeys(OWN_OBJECTS), **own}
 
 
 def _plan_before(files: RunDirectory) -> Plan | None:
@@ -262,9 +260,8 @@ def _build_run(
             opened = _open_envs(config, own, world, state)
             envs = undo.enter_context(closing(opened.envs))
             _check_memory(config, envs, torch.device(machine.device), world)
-            agent = make_agent(config, envs, make_encoder=own["make_encoder"])
-            taken = [] if resumed or not config.init_from else [take_over(agent, config.init_from)]
-            agent.to(machine.device)
+            agent = make_agent(config, envs, make_encoder=own["make_encoder"]).to(machine.device)
+            taken = [] if resumed or not config.init_from else take_over(agent, config.init_from)
         with world.together("choosing how to execute it"):
             if plan is None and world.is_first:
                 known = own["make_encoder"] is None
@@ -285,7 +282,8 @@ def _build_run(
                 collector.start()
             else:
                 collector.load_state_dict(state["collector"], opened.obs)
-        run.write_card()
+        if not _is_over(config, resumed, state):
+            run.write_card()
         undo.pop_all()
     return run, opened.remark
 
@@ -300,6 +298,8 @@ def _open_directory(
 ) -> tuple[RunDirectory, RunLock | None, MetricsLog | NoLog]:
     """The run directory, which the first process makes, locks and writes its metrics into."""
     files, log = resumed, None
+    if _is_over(config, resumed, state):
+        config = replace(config, log=replace(config.log, tensorboard=False, wandb=False))
     with world.together("making the run directory"):
         if world.is_first and files is None:
             files = RunDirectory.make(config)
@@ -316,36 +316,17 @@ def _open_directory(
     return files, lock, log or NoLog()
 
 
+def _is_over(config: Config, resumed: RunDirectory | None, state: dict[str, Any] | None) -> bool:
+    """Whether nothing is left to train of a resumed run, nor to write: its card is written last."""
+    if resumed is None or state is None:
+        return False
+    return min(state["env_steps"], resumed.card.get("env_steps", 0)) >= config.budget
+
+
 def _logged(config: Config, state: dict[str, Any]) -> int:
     """The steps up to which a checkpoint's run had logged its metrics."""
     under_way = state["auxiliary"] is not None
     return state["env_steps"] - (config.batch_size if under_way else 0)
-
-
-_MAY_CHANGE = (
-    "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel",
-    "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
-)  # fmt: skip
-"""How the paths of knobs begin that may change between two parts of a run."""
-
-
-def _refuse_changes(files: RunDirectory, state: dict[str, Any]) -> None:
-    """Refuse a configuration that is not the one that the checkpoint was trained with.
-
-    Raises:
-        ValueError: every knob that has changed, with both values.
-    """
-    before, now = Config.from_json(state["config"]).values(), files.config.values()
-    changed = [
-        f"{path} was {shown(before.get(path))} and is {shown(now.get(path))}"
-        for path in {**before, **now}
-        if before.get(path) != now.get(path) and not path.startswith(_MAY_CHANGE)
-    ]
-    if changed:
-        raise ValueError(
-            f"{files.path / CONFIG_FILE} has changed since the checkpoint was saved: "
-            f"{', '.join(changed)}; put it back, or say --accept-config-changes"
-        )
 
 
 def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed: bool) -> Plan:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind, Precision
-from phasicrl.envs.make import for_evaluation, make_envs
+from phasicrl.config import Config, EnvConfig, EvaluatedLevels, Levels, PolicyKind, Precision
+from phasicrl.envs.make import for_evaluation, make_envs, resolve
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.distributions import Policy
@@ -81,6 +81,24 @@ def levels_in(levels: EvaluatedLevels) -> tuple[Levels, ...]:
     return ("unseen", "train") if levels == "both" else (levels,)
 
 
+def refuse_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
+    """Refuse levels where one evaluation would come twice: there are none, or it knows all.
+
+    Args:
+        levels: that are asked for.
+        env: what the agent was trained on; of an environment of one's own, None, nothing is known.
+    """
+    if levels == "unseen" or env is None:
+        return
+    if resolve(env.id)[0] != "procgen":
+        what = f"levels is {levels}, which has no effect without a game of Procgen (procgen:NAME)"
+    elif env.num_levels == 0:
+        what = f"levels is {levels}, but the agent was trained on all levels (env.num_levels 0)"
+    else:
+        return
+    raise ValueError(f"{what}; leave it at unseen (--levels unseen)")
+
+
 def make_evaluation_envs(
     config: Config, *, num_envs: int, levels: Levels, seed: int, **own: Any
 ) -> VectorEnv:
@@ -115,6 +133,8 @@ class Seen(NamedTuple):
     action_mask: Tensor | None
 
 
+OnLast = Callable[[Tensor, Tensor], None]
+"""Told what B environments show where episodes have ended, `[B, …]`, and which these are, `[B]`."""
 OnChoice = Callable[[Seen, AgentOutput, Tensor], None]
 """Told what was seen, what the agent said of it, `[B, 1]`, and the actions, `[B, 1, …]`."""
 Act = Callable[[Seen], tuple[Tensor, Tensor]]
@@ -144,7 +164,7 @@ def play_episodes(
     state: Tensor,
     *,
     episodes: int,
-    on_last: Callable[[Tensor], None] = lambda obs: None,
+    on_last: OnLast = lambda obs, ended: None,
     on_step: Callable[[TimeStep, UnderWay], None] = lambda step, under_way: None,
 ) -> Episodes:
     """Act until every environment has had its share of `episodes`.
@@ -155,7 +175,7 @@ def play_episodes(
         state: the memory's before the first step, `[B, H]`.
         episodes: in total.
         on_last: shown observations that nobody acts on: where an episode ended, those of all
-            environments with its last one among them; and those after the last step.
+            environments with its last one among them.
         on_step: told of every step, and of the episodes so far, this step included.
     """
     under_way = UnderWay(envs.num_envs, episodes)
@@ -164,12 +184,11 @@ def play_episodes(
         on_step(step, under_way)
         ended = step.terminated | step.truncated
         under_way.end(ended, step.info.get("cut", torch.zeros_like(ended)))
-        if step.final_obs is not None:
+        if step.final_obs is not None and ended.any():
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
-            on_last(last)
+            on_last(last, ended)
         if not under_way.are_counted.any():
-            on_last(step.obs)
             break
     returns, lengths = zip(*under_way.finished, strict=True)
     return Episodes(returns, lengths)
@@ -185,7 +204,7 @@ def play(
     seed: int,
     on_choice: OnChoice | None = None,
     on_step: OnStep | None = None,
-    on_last: Callable[[Tensor], None] = lambda obs: None,
+    on_last: OnLast = lambda obs, ended: None,
     precision: Precision = "fp32",
 ) -> Episodes:
     """Play until every environment has had its share of `episodes`.

@@ -5,6 +5,7 @@ No screen is needed. Kind: effects.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.host.machine import optional_module
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.encoders import image_shape
 from phasicrl.session.evaluation import Episodes, Seen, make_evaluation_envs, play
@@ -31,8 +33,8 @@ from phasicrl.session.overlay import Overlay
 from phasicrl.session.raycast import RayCamera
 
 MakeEnv = Callable[[], gym.Env]
-ImageOf = Callable[[np.ndarray], np.ndarray]
-"""From observations to images, `[B, H, W, 3]`."""
+ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From observations, and where an episode has just ended, `[B]`, to images `[B, H, W, 3]`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +94,8 @@ def film_episodes(
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), film.size // math.ceil(math.sqrt(num_envs))
 
-        def show(obs: Tensor) -> None:
-            images = image_of(obs.numpy())
+        def show(obs: Tensor, ended: Tensor) -> None:
+            images = image_of(obs.numpy(), ended.numpy())
             if strip is not None:
                 large = [enlarge(image, side) for image in images]
                 width = large[0].shape[1]
@@ -107,7 +109,7 @@ def film_episodes(
             returns[seen.first] = 0
             if overlay is not None:
                 strip = partial(overlay.strip, said, action, returns)
-            show(seen.obs)
+            show(seen.obs, torch.zeros_like(seen.first))
 
         def add(*told: Any) -> None:
             returns.copy_(told[-1].returns)
@@ -158,31 +160,80 @@ def _open(
 def _open_vector(
     config: Config, make_envs: Callable[..., VectorEnv], make_vector_env: MakeVectorEnv
 ) -> tuple[VectorEnv, ImageOf]:
-    """A user's own vector environment, and what it shows: its observations, or its `render()`."""
-    made: list[gym.vector.VectorEnv[Any, Any, Any]] = []
+    """A user's own vector environment, and what it shows: its observations, or its `render()`.
+
+    One that resets in the step of the end cannot draw how that was: the image before is shown.
+    """
+    made: list[_Drawn] = []
 
     def make(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
-        made.append(make_vector_env(num_envs))
-        return made[-1]
+        vector = make_vector_env(num_envs)
+        made.append(_Drawn(vector, partial(_render_all, vector)))
+        return vector
 
     envs = make_envs(config, make_vector_env=make)
     if seen := _seen(envs):
         return envs, seen
-    if made[-1].render_mode != "rgb_array":
+    if made[-1].env.render_mode != "rgb_array":
         envs.close()
         raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
 
-    def images(_: np.ndarray) -> np.ndarray:
-        rendered = made[-1].render()
-        if rendered is None or len(rendered) != envs.num_envs:
-            shown = "nothing" if rendered is None else f"{len(rendered)} images"
-            raise ValueError(
-                f"{envs.name}: render() of the vector environment returned {shown}; "
-                f"one for each of its {envs.num_envs} environments was expected"
-            )
-        return np.stack(rendered)
+    def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        return np.where(ended[:, None, None, None], made[-1].last(), made[-1].now())
 
     return envs, images
+
+
+def _render_all(vector: gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray:
+    """The images of a user's vector environment, `[B, H, W, 3]`."""
+    rendered = vector.render()
+    if rendered is None or len(rendered) != vector.num_envs:
+        shown = "nothing" if rendered is None else f"{len(rendered)} images"
+        raise ValueError(
+            f"render() of the vector environment returned {shown}; "
+            f"one for each of its {vector.num_envs} environments was expected"
+        )
+    return np.stack(rendered)
+
+
+class _Drawn:
+    """What an environment shows, and what it showed before its latest reset.
+
+    Environments begin anew in the step of the end. After that it is too late to draw the end.
+
+    Args:
+        env: of Gymnasium, a single one or a vector of them. Its `reset` is replaced.
+        draw: gives its image, or its images.
+    """
+
+    def __init__(self, env: Any, draw: Callable[[], Any]) -> None:
+        self.env, self._draw, self._reset = env, draw, env.reset
+        self._last: np.ndarray | None = None
+        env.reset = self._draw_and_reset
+
+    def now(self) -> np.ndarray:
+        """Draw it as it is.
+
+        Raises:
+            ValueError: what it shows is no image; ffmpeg would take its bytes as they are.
+        """
+        image = np.array(self._draw())
+        if image.dtype != np.uint8 or image.ndim < 3 or image.shape[-1] != 3:
+            raise ValueError(
+                f"render() returned an image {image.shape} of {image.dtype}; "
+                "[height, width, 3] of uint8 was expected"
+            )
+        self._last = image
+        return image
+
+    def last(self) -> np.ndarray:
+        """How it was when it was drawn last; it is drawn before each reset."""
+        return self.now() if self._last is None else self._last
+
+    def _draw_and_reset(self, **given: Any) -> Any:
+        if self._last is not None:  # some environments cannot be drawn before they have begun
+            self.now()
+        return self._reset(**given)
 
 
 def _seen(envs: VectorEnv) -> ImageOf | None:
@@ -190,7 +241,7 @@ def _seen(envs: VectorEnv) -> ImageOf | None:
     shape = tuple(envs.observation_space.shape or ())
     if len(shape) != 3 or envs.observation_space.dtype != np.uint8:
         return None
-    return lambda obs: _as_rgb(obs, shape)
+    return lambda obs, _: _as_rgb(obs, shape)
 
 
 def _open_rendered(
@@ -200,7 +251,7 @@ def _open_rendered(
     make_env: MakeEnv | None,
 ) -> tuple[VectorEnv, ImageOf]:
     """Gymnasium's environment of the same name, which can draw itself."""
-    made: list[gym.Env[Any, Any]] = []
+    made: list[_Drawn] = []
     options: dict[str, Any] = {}
     env_id = name.rpartition(":")[2]
     spec = None if make_env else gym.registry.get(env_id)
@@ -210,9 +261,17 @@ def _open_rendered(
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
+    camera_of = functools.cache(RayCamera)  # which can be made after the first reset only
+
+    def draw(env: gym.Env[Any, Any]) -> Any:
+        try:
+            return camera_of(env).draw() if is_mujoco else env.render()
+        except gym.error.DependencyNotInstalled as error:
+            raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error
+
     def make() -> gym.Env[Any, Any]:
         env = make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options)
-        made.append(env)
+        made.append(_Drawn(env, partial(draw, env)))
         return env
 
     try:
@@ -225,23 +284,15 @@ def _open_rendered(
     except gym.error.Error as error:
         why = f"its observations are vectors, and Gymnasium cannot draw it ({error})"
         raise ValueError(f"{name} has no images to film: {why}") from None
-    if any(env.render_mode != "rgb_array" for env in made):
+    if any(drawn.env.render_mode != "rgb_array" for drawn in made):
         envs.close()
         raise ValueError(f"{name} has no images to film; make it with render_mode='rgb_array'")
 
     # The first one was made to read its spaces; the others are made when the environments are first
     # reset.
-    cameras: list[RayCamera] = []
-
-    def images(obs: np.ndarray) -> np.ndarray:
-        shown = made[-envs.num_envs :]
-        if is_mujoco:
-            cameras.extend(RayCamera(env) for env in shown[len(cameras) :])
-            return np.stack([camera.draw() for camera in cameras])
-        try:
-            return np.stack([np.asarray(env.render()) for env in shown])
-        except gym.error.DependencyNotInstalled as error:
-            raise ImportError(f"drawing {name} needs a package that is missing: {error}") from error
+    def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        shown = zip(made[-envs.num_envs :], ended, strict=True)
+        return np.stack([drawn.last() if end else drawn.now() for drawn, end in shown])
 
     return envs, images
 
@@ -256,10 +307,7 @@ def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 @contextmanager
 def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
     """A function that adds images to the film at `path`."""
-    try:
-        import imageio_ffmpeg
-    except ImportError:
-        raise ImportError("films need imageio-ffmpeg: pip install 'phasicrl[video]'") from None
+    imageio_ffmpeg = optional_module("imageio_ffmpeg", "films need imageio-ffmpeg", "video")
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
 

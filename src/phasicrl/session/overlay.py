@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from phasicrl.host.machine import optional_module
 from phasicrl.models.agent import AgentOutput
 from phasicrl.models.distributions import Policy
 from phasicrl.models.heads import PolicyHead
@@ -16,7 +17,7 @@ from phasicrl.models.heads import PolicyHead
 _INK, _FAINT, _TAKEN = (235, 235, 235), (95, 95, 95), (230, 159, 0)
 _BACKGROUND = (24, 24, 24)
 _MOST_BARS = 64
-"""Of more, nobody could tell one from the next."""
+"""Of more, nobody could tell one from the next; half of them are ranges, if both are too many."""
 
 
 class Overlay:
@@ -67,15 +68,16 @@ class Overlay:
         top, bottom = 2 * unit, 5.5 * unit
         probabilities, taken = self._options(said.policy, action, index)
         gauges = self._gauges(said.policy, action, index)
-        columns = min(len(probabilities) + len(gauges), _MOST_BARS)
-        step = (width - unit) / max(columns, 1)
-        for column, probability in enumerate(probabilities[:columns]):
+        gauges = gauges[: max(_MOST_BARS - len(probabilities), _MOST_BARS // 2)]
+        probabilities = probabilities[: _MOST_BARS - len(gauges)]
+        step = (width - unit) / max(len(probabilities) + len(gauges), 1)
+        for column, probability in enumerate(probabilities):
             left, right = unit / 2 + column * step, unit / 2 + (column + 0.8) * step
             draw.rectangle((left, bottom - 1, right, bottom), _FAINT)
             if probability > 0:
                 color = _TAKEN if column in taken else _INK
                 draw.rectangle((left, bottom - (bottom - top) * probability, right, bottom), color)
-        for number, (mean, spread, at) in enumerate(gauges[: columns - len(probabilities)]):
+        for number, (mean, spread, at) in enumerate(gauges):
             left = unit / 2 + (len(probabilities) + number) * step
             _gauge(draw, (left, top, left + 0.8 * step, bottom), mean, spread, at)
         return np.asarray(strip)
@@ -131,8 +133,5 @@ def _gauge(
 @functools.cache
 def _font(size: int) -> Any:
     """Pillow's own font."""
-    try:
-        from PIL import ImageFont
-    except ImportError:
-        raise ImportError("an overlay needs Pillow: pip install 'phasicrl[video]'") from None
-    return ImageFont.load_default(size)
+    fonts = optional_module("PIL.ImageFont", "an overlay needs Pillow", "video")
+    return fonts.load_default(size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import platform
 import sys
 import time
@@ -22,17 +21,18 @@ from phasicrl.collect import Collector
 from phasicrl.config import Config
 from phasicrl.distributed import RankError, World
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.envs.watchdog import last_resort
+from phasicrl.envs.watchdog import end_process, last_resort
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Phase
 from phasicrl.host import provenance
-from phasicrl.host.machine import num_cores, package_version, processor
+from phasicrl.host.machine import num_cores, processor, versions
 from phasicrl.host.signals import Preempted, Signals, ToldToEnd
 from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
 from phasicrl.optimize import DivergedError, diverged
 from phasicrl.rollout import AuxiliaryProgress, MeanAccumulator, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, digest_of_tensors, save_checkpoint
+from phasicrl.runs.console import duration
 from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
 from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog, NoLog
@@ -103,6 +103,7 @@ class Run:
         self.record: Record = {}
         self.envs_since = envs_since
         before = files.card
+        self._steps_on_card: int = before.get("env_steps", 0)
         self._origin: dict[str, Any] = {
             "run": self.world.of_first(before.get("run") or uuid.uuid4().hex),
             "command": before.get("command", sys.argv),
@@ -250,9 +251,11 @@ class Run:
         )
 
     def finish(self) -> None:
-        """Save the final state and the card."""
-        self.save()
-        self.write_card()
+        """Save the final state and the card; a run that was finished before stays as it is."""
+        reached = min(self.env_steps, self._steps_on_card)
+        if self.world.of_first(reached < self.config.budget):
+            self.save()
+            self.write_card()
 
     def save(self) -> None:
         """Save a checkpoint of the state as it is, and the agent's weights.
@@ -312,8 +315,6 @@ class Run:
 
     def write_card(self) -> None:
         """Write versions, commit, machine, seed and wall-clock time, as `card.json`."""
-        packages = ("phasicrl", "torch", "numpy", "gymnasium", "envpool")
-        versions = {name: package_version(name) for name in packages}
         system = {"system": platform.platform(), "processor": processor(), "cores": num_cores()}
         card = {
             **self._origin,
@@ -327,14 +328,11 @@ class Run:
             "device": str(self.compute.device),
             "plan": self.compute.plan.to_dict(),
             "machine": system,
-            "versions": {
-                "python": platform.python_version(),
-                **versions,
-                "torch": torch.__version__,
-            },
+            "versions": versions() | {"torch": torch.__version__},
             "commit": provenance.commit(),
             "source": provenance.tree(),
         }
+        self._steps_on_card = self.env_steps
         if self.world.is_first:
             self.files.write_card(card)
 
@@ -413,19 +411,18 @@ class Run:
         split = [f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value]
         rows = {
             "environment steps": f"{self.env_steps:,}",
-            "wall-clock time": f"{self.seconds / 60:.1f} min",
+            "wall-clock time": duration(self.seconds),
             "steps per second": f"{self.env_steps / self.seconds:,.0f}",
             "time split": ", ".join(split),
         }
         if returns:
-            finished = accumulate(record[count_of] for record in records)
-            full = [row for row, count in zip(records, finished, strict=True) if count >= 100]
-            first = (full or records[-1:])[0]
-            rows |= {
-                "return after 100 episodes": f"{first[name]:.2f}",
-                "return, last 100 episodes": f"{returns[-1]:.2f}",
-                "best mean of 100 episodes": f"{max(returns):.2f}",
-            }
+            finished = list(accumulate(record[count_of] for record in records))
+            full = [row[name] for row, n in zip(records, finished, strict=True) if n >= 100]
+            if full:
+                rows |= {"return after 100 episodes": f"{full[0]:.2f}"}
+            rows |= {f"return, last {min(finished[-1], 100):.0f} episodes": f"{returns[-1]:.2f}"}
+            if full:
+                rows |= {"best mean of 100 episodes": f"{max(full):.2f}"}
         return rows
 
     def close(self) -> None:
@@ -450,9 +447,12 @@ class Run:
     ) -> None:
         """Close; if the run was cut short, save what its last whole iteration left.
 
-        It says how the run can go on.
+        It says how the run can go on. What is raised has the folder as `run_directory`.
         """
         self._signals.hold()
+        told = Preempted(str(error)) if isinstance(error, ToldToEnd) else error
+        if told is not None and self.world.is_first:
+            vars(told)["run_directory"] = self.directory
         self.world.forget_requests()
         try:
             if isinstance(error, DivergedError) and self.world.is_first:
@@ -466,8 +466,8 @@ class Run:
                 last.callback(self._signals.remove)
                 last.callback(self._session.close)
                 last.callback(self.close)
-        if isinstance(error, ToldToEnd):
-            raise Preempted(str(error)) from None
+        if told is not error and told is not None:
+            raise told from None
 
     def _explain(self, error: DivergedError) -> None:
         """Add to an error where it began, and write that down."""
@@ -478,9 +478,10 @@ class Run:
 
     def _end_at_once(self, error: EnvError) -> None:
         """Save from another thread, because this one hangs for good, and end the process."""
-        self._save_what_is_left()
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(error.exit_code)
+        try:
+            self._save_what_is_left()
+        finally:  # whatever is wrong with that: nobody else can end it
+            end_process(error)
 
     def _save_what_is_left(self) -> None:
         """Save the state that was kept last, and say what became of it."""

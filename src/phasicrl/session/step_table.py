@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from itertools import compress
+from collections import defaultdict
 from typing import IO, Any
 
+import torch
 from torch import Tensor
 
 from phasicrl.config import Levels, PolicyKind
@@ -15,7 +16,7 @@ from phasicrl.session.evaluation import UnderWay
 
 
 class StepTable:
-    """Every step of the episodes that an evaluation counts, as a row of CSV.
+    """Every step of the episodes that an evaluation counts, as a row of CSV, episode by episode.
 
     Columns: `levels`, `policy`, `env`, `episode` (of that environment, from 0), `step` (from 1),
     `reward`, `return` (of the episode so far), `entropy` (nats), for each continuous component k
@@ -25,12 +26,13 @@ class StepTable:
 
     Args:
         file: open for writing, with `newline=""`.
-        only_first: keep the first episode of the first environment alone.
+        only_first: keep the first episode of the first environment alone that counts.
     """
 
     def __init__(self, file: IO[str], *, only_first: bool = False) -> None:
         self._rows = csv.writer(file)
-        self._has_head, self._only_first = False, only_first
+        self._has_head, self._only_first, self._has_episode = False, only_first, False
+        self._of_episode: dict[int, list[tuple[Any, ...]]] = defaultdict(list)  # by environment
 
     def add(
         self,
@@ -70,9 +72,16 @@ class StepTable:
         if not self._has_head:
             self._rows.writerow(columns)
             self._has_head = True
-        rows = zip(*columns.values(), strict=True)
-        kept = under_way.are_counted
+        rows = list(zip(*columns.values(), strict=True))
+        kept, ended = under_way.are_counted.clone(), step.terminated | step.truncated
         if self._only_first:
-            kept = kept & (under_way.numbers == 0)
-            kept[1:] = False
-        self._rows.writerows(compress(rows, kept.tolist()))
+            kept[int(not self._has_episode) :] = False
+        for env in kept.nonzero().flatten().tolist():
+            self._of_episode[env].append(rows[env])
+        # An episode that was cut by a fault does not count.
+        cut = step.info.get("cut", torch.zeros_like(ended))
+        for env in (kept & ended).nonzero().flatten().tolist():
+            of_episode = self._of_episode.pop(env)
+            if not cut[env]:
+                self._rows.writerows(of_episode)
+                self._has_episode = True

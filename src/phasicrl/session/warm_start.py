@@ -9,9 +9,10 @@ from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import RunDirectory
 
 _VALUE_HEADS = ("value_head.", "aux_value_head.")
+_OBS_NORM = "reader.normalizer."
 
 
-def take_over(agent: Agent, directory: str) -> str:
+def take_over(agent: Agent, directory: str) -> list[str]:
     """Replace an agent's weights by another run's, as far as name and shape are the same.
 
     Statistics are taken over with all that belongs to them, or not at all.
@@ -21,12 +22,14 @@ def take_over(agent: Agent, directory: str) -> str:
         directory: of the other run.
 
     Returns:
-        What was taken over and what was not, in words.
+        What was taken over and what was not, in words; and a warning, if the other run did not
+        normalize observations as this one does.
 
     Raises:
         ValueError: not a run directory, there are no weights yet, or none of them fits.
     """
-    theirs, own = RunDirectory(Path(directory)).weights(), agent.state_dict()
+    files, own = RunDirectory(Path(directory)), agent.state_dict()
+    theirs = files.weights()
     fits = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
     weights = {name for name, _ in agent.named_parameters()}
     if not fits & weights:
@@ -45,4 +48,13 @@ def take_over(agent: Agent, directory: str) -> str:
     said = f"took {len(fits)} of {len(own)} tensors over from {directory}"
     for what, names in (("as initialized", kept), ("not used of it", unused)):
         said += f"; {what}: {', '.join(names)}" if names else ""
-    return said
+    normalizers = [{name for name in each if name.startswith(_OBS_NORM)} for each in (own, theirs)]
+    if normalizers[0] == normalizers[1]:
+        return [said]
+    norm = files.config.obs_norm
+    way = "-norm none" if norm is None else f"-norm.statistics {norm.statistics}"
+    return [
+        said,
+        f"warning: {directory} did not normalize observations as this run does; "
+        f"its first layers expect what --obs{way} gives them",
+    ]

@@ -7,9 +7,9 @@ trial, or goes on with the one that an earlier holder got; so nothing is lost wi
 
 from __future__ import annotations
 
-import functools
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from phasicrl.experiments.trials import (
     refuse_untrainable,
     train_unless_diverged,
 )
+from phasicrl.host.machine import optional_module
 from phasicrl.learner import Record
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.run import Run
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 SEARCH, STUDY = "search.json", "study.log"
 _SLOT, _CONFIG = "slot", "config"
+GRACE_SECONDS = 30
+"""A lock of the study that is older belongs to nobody any more."""
 _NUMBER = r"[-+]?[\d_]+(?:\.[\d_]*)?(?:e[-+]?\d+)?"
 _RANGE = re.compile(rf"(log:)?({_NUMBER}):({_NUMBER})", re.IGNORECASE)
 
@@ -136,7 +139,8 @@ class Search:
         path = folder / SEARCH
         if not path.exists():
             if (folder / TRIALS).is_dir():
-                raise ValueError(f"{folder} has a grid; give the search a folder of its own")
+                way = f"`phasicrl sweep results {folder}` compares its arms"
+                raise ValueError(f"{folder} is a grid; {way}, a search needs a folder of its own")
             way = f"`phasicrl sweep search {folder} PRESET --space …` makes one"
             raise ValueError(f"{folder} has no search; {way}")
         tree = read_json(path)
@@ -228,7 +232,9 @@ def open_study(folder: Path, *, slot: int = 0) -> optuna.Study:
     """
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    journal = optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
+    # Optuna's lock is a link to the file: through a relative one it would not be found again, and a
+    # lock that a killed process has left would hold for ever.
+    journal = _journal(optuna.storages.journal, (folder / STUDY).absolute())
     return optuna.create_study(
         storage=optuna.storages.JournalStorage(journal),
         study_name="search",
@@ -237,6 +243,33 @@ def open_study(folder: Path, *, slot: int = 0) -> optuna.Study:
         sampler=optuna.samplers.TPESampler(seed=slot, constant_liar=True),
         pruner=optuna.pruners.MedianPruner(),
     )
+
+
+def _journal(optuna_journal: Any, path: Path) -> Any:
+    """Optuna's journal in a file, which goes on after a full disk or a kill amid a line.
+
+    Optuna itself would put the next line behind that, and read neither.
+    """
+    lock = optuna_journal.JournalFileSymlinkLock(str(path), grace_period=GRACE_SECONDS)
+
+    class Journal(optuna_journal.JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            lock.acquire()
+            try:
+                _cut_unfinished_line(path)
+            finally:
+                lock.release()
+            super().append_logs(logs)
+
+    return Journal(str(path), lock)
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    with path.open("rb+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        if file.read() not in (b"", b"\n"):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def run_slot(sweep: Sweep, place: SweepTrial, *, jobs: int, cores: int | None) -> dict[str, Any]:
@@ -364,8 +397,9 @@ def best_of_search(directory: Path, *, export: Path | None = None) -> Best:
         ImportError: Optuna is not installed.
     """
     Search.read(directory)
+    study = open_study(directory)
     try:
-        trial = open_study(directory).best_trial
+        trial = study.best_trial
     except ValueError:
         way = f"`phasicrl sweep work {directory}` trains them"
         raise ValueError(f"no trial of {directory} is finished; {way}") from None
@@ -376,10 +410,5 @@ def best_of_search(directory: Path, *, export: Path | None = None) -> Best:
     return best
 
 
-@functools.cache
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ImportError("a search needs Optuna: pip install 'phasicrl[search]'") from None
-    return optuna
+    return optional_module("optuna", "a search needs Optuna", "search")

@@ -147,15 +147,25 @@ def _cells(status: ArmStatus) -> tuple[str, ...]:
 
 
 def status_table(statuses: Sequence[ArmStatus], title: str) -> Any:
-    """The arms as a table for a terminal."""
+    """The arms as a table for a terminal; columns in which nothing is yet are left out.
+
+    One environment stands in the title.
+    """
     from rich.table import Table
     from rich.text import Text
 
+    rows, envs = [_cells(status) for status in statuses], {status.env for status in statuses}
+    alike = {"0", "–", *(envs if len(envs) == 1 else ())}
+    title += "".join(f" on {env}" for env in envs & alike)
     table = Table(title=Text(title), title_justify="left")
-    for number, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if number < 2 else "right")
-    for status in statuses:
-        table.add_row(*(Text(cell) for cell in _cells(status)))
+    kept = [n for n in range(len(_COLUMNS)) if any(row[n] not in alike for row in rows)]
+    for number in kept:
+        table.add_column(
+            _COLUMNS[number], justify="left" if number < 2 else "right", overflow="fold",
+            no_wrap=2 <= number <= 4,
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*(Text(row[number]) for number in kept))
     return table
 
 

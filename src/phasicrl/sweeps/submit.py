@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from phasicrl.config import ASKED_IMPORTS
+from phasicrl.host.machine import optional_module
 from phasicrl.sweeps.sweep import Sweep
-from phasicrl.sweeps.work import Worker, work_on_sweep
+from phasicrl.sweeps.work import Worker
 
 Backend = Literal["slurm", "local", "ray"]
 
@@ -82,6 +84,7 @@ def submit_sweep(
         )
     Sweep(directory)
     how = {"jobs": jobs, "retries": retries, "cores": cpus, "wait": False}
+    how |= {"imports": [*ASKED_IMPORTS]}
     directory = directory.resolve()
     if backend == "ray":
         _run_on_ray(directory, how, workers, cpus, gpus, requeues, address)
@@ -100,10 +103,7 @@ def _submit(
             f"gpus is {submitted['gpus_per_node']:g}, and {backend} gives whole ones; "
             "with more jobs in a worker they share one"
         )
-    try:
-        import submitit
-    except ImportError:
-        raise ImportError("this needs submitit: pip install 'phasicrl[slurm]'") from None
+    submitit = optional_module("submitit", "this needs submitit", "slurm")
     executor = submitit.AutoExecutor(
         job.directory / backend, cluster=backend, **{f"{backend}_max_num_timeout": requeues}
     )
@@ -124,21 +124,23 @@ def _option(word: str) -> tuple[str, str]:
     return name, value
 
 
+def _work(directory: Path, how: dict[str, Any]) -> None:
+    """What a task of Ray does."""
+    Worker(directory, **how).run()
+
+
 def _run_on_ray(
     directory: Path, how: dict[str, Any], workers: int, cpus: int, gpus: float, requeues: int,
     address: str,
 ) -> None:  # fmt: skip
     """Work on a sweep in tasks of a Ray cluster, and wait for them."""
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ImportError("this needs Ray: pip install 'phasicrl[ray]'") from None
+    ray = optional_module("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
-    task = ray.remote(work_on_sweep).options(
+    task = ray.remote(_work).options(
         num_cpus=cpus, num_gpus=gpus, max_retries=requeues, scheduling_strategy="SPREAD"
     )
-    tasks = [task.remote(directory, **how) for _ in range(workers)]
+    tasks = [task.remote(directory, how) for _ in range(workers)]
     # `get` raises with the first that fails; then the command would end, and all others with it.
     ray.wait(tasks, num_returns=len(tasks))
     ray.get(tasks)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phasicrl.analysis.compare import Units, compare_curves
+from phasicrl.analysis.compare import Units, bounds_of, compare_curves
+from phasicrl.analysis.plot import task_of
 from phasicrl.config import Config, shown
 from phasicrl.config_io import read_json, write_json
 from phasicrl.experiments.run_suite import COLUMNS, SuiteResult, suite_curves
@@ -23,8 +25,8 @@ from phasicrl.experiments.trials import (
     RESULT_FILE,
     RETURN,
     ResultTable,
-    Trial,
     ready,
+    refuse_mixed_seeds,
     refuse_untrainable,
 )
 from phasicrl.runs.directory import RunDirectory
@@ -36,6 +38,7 @@ SEEDS = (1, 2, 3)
 _LABEL = ("task", "arm", "budget")
 _OF_THE_SWEEP = {
     "seed": "give --seeds (from Python, seeds)",
+    "name": "leave it out, an arm is called what is set in it",
     "output_dir": "leave it out, the runs are in its folder `runs`",
     "log.console": "leave it out, its folder `logs` has what the runs print",
 }
@@ -190,13 +193,15 @@ def create_sweep(
         How many trials were added, and how many the sweep has.
 
     Raises:
-        ValueError: no arm or no seed, an arm that cannot be trained, two that are the same
-            experiment, or seeds for choosing and seeds for reporting in one sweep; nothing was
-            written.
+        ValueError: no arm or no seed, one that comes twice, an arm that cannot be trained, two that
+            are the same experiment, or seeds for choosing and seeds for reporting in one sweep;
+            nothing was written.
     """
     if not arms or not seeds:
         given = f"{len(arms)} presets or configurations, {len(seeds)} seeds"
         raise ValueError(f"there is nothing to train ({given}); give at least 1 of each")
+    if twice := [seed for seed, times in Counter(seeds).items() if times > 1]:
+        raise ValueError(f"seed {twice[0]} is given twice; give each seed once")
     arms = [(arm, with_whole_paths(config)) for arm, config in arms]
     trials = [grid_trial(arm, config, seed) for seed in seeds for arm, config in arms]
     by_id: dict[str, SweepTrial] = {}
@@ -207,8 +212,8 @@ def create_sweep(
     there = Sweep(directory).trials() if (directory / TRIALS).is_dir() else []
     if any(trial.slot is not None for trial in there):
         raise ValueError(f"{directory} has a search; give the grid a folder of its own")
-    table = ResultTable(directory / RESULTS, COLUMNS, _LABEL)
-    table.missing([Trial((), _config(trial)) for trial in (*there, *trials)])
+    given = [trial.seeds[0] for trial in (*there, *trials)]
+    refuse_mixed_seeds(directory, given, "give each kind a folder of its own")
     refuse_untrainable(arms)
     added = open_sweep(directory, trials)
     return added, len({trial.id for trial in (*there, *trials)})
@@ -221,11 +226,6 @@ def with_whole_paths(config: Config) -> Config:
     return replace(config, init_from=str(Path(config.init_from).resolve()))
 
 
-def _config(trial: SweepTrial) -> Config:
-    assert trial.config is not None, "only a search may have none"
-    return trial.config
-
-
 def sweep_results(directory: Path, *, units: Units = "raw") -> SuiteResult:
     """Write a row for each finished run to `results.csv`, and compare the arms.
 
@@ -234,7 +234,7 @@ def sweep_results(directory: Path, *, units: Units = "raw") -> SuiteResult:
         units: Of scores: as they are, or normalized by Procgen's bounds.
 
     Raises:
-        ValueError: not a sweep, or none of its runs is finished.
+        ValueError: not a sweep, none of its runs is finished, or the units are not a run's.
     """
     sweep, found = Sweep(directory), {}
     trials = sweep.trials()
@@ -242,7 +242,9 @@ def sweep_results(directory: Path, *, units: Units = "raw") -> SuiteResult:
         for files in sweep.runs(trial):
             if files is not None and (files.path / RESULT_FILE).is_file():
                 config = files.config
-                about = (config.env.id, trial.arm, config.total_env_steps)
+                task = task_of(files.env_id, config)
+                bounds_of(task, units)  # or refuse them
+                about = (str(task), trial.arm, config.total_env_steps)
                 row = dict(zip(_LABEL, about, strict=True)) | {"seed": config.seed}
                 result = json.loads((files.path / RESULT_FILE).read_text())
                 found[*about, config.seed] = row | result  # drawn twice it is one experiment

@@ -59,9 +59,12 @@ def main(words: list[str] | None = None) -> int:
         return TAKEN
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
+        from phasicrl.envs.watchdog import end_process, last_resort
+
         for module in given.modules:
             importlib.import_module(module)
-        said = train_trial(given.directory, given.id, jobs=given.jobs, cores=given.cores)
+        with last_resort(end_process):
+            said = train_trial(given.directory, given.id, jobs=given.jobs, cores=given.cores)
     except (KeyboardInterrupt, SystemExit) as error:  # told to end; the run is saved
         claim.end("released")
         return error.code if isinstance(error, SystemExit) and type(error.code) is int else 130

@@ -5,6 +5,7 @@ Any number of processes on any number of machines may do so at once.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -59,6 +60,9 @@ OnTrial = Callable[[str, str], None]
 class Worker:
     """Trains what is left of a sweep; see `work_on_sweep` for the arguments.
 
+    `imports` are modules to import first, here and where trials are trained: a job of a cluster
+    has not read the command line that asked for them.
+
     Raises:
         ValueError: numbers that cannot be, or not a sweep.
     """
@@ -74,6 +78,7 @@ class Worker:
         wait: bool = True,
         cores: int | None = None,
         lease: float = LEASE,
+        imports: Sequence[str] = (),
         on_trial: OnTrial = lambda id, outcome: None,
     ) -> None:
         numbers = {"jobs": 1 if jobs is None else jobs, "per_gpu": per_gpu, "lease": lease}
@@ -90,6 +95,9 @@ class Worker:
         self._free: list[str | None] = [*names * per_gpu] or [None] * (jobs or 1)
         self._jobs, self._cores, self._lease = len(self._free), cores, lease
         self._retries, self._wait, self._on_trial = retries, wait, on_trial
+        self._imports = [*ASKED_IMPORTS, *imports]
+        for module in imports:
+            importlib.import_module(module)
         self._sweep, self._watch = Sweep(directory), Watch(lease)
         self._children: list[_Child] = []
         self._finished: set[str] = set()
@@ -183,7 +191,7 @@ class Worker:
         for config in configs:
             refuse_unasked_import(config)
         named = filter(None, (module_of(config.env.id) for config in configs))
-        for module in dict.fromkeys([*ASKED_IMPORTS, *named]):
+        for module in dict.fromkeys([*self._imports, *named]):
             words += ["--import", module]
         share = self._free.pop(0)
         env = dict(os.environ) | ({} if share is None else {"CUDA_VISIBLE_DEVICES": share})

@@ -1,0 +1,112 @@
+"""What is learned on few levels, played on those and on all.
+
+usage: python benchmarks/levels.py OUT.csv FIGURE.png [--levels 10 200] [--seeds 101 102 103]
+    [--jobs 1] [--fields "…"]
+
+FruitBot, `quickstart` with narrower convolutions. Every thirty iterations 64 episodes are played
+on the levels of the training and 64 on levels of the whole distribution, with drawn actions, as
+the published curves have it; each is a row. Runs that the file has already are not made again. The
+figure has the mean over seeds and the range. A run is eight minutes of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from phasicrl import train
+from phasicrl.cli import parse_config
+from phasicrl.experiments.trials import ResultTable, Trial, fill_table
+from phasicrl.host.provenance import commit_or_digest
+from phasicrl.session.run import Run
+
+FIELDS = "--model.channels 8 16 16 --total-env-steps 300_000"
+EVALUATION = (
+    "--evaluation.levels both --evaluation.policy sampled --evaluation.every-iterations 30 "
+    "--evaluation.episodes 64"
+)
+METRICS = ("evaluation/train_return", "evaluation/return", "evaluation/gap")
+COLUMNS = ("levels", "seed", "env_steps", *METRICS, "commit")
+Row = dict[str, str]
+
+
+def measure(trial: Trial) -> list[Row]:
+    """Train once; returns a row for each evaluation."""
+    rows: list[Row] = []
+    made = {"levels": trial.label[0], "seed": str(trial.config.seed), "commit": commit_or_digest()}
+
+    def note(trained: Run, record: dict[str, float]) -> None:
+        if METRICS[0] in record:
+            found = {name: f"{record[name]:.5g}" for name in METRICS}
+            rows.append(made | {"env_steps": str(trained.env_steps)} | found)
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(replace(trial.config, output_dir=folder), on_iteration=note)
+    return rows
+
+
+def asked(levels: list[int], seeds: list[int], fields: str) -> list[Trial]:
+    """All trials, seed by seed: a measurement that is cut off has each number of levels."""
+    trials: list[Trial] = []
+    for seed in seeds:
+        for number in levels:
+            words = f"quickstart --env.id fruitbot --env.num-levels {number} --seed {seed} "
+            words += f"--log.console off --log.no-tensorboard {EVALUATION} {fields} "
+            words += "--compute.num-threads 1 --env.num-threads 1 --compute.micro-batch 64"
+            config = parse_config(words.split()).changed({"checkpoint.every_minutes": None})
+            trials.append(Trial((str(number),), config))
+    return trials
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """A panel for each number of levels."""
+    numbers = sorted({int(row["levels"]) for row in rows})
+    figure = Figure(figsize=(4 * len(numbers), 2.8), layout="constrained")
+    panels = figure.subplots(1, len(numbers), squeeze=False, sharey=True)[0]
+    titles = {METRICS[0]: "the training's levels", METRICS[1]: "all levels"}
+    for panel, number in zip(panels, numbers, strict=True):
+        of_number = [row for row in rows if row["levels"] == str(number)]
+        steps = sorted({int(row["env_steps"]) for row in of_number})
+        for metric, title in titles.items():
+            values = [
+                [float(row[metric]) for row in of_number if row["env_steps"] == str(at)]
+                for at in steps
+            ]
+            (line,) = panel.plot(np.array(steps) / 1e3, [np.mean(at) for at in values], label=title)
+            low, high = [min(at) for at in values], [max(at) for at in values]
+            panel.fill_between(
+                np.array(steps) / 1e3, low, high, color=line.get_color(), alpha=0.15, linewidth=0
+            )
+        panel.set_title(f"trained on {number} levels", fontsize="small", loc="left")
+        panel.set_xlabel("thousand environment steps", fontsize="small")
+    panels[0].set_ylabel("return", fontsize="small")
+    panels[0].legend(fontsize="x-small", frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Run what is missing, and draw everything."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", type=Path)
+    parser.add_argument("figure", type=Path)
+    parser.add_argument("--levels", type=int, nargs="+", default=[10, 200])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--fields", default=FIELDS)
+    options = parser.parse_args()
+    table = ResultTable(options.output, COLUMNS, label=("levels",))
+    trials = asked(options.levels, options.seeds, options.fields)
+    for trial in fill_table(table, trials, measure, jobs=options.jobs):
+        print(*trial.key, flush=True)
+    draw(table.rows(), options.figure)
+
+
+if __name__ == "__main__":
+    main()
