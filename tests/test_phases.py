@@ -856,6 +856,8 @@ def test_targets_of_a_phase_can_be_those_of_its_value_function(
         value = run.agent.value(
             rollouts.obs.flatten(0, 1), rollouts.first.flatten(0, 1), rollouts.state.flatten(0, 1)
         ).view(2, 4, 8)
+    last[0] = value[1, :, 0]  # the second rollout goes on where the first stops
+    rollouts.reward_scale[1] = normalizer.scale
     following = torch.cat([value[:, :, 1:], last.unsqueeze(-1)], dim=-1)
     delta = reward + ppo.gamma * following - value
     decay = ppo.gamma * ppo.gae_lambda
@@ -868,3 +870,41 @@ def test_targets_of_a_phase_can_be_those_of_its_value_function(
     torch.testing.assert_close(told, expected.flatten().sort().values)
     for name, tensor in normalizer.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("estimator", ["gae", "monte_carlo"])
+def test_new_targets_have_the_scale_of_rewards_of_now_throughout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: Literal["gae", "monte_carlo"]
+) -> None:
+    """Each step pays 1 and γ = 0.9. Rewards were divided by 1, and are divided by 10 now.
+
+    So 1 is what every step is worth, and was 10 when the first rollout was collected.
+    """
+    run, seen = spied_phase(tmp_path, monkeypatch, reward_norm=RewardNormConfig())
+    run.learner.config = replace(
+        run.config,
+        ppo=replace(run.config.ppo, gamma=0.9, estimator=estimator),
+        aux=replace(tiny_aux(every=2, epochs=1), recompute_targets=True),
+    )
+    assert run.learner.reward_normalizer is not None
+    moments = run.learner.reward_normalizer.moments
+    moments.count.fill_(1.0)
+    moments.sum_of_squares.fill_(100.0)
+    rollouts = run.buffer.rollouts
+    rollouts.reward.fill_(1.0)
+    for flags in (rollouts.first, rollouts.terminated, rollouts.truncated):
+        flags.zero_()
+    rollouts.reward_scale[0], rollouts.reward_scale[1] = 1.0, 10.0
+    rollouts.next_value[0], rollouts.next_value[1] = 10.0, 1.0
+    # The first environment goes on: its next rollout has the value, whatever it was before.
+    rollouts.next_value[0, 0, -1] = 99.0
+    rollouts.truncated[:, 1, 3], rollouts.first[:, 1, 4] = True, True
+    rollouts.truncated[0, 2, -1], rollouts.first[1, 2, 0] = True, True
+    rollouts.first[1, 3, 0] = True  # begun anew by a resumed run, and ended in no rollout
+    monkeypatch.setattr(  # the value of a new episode is not that of the one before
+        type(run.agent), "value", lambda self, obs, first, *_, **options: 1.0 + 4.0 * first.float()
+    )
+    auxiliary_phase(run.learner, run.buffer)
+    told = torch.cat([samples.value_target.flatten() for samples in seen])
+    assert len(told) == rollouts.reward.numel()
+    torch.testing.assert_close(told, torch.ones(len(told)))

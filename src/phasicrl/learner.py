@@ -123,27 +123,39 @@ class Learner:
         self.advantage_moments = copy.deepcopy(self._moments_before)
         return self.advantage_moments
 
+    @property
+    def reward_scale(self) -> float:
+        """What rewards are divided by, by the statistics as they are."""
+        normalizer = self.reward_normalizer
+        return 1.0 if normalizer is None else float(normalizer.scale)
+
     def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
         """The rewards to learn from, `[B, T]`: clipped, normalized, both, or as they came.
 
-        The statistics that they are normalized by include this rollout.
+        The statistics that they are normalized by include this rollout. Their scale is noted in it.
         """
         norm, normalizer = self.config.reward_norm, self.reward_normalizer
         reward = self._clipped_reward(rollout)
         if normalizer is None:
+            rollout.reward_scale.fill_(1.0)
             return reward, {}
         by_termination = norm is not None and norm.reset_at == "termination"
         starts_anew = rollout.terminated if by_termination else rollout.first
         world = self.compute.world
         reward = normalizer(world.cat(reward), world.cat(starts_anew))
         clipped = float((reward.abs() >= normalizer.clip).float().mean())
-        record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
+        scale = self.reward_scale
+        rollout.reward_scale.fill_(scale)
+        record = {"rewards/scale": scale, "rewards/clipped_fraction": clipped}
         return reward[world.own(len(reward))], record
 
-    def reward_in_units_of_now(self, rollout: Rollout) -> Tensor:
-        """The rewards of an earlier rollout, `[B, T]`, by the statistics as they are."""
+    def in_units_of_now(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """The rewards of an earlier rollout and its `next_value`, `[B, T]`, in today's scale."""
         reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
-        return reward if normalizer is None else normalizer.scaled(reward)
+        if normalizer is None:
+            return reward, rollout.next_value
+        ratio = rollout.reward_scale / self.reward_scale
+        return normalizer.scaled(reward), rollout.next_value * ratio.unsqueeze(1)
 
     def _clipped_reward(self, rollout: Rollout) -> Tensor:
         clip = self.config.ppo.reward_clip

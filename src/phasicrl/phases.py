@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from time import perf_counter
 from typing import Literal
 
@@ -306,8 +306,8 @@ def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
 def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
     """Value the rollout's observations anew, by the value function as it is now.
 
-    What lies in no rollout keeps its value from when it was seen: the final observations of
-    truncated episodes, and what came last.
+    What lies in another rollout, or in none, keeps its value from when it was seen: what came last,
+    and the final observations of truncated episodes.
     """
     precision = compute.precision("value")
 
@@ -454,12 +454,19 @@ def auxiliary_phase(
 def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
     """Compute V̂ of a phase anew, by the value function and the scale of rewards of now.
 
-    Done twice it gives the same.
+    Done twice it gives the same: what is read is not written over.
     """
-    for slot in range(buffer.num_filled):
-        rollout = buffer.rollout(slot)
+    rollouts = [buffer.rollout(slot) for slot in range(buffer.num_filled)]
+    for rollout in rollouts:
         revalue(learner.agent, rollout, compute=learner.compute)
-        _advantages(rollout, learner.reward_in_units_of_now(rollout), learner.config.ppo)
+    for rollout, following in zip_longest(rollouts, rollouts[1:]):
+        reward, kept = learner.in_units_of_now(rollout)
+        next_value = torch.where(rollout.truncated, kept, rollout.next_value)
+        if following is not None:  # else what came last keeps its value, which is of now
+            goes_on = ~following.first[:, 0]
+            next_value[:, -1] = torch.where(goes_on, following.value[:, 0], kept[:, -1])
+        ahead = dataclasses.replace(rollout, next_value=next_value)
+        _advantages(ahead, reward, learner.config.ppo)
 
 
 def _finite(record: Record) -> Record:

@@ -157,6 +157,8 @@ class Rollout:
         next_value: V of what the step led to: of the final observation where an episode was
             truncated.
         value_target: V̂, filled in when the advantages are known.
+        reward_scale: what the rewards were divided by to learn from them, filled in then, too; of
+            each environment, though it is one number.
     """
 
     obs: Shaped[Tensor, "B T *shape"]
@@ -171,6 +173,7 @@ class Rollout:
     truncated: Bool[Tensor, "B T"]
     next_value: Float[Tensor, "B T"]
     value_target: Float[Tensor, "B T"]
+    reward_scale: Float[Tensor, " B"]
 
     def segments(self) -> Samples:
         """What the networks are asked about."""
@@ -352,6 +355,7 @@ class PhaseBuffer:
             truncated=room(dtype=torch.bool),
             next_value=room(),
             value_target=room(),
+            reward_scale=room(time=()),
         )
 
     @staticmethod

@@ -398,7 +398,9 @@ class Run:
             self._iteration_started = time.perf_counter() - seconds["total"]
             self.record = auxiliary["record"]
         for slot in range(state["num_filled"]):
-            self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
+            rollout, saved = self.buffer.next_rollout(), chunks[self._chunk_name(slot)]
+            rollout.reward_scale.fill_(self.learner.reward_scale)  # older checkpoints have none
+            rollout.load({"reward_scale": rollout.reward_scale} | saved)
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
