@@ -634,6 +634,7 @@ def test_presets_are_shown_with_their_difference_and_source(
 def test_presets_without_a_name_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets"]) == 0
     *lines, empty, way = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80, "a terminal's width"
     assert [line.split()[0] for line in lines] == list(PRESETS) and not empty
     assert all(PRESETS[line.split()[0]].summary in line for line in lines)
     assert "`phasicrl presets NAME` shows" in way

@@ -97,6 +97,18 @@ def test_transitions_are_dealt_out_exactly_once(num_minibatches: int) -> None:
     assert sorted(order(minibatches)) == cells().flatten().tolist()
 
 
+@pytest.mark.parametrize("state_size", [0, 2])
+@pytest.mark.parametrize("by", ["segments", "transitions"])
+def test_a_minibatch_has_its_number_of_steps_in_whatever_sequences(
+    by: MinibatchBy, state_size: int
+) -> None:
+    """By it means are weighted: gathered and other minibatches count alike."""
+    samples = identifiable(state_size=state_size if by == "segments" else 0)
+    order = samples.random_order(by=by, generator=Generator())
+    for minibatch in samples.minibatches(3, order, by=by):
+        assert minibatch.num_steps == minibatch.gathered().num_steps == S * L // 3
+
+
 def test_transitions_are_shuffled_across_and_within_segments() -> None:
     first, *_ = deal(identifiable(), 4, "transitions")
     segments = (first.action // 100).flatten().tolist()

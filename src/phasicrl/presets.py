@@ -352,8 +352,9 @@ def _task_presets() -> list[Preset]:
     presets = []
     for task, (ppo, aux, changes) in _TASKS.items():
         ppo = ppo.changed(changes)
-        env = ppo.env.id.partition(":")[2] + " without velocities" * (ppo.env.observe is not None)
-        on = f"on {env}, {ppo.total_env_steps:,} steps"
+        env = ppo.env.id.partition(":")[2] + ", no velocities" * (ppo.env.observe is not None)
+        steps = f"{ppo.total_env_steps // 1000:,}k".replace(",000k", "M")
+        on = f"on {env}, {steps} steps"
         ppo, ppg = replace(ppo, name=f"{task}-ppo"), replace(ppo, name=f"{task}-ppg", aux=aux)
         presets += [
             Preset(ppo, f"PPO {on}", "ours"),
@@ -370,27 +371,27 @@ _EASY = (
 PRESETS: dict[str, Preset] = {
     preset.config.name: preset
     for preset in (
-        Preset(_PPG, "PPG on Procgen easy: two networks, 64 environments, 25M steps",
+        Preset(_PPG, "PPG on Procgen easy: 64 environments, 25M steps",
                f"PPG paper; {_OPPG}; {_EASY}"),
-        Preset(_PPG_PAPER, "PPG as published: hard, 256 environments, 100M steps",
+        Preset(_PPG_PAPER, "PPG as published: hard, 256 environments, 100M",
                f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
-        Preset(_PPG_SINGLE, "figure 7's single network, in the setting of procgen-ppg",
+        Preset(_PPG_SINGLE, "figure 7's single network, else as procgen-ppg",
                f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
-        Preset(_PPG_KL, "figure 6's KL penalty instead of clipping, in the setting of procgen-ppg",
+        Preset(_PPG_KL, "figure 6's KL penalty, else as procgen-ppg",
                f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
-        Preset(_PPO, "PPO on Procgen easy: shared network, 3 epochs, 64 environments, 25M steps",
+        Preset(_PPO, "PPO on Procgen easy: 64 environments, 25M steps",
                f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
-        Preset(_PPO_PAPER, "the PPO of the PPG paper: hard, 256 environments, 100M",
+        Preset(_PPO_PAPER, "the PPG paper's PPO: hard, 256 environments",
                "PPG paper, figure 2", "procgen-ppo"),
         *(
             Preset(_generalization(base, 200, 25_000_000, "easy-200"),
-                   f"{name} on 200 easy levels, evaluated on these and on unseen ones",
+                   f"{name} on 200 easy levels, tested on others, too",
                    f"Procgen paper, generalization on easy levels; {_EASY}", base.name)
             for name, base in (("PPG", _PPG), ("PPO", _PPO))
         ),
         *(
             Preset(_generalization(base, 500, 200_000_000, "hard-500"),
-                   f"{name} on 500 hard levels, evaluated on these and on unseen ones",
+                   f"{name} on 500 hard levels, tested on others, too",
                    "Procgen paper, generalization on hard levels", base.name)
             for name, base in (("PPG", _PPG_PAPER), ("PPO", _PPO_PAPER))
         ),

@@ -106,6 +106,11 @@ class Minibatch(Generic[S]):
     index: Int[Tensor, " M"]
     split: bool
 
+    @property
+    def num_steps(self) -> int:
+        """How many steps it has, whatever sequences they are in."""
+        return len(self.index) * self.source.first.shape[1]
+
     def gather(self) -> S:
         """The chosen samples, copied."""
         samples = self.source.take(self.index)

@@ -62,7 +62,7 @@ def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None
         ("envpool:Cartpole-v1", "EnvPool has no task 'Cartpole-v1' .did you mean 'CartPole-v1'"),
         (
             "gymnasium:Cartpole-v1",
-            "Gymnasium has no environment 'Cartpole-v1' .did you mean 'CartPole-v1'",
+            "environment 'Cartpole-v1' .did you mean 'CartPole-v1'.*`--import MODULE` adds",
         ),
         (
             "sb3:CartPole-v1",

@@ -111,6 +111,9 @@ def test_a_difference_is_of_what_has_changed(
     assert diff_checkpoints(folder, one=one, other=one)[2] == []
     assert main(["checkpoint", "diff", str(folder), "--one", "step-000000000064"]) == 0
     assert "differences between step-000000000064 and step-000000000128" in capsys.readouterr().out
+    # The one that is not named is never the one that is.
+    assert diff_checkpoints(folder, one=other)[:2] == (other, one)
+    assert diff_checkpoints(folder, other=one)[:2] == (other, one)
     with pytest.raises(ValueError, match="has no checkpoint 'x'; it has step-000000000064, "):
         diff_checkpoints(folder, one="x")
 

@@ -226,12 +226,11 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         return _resolve_envpool(name)
     if prefix == "gymnasium":
         import_module_of(name)
-        name_there = name.rpartition(":")[2]
-        if name_there not in gym.registry:
+        there = name.rpartition(":")[2]
+        if there not in gym.registry:
             raise ValueError(
-                "Gymnasium has no environment "
-                f"{name_there!r}{nearest_name(name_there, gym.registry)}; "
-                "`phasicrl envs` lists them"
+                f"Gymnasium has no environment {there!r}{nearest_name(there, gym.registry)}; "
+                "`phasicrl envs` lists them, and `--import MODULE` adds those that it registers"
             )
         return "gymnasium", name
     known = ", ".join(f"{backend}:" for backend in get_args(Backend))

@@ -230,7 +230,7 @@ class EagerStep:
                 names = tuple(noted)
                 rows.append(torch.stack([part.detach() for part in noted.values()]) * share)
             values = torch.cat([sum(rows[1:], rows[0]), update_(settings).reshape(1)])
-            return (*names, settings.norm_name), values, len(minibatch.index)
+            return (*names, settings.norm_name), values, minibatch.num_steps
 
 
 class OneCallStep:
@@ -261,7 +261,7 @@ class OneCallStep:
             if (compiled := self._step_for(minibatch, coefficients)) is None:
                 return self.eager(minibatch, *coefficients)
             with self.compute.turn():
-                return compiled.names, compiled(minibatch, coefficients), len(minibatch.index)
+                return compiled.names, compiled(minibatch, coefficients), minibatch.num_steps
 
     def _step_for(
         self, minibatch: Minibatch[Any], coefficients: tuple[Tensor, ...]

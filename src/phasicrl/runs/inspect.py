@@ -113,8 +113,8 @@ def diff_checkpoints(
 
     Args:
         run_dir: Run directory.
-        one: Name of a checkpoint; none: the last but one.
-        other: Name of another one; none: the last.
+        one: Name of a checkpoint; none: the last but one, or the last if the other is older.
+        other: Name of another one; none: the last that is not the first.
 
     Returns:
         Both names, and the differences.
@@ -123,12 +123,13 @@ def diff_checkpoints(
         ValueError: they are not there, or damaged.
     """
     known = {path.name: path for path in RunDirectory(run_dir).checkpoints}
-    names = [one or "", other or ""]
-    for place, name in enumerate(names):
-        if not name and len(known) < 2:
-            raise ValueError(f"{run_dir} has {len(known)} checkpoints; two are compared")
-        names[place] = name or list(known)[place - 2]
-        if names[place] not in known:
+    if len(known) < 2 and not (one and other):
+        raise ValueError(f"{run_dir} has {len(known)} checkpoints; two are compared")
+    rest = [name for name in known if name not in (one, other)]
+    other = other or rest.pop()
+    names = (one or rest.pop(), other)
+    for name in names:
+        if name not in known:
             raise ValueError(f"{run_dir} has no checkpoint {name!r}; it has {', '.join(known)}")
     trees = []
     for name in names:
@@ -137,7 +138,7 @@ def diff_checkpoints(
     before, after = trees
     paths = dict.fromkeys([*before, *after])
     found = [_difference(path, before.get(path), after.get(path)) for path in paths]
-    return names[0], names[1], [each for each in found if each is not None]
+    return *names, [each for each in found if each is not None]
 
 
 def _difference(path: str, one: Any, other: Any) -> Difference | None:
