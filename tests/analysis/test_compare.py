@@ -313,6 +313,10 @@ def test_the_command_prints_and_writes(
     assert title in " ".join(printed.split())
     assert "never" in printed and "probability of improvement" in printed
     assert "all environments" not in printed  # it is one
+    # A pair stands there once; the files have it both ways.
+    *_, pair = [line for line in printed.splitlines() if "demo" in line and "other" in line]
+    assert pair.split("│")[1].strip() == "demo" and pair.split("│")[2].strip().startswith("0 (")
+    assert "1 (" not in printed.partition("probability of improvement")[2]
     with output.with_suffix(".csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["score"] for row in rows] == ["0", "0", "0", "6", "8"]

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, zip_longest
+from itertools import combinations, product, zip_longest
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -547,12 +547,10 @@ def tables(comparison: Comparison) -> list[Any]:
             _add_row(table, name, one.label, one.num_runs, shown)
         found.append(table)
     if len(overall) > 1:
-        num_runs = {one.label: one.num_runs for one in overall}
         table = _table("probability of improvement", "of", "is (95 %)", "over")
-        for one in overall:
-            for other, probability in one.improves.items():
-                most = max(one.num_runs, num_runs[other])
-                _add_row(table, one.label, _estimate_text(probability, most), other)
+        for one, other in combinations(overall, 2):  # the other way round it is 1 less this
+            text = _estimate_text(one.improves[other.label], max(one.num_runs, other.num_runs))
+            _add_row(table, one.label, text, other.label)
         found.append(table)
     return found + [Text(printable(f"note: {note}")) for note in comparison.notes]
 
