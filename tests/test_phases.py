@@ -857,7 +857,7 @@ def test_targets_of_a_phase_can_be_those_of_its_value_function(
             rollouts.obs.flatten(0, 1), rollouts.first.flatten(0, 1), rollouts.state.flatten(0, 1)
         ).view(2, 4, 8)
     last[0] = value[1, :, 0]  # the second rollout goes on where the first stops
-    rollouts.reward_scale[1] = normalizer.scale
+    rollouts.reward_scale.copy_(normalizer.scale)
     following = torch.cat([value[:, :, 1:], last.unsqueeze(-1)], dim=-1)
     delta = reward + ppo.gamma * following - value
     decay = ppo.gamma * ppo.gae_lambda
@@ -876,9 +876,9 @@ def test_targets_of_a_phase_can_be_those_of_its_value_function(
 def test_new_targets_have_the_scale_of_rewards_of_now_throughout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: Literal["gae", "monte_carlo"]
 ) -> None:
-    """Each step pays 1 and γ = 0.9. Rewards were divided by 1, and are divided by 10 now.
+    """Each step pays 1 and γ = 0.9: it is worth 10, over what rewards are divided by.
 
-    So 1 is what every step is worth, and was 10 when the first rollout was collected.
+    Each rollout was valued by what had been learned before it, and moved the scale itself.
     """
     run, seen = spied_phase(tmp_path, monkeypatch, reward_norm=RewardNormConfig())
     run.learner.config = replace(
@@ -886,25 +886,52 @@ def test_new_targets_have_the_scale_of_rewards_of_now_throughout(
         ppo=replace(run.config.ppo, gamma=0.9, estimator=estimator),
         aux=replace(tiny_aux(every=2, epochs=1), recompute_targets=True),
     )
-    assert run.learner.reward_normalizer is not None
-    moments = run.learner.reward_normalizer.moments
-    moments.count.fill_(1.0)
-    moments.sum_of_squares.fill_(100.0)
-    rollouts = run.buffer.rollouts
+    normalizer, rollouts = run.learner.reward_normalizer, run.buffer.rollouts
+    assert normalizer is not None
     rollouts.reward.fill_(1.0)
     for flags in (rollouts.first, rollouts.terminated, rollouts.truncated):
         flags.zero_()
-    rollouts.reward_scale[0], rollouts.reward_scale[1] = 1.0, 10.0
-    rollouts.next_value[0], rollouts.next_value[1] = 10.0, 1.0
-    # The first environment goes on: its next rollout has the value, whatever it was before.
-    rollouts.next_value[0, 0, -1] = 99.0
     rollouts.truncated[:, 1, 3], rollouts.first[:, 1, 4] = True, True
     rollouts.truncated[0, 2, -1], rollouts.first[1, 2, 0] = True, True
     rollouts.first[1, 3, 0] = True  # begun anew by a resumed run, and ended in no rollout
+    normalizer.moments.sum_of_squares.copy_(normalizer.moments.count)
+    scales = []
+    for slot in range(2):
+        scales.append(float(normalizer.scale))
+        rollouts.next_value[slot] = 10 / scales[-1]
+        run.learner.learning_reward(run.buffer.rollout(slot))
+    now = float(normalizer.scale)
+    assert now > 1.1 * scales[1] > 1.2 * scales[0], "the scale moves, or nothing is shown"
+    # The first environment goes on: its next rollout has the value, whatever it was before.
+    rollouts.next_value[0, 0, -1] = 99.0
     monkeypatch.setattr(  # the value of a new episode is not that of the one before
-        type(run.agent), "value", lambda self, obs, first, *_, **options: 1.0 + 4.0 * first.float()
+        type(run.agent), "value", lambda self, obs, first, *_, **_o: 10 / now + 4 * first.float()
     )
     auxiliary_phase(run.learner, run.buffer)
     told = torch.cat([samples.value_target.flatten() for samples in seen])
     assert len(told) == rollouts.reward.numel()
-    torch.testing.assert_close(told, torch.ones(len(told)))
+    torch.testing.assert_close(told, torch.full((len(told),), 10 / now))
+
+
+def test_values_of_a_scale_that_is_not_known_are_kept(tmp_path: Path) -> None:
+    """Those of the first rollout; and where rewards came from elsewhere, in whatever slot."""
+    run = filled(tiny(tmp_path, reward_norm=RewardNormConfig()))
+    first = run.buffer.rollout(0)
+    first.next_value.fill_(3.0)
+    assert torch.equal(run.learner.in_units_of_now(first)[1], first.next_value)
+    first.reward.add_(torch.arange(8.0))
+    run.learner.learning_reward(first)
+    assert not torch.allclose(run.learner.in_units_of_now(first)[1], first.next_value)
+    run.buffer.clear()
+    again = run.buffer.next_rollout()
+    assert torch.equal(run.learner.in_units_of_now(again)[1], first.next_value)
+
+
+def test_a_step_says_of_how_many_steps_it_is_a_mean(tmp_path: Path) -> None:
+    run = filled(tiny(tmp_path))
+    samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
+    minibatch = Minibatch(samples, torch.arange(4), split=True)
+    loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
+    step = run.compute.gradient_step(loss, run.learner.settings("policy"))
+    for one in (minibatch, minibatch.gathered()):
+        assert step(one, torch.tensor(0.0))[2] == 32

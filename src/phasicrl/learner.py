@@ -123,30 +123,24 @@ class Learner:
         self.advantage_moments = copy.deepcopy(self._moments_before)
         return self.advantage_moments
 
-    @property
-    def reward_scale(self) -> float:
-        """What rewards are divided by, by the statistics as they are."""
-        normalizer = self.reward_normalizer
-        return 1.0 if normalizer is None else float(normalizer.scale)
-
     def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
         """The rewards to learn from, `[B, T]`: clipped, normalized, both, or as they came.
 
-        The statistics that they are normalized by include this rollout. Their scale is noted in it.
+        The statistics that they are normalized by include this rollout. The scale before is noted
+        in it: the value function that acted has it.
         """
         norm, normalizer = self.config.reward_norm, self.reward_normalizer
         reward = self._clipped_reward(rollout)
         if normalizer is None:
-            rollout.reward_scale.fill_(1.0)
             return reward, {}
         by_termination = norm is not None and norm.reset_at == "termination"
         starts_anew = rollout.terminated if by_termination else rollout.first
-        world = self.compute.world
+        world, moments = self.compute.world, normalizer.moments
+        before = torch.where(moments.count > 0, normalizer.scale, 0.0)
         reward = normalizer(world.cat(reward), world.cat(starts_anew))
+        rollout.reward_scale.copy_(before)
         clipped = float((reward.abs() >= normalizer.clip).float().mean())
-        scale = self.reward_scale
-        rollout.reward_scale.fill_(scale)
-        record = {"rewards/scale": scale, "rewards/clipped_fraction": clipped}
+        record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
         return reward[world.own(len(reward))], record
 
     def in_units_of_now(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -154,7 +148,8 @@ class Learner:
         reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
         if normalizer is None:
             return reward, rollout.next_value
-        ratio = rollout.reward_scale / self.reward_scale
+        scale = rollout.reward_scale
+        ratio = torch.where(scale > 0, scale / normalizer.scale.float(), 1.0)
         return normalizer.scaled(reward), rollout.next_value * ratio.unsqueeze(1)
 
     def _clipped_reward(self, rollout: Rollout) -> Tensor:

@@ -462,7 +462,8 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
     for rollout, following in zip_longest(rollouts, rollouts[1:]):
         reward, kept = learner.in_units_of_now(rollout)
         next_value = torch.where(rollout.truncated, kept, rollout.next_value)
-        if following is not None:  # else what came last keeps its value, which is of now
+        next_value[:, -1] = kept[:, -1]
+        if following is not None:
             goes_on = ~following.first[:, 0]
             next_value[:, -1] = torch.where(goes_on, following.value[:, 0], kept[:, -1])
         ahead = dataclasses.replace(rollout, next_value=next_value)

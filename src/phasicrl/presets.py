@@ -373,7 +373,7 @@ PRESETS: dict[str, Preset] = {
     for preset in (
         Preset(_PPG, "PPG on Procgen easy: 64 environments, 25M steps",
                f"PPG paper; {_OPPG}; {_EASY}"),
-        Preset(_PPG_PAPER, "PPG as published: hard, 256 environments, 100M",
+        Preset(_PPG_PAPER, "PPG as published: hard, 256 envs, 100M steps",
                f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
         Preset(_PPG_SINGLE, "figure 7's single network, else as procgen-ppg",
                f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
@@ -381,7 +381,7 @@ PRESETS: dict[str, Preset] = {
                f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
         Preset(_PPO, "PPO on Procgen easy: 64 environments, 25M steps",
                f"{_OPPG}, README's PPO command; {_EASY}", "procgen-ppg"),
-        Preset(_PPO_PAPER, "the PPG paper's PPO: hard, 256 environments",
+        Preset(_PPO_PAPER, "the PPG paper's PPO: hard, 256 envs, 100M steps",
                "PPG paper, figure 2", "procgen-ppo"),
         *(
             Preset(_generalization(base, 200, 25_000_000, "easy-200"),

@@ -162,8 +162,8 @@ class Rollout:
         next_value: V of what the step led to: of the final observation where an episode was
             truncated.
         value_target: V̂, filled in when the advantages are known.
-        reward_scale: what the rewards were divided by to learn from them, filled in then, too; of
-            each environment, though it is one number.
+        reward_scale: what rewards were divided by when the value function learned that gave `value`
+            and `next_value`; one number, for each environment; 0: not known.
     """
 
     obs: Shaped[Tensor, "B T *shape"]
@@ -381,7 +381,9 @@ class PhaseBuffer:
         num = self.num_rollouts
         assert not self.is_full, f"all {num} rollouts of the phase are filled; clear it first"
         self.num_filled += 1
-        return self.rollout(self.num_filled - 1)
+        rollout = self.rollout(self.num_filled - 1)
+        rollout.reward_scale.zero_()
+        return rollout
 
     def rollout(self, slot: int) -> Rollout:
         """Views of one slot."""

@@ -55,6 +55,14 @@ class Drawing(gym.Env[np.ndarray, Any]):
         )
 
 
+class CutOff(Drawing):
+    """Its episodes are truncated by chance."""
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, over, _, info = super().step(action)
+        return obs, reward, False, over, info
+
+
 class Hidden(Drawing):
     """Draws from a generator of its own, which nobody can bring back."""
 
@@ -96,6 +104,10 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
     "lstm": (
         Drawing,
         {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
+    ),
+    "new-targets": (
+        CutOff,  # final observations keep their value, in a scale of rewards that moves
+        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig()},
     ),
     "masks-and-numbers": (partial(Levers, discrete=False, masked=True), {}),
 }

@@ -230,7 +230,7 @@ def resolve(env_id: str) -> tuple[Backend, str]:
         if there not in gym.registry:
             raise ValueError(
                 f"Gymnasium has no environment {there!r}{nearest_name(there, gym.registry)}; "
-                "`phasicrl envs` lists them, and `--import MODULE` adds those that it registers"
+                "`phasicrl envs` lists them, and `--import MODULE` adds those of a module"
             )
         return "gymnasium", name
     known = ", ".join(f"{backend}:" for backend in get_args(Backend))

@@ -113,8 +113,8 @@ def diff_checkpoints(
 
     Args:
         run_dir: Run directory.
-        one: Name of a checkpoint; none: the last but one, or the last if the other is older.
-        other: Name of another one; none: the last that is not the first.
+        one: Name of a checkpoint; none: the last but one, or the last if `--other` is older.
+        other: Name of another one; none: the last, but for the one that `--one` names.
 
     Returns:
         Both names, and the differences.

@@ -399,8 +399,7 @@ class Run:
             self.record = auxiliary["record"]
         for slot in range(state["num_filled"]):
             rollout, saved = self.buffer.next_rollout(), chunks[self._chunk_name(slot)]
-            rollout.reward_scale.fill_(self.learner.reward_scale)  # older checkpoints have none
-            rollout.load({"reward_scale": rollout.reward_scale} | saved)
+            rollout.load({"reward_scale": rollout.reward_scale} | saved)  # older ones have none
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""
