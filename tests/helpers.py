@@ -170,6 +170,19 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def wait(self, seconds: float) -> None:
+        """In place of `time.sleep`."""
+        self.now += seconds
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended; one whose end nobody has asked for has. Linux only."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
 
 TRAIN = (sys.executable, "-m", "phasicrl", "train", "classic-ppo", "--log.no-tensorboard")
 """A training as a process of its own, on the preset's own task."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from phasicrl.execution import device, turns
 from phasicrl.execution.plan import Plan
 from phasicrl.execution.turns import Turns
+from tests.helpers import Clock
 
 
 def test_one_at_a_time_and_none_twice_before_one_that_waits(tmp_path: Path) -> None:
@@ -40,25 +42,27 @@ def test_one_at_a_time_and_none_twice_before_one_that_waits(tmp_path: Path) -> N
 def test_who_was_stopped_in_its_turn_is_waited_for_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", 0.2)
-    monkeypatch.setattr(turns, "IMPATIENCE", 1.0)
+    clock = Clock()
+    wait = SimpleNamespace(monotonic=clock, sleep=clock.wait)
+    monkeypatch.setattr(turns, "time", wait)
+    patience, impatience = turns.PATIENCE, turns.IMPATIENCE
     stopped, mine, third = Turns(tmp_path), Turns(tmp_path), Turns(tmp_path)
 
     def seconds(waiting: Turns) -> float:
-        start = time.monotonic()
+        start = clock.now
         with waiting.turn():
-            return time.monotonic() - start
+            return clock.now - start
 
     with stopped.turn():
-        assert seconds(mine) > 0.2
-        assert seconds(mine) < 0.1 and seconds(mine) < 0.1
-        time.sleep(1.0)
-        assert seconds(mine) > 0.2, "now and then it is asked again"
-    assert seconds(mine) < 0.1
+        assert seconds(mine) > patience
+        assert seconds(mine) < 0.01 and seconds(mine) < 0.01
+        clock.now += impatience
+        assert seconds(mine) > patience, "now and then it is asked again"
+    assert seconds(mine) < 0.01
     with stopped.turn():
-        assert seconds(mine) > 0.2, "once it has had a turn, it waits again"
+        assert seconds(mine) > patience, "once it has had a turn, it waits again"
     with mine.turn():
-        assert seconds(third) > 0.2, "and others wait for it"
+        assert seconds(third) > patience, "and others wait for it"
 
 
 def test_without_a_folder_all_compute_at_once(tmp_path: Path) -> None:

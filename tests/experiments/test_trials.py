@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import time
 from functools import partial
@@ -29,6 +30,7 @@ from phasicrl.experiments.trials import (
 )
 from phasicrl.presets import get_preset
 from tests.faults.harness import wait_for
+from tests.helpers import is_there
 
 CONFIG = Config(env=EnvConfig(id="x"))
 
@@ -153,26 +155,16 @@ def trials_without_end(folder: Path) -> None:
     list(run_trials(trials, partial(wait_for_nothing, folder), jobs=2))
 
 
-def is_there(pid: int) -> bool:
-    """Whether a process has not ended; one whose end nobody has asked for has."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 def test_processes_of_trials_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    parent = multiprocessing.get_context("spawn").Process(
-        target=trials_without_end, args=(tmp_path,)
-    )
-    parent.start()
+    # A program of its own tracks its semaphores, and takes them away when it was killed.
+    program = f"from {__name__} import *; trials_without_end(Path({str(tmp_path)!r}))"
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
     wait_for(lambda: all((tmp_path / seed).exists() for seed in "12"))
     pids = [wait_for(lambda seed=seed: (tmp_path / seed).read_text()) for seed in "12"]
     parent.kill()
-    parent.join()
+    parent.wait()
     wait_for(lambda: not any(is_there(int(pid)) for pid in pids), 20)
 
 

@@ -75,7 +75,6 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     }
     assert all(0 < rate.low <= rate.per_second <= rate.high for rate in rates.values())
     assert report.rate("whole loop") < min(report.rate("rollout"), report.rate("update"))
-    assert report.rate("rollout") < report.rate("environments alone")
     assert report.config.total_env_steps == config.total_env_steps
     assert any("phases of 2 iterations instead of 4" in note for note in report.notes) == phases
     assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"
