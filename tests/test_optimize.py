@@ -88,25 +88,29 @@ def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once:
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adam_in_both_precisions_and_with_both_epsilons(at_once: bool, dtype: torch.dtype) -> None:
-    """By hand: gradient 2, third step, moments 1 and 4."""
-    for eps_hat, spread in (
-        (False, (4.0 * 0.999 + 4 * 0.001) ** 0.5 / (1 - 0.999**3) ** 0.5 + 0.5),
-        (True, (2.0 + 0.5) / (1 - 0.999**3) ** 0.5),
-    ):
-        weight, mean, square = (torch.tensor([x], dtype=dtype) for x in (1.0, 1.0, 4.0))
-        step, gradient = torch.tensor(2.0), torch.tensor([2.0], dtype=dtype)
+    """By hand: gradient 2, moments 1 and 4, in the third step and, of another weight, the sixth."""
+
+    def root(count: int) -> float:
+        return (1 - 0.999**count) ** 0.5
+
+    for eps_hat in (False, True):
+        weights, means, squares = (
+            [torch.tensor([x], dtype=dtype) for _ in range(2)] for x in (1.0, 1.0, 4.0)
+        )
+        steps = [torch.tensor(2.0), torch.tensor(5.0)]
+        gradients = [torch.tensor([2.0], dtype=dtype) for _ in range(2)]
         adam_(
-            [weight], [gradient], [mean], [square], [step], rate=0.1, betas=(0.9, 0.999), eps=0.5,
+            weights, gradients, means, squares, steps, rate=0.1, betas=(0.9, 0.999), eps=0.5,
             eps_hat=eps_hat, only_if=torch.tensor(True), at_once=at_once,
         )  # fmt: skip
-        size = 0.1 / (1 - 0.9**3)
-        assert (mean.item(), square.item(), step.item()) == (
-            pytest.approx(1.1, rel=1e-6),
-            pytest.approx(4.0, rel=1e-6),
-            3,
-        )
+        assert [step.item() for step in steps] == [3, 6]
         exact = 1e-12 if dtype is torch.float64 else 1e-6
-        assert weight.item() == pytest.approx(1 - size * 1.1 / spread, rel=exact)
+        for weight, mean, square, count in zip(weights, means, squares, (3, 6), strict=True):
+            assert mean.item() == pytest.approx(1.1, rel=1e-6)
+            assert square.item() == pytest.approx(4.0, rel=1e-6)
+            spread = (2.0 + 0.5) / root(count) if eps_hat else 2.0 / root(count) + 0.5
+            moved = 0.1 / (1 - 0.9**count) * 1.1 / spread
+            assert weight.item() == pytest.approx(1 - moved, rel=exact)
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -135,12 +135,14 @@ def adam_(
         eps_hat: add it before the second mean's bias is corrected (TensorFlow), not after
             (PyTorch).
         only_if: nothing changes unless this is true, 0-d.
-        at_once: by PyTorch's kernel, else in plain operations, which a compiler fuses.
+        at_once: by PyTorch's kernel, else in plain operations, which a compiler fuses. The kernel
+            has one ε: with `eps_hat` it is not used for parameters of different numbers of steps.
     """
     beta1, beta2 = betas
-    if at_once:
-        if eps_hat:  # the kernel adds ε after the correction: this ε is then the same
-            eps = eps / math.sqrt(1 - beta2 ** (1 + max(float(step) for step in steps)))
+    counts = {float(step) for step in steps} if at_once and eps_hat else set[float]()
+    if at_once and len(counts) < 2:
+        if counts:  # the kernel adds ε after the correction: this ε is then the same
+            eps = eps / math.sqrt(1 - beta2 ** (1 + counts.pop()))
         # The kernel ignores strides: in another layout, weights would get the steps of others.
         gradients = list(map(_laid_out_as, parameters, gradients))
         # A list of them: one tensor would be read by the host.
