@@ -232,6 +232,7 @@ def collect(collector: Collector, num_rollouts: int = K) -> dict[str, Tensor]:
         fill_with_rubbish(rollout)
         collector.collect(rollout)
     slots = [buffer.rollout(slot).tensors() for slot in range(num_rollouts)]
+    del slots[0]["reward_scale"]  # the learner writes it
     return {name: torch.cat([slot[name] for slot in slots], dim=1) for name in slots[0]}
 
 
