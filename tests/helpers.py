@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 from phasicrl.config import (
     AuxConfig,
@@ -173,6 +175,15 @@ class Clock:
     def wait(self, seconds: float) -> None:
         """In place of `time.sleep`."""
         self.now += seconds
+
+
+def skip_without_envpool() -> None:
+    """Skip a test, or a module of tests, if EnvPool is not installed.
+
+    `pytest.importorskip` imports it, which fails on a bare machine unless phasicrl does so.
+    """
+    if importlib.util.find_spec("envpool") is None:
+        pytest.skip("EnvPool is not installed", allow_module_level=True)
 
 
 def is_there(pid: int) -> bool:

@@ -11,6 +11,7 @@ from phasicrl.exchange.package import EVALUATION_FILE, check_package
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
+from tests.helpers import skip_without_envpool
 
 ROOT = Path(__file__).parents[1]
 AGENTS = sorted((ROOT / "agents").iterdir())
@@ -27,7 +28,7 @@ def test_a_package_is_whole_and_of_a_preset_and_on_film(path: Path) -> None:
 
 def test_an_agent_plays_as_its_evaluation_says() -> None:
     """The first of the episodes in the file, played anew: of CartPole all are 500."""
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     (path,) = (path for path in AGENTS if path.name.startswith("cartpole"))
     said = read_json(path / EVALUATION_FILE)["results"][0]
     assert said["policy"] == "greedy" and set(said["returns"]) == {500.0}

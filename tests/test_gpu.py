@@ -37,7 +37,7 @@ from phasicrl.session.run import Run
 from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
 from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden
-from tests.helpers import corridor, tiny, tiny_aux
+from tests.helpers import corridor, skip_without_envpool, tiny, tiny_aux
 from tests.test_procgen import small
 
 GPU = pytest.param(
@@ -300,7 +300,7 @@ PROCGEN = [
 def test_a_procgen_preset_trains(
     device: str, preset: str, precision: Precision, tmp_path: Path
 ) -> None:
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     changes: dict[str, Any] = {"compute.device": device, "compute.policy_precision": precision}
     if get_preset(preset).aux is not None:
         changes["compute.aux_precision"] = precision

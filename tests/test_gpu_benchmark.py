@@ -26,6 +26,7 @@ from phasicrl import cli
 from phasicrl.config import Config
 from phasicrl.host import bench
 from phasicrl.runs.directory import RunDirectory
+from tests.helpers import skip_without_envpool
 from tools import offline_bundle
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +119,7 @@ def unpacked(archive: Path, folder: Path) -> Path:
 def test_every_kind_of_step_is_done_once_and_leaves_its_result(
     gpu: ModuleType, commands: Commands, tmp_path: Path
 ) -> None:
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     (tmp_path / "published.csv").write_text(REFERENCE)
     results, archive = tmp_path / "results", tmp_path / "gpu.tar.gz"
     words = [
@@ -187,7 +188,7 @@ def session(gpu: ModuleType, results: Path, *, seconds: float, archive: Path | N
 def test_training_stops_after_a_phase_and_goes_on_on_another_machine(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     monkeypatch.setattr(gpu, "PART", 20_000)
     here = tmp_path
     for number, (reached, done) in enumerate([(64, False), (128, False), (160, True)]):
@@ -221,7 +222,7 @@ def test_training_stops_after_a_phase_and_goes_on_on_another_machine(
 
 
 def test_a_run_that_never_came_to_a_checkpoint_starts_anew(gpu: ModuleType, tmp_path: Path) -> None:
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     dead = tmp_path / "runs" / "train" / "starpilot" / "dead"
     dead.mkdir(parents=True)
     (dead / "config.json").write_text("{}")

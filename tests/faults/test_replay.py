@@ -21,8 +21,9 @@ from phasicrl.envs.procgen import GAMES, distributions
 from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.spaces import ActionLayout, choices
 from tests.faults.conftest import Fault
+from tests.helpers import skip_without_envpool
 
-pytest.importorskip("envpool")
+skip_without_envpool()
 BEFORE, AFTER = 250, 300
 """Steps until the environments are brought back, and those that are then compared."""
 

@@ -67,6 +67,7 @@ def test_a_checkout_names_its_commit_and_says_when_it_was_changed(checkout: Path
     assert provenance.commit(package) == f"{head}-dirty"
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter:DeprecationWarning")
 def test_an_archive_names_the_commit_and_a_copy_only_the_tree(
     checkout: Path, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig, RewardNormConfig
 from phasicrl.runs.directory import EPOCHS_FILE, RunDirectory
 from phasicrl.session.run import Run
-from tests.helpers import Corridor, Levers, rows_of, tiny, tiny_aux
+from tests.helpers import Corridor, Levers, rows_of, skip_without_envpool, tiny, tiny_aux
 
 
 def epoch_rows(directory: Path) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ def test_with_environments_in_processes(tmp_path: Path) -> None:
 )
 def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> None:
     if env_id.startswith("envpool"):
-        pytest.importorskip("envpool")
+        skip_without_envpool()
     config = replace(
         tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=512),
         env=EnvConfig(id=env_id, num_envs=4),
@@ -157,7 +157,7 @@ def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> N
 
 @pytest.mark.long
 def test_with_a_game_of_procgen(tmp_path: Path) -> None:
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     config = replace(
         tiny(tmp_path, aux=tiny_aux(every=2), total_env_steps=1024),
         env=EnvConfig(id="procgen:starpilot", num_envs=4, distribution="easy"),

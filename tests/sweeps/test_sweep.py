@@ -29,6 +29,7 @@ from phasicrl.sweeps.sweep import (
     sweep_results,
 )
 from tests.faults.harness import small
+from tests.helpers import skip_without_envpool
 
 
 def base(folder: Path, **changes: object) -> Config:
@@ -245,7 +246,7 @@ def test_a_value_that_cannot_be_read_names_a_command_that_there_is(
 
 
 def test_units_of_another_difficulty_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     levels = {"env.id": "procgen:starpilot", "env.distribution": "hard"}
     config = get_preset("procgen-ppo").changed(levels)
     create_sweep(tmp_path / "sweep", [("a", config)], seeds=(1,))
@@ -257,7 +258,7 @@ def test_units_of_another_difficulty_are_refused(tmp_path: Path) -> None:
 
 
 def test_each_difficulty_of_a_game_is_a_task_of_its_own(tmp_path: Path) -> None:
-    pytest.importorskip("envpool")
+    skip_without_envpool()
     hard = get_preset("procgen-ppo").changed({"env.distribution": "hard"})
     create_sweep(tmp_path / "sweep", [("a", get_preset("procgen-ppo")), ("b", hard)], seeds=(1,))
     for trial in Sweep(tmp_path / "sweep").trials():
