@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: train test test-long test-slow test-faults audit bench lint format wheel fresh site figures setup clean help
+.PHONY: train test check test-long test-slow test-faults audit bench lint format wheel fresh site figures setup clean help
 
 train: $(READY)  ## Train PPG on a Procgen game; ten to fifteen minutes on two cores
 	$(BIN)/phasicrl train $(PRESET) $(ARGS)
@@ -27,15 +27,23 @@ train: $(READY)  ## Train PPG on a Procgen game; ten to fifteen minutes on two c
 # Tests start two hundred Pythons: what these compile is kept, also where the shell says otherwise.
 test test-long test-slow test-faults: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(READY)  ## Run the tests
-	$(BIN)/pytest -n $(WORKERS) $(ARGS)
+test: $(READY)  ## Run the tests; one that fails is run once more, by itself, and called flaky if it passes then
+	$(BIN)/pytest -n $(WORKERS) --rerun-failed $(ARGS)
 
-test-long: $(READY)  ## Run the tests that take ten seconds and more; CI runs them too
+check:  ## Run everything that CI leaves out; hours. Before an issue is closed, and before a release
+	@if git describe --exact-match --tags HEAD >/dev/null 2>&1; then $(MAKE) fresh; fi
+	$(MAKE) lint audit site wheel test $(PEERS_OF_TESTS) test-long test-slow test-faults
+	tools/try_wheel.sh all
+
+test-long: $(READY)  ## Run the tests that take ten seconds and more
 	$(BIN)/pytest -n $(WORKERS) -m long $(ARGS)
 
 test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pip install --quiet --constraint constraints.txt ray
 	$(BIN)/pytest -m slow $(HOUR) $(ARGS)
+
+# What the longer tests compare with; without it they are skipped.
+PEERS_OF_TESTS := .peers/procgen2/.ready .peers/rliable/.ready
 
 FAULTS := benchmarks/results/faults.csv
 test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long
@@ -58,7 +66,7 @@ format: $(READY)  ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: $(READY)  ## Build the wheel, install it into an empty environment, and use it outside the checkout; two minutes
+wheel: $(READY)  ## Build the wheel, install it into an empty environment, and train with it outside the checkout
 	@tools/try_wheel.sh
 
 fresh:  ## Run both README commands on bare machines; needs root, debootstrap, an hour

@@ -17,6 +17,8 @@ import pytest
 from phasicrl.host.provenance import commit
 from tests import helpers
 
+pytest_plugins = ["tests.rerun"]
+
 _FAULTS: list[tuple[str, str, int, int]] = []
 """Of each test of a fault: its id, what it is, how many were tried, how many held."""
 

@@ -26,8 +26,6 @@ from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.presets import PRESETS, Preset, get_preset
 from tests.test_docs import ROOT, TEXTS, commands, own_commands
 
-pytestmark = pytest.mark.long
-
 SMALLER = {
     "--total-env-steps": "64", "--env.num-envs": "4", "--ppo.num-steps": "16", "--seconds": "0.2",
     "--episodes": "2", "--num-envs": "2", "--trials": "2", "--jobs": "1",
@@ -47,7 +45,7 @@ MAY_MISS = ("--at-least", "--share-of-reference")
 SMALL: dict[str, Any] = {
     "env.num_envs": 4, "ppo.num_steps": 16, "ppo.num_minibatches": 2, "total_env_steps": 64,
     "ppo.policy_epochs": 1, "ppo.value_epochs": 1, "model.channels": (2, 2), "log.console": "off",
-    "model.hidden_sizes": (8,), "model.memory_size": 8,
+    "model.hidden_sizes": (8,), "model.memory_size": 8, "compute.compile": "off",
 }  # fmt: skip
 SMALL_PHASE: dict[str, Any] = {
     "aux.every": 4, "aux.epochs": 1, "aux.num_minibatches": 2, "aux.iterations_per_epoch": None,
@@ -84,36 +82,49 @@ def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(suites.SUITES, name, few)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """Four runs of CartPole, four of StarPilot: what RUN and RUN1 stand for on the pages."""
-    folder = tmp_path_factory.mktemp("trained")
-    made: dict[str, list[Path]] = {"cartpole": [], "starpilot": []}
-    evaluated = {
-        "output_dir": str(folder), "evaluation.every_iterations": 1, "evaluation.episodes": 2
-    }  # fmt: skip
-    images = {"total_env_steps": 1024, "env.num_levels": 200, "evaluation.levels": "both"}
-    for task, preset, fields in (
-        ("cartpole", "cartpole-ppo", {"total_env_steps": 256}),
-        ("starpilot", "procgen-ppg", images),
-    ):
-        config = small(get_preset(preset)).changed(fields | evaluated)
-        made[task].append(train(config).directory)
+class Trained(dict[str, list[Path]]):
+    """Four runs of CartPole, four of StarPilot, trained when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, task: str) -> list[Path]:
+        preset, fields = {
+            "cartpole": ("cartpole-ppo", {"total_env_steps": 256}),
+            "starpilot": (
+                "procgen-ppg",
+                {"total_env_steps": 1024, "env.num_levels": 200, "evaluation.levels": "both"},
+            ),
+        }[task]
+        evaluated = {
+            "output_dir": str(self._folder),
+            "evaluation.every_iterations": 1,
+            "evaluation.episodes": 2,
+        }
+        made = [train(small(get_preset(preset)).changed(fields | evaluated)).directory]
         for seed in (2, 3, 4):  # the same run under other seeds
-            copy = folder / f"{task}-{seed}"
-            shutil.copytree(made[task][0], copy)
+            copy = self._folder / f"{task}-{seed}"
+            shutil.copytree(made[0], copy)
             there = json.loads((copy / "config.json").read_text())
             (copy / "config.json").write_text(json.dumps(there | {"seed": seed}))
-            made[task].append(copy)
-    # As if they had come as far as published curves begin; but the first can still be resumed.
-    for run in (*made["cartpole"][1:], *made["starpilot"]):
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        late = [json.dumps(row | {"env_steps": 512 * row["env_steps"]}) for row in rows]
-        (run / "metrics.jsonl").write_text("\n".join(late) + "\n")
-    return made
+            made.append(copy)
+        # As if they had come as far as published curves begin; but the first of CartPole can still
+        # be resumed.
+        for run in made[task == "cartpole" :]:
+            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            late = [json.dumps(row | {"env_steps": 512 * row["env_steps"]}) for row in rows]
+            (run / "metrics.jsonl").write_text("\n".join(late) + "\n")
+        self[task] = made
+        return made
 
 
-def as_on(words: list[str], runs: dict[str, list[Path]]) -> list[str]:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What RUN and RUN1 stand for on the pages."""
+    return Trained(tmp_path_factory.mktemp("trained"))
+
+
+def as_on(words: list[str], runs: Trained) -> list[str]:
     """A command of a page with runs that exist, and with smaller numbers."""
     images = ("--levels", "ppg-paper", "baselines", "published", "procgen")
     task = "starpilot" if any(word in " ".join(words) for word in images) else "cartpole"
@@ -147,7 +158,7 @@ def package() -> str:
     return sorted(glob("release/*/"))[0].rstrip("/")
 
 
-def prepare(folder: Path, runs: dict[str, list[Path]]) -> None:
+def prepare(folder: Path, runs: Trained) -> None:
     """What a page says that one has: runs with names, files of other tools, one's own package."""
     (folder / "runs").mkdir()
     for name, source in zip(("demo-1", "other-1"), runs["cartpole"][1:], strict=False):
@@ -161,9 +172,7 @@ def prepare(folder: Path, runs: dict[str, list[Path]]) -> None:
 
 
 @pytest.fixture
-def folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: dict[str, list[Path]]
-) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: Trained) -> Iterator[Path]:
     """An empty folder with what a reader has, in which the commands are given."""
     prepare(tmp_path, trained)
     monkeypatch.chdir(tmp_path)
@@ -173,6 +182,8 @@ def folder(
 
 
 PAGES = [name for name in TEXTS if own_commands(name)]
+SHORT = ("docs/tutorial-first-run.md", "docs/tutorial-memory-and-masks.md")
+"""Pages that `make test` runs, too."""
 
 
 def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
@@ -189,9 +200,12 @@ def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, 
 # Workers that `sweep submit --backend local` started go on by themselves.
 @pytest.mark.filterwarnings("ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("small_presets")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [page if page in SHORT else pytest.param(page, marks=pytest.mark.long) for page in PAGES],
+)
 def test_the_commands_of_a_page_run(
-    page: str, folder: Path, trained: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]
+    page: str, folder: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in own_commands(page):
         line = " ".join(words)
@@ -205,6 +219,7 @@ def test_the_commands_of_a_page_run(
         assert code == (1 if missed else 0), f"{page}: {line}\n{given}\n{text}"
 
 
+@pytest.mark.long
 def test_torchrun_starts_a_run_of_several_processes_as_the_page_says(tmp_path: Path) -> None:
     """The first command of docs/distributed.md, with two processes in place of four."""
     words = commands("docs/distributed.md")[0]

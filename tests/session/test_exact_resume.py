@@ -110,6 +110,10 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
         {"aux.recompute_targets": True, "reward_norm": RewardNormConfig()},
     ),
     "masks-and-numbers": (partial(Levers, discrete=False, masked=True), {}),
+    "masks-and-memory": (
+        partial(Levers, masked=True),
+        {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
+    ),
 }
 
 
