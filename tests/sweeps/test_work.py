@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -236,14 +235,13 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(folder: Path) -> None:
 def test_who_does_not_wait_leaves_when_others_are_alive(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SECONDS", "60")
+    monkeypatch.setenv("SECONDS", "600")
     worker = Worker(folder, jobs=3)
     worker._start_trials()
     try:
         wait_for(lambda: (folder / "seen.txt").exists() and len(seen(folder)) == 3)
-        begun = time.monotonic()
         work_on_sweep(folder, wait=False)
-        assert time.monotonic() - begun < 20
+        assert outcomes(folder) == [[None]] * 3
     finally:
         worker.stop()
 
