@@ -30,20 +30,18 @@ test test-long test-slow test-faults: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)  ## Run the tests; one that fails is run once more, by itself, and called flaky if it passes then
 	$(BIN)/pytest -n $(WORKERS) --rerun-failed $(ARGS)
 
-check:  ## Run everything that CI leaves out; hours. Before an issue is closed, and before a release
+check: lint audit site test test-long test-slow test-faults  ## Run everything, also what CI leaves out; takes hours
+	@tools/try_wheel.sh all
 	@if git describe --exact-match --tags HEAD >/dev/null 2>&1; then $(MAKE) fresh; fi
-	$(MAKE) lint audit site wheel test $(PEERS_OF_TESTS) test-long test-slow test-faults
-	tools/try_wheel.sh all
 
+# The original Procgen and rliable, where they can be installed; else what compares with them is skipped.
 test-long: $(READY)  ## Run the tests that take ten seconds and more
+	-@$(MAKE) .peers/procgen2/.ready .peers/rliable/.ready
 	$(BIN)/pytest -n $(WORKERS) -m long $(ARGS)
 
 test-slow: $(READY)  ## Run the tests that train until something is learnt
 	$(BIN)/pip install --quiet --constraint constraints.txt ray
 	$(BIN)/pytest -m slow $(HOUR) $(ARGS)
-
-# What the longer tests compare with; without it they are skipped.
-PEERS_OF_TESTS := .peers/procgen2/.ready .peers/rliable/.ready
 
 FAULTS := benchmarks/results/faults.csv
 test-faults: $(READY)  ## Inject every fault: kills, damaged files, full disks; takes long

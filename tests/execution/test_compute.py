@@ -327,7 +327,7 @@ def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
 
 LONG = ("normalized", "shared", "shuffled")
 OFTEN: dict[str, Any] = {"masks-mixed": (), **{name: pytest.mark.long for name in LONG}}
-"""Cases that CI compiles; the others are slow tests, as compiling them all takes minutes."""
+"""Cases outside of `make test-slow`, which takes minutes to compile the others."""
 
 
 @pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
@@ -350,6 +350,7 @@ def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(
     assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_an_optimizer_that_does_more_is_left_alone(tmp_path: Path) -> None:
     config = setting(tmp_path, **{"compute.compile": "on"})
     with start_run(config, make_env=Corridor) as run:

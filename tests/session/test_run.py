@@ -1031,7 +1031,11 @@ def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
     [
         False,
         pytest.param(
-            True, marks=pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+            True,
+            marks=[
+                pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"),
+                pytest.mark.long,
+            ],
         ),
     ],
 )
