@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ def test_one_at_a_time_and_none_twice_before_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "PATIENCE", 1000.0)
-    mine, other, order = Turns(tmp_path), Turns(tmp_path), []
+    mine, other, probe, order = Turns(tmp_path), Turns(tmp_path), Turns(tmp_path), []
 
     def compute_once() -> None:
         with other.turn():
@@ -27,7 +28,10 @@ def test_one_at_a_time_and_none_twice_before_one_that_waits(
 
     def is_waiting() -> bool:
         """Try the lock that the next run holds, for a moment."""
-        return not turns._lock(Turns(tmp_path)._next, 0.0)
+        is_free = turns._lock(probe._next, 0.0)
+        if is_free:
+            fcntl.flock(probe._next, fcntl.LOCK_UN)
+        return not is_free
 
     thread = threading.Thread(target=compute_once)
     with mine.turn():

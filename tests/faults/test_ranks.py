@@ -129,7 +129,7 @@ def assert_as_unbroken(folder: Path) -> None:
 @pytest.mark.fault("F-03", "one of two processes is killed: started again, both go on", 1, 50)
 def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
     *_, seconds = unbroken()
-    draw = random.Random(3)
+    draw = random.Random(9)
     for number in fault:
         folder = tmp_path / str(number)
         processes = start(folder)
