@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -289,7 +289,7 @@ def test_next_values_are_of_the_final_observation_where_cut_and_of_the_next_one_
     ).abs().min() > 1e-3
 
 
-@pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
+@pytest.mark.parametrize("value_path", get_args(ValuePath))
 def test_values_are_the_agents_whenever_they_are_asked_for(value_path: ValuePath) -> None:
     collector = make_collector(value_path=value_path)
     collected = collect(collector)

@@ -46,7 +46,7 @@ def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_pat
     assert greedy.mean_return >= 475
 
 
-@pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
+@pytest.mark.parametrize("value_path", ["separate", "detached", "shared_in_aux", "shared"])
 def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_path: Path) -> None:
     """The side of a dot, five points an episode; chance is 1.67."""
     config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=16_384)

@@ -44,6 +44,7 @@ def small(preset: str, tmp_path: Path, **env: object) -> Config:
     [
         "procgen-ppg",
         "procgen-ppg-single",
+        "procgen-ppg-single-paper",
         "procgen-ppo",
         "compat-cleanrl-ppg",
         "compat-baselines-ppo-procgen",

@@ -56,6 +56,7 @@ class Case:
         minibatches: of an epoch of the policy phase.
         as_it_is: nothing is done about what is known to be different.
         initial: the norms of initial weights are no matter of chance.
+        value_gradient_in_aux: stop their value gradient in the policy phase only.
         by_design: why numbers differ, where they are meant to.
     """
 
@@ -74,6 +75,7 @@ class Case:
     minibatches: int = 8
     as_it_is: bool = False
     initial: bool = True
+    value_gradient_in_aux: bool = False
     by_design: str = ""
 
     def experience(self) -> Recording:
@@ -142,6 +144,11 @@ CASES = (
         OPPG, name="train_fn --arch detach", preset="procgen-ppg-single", names=SINGLE,
         iterations=3, changes=_PHASES | _PUBLISHED,
         settings={**OPPG.settings, "arch": "detach"},
+    ),
+    replace(
+        OPPG, name="train_fn --arch detach, in the policy phase only",
+        preset="procgen-ppg-single-paper", names=SINGLE, iterations=3, changes=_PHASES | _PUBLISHED,
+        settings={**OPPG.settings, "arch": "detach"}, value_gradient_in_aux=True,
     ),
     replace(
         OPPG, name="train_fn --kl_penalty 1 --clip_param 0", preset="procgen-ppg-kl", iterations=3,

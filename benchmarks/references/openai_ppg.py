@@ -251,8 +251,12 @@ class Notes:
             self._state("policy phase")
             return log(of_run)
 
-        def aux_train(**options: Any) -> None:
-            train(**options)
+        def aux_train(*, model: Any, **options: Any) -> None:
+            # They have a method for this, set_aux_phase, which nothing calls.
+            detached = model.detach_value_head
+            model.detach_value_head = detached and not self.case.value_gradient_in_aux
+            train(model=model, **options)
+            model.detach_value_head = detached
             self._state("auxiliary phase")
 
         return [

@@ -24,7 +24,7 @@ from phasicrl import config_io
 from phasicrl.config_io import ConfigError, nearest_name
 
 Encoder = Literal["impala", "nature", "mlp"]
-ValuePath = Literal["separate", "detached", "shared"]
+ValuePath = Literal["separate", "detached", "shared_in_aux", "shared"]
 Initialization = Literal["normalized", "orthogonal", "glorot", "torch"]
 Activation = Literal["relu", "tanh", "gelu"]
 MinibatchBy = Literal["segments", "transitions"]
@@ -197,7 +197,8 @@ class ModelConfig(_Checked):
     """The networks."""
 
     value_path: ValuePath = "separate"
-    """`separate` networks (PPG paper), or one; `detached`: without the values' gradient."""
+    """`separate` networks (PPG paper), or one, which the value gradient reaches in: `detached` no
+    phase (OPPG), `shared_in_aux` the auxiliary phase (figure 7), `shared` both."""
     encoder: Encoder = "impala"
     """`impala` (Espeholt et al. 2018), `nature` (Mnih et al. 2015), or `mlp` for vectors."""
     channels: tuple[int, ...] = (16, 32, 32)

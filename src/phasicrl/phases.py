@@ -155,7 +155,7 @@ class AuxiliaryLoss:
         """The loss and its parts."""
         agent, aux = self.module, self.aux
         seen = (samples.obs, samples.first, samples.state, samples.action_mask)
-        output = agent(*seen, precision=self.precision)
+        output = agent(*seen, precision=self.precision, in_aux_phase=True)
         assert output.aux_value is not None, "the auxiliary phase needs an auxiliary head"
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         values = (output.aux_value, output.value, samples.value_target)

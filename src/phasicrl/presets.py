@@ -61,6 +61,9 @@ _PPG_PAPER = replace(
 _PPG_SINGLE = replace(
     _PPG, name="procgen-ppg-single", model=replace(_PPG.model, value_path="detached")
 )
+_PPG_SINGLE_PAPER = replace(
+    _PPG, name="procgen-ppg-single-paper", model=replace(_PPG.model, value_path="shared_in_aux")
+)
 _PPG_KL = replace(_PPG, name="procgen-ppg-kl", ppo=replace(_PPG.ppo, clip=None, kl_penalty=1.0))
 _PPO = replace(
     _PPG,
@@ -375,8 +378,10 @@ PRESETS: dict[str, Preset] = {
                f"PPG paper; {_OPPG}; {_EASY}"),
         Preset(_PPG_PAPER, "PPG as published: hard, 256 envs, 100M steps",
                f"PPG paper, appendix; {_OPPG}", "procgen-ppg"),
-        Preset(_PPG_SINGLE, "figure 7's single network, else as procgen-ppg",
+        Preset(_PPG_SINGLE, "one network, as OpenAI's --arch detach",
                f"PPG paper; {_OPPG} --arch detach; {_EASY}", "procgen-ppg"),
+        Preset(_PPG_SINGLE_PAPER, "one network, as the text of figure 7",
+               f"PPG paper, figure 7; {_EASY}", "procgen-ppg"),
         Preset(_PPG_KL, "figure 6's KL penalty, else as procgen-ppg",
                f"PPG paper; OPPG ppo.py:104 with kl_penalty 1; {_EASY}", "procgen-ppg"),
         Preset(_PPO, "PPO on Procgen easy: 64 environments, 25M steps",

@@ -12,9 +12,19 @@ import torch
 from torch import Generator, Tensor, nn
 
 from phasicrl.algorithm import train
-from phasicrl.config import ModelConfig, ObsNormConfig, Statistics, ValueNormConfig, ValuePath
+from phasicrl.config import (
+    AuxConfig,
+    ModelConfig,
+    ObsNormConfig,
+    PPOConfig,
+    Statistics,
+    ValueNormConfig,
+    ValuePath,
+)
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.models.agent import Agent, AgentOutput
+from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss
+from phasicrl.rollout import AuxiliarySamples, PolicySamples
 from tests.helpers import Corridor, tiny
 
 S, L, A = 3, 4, 5
@@ -66,22 +76,36 @@ def reached(agent: Agent, loss: Tensor) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("value_path", "by_value"),
+    ("value_path", "in_policy_phase", "in_aux_phase"),
     [
-        ("separate", {"value_encoder", "value_head"}),
-        ("detached", {"value_head"}),
-        ("shared", {"encoder", "value_head"}),
+        ("separate", {"value_encoder"}, {"value_encoder"}),
+        ("detached", set(), set()),
+        ("shared_in_aux", set(), {"encoder"}),
+        ("shared", {"encoder"}, {"encoder"}),
     ],
 )
-def test_each_loss_reaches_the_networks_of_its_value_path(
-    value_path: ValuePath, by_value: set[str]
+def test_each_loss_reaches_the_networks_of_its_value_path_and_phase(
+    value_path: ValuePath, in_policy_phase: set[str], in_aux_phase: set[str]
 ) -> None:
-    agent = make_agent(value_path)
-    output = ask(agent, observations())
+    agent, obs = make_agent(value_path), observations()
+    output = ask(agent, obs)
     assert output.aux_value is not None
-    assert reached(agent, output.value) == by_value
     assert reached(agent, output.policy.dist_params) == {"encoder", "policy_head"}
     assert reached(agent, output.aux_value) == {"encoder", "aux_value_head"}
+    numbers, first, state = (
+        torch.randn(S, L),
+        torch.zeros(S, L, dtype=torch.bool),
+        torch.zeros(S, 0),
+    )
+    action = torch.zeros(S, L, dtype=torch.long)
+    seen, old = (obs, first, state, None, numbers), output.policy.dist_params.detach()
+    of_policy = PolicySamples(*seen, action, numbers, numbers, numbers)
+    for with_policy in (True, False):
+        loss = PolicyPhaseLoss(agent, PPOConfig(), with_policy, with_value=True)
+        _, terms = loss(of_policy, torch.tensor(0.0))
+        assert reached(agent, terms["losses/value_loss"]) == {"value_head", *in_policy_phase}
+    _, terms = AuxiliaryLoss(agent, AuxConfig())(AuxiliarySamples(*seen, old))
+    assert reached(agent, terms["losses/aux/real_value_loss"]) == {"value_head", *in_aux_phase}
 
 
 def test_separate_networks_share_no_parameter_and_start_differently() -> None:
@@ -94,7 +118,7 @@ def test_separate_networks_share_no_parameter_and_start_differently() -> None:
     assert all(not torch.equal(a, b) for a, b in zip(policy, value, strict=True) if a.ndim > 1)
 
 
-@pytest.mark.parametrize("value_path", ["detached", "shared"])
+@pytest.mark.parametrize("value_path", ["detached", "shared_in_aux", "shared"])
 def test_single_networks_have_one_encoder_and_start_alike(value_path: ValuePath) -> None:
     agent = make_agent(value_path)
     assert agent.value_encoder is None

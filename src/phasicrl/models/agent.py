@@ -56,9 +56,11 @@ class Agent(nn.Module):
     The encoders run in the precision that is asked for, memory and heads in fp32.
 
     - `separate`: two networks of encoder and memory; the value head stands on the second.
-    - `detached`: one network; the value head sees its features but sends no gradient back, in
-      either phase: the auxiliary head is what trains the network on values.
-    - `shared`: one network for both, gradients and all.
+    - `detached`: one network; the value head sends no gradient into it, in either phase. Only the
+      auxiliary head trains the network on values.
+    - `shared_in_aux`: one network; the value head's gradient reaches it in the auxiliary phase
+      only (figure 7 of the paper).
+    - `shared`: one network, which the value head's gradient reaches in both phases.
 
     Args:
         observation_space: of one environment.
@@ -155,6 +157,7 @@ class Agent(nn.Module):
         action_mask: Bool[Tensor, "S L A"] | None = None,
         *,
         precision: Precision = "fp32",
+        in_aux_phase: bool = False,
     ) -> AgentOutput:
         """Evaluate S sequences of L steps; acting is the same call with L = 1.
 
@@ -164,9 +167,12 @@ class Agent(nn.Module):
             state: the memory's state before the first step.
             action_mask: true where an action is allowed.
             precision: of the encoders.
+            in_aux_phase: whether the call computes the auxiliary loss.
         """
         inputs = self.reader(obs.flatten(0, 1))
-        return self.after_reading(inputs, first, state, action_mask, precision=precision)
+        return self.after_reading(
+            inputs, first, state, action_mask, precision=precision, in_aux_phase=in_aux_phase
+        )
 
     def after_reading(
         self,
@@ -176,6 +182,7 @@ class Agent(nn.Module):
         action_mask: Bool[Tensor, "S L A"] | None = None,
         *,
         precision: Precision = "fp32",
+        in_aux_phase: bool = False,
     ) -> AgentOutput:
         """The same for observations that the reader has read, `[S·L, …]`."""
         ask = partial(self._follow, inputs, first, state, precision)
@@ -187,7 +194,10 @@ class Agent(nn.Module):
         else:
             features, policy_state = ask_policy()
             value_state = state[:, self.memory.state_size :]
-            value_features = features.detach() if self.value_path == "detached" else features
+            reached = self.value_path == "shared" or (
+                self.value_path == "shared_in_aux" and in_aux_phase
+            )
+            value_features = features if reached else features.detach()
         policy = self.policy_head(features, action_mask)
         value = self._value(self.value_head, value_features)
         aux_head = self.aux_value_head
