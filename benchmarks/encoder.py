@@ -44,8 +44,8 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     import torch
 
     from phasicrl.config import ModelConfig
-    from phasicrl.execution import device, probe
-    from phasicrl.models.encoders import ImpalaCNN
+    from phasicrl.execution import device
+    from phasicrl.models.encoders import ImpalaCNN, in_precision
 
     if case["memory"] == "kept":
         device.keep_memory()
@@ -59,25 +59,33 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
         dtype=torch.uint8,
         generator=torch.Generator().manual_seed(1),
     )
+
+    def forward_backward(network: Any, precision: Any) -> list[Any]:
+        """Return features and, in one tensor, all gradients of their weighted mean."""
+        with in_precision(precision, images.device):
+            features = network(images).float()
+        mean = (features @ torch.linspace(-1, 1, features.shape[-1])).mean()
+        gradients = torch.autograd.grad(mean, parameters)
+        return [
+            features.detach(),
+            torch.cat([gradient.float().flatten() for gradient in gradients]),
+        ]
+
     found = {}
     if case["precision"] == "bf16":
-        exact, rounded = (
-            probe.forward_backward(network, parameters, images, precision)
-            for precision in ("fp32", "bf16")
-        )
-        whole = [
-            torch.cat([gradient.flatten() for gradient in some[1:]]) for some in (rounded, exact)
+        errors = [
+            float((rounded - exact).norm() / exact.norm())
+            for rounded, exact in zip(
+                forward_backward(network, "bf16"), forward_backward(network, "fp32"), strict=True
+            )
         ]
-        found = {
-            "features": probe.relative_error(rounded[0], exact[0]),
-            "gradients": probe.relative_error(*whole),
-        }
+        found = dict(zip(("features", "gradients"), errors, strict=True))
     run = torch.compile(network) if case["run"] == "compiled" else network
     for _ in range(2):
-        probe.forward_backward(run, parameters, images, case["precision"])
+        forward_backward(run, case["precision"])
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < SECONDS:
-        probe.forward_backward(run, parameters, images, case["precision"])
+        forward_backward(run, case["precision"])
         done += len(images)
     return found | {"rate": done / (time.perf_counter() - start)}
 

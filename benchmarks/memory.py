@@ -7,16 +7,14 @@ usage: python benchmarks/memory.py OUT.json [--preset procgen-ppg]      about te
 
 Every rollout of the phase is collected, so that the buffer is written from end to end; then follow
 the policy phase of the last one and the auxiliary phase with a single pass over one rollout's worth
-of minibatches, drawn from the whole phase. More passes do the same again. The probe runs in the
-same process, as at the first start on a machine; logs are the usual ones, and a checkpoint is saved
-at the end.
+of minibatches, drawn from the whole phase. More passes do the same again. Logs are the usual
+ones, and a checkpoint is saved at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -38,7 +36,6 @@ def main() -> None:
     parser.add_argument("--preset", default="procgen-ppg")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # nothing was probed here yet
         config = get_preset(options.preset).changed(
             {"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
         )

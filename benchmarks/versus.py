@@ -221,17 +221,13 @@ def _procgen(
     return *ours, *theirs[: 1 + memory_kept]
 
 
-# Of long runs the probe chooses the size of micro-batches; these are too short for it, and have
-# what it chooses here.
 _PPO = "--env.id starpilot --total-env-steps 32768"
 # Ours ends with the iteration before the last, because nothing is distilled after the last one;
 # theirs says that an iteration is done before it distills, so that the time between two such lines
 # has one auxiliary phase too.
 _PPG = "--env.id starpilot --aux.every 1 --total-env-steps 49152"
-# Each precision has its own best size.
-_FP32 = "--compute.micro-batch 64"
-_BF16 = "--compute.micro-batch 128 --compute.policy-precision bf16"
-_AUX_BF16 = "--compute.aux-micro-batch 128 --compute.aux-precision bf16"
+_BF16 = "--compute.policy-precision bf16"
+_AUX_BF16 = "--compute.aux-precision bf16"
 
 
 def _ppg(*precisions: tuple[str, str]) -> tuple[Contestant, ...]:
@@ -273,11 +269,11 @@ WORKS: dict[str, tuple[Contestant, ...]] = {
                    ("{purejaxrl}", "4", "128", "4", "4", "500000", "{seed}"), "purejaxrl"),
     ),
     "procgen-ppo": _procgen((
-        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", f"{_PPO} {_FP32}", begins=1),
+        _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _PPO, begins=1),
         _ours("phasicrl, bf16", "compat-cleanrl-ppo-procgen", f"{_PPO} {_BF16}", begins=1),
     ), "ppo_procgen.py", "--total-timesteps", "32768", memory_kept=True),
-    "procgen-ppg": _ppg(("", _FP32)),
-    "procgen-ppg-bf16": _ppg((", auxiliary phase bf16", f"{_FP32} {_AUX_BF16}"),
+    "procgen-ppg": _ppg(("", "")),
+    "procgen-ppg-bf16": _ppg((", auxiliary phase bf16", _AUX_BF16),
                              (", both phases bf16", f"{_BF16} {_AUX_BF16}")),
     "procgen-ppo-gpu": _procgen((
         _ours("phasicrl, fp32", "compat-cleanrl-ppo-procgen", _GPU_PPO),

@@ -57,7 +57,6 @@ from tools.reference_pages import TRICKS
         ),
         (lambda: RewardNormConfig(clip=0), "reward_norm.clip is 0"),
         (lambda: ComputeConfig(micro_batch=0), "compute.micro_batch is 0"),
-        (lambda: ComputeConfig(aux_micro_batch=0), "compute.aux_micro_batch is 0"),
         (lambda: CheckpointConfig(keep=0), "checkpoint.keep is 0"),
         (
             lambda: Config(total_env_steps=0),

@@ -1,8 +1,6 @@
 """What must hold on a GPU, by tests that run on the CPU as well.
 
-The same bodies on both, so that they are known to work before there is a GPU.
-
-On the CPU "recorded" is what stands in for a CUDA graph (`again_in_place`). `benchmarks/gpu.py`
+The same bodies on both, so that they are known to work before there is a GPU. `benchmarks/gpu.py`
 runs the GPU's half of this file.
 """
 
@@ -12,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +24,6 @@ from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import Config, RewardNormConfig
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Plan
-from phasicrl.execution.probe import probe
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.bench import measure
 from phasicrl.presets import get_preset
@@ -34,7 +31,7 @@ from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
-from tests.execution.test_compute import CASES, again_in_place, both, record_with, setting
+from tests.execution.test_compute import both, setting
 from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden
 from tests.helpers import corridor, skip_without_envpool, tiny, tiny_aux
@@ -70,14 +67,6 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
-def recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A device whose runs record their steps."""
-    if device == "cpu":
-        record_with(again_in_place, monkeypatch)
-    return device
-
-
 def images(folder: Path, **changes: Any) -> Config:
     """PPG on tiny images by a tiny IMPALA network, whose weights lie in channels_last."""
     network = {
@@ -106,44 +95,19 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
             )
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
-def test_recorded_steps_on_images_equal_eager_ones(
-    recorded: str, precision: Precision, value_path: str, tmp_path: Path
+def test_compiled_steps_on_images_equal_eager_ones(
+    device: str, precision: Precision, value_path: str, tmp_path: Path
 ) -> None:
     precisions = {"compute.policy_precision": precision, "compute.aux_precision": precision}
     both(
         images(
-            tmp_path, **{"compute.device": recorded, "model.value_path": value_path, **precisions}
+            tmp_path, **{"compute.device": device, "model.value_path": value_path, **precisions}
         ),
         Image,
     )
-
-
-@pytest.mark.parametrize("name", ["separate", "masks-mixed"])
-def test_recorded_acting_gives_the_answers_of_eager_acting(
-    recorded: str, name: str, tmp_path: Path
-) -> None:
-    changes, make_env = CASES[name]
-    asked: list[tuple[Any, ...]] = []
-    with start_run(
-        setting(tmp_path, **changes, **{"compute.compile": "on", "compute.device": recorded}),
-        make_env=make_env,
-    ) as run:
-        plain = run.compute.evaluate
-
-        def twice(function: Callable[..., Any], module: Any, inputs: Any) -> Any:
-            found = plain(function, module, inputs)
-            asked.append((found, [part.clone() for part in function(*inputs)]))
-            for ours, expected in zip(*asked[-1], strict=True):
-                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-            return found
-
-        run.compute.evaluate = twice
-        for _ in range(2):
-            run.collect(run.buffer.next_rollout())
-    assert len(asked) == 2 * run.config.ppo.num_steps
 
 
 def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> None:
@@ -254,28 +218,6 @@ def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(
         assert row["time/policy"] > 0 and row["time/value"] > 0 and sum(parts) < row["time/total"]
 
 
-def test_the_probe_finds_bf16_right_at_standard_width(device: str) -> None:
-    torch.manual_seed(0)
-    channels = (16, 32) if device == "cuda" else (4, 6)
-    layers = [
-        torch.nn.Conv2d(3, channels[0], 3, padding=1),
-        torch.nn.ReLU(),
-        torch.nn.Conv2d(channels[0], channels[1], 3, padding=1),
-    ]
-    network = torch.nn.Sequential(
-        *layers, torch.nn.Flatten(), torch.nn.Linear(channels[1] * 256, 64)
-    ).to(device)
-    obs = torch.randint(256, (64, 16, 16, 3), dtype=torch.uint8, device=device)
-    found = probe(
-        lambda some: network(some.permute(0, 3, 1, 2).float() / 255),
-        list(network.parameters()),
-        obs,
-        seconds=0.01,
-    )
-    assert found.bf16_is_right and all(rate > 0 for rate in found.rate.values())
-    assert set(found.micro_batch.values()) == {64} or device == "cpu"
-
-
 @pytest.mark.parametrize("device", [GPU])
 def test_a_measurement_knows_how_much_of_the_device_was_taken(device: str, tmp_path: Path) -> None:
     report = measure(
@@ -306,7 +248,6 @@ def test_a_procgen_preset_trains(
         changes["compute.aux_precision"] = precision
     run = train(small(preset, tmp_path).changed(changes))
     if device == "cuda":
-        assert run.compute._compiled_steps and None not in run.compute._compiled_steps.values()
         assert run.compute._compiled_calls and None not in run.compute._compiled_calls.values()
     losses = [
         value

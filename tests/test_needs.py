@@ -129,10 +129,8 @@ WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "evaluation.film": (True, {"evaluation.every_iterations": 1}),
     "evaluation.overlay": (False, {"evaluation.every_iterations": 1, "evaluation.film": True}),
     "compute.num_threads": (1, {"compute.device": "cpu"}),
-    "compute.pin_threads": (False, {"compute.device": "cpu"}),
     "compute.take_turns": (False, {"compute.device": "cpu"}),
     "compute.micro_batch": (64, Task(has_images=True)),
-    "compute.aux_micro_batch": (None, {"aux": AuxConfig()}),
     "compute.aux_precision": ("bf16", {"aux": AuxConfig()}),
     "log.wandb_project": ("mine", {"log.wandb": True}),
     "log.wandb_entity": ("us", {"log.wandb": True}),
@@ -225,7 +223,6 @@ def test_a_knob_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(
         "model.channels": "4 8",
         "value_norm": "on",
         "obs_norm": "on",
-        "compute.aux_micro_batch": "none",
     }.get(path, str(value))
     assert path in refused.value.paths
     assert (

@@ -20,7 +20,7 @@ QUIET = {
     "checkpoint.every_minutes": None, "compute.device": "cpu", "compute.compile": "off",
     "compute.num_threads": 1,
     "compute.policy_precision": "fp32", "compute.aux_precision": "fp32",
-    "compute.pin_threads": False, "compute.take_turns": False,
+    "compute.take_turns": False,
 }  # fmt: skip
 
 

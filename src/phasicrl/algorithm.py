@@ -17,7 +17,6 @@ from phasicrl.config import Config
 from phasicrl.distributed import join
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import MaskFunction
-from phasicrl.execution.plan import Plan
 from phasicrl.learner import Record
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.phases import auxiliary_phase, policy_phase
@@ -69,7 +68,6 @@ def train(
     make_encoder: EncoderFactory | None = None,
     mask_actions: MaskFunction | None = None,
     on_iteration: OnIteration | None = None,
-    plan: Plan | None = None,
 ) -> Run:
     """Train an agent from scratch. Without `config.aux` this is PPO.
 
@@ -87,7 +85,6 @@ def train(
             hold at the start of training, for `config.env.heuristic_mask_steps` steps.
         on_iteration: called after each iteration with the run and its metrics. If it returns
             "stop", the run is saved and ends there; `resume` goes on to the end of its budget.
-        plan: how to execute it, of a run before; chosen for this machine unless given.
 
     Returns:
         The finished run: `run.agent`, `run.directory`, `run.summary()`.
@@ -105,7 +102,6 @@ def train(
             make_vector_env=make_vector_env,
             make_encoder=make_encoder,
             mask_actions=mask_actions,
-            plan=plan,
             world=world,
         ) as run,
     ):

@@ -52,7 +52,6 @@ from phasicrl.presets import PRESETS, Preset, differences, get_preset
 if TYPE_CHECKING:
     from phasicrl.analysis.compare import Comparison
     from phasicrl.exchange.convert import Converted
-    from phasicrl.execution.plan import Plan
     from phasicrl.experiments.trials import Trial
     from phasicrl.session.run import Run
 
@@ -363,8 +362,6 @@ def arguments_for(
 class _TrainOptions(_Output):
     """Options of `train` that are no knobs."""
 
-    same_plan: tyro.conf.FlagCreatePairsOff[bool] = False
-    """With `--from RUN`: execute it as that run was, without a look at this machine."""
     resume: Literal["never", "auto"] = "never"
     """`auto`: go on with the newest run of this experiment, seed and length, if there is one."""
     scale_batch: float | None = None
@@ -380,12 +377,11 @@ def _train(words: list[str]) -> None:
     if options.scale_batch is not None:
         with options.working():
             config = _scaled(config, options.scale_batch)
-    plan = _plan_of(words) if options.same_plan else None
     from phasicrl.algorithm import train
     from phasicrl.experiments.trials import train_or_resume
 
     start = train_or_resume if options.resume == "auto" else train
-    _run(options, lambda: start(config, plan=plan))
+    _run(options, lambda: start(config))
 
 
 _TRAIN_FLAGS = ["--" + each.name.replace("_", "-") for each in dataclasses.fields(_TrainOptions)]
@@ -415,36 +411,6 @@ def _scaled(config: Config, factor: float) -> Config:
             "--ppo.proximal-decay makes it independent (docs/distributed.md)"
         )
     return scaled
-
-
-def _plan_of(words: list[str]) -> Plan:
-    """The plan of the run after `--from`.
-
-    Raises:
-        ValueError: there is no such run, it has no plan, or one for another kind of machine.
-    """
-    words = _apart(words)
-    if words[0] != "--from":
-        raise ValueError(
-            "--same-plan needs a run whose plan is followed: "
-            "`phasicrl train --from RUN --same-plan`"
-        )
-    from phasicrl.execution.device import this_machine
-    from phasicrl.execution.plan import can_follow
-    from phasicrl.runs.directory import RunDirectory
-
-    path = Path(words[1])
-    path = path if path.is_dir() else path.parent
-    if (plan := RunDirectory(path).plan) is None:
-        raise ValueError(
-            f"{path} has no plan of this version in its card.json; leave --same-plan out"
-        )
-    if not can_follow(plan, this_machine("auto" if plan.on_gpu else "cpu")):
-        raise ValueError(
-            f"{path} ran on {plan.device} with {plan.num_threads} threads, "
-            "which this machine has not; leave --same-plan out"
-        )
-    return plan
 
 
 def parse_config(words: list[str], command: str = "train") -> Config:

@@ -519,31 +519,28 @@ class ComputeConfig(_Checked):
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`."""
     num_threads: int | None = None
     """Threads of PyTorch; off: all cores for images and large minibatches, else one."""
-    pin_threads: bool = True
-    """Keep PyTorch's threads on a core each while they compute."""
     take_turns: bool = True
     """Runs that would fill the same cores compute in turns; off: at once, which is slower."""
     micro_batch: int | Literal["auto"] | None = "auto"
-    """Images that go through the network at once; `auto`: as fast as possible; off: all."""
-    aux_micro_batch: int | Literal["auto"] | None = "auto"
-    """The same in the auxiliary phase; `auto`: as `micro_batch`, if that is not `auto`."""
+    """Images that go through the network at once; `auto`: 64 on a CPU (128 in bf16); off: all."""
     policy_precision: Precision = "fp32"
     """Precision of the encoders in the rollout and the policy phase; all else is fp32."""
-    aux_precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    """The same in the auxiliary phase; `auto`: bf16 where a probe finds it right and faster."""
+    aux_precision: Precision = "fp32"
+    """Precision of the encoders in the auxiliary phase."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Gradient steps are one call (compiled, or a CUDA graph); `auto`: where that pays."""
+    """Compile gradient steps and acting; `auto`: where that pays."""
     deterministic: bool = False
     """Allow only deterministic kernels; matters on a GPU, where it costs speed."""
     rank_timeout: float = 600.0
     """Seconds that the processes of a run wait for one of them that does not answer."""
 
     def _problems(self) -> Iterator[str]:
-        sizes = {"micro_batch": self.micro_batch, "aux_micro_batch": self.aux_micro_batch}
-        for name, size in sizes.items():
-            yield from _not_positive("compute", **{name: size if isinstance(size, int) else None})
+        size = self.micro_batch if isinstance(self.micro_batch, int) else None
         yield from _not_positive(
-            "compute", num_threads=self.num_threads, rank_timeout=self.rank_timeout
+            "compute",
+            num_threads=self.num_threads,
+            micro_batch=size,
+            rank_timeout=self.rank_timeout,
         )
         yield from _too_many("compute", MOST_THREADS, num_threads=self.num_threads)
 
@@ -748,11 +745,6 @@ class Config(_Checked):
             per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
             steps += self.num_iterations // self.period * self.aux.epochs * per_epoch
         return steps
-
-    @property
-    def num_network_passes(self) -> int:
-        """Observations that go through the networks in the whole run, about."""
-        return int(self.total_env_steps * (len(self.ppo.passes) + self.aux_passes))
 
     @property
     def aux_passes(self) -> float:
@@ -1009,13 +1001,13 @@ NEEDS = (
          lambda c: c.obs_norm is not None and c.obs_norm.statistics == "ema"),
     Need("value_norm.decay", "value_norm.statistics ema",
          lambda c: c.value_norm is not None and c.value_norm.statistics == "ema"),
-    Need("compute.num_threads compute.pin_threads compute.take_turns",
+    Need("compute.num_threads compute.take_turns",
          "a device that is not a GPU (compute.device)",
          lambda c: not c.compute.device.startswith("cuda")),
-    Need("compute.micro_batch compute.aux_micro_batch", "images among the observations",
+    Need("compute.micro_batch", "images among the observations",
          task=lambda t: t.has_images),
     # Of PPO it is true, too, that nothing is done in anything but fp32.
-    Need("compute.aux_micro_batch compute.aux_precision", "an auxiliary phase (aux)",
+    Need("compute.aux_precision", "an auxiliary phase (aux)",
          lambda c: c.aux is not None),
     Need("log.wandb_project", "log.wandb", lambda c: c.log.wandb),
     Need("log.wandb_entity", "log.wandb", lambda c: c.log.wandb),

@@ -9,9 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,11 @@ from phasicrl.algorithm import learn, train
 from phasicrl.config import ActionConfig, Config, ObsNormConfig, ValueNormConfig
 from phasicrl.execution import compiled
 from phasicrl.execution import compute as compute_module
-from phasicrl.execution.compiled import capture, has_compiler
+from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import WORTH_COMPILING, Plan
 from phasicrl.execution.step import StepSettings
-from phasicrl.execution.streams import side_by_side
 from phasicrl.models.agent import Agent
-from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
 from tests.golden import Image
 from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
@@ -58,8 +54,10 @@ def both(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
     assert not eager_run.compute._compiled_steps
-    for kept in (fused_run.compute._compiled_steps, fused_run.compute._compiled_calls):
-        assert kept and all(one is not None for one in kept.values())
+    compute = fused_run.compute
+    assert compute._compiled_calls and None not in compute._compiled_calls.values()
+    assert compute.plan.on_gpu or compute._compiled_steps
+    assert None not in compute._compiled_steps.values()
     (agent, optimizers), (fused_agent, fused_optimizers) = (
         (s["agent"], s["optimizers"])
         for s in (eager_run.learner.state_dict(), fused_run.learner.state_dict())
@@ -93,6 +91,7 @@ def setting(tmp_path: Path, **changes: Any) -> Config:
 CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "separate": ({}, Corridor),
     "detached": ({"model.value_path": "detached"}, Corridor),
+    "shared-in-aux": ({"model.value_path": "shared_in_aux"}, Corridor),
     "shared": ({"model.value_path": "shared"}, Corridor),
     "epochs-apart": (
         {"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"},
@@ -134,78 +133,6 @@ def test_steps_written_for_the_compiler_equal_eager_ones(
     both(setting(tmp_path, **changes), make_env)
 
 
-def again_in_place(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """In place of a CUDA graph, which needs a GPU.
-
-    What was recorded runs again, on the same inputs and into the same outputs.
-    """
-    for _ in range(3):
-        function()
-    outputs = function()
-
-    def replay() -> None:
-        anew = function()
-        for old, new in zip(
-            *((x,) if isinstance(x, Tensor) else x for x in (outputs, anew)), strict=True
-        ):
-            old.copy_(new)
-
-    return outputs, replay
-
-
-RECORDED = [name for name in CASES if name != "eps-hat"]
-"""An ε that follows the number of steps cannot be recorded."""
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_steps_that_are_recorded_equal_eager_ones(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All but the CUDA graph itself.
-
-    What is copied in, what is read where it lies, what a recording leaves behind.
-    """
-    record_with(again_in_place, monkeypatch)
-    changes, make_env = CASES[name]
-    both(setting(tmp_path, **changes), make_env)
-
-
-@pytest.mark.parametrize("works", [False, True])
-def test_a_recording_that_fails_or_does_nothing_leaves_the_run_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
-) -> None:
-    config = setting(tmp_path)
-    reference = train(config, make_env=Corridor)
-
-    def bad(function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        outputs = again_in_place(function)[0]  # the warm-up makes steps
-        if works:
-            return outputs, lambda: None
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    record_with(bad, monkeypatch)
-    run = train(config.changed({"compute.compile": "on"}), make_env=Corridor)
-    assert (
-        set(run.compute._compiled_steps.values())
-        == set(run.compute._compiled_calls.values())
-        == {None}
-    )
-    for name, tensor in reference.agent.state_dict().items():
-        assert torch.equal(run.agent.state_dict()[name], tensor), name
-
-
-def record_with(record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs on the CPU record their steps, by something in place of a CUDA graph."""
-    monkeypatch.setattr(compiled, "as_one_call", partial(capture, record=record))
-    plain = compute_module.Compute.__init__
-
-    def recording(self: compute_module.Compute, *args: Any, **options: Any) -> None:
-        plain(self, *args, **options)
-        self.records = True
-
-    monkeypatch.setattr(compute_module.Compute, "__init__", recording)
-
-
 def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,13 +152,6 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
         "ppo.objective": "log_prob",
     }
     train(setting(tmp_path).changed({**changes, "ppo.clip": None}), make_env=Nothing)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("name", RECORDED)
-def test_cuda_graphs_equal_eager_steps(name: str, tmp_path: Path) -> None:
-    changes, make_env = CASES[name]
-    both(setting(tmp_path, **changes).changed({"compute.device": "cuda"}), make_env)
 
 
 class Looks(TorchDispatchMode):
@@ -292,6 +212,25 @@ def test_neither_a_step_nor_a_minibatch_looks_at_values(value_path: str, tmp_pat
     assert looks(setting(tmp_path / "more", **more)) == once
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("name", ["shared-in-aux", "epochs-apart", "masks-mixed"])
+def test_steps_compiled_for_a_gpu_equal_eager_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled by the same call on a CPU, where PyTorch records no CUDA graphs."""
+    monkeypatch.setattr(Plan, "on_gpu", True)
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes), make_env)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_steps_on_a_gpu_equal_eager_ones(name: str, tmp_path: Path) -> None:
+    changes, make_env = CASES[name]
+    both(setting(tmp_path, **changes).changed({"compute.device": "cuda"}), make_env)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
     def waits(num_steps: int) -> int:
@@ -311,18 +250,6 @@ def test_a_gpu_is_waited_for_once_a_step(tmp_path: Path) -> None:
         return sum("synchroniz" in str(warning.message) for warning in seen)
 
     assert waits(24) - waits(12) == 12
-
-
-def test_what_is_recorded_copies_only_what_is_not_kept() -> None:
-    kept, given = torch.zeros(2), torch.ones(2)
-    call = capture(
-        lambda total, x: (total.add_(x).clone(),), [kept, given], num_kept=1, record=again_in_place
-    )
-    kept.zero_()
-    (out,) = call(kept, torch.tensor([1.0, 2.0]))
-    assert kept.tolist() == out.tolist() == [1.0, 2.0] and given.tolist() == [1.0, 1.0]
-    call(kept, torch.tensor([1.0, 2.0]))
-    assert kept.tolist() == out.tolist() == [2.0, 4.0]  # the same outputs, written again
 
 
 LONG = ("normalized", "shared", "shuffled")
@@ -348,24 +275,6 @@ def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(
     run = train(config, make_env=Corridor)
     assert set(run.compute._compiled_steps.values()) == {None}
     assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_an_optimizer_that_does_more_is_left_alone(tmp_path: Path) -> None:
-    config = setting(tmp_path, **{"compute.compile": "on"})
-    with start_run(config, make_env=Corridor) as run:
-        for group in run.learner.optimizers["policy"].param_groups:
-            group["weight_decay"] = 0.1
-        learn(run)
-    assert None in run.compute._compiled_steps.values()
-
-
-def test_an_epsilon_that_follows_the_steps_is_not_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record_with(again_in_place, monkeypatch)
-    config = setting(tmp_path, **{"ppo.adam_eps_hat": True, "compute.compile": "on"})
-    assert set(train(config, make_env=Corridor).compute._compiled_steps.values()) == {None}
 
 
 def test_compiled_code_that_computes_something_else_is_not_used(
@@ -398,7 +307,7 @@ def test_compiled_code_that_computes_something_else_is_not_used(
 def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
     config = tiny(tmp_path)
     assert config.compute.compile == "auto" and config.num_gradient_steps < WORTH_COMPILING
-    assert not train(config, make_env=Corridor).compute.plan.acts_in_one_call
+    assert not train(config, make_env=Corridor).compute.plan.compiled
 
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
@@ -483,44 +392,6 @@ def test_a_rollout_that_does_not_fit_names_the_knob(
     monkeypatch.setattr(Agent, method, full)
     with pytest.raises(MemoryError, match=rf"{called} does not fit .* try fewer env\.num_envs"):
         train(setting(tmp_path, **{"model.value_path": path}), make_env=Corridor)
-
-
-class FakeStream:
-    """Notes who waits for whom."""
-
-    def __init__(self, name: str, told: list[str]) -> None:
-        self.name, self.told = name, told
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.told.append(f"{self.name} waits for {other.name}")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_side_by_side_forks_after_what_came_before_and_joins_before_what_follows(
-    monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
-    told: list[str] = []
-    default, recording, side = (FakeStream(name, told) for name in ("default", "main", "side"))
-
-    @contextmanager
-    def stream(chosen: FakeStream) -> Iterator[None]:
-        told.append(f"on {chosen.name}")
-        yield
-        told.append("on main")
-
-    def both(current: FakeStream) -> list[str]:
-        told.clear()
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-        one, other = (lambda: told.append("policy") or 1), (lambda: told.append("value") or 2)
-        assert side_by_side(one, other, torch.device(device)) == (1, 2)
-        return told
-
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr("phasicrl.execution.streams._side_stream", lambda device: side)
-    assert both(default) == ["policy", "value"], "nothing is forked where nothing is recorded"
-    forked = ["side waits for main", "on side", "value", "on main", "policy", "main waits for side"]
-    assert both(recording) == (forked if device == "cuda" else ["policy", "value"])
 
 
 @pytest.fixture

@@ -84,6 +84,5 @@ def test_a_run_takes_turns_if_its_plan_says_so(
     made: list[Turns] = []
     monkeypatch.setattr(device, "Turns", lambda: made.append(Turns(tmp_path)) or made[-1])
     monkeypatch.setattr(device.torch, "set_num_threads", lambda number: None)
-    threads = device.Threads(Plan(take_turns=takes))
-    with threads.turn():
+    with device.set_up_threads(Plan(take_turns=takes))():
         assert bool(made) == takes

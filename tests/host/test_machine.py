@@ -15,7 +15,6 @@ import pytest
 from phasicrl.host import machine
 from phasicrl.host.machine import (
     FollowingThreads,
-    Team,
     cgroup_quota,
     num_cores,
     thread_ids,
@@ -79,65 +78,8 @@ def test_of_several_companions_those_that_have_ended_do_not_hold_the_others() ->
     companion.follow()
 
 
-@needs_affinity
-def test_a_team_has_a_core_each_while_it_works_and_its_caller_is_free_afterwards() -> None:
-    cores = os.sched_getaffinity(0)
-    first, second, *_ = sorted(cores)
-    with a_waiting_thread() as helper, a_waiting_thread() as other:
-        team = Team({helper})
-        try:
-            for core, rest in ((first, cores - {first}), (second, cores - {second})):
-                os.sched_setaffinity(0, {core})
-                with team.at_work():
-                    assert os.sched_getaffinity(0) == {core}
-                    assert os.sched_getaffinity(helper) == {min(rest)}
-                    assert os.sched_getaffinity(other) == cores
-                assert os.sched_getaffinity(0) == cores
-            with pytest.raises(ZeroDivisionError), team.at_work():
-                _ = 1 / 0
-            assert os.sched_getaffinity(0) == cores
-        finally:
-            os.sched_setaffinity(0, cores)
-    with team.at_work():
-        pass  # the helper has ended
-
-
-@needs_affinity
-@pytest.mark.parametrize(
-    ("settings", "cores_of_team"),
-    [
-        ({}, 1),
-        ({"pin_threads": False}, 0),
-        ({"num_threads": 1}, 0),
-        ({"num_threads": num_cores() + 1}, 0),
-    ],
-)
-def test_threads_of_pytorch_have_a_core_each_if_there_are_as_many(
-    settings: dict[str, int], cores_of_team: int
-) -> None:
-    settings = {"num_threads": num_cores(), **settings}
-    code = f"""if True:
-        import phasicrl, os
-        from phasicrl.execution.device import Threads
-        from phasicrl.execution.plan import Plan
-        from phasicrl.host.machine import thread_ids, usable_cores
-        def placed():
-            others = thread_ids() - {{os.getpid()}}
-            return [thread for thread in others if len(os.sched_getaffinity(thread)) == 1]
-        threads = Threads(Plan(**{settings}))
-        with threads.turn():
-            print(len(placed()), len(os.sched_getaffinity(0)) == 1)
-        print(len(os.sched_getaffinity(0)) == len(usable_cores()))
-    """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    expected = num_cores() - 1 if cores_of_team else 0
-    assert run.stdout.split() == [str(expected), str(bool(expected)), "True"]
-
-
 def test_nobody_to_follow_is_no_error() -> None:
     FollowingThreads(set()).follow()
-    with Team(set()).at_work():
-        pass
 
 
 GROUPS = {

@@ -1,4 +1,4 @@
-"""Many kernels as one call: functions of tensors, compiled for a CPU or recorded on a GPU.
+"""Functions of tensors, compiled for a CPU or a GPU.
 
 Kind: effects (runs a C++ compiler).
 """
@@ -9,7 +9,6 @@ import importlib
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -46,69 +45,18 @@ def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable
         return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
 
 
-Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
-"""Runs a function of no arguments; returns its outputs, and what computes them anew, in place."""
+def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function for a GPU: PyTorch records its kernels as CUDA graphs.
 
-
-def capture(
-    function: Callable[..., Any],
-    inputs: Sequence[Tensor],
-    *,
-    num_kept: int,
-    record: Recorder | None = None,
-) -> Callable[..., Any]:
-    """Record a function of tensors on a GPU, so that all its kernels are launched as one.
-
-    The recording is a CUDA graph.
-    As with `compile_` nothing is checked. What is returned is overwritten by the next call.
-
-    Args:
-        function: may write into its inputs; must not look at values.
-        inputs: like those to come; some on the CPU, perhaps.
-        num_kept: so many of the first inputs are the same tensors in every call, and are used where
-            they lie; others are copied in.
-        record: records the kernels; a CUDA graph unless given.
-
-    Raises:
-        RuntimeError: the function does something that cannot be recorded.
+    The next call of any function that was compiled so overwrites what is returned.
     """
-    device = inputs[0].device
-    if record is None:
-        record = partial(_record, device=device)
-    copies = [torch.empty_like(tensor, device=device).copy_(tensor) for tensor in inputs[num_kept:]]
-    with torch.no_grad():
-        outputs, replay = record(lambda: function(*inputs[:num_kept], *copies))
-        for tensor in (outputs,) if isinstance(outputs, Tensor) else outputs:
-            tensor.zero_()  # so that a replay that does nothing cannot look right
+    compiled = torch.compile(function, mode="reduce-overhead")
 
-    def call(*given: Tensor) -> Any:
-        torch._foreach_copy_(copies, list(given[num_kept:]))
-        replay()
-        return outputs
+    def call(*inputs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(*inputs)
 
     return call
-
-
-def _record(function: Callable[[], Any], *, device: torch.device) -> tuple[Any, Callable[[], None]]:
-    """Record a CUDA graph.
-
-    Calls on a stream of their own come before: in these kernels are chosen and workspaces made.
-    """
-    with torch.cuda.device(device):
-        before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
-        try:
-            stream.wait_stream(before)
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    function()
-            before.wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                outputs = function()
-        except BaseException:
-            torch.cuda.set_stream(before)  # a failed recording leaves its own behind
-            raise
-    return outputs, graph.replay
 
 
 class Functional(nn.Module):
@@ -130,15 +78,6 @@ class Functional(nn.Module):
         """`function()`, with the module's tensors of these names replaced."""
         named = {f"module.{name}": tensor for name, tensor in tensors.items()}
         return functional_call(self, named, (function,))
-
-
-def as_one_call(
-    function: Callable[..., Any], inputs: Sequence[Tensor], *, num_kept: int
-) -> Callable[..., Any]:
-    """Compile for a CPU, record on a GPU; `num_kept` inputs are the same tensors in every call."""
-    if inputs[0].device.type == "cpu":
-        return compile_(function, inputs)
-    return capture(function, inputs, num_kept=num_kept)
 
 
 class CompiledCall:
@@ -169,8 +108,8 @@ class CompiledCall:
         self._own = [tensor.detach() for tensor in tensors.values()]
         with torch.inference_mode(False):
             example = [*self._own, *(tensor.clone() for tensor in inputs)]
-            self._call = as_one_call(call, example, num_kept=len(names))
+            self._call = compile_(call, example)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Evaluate."""
         return self._call(*self._own, *inputs)

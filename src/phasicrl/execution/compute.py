@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from phasicrl.config import Precision
 from phasicrl.distributed import ALONE, World
-from phasicrl.execution.compiled import CompiledCall
-from phasicrl.execution.device import Threads
+from phasicrl.execution.compiled import CompiledCall, compile_for_gpu
+from phasicrl.execution.device import set_up_threads
 from phasicrl.execution.plan import Phase, Plan
 from phasicrl.execution.step import CompiledStep, Loss, Noted, StepSettings, update_
 from phasicrl.rollout import Minibatch, Samples
@@ -31,7 +31,6 @@ class Compute:
         say: told which way was chosen, for people.
         world: the processes that take each step together.
         turn: makes a context in which to use all threads.
-        records: what is one call is recorded, as a CUDA graph; else it is compiled.
 
     Args:
         plan: how the run is executed.
@@ -49,10 +48,9 @@ class Compute:
         self.plan, self.world = plan, world
         self.device = torch.device(plan.device)
         self.say = say
-        self.records = plan.on_gpu
-        self.turn = Threads(plan).turn
+        self.turn = set_up_threads(plan)
         self._compiled_steps: dict[Hashable, CompiledStep | None] = {}
-        self._compiled_calls: dict[Hashable, CompiledCall | None] = {}
+        self._compiled_calls: dict[Hashable, Callable[..., Any] | None] = {}
         if plan.deterministic:
             # cuBLAS refuses to be deterministic without.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -102,7 +100,7 @@ class Compute:
         """`[S, L, …]`: a function of the networks without gradient, in pieces for the caches."""
         results = []
         num_steps, whole = segments.first.shape[1], segments.has_memory
-        at_once = max(1, self.plan.steps_at_once // num_steps)
+        at_once = max(1, self.plan.inference_batch_size // num_steps)
         what = "asking the networks about a rollout"
         with self.explaining_memory(what, "fewer env.num_envs", phase=phase, whole=whole):
             for start in range(0, len(segments), at_once):
@@ -122,9 +120,7 @@ class Compute:
         module: nn.Module,
         inputs: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """`function(*inputs)`, which uses a module and needs no gradient.
-
-        It is one compiled call, if acting is.
+        """Return `function(*inputs)`, which uses a module and needs no gradient, compiled or not.
 
         Args:
             function: the same every time; a bound method will do.
@@ -132,13 +128,13 @@ class Compute:
             inputs: of the same shapes every time.
         """
         call = None
-        if self.plan.acts_in_one_call:
+        if self.plan.compiled:
             key = (function, tuple((x.shape, x.stride(), x.dtype) for x in inputs))
             if key not in self._compiled_calls:
                 self._compiled_calls[key] = self._compile_call(function, module, inputs)
             call = self._compiled_calls[key]
         with self.turn():
-            return function(*inputs) if call is None else call(inputs)
+            return function(*inputs) if call is None else call(*inputs)
 
     def gradient_step(self, loss: Loss[S], settings: StepSettings) -> Callable[..., Noted]:
         """What makes steps of gradient descent on the mean loss over minibatches.
@@ -152,8 +148,9 @@ class Compute:
             between steps. It raises a MemoryError that names the knob to turn, where a step does
             not fit.
         """
-        eager = EagerStep(self, loss, settings)
-        if settings.phase not in self.plan.one_call:
+        compiled = self.plan.compiled and not self.plan.micro_batch[settings.phase]
+        eager = EagerStep(self, loss, settings, records=compiled and self.plan.on_gpu)
+        if not compiled or self.plan.on_gpu:
             return eager
         return OneCallStep(self, eager, self._compiled_steps)
 
@@ -174,8 +171,7 @@ class Compute:
         """
         size = self.plan.micro_batch[phase]
         if size and not whole:
-            name = "aux_micro_batch" if phase == "aux" else "micro_batch"
-            knob += f", or smaller micro-batches (compute.{name} is {size})"
+            knob += f", or smaller micro-batches (compute.micro_batch is {size})"
         with explaining_memory(what, knob, device=self.device):
             yield
 
@@ -184,22 +180,26 @@ class Compute:
         function: Callable[..., tuple[Tensor, ...]],
         module: nn.Module,
         inputs: Sequence[Tensor],
-    ) -> CompiledCall | None:
-        """Compile an evaluation and compare it with the eager one.
+    ) -> Callable[..., tuple[Tensor, ...]] | None:
+        """Compile an evaluation and compare its results with those of the eager one.
 
-        What fails, or is wrong, is said and runs eagerly: None.
+        Returns None if compiling fails or the results differ.
         """
         start = perf_counter()
+        if self.plan.on_gpu:
+            recorded = compile_for_gpu(function)
+            # Copies: the next call overwrites what a recording returns.
+            return lambda *inputs: tuple(output.clone() for output in recorded(*inputs))
         try:
             call = CompiledCall(function, module, inputs)
         except Exception as error:  # of many kinds, and none of them may end a run
-            self.say(f"acting runs eagerly: it cannot be {one_call(self)} ({reason(error)})")
+            self.say(f"acting runs eagerly: it cannot be compiled ({reason(error)})")
             return None
-        for found, expected in zip(call(inputs), function(*inputs), strict=True):
+        for found, expected in zip(call(*inputs), function(*inputs), strict=True):
             if not torch.allclose(found.double(), expected.double(), rtol=1e-3, atol=1e-4):
-                self.say(f"acting runs eagerly: {one_call(self)}, it gives other numbers here")
+                self.say("acting runs eagerly: compiled, it gives other numbers here")
                 return None
-        self.say(f"acting is {one_call(self)} ({perf_counter() - start:.0f} s)")
+        self.say(f"acting is compiled ({perf_counter() - start:.0f} s)")
         return call
 
 
@@ -210,22 +210,26 @@ class EagerStep:
         compute: cuts minibatches into micro-batches.
         loss: what is minimized.
         settings: optimizer and clipping.
+        records: whether the loss and its gradient are recorded as CUDA graphs.
     """
 
-    def __init__(self, compute: Compute, loss: Loss[Any], settings: StepSettings) -> None:
+    def __init__(
+        self, compute: Compute, loss: Loss[Any], settings: StepSettings, *, records: bool = False
+    ) -> None:
         self.compute, self.loss, self.settings = compute, loss, settings
+        self._call = compile_for_gpu(loss.__call__) if records else loss
         self.knob = f"a larger {'aux' if settings.phase == 'aux' else 'ppo'}.num_minibatches"
 
     def __call__(self, minibatch: Minibatch[Any], *coefficients: Tensor) -> Noted:
         """Make the step."""
-        loss, settings, phase = self.loss, self.settings, self.settings.phase
+        settings, phase = self.settings, self.settings.phase
         whole = minibatch.source.has_memory
         with self.compute.explaining_memory("a gradient step", self.knob, phase=phase, whole=whole):
             settings.optimizer.zero_grad(set_to_none=True)
             rows, names = [], ()
             for piece, share in self.compute.pieces(minibatch.gather(), phase=phase):
                 with self.compute.turn():
-                    value, noted = loss(piece, *coefficients)
+                    value, noted = self._call(piece, *coefficients)
                     (value * share).backward()
                 names = tuple(noted)
                 rows.append(torch.stack([part.detach() for part in noted.values()]) * share)
@@ -255,9 +259,6 @@ class OneCallStep:
         phase, whole = self.eager.settings.phase, minibatch.source.has_memory
         knob = self.eager.knob
         with self.compute.explaining_memory("a gradient step", knob, phase=phase, whole=whole):
-            # What is recorded reads from where it read before: from a copy of the minibatch.
-            if self.compute.records:
-                minibatch = minibatch.gathered()
             if (compiled := self._step_for(minibatch, coefficients)) is None:
                 return self.eager(minibatch, *coefficients)
             with self.compute.turn():
@@ -289,14 +290,13 @@ class OneCallStep:
         What fails, or is wrong, is said and runs eagerly.
         """
         compute, phase, start = self.compute, self.eager.settings.phase, perf_counter()
-        words, parts = one_call(compute), (minibatch, coefficients, self.eager.settings)
         step, why = None, "elsewhere"
         try:
-            step = CompiledStep(self.eager.loss, *parts, at_once=compute.records)
+            step = CompiledStep(self.eager.loss, minibatch, coefficients, self.eager.settings)
         except Exception as error:  # of many kinds, and none of them may end a run
             why = reason(error)
         if compute.world.any(step is None) or step is None:
-            compute.say(f"{phase} steps run eagerly: they cannot be {words} ({why})")
+            compute.say(f"{phase} steps run eagerly: they cannot be compiled ({why})")
             return None
         before = step.snapshot()
         expected = self.eager(minibatch, *coefficients)[1]
@@ -308,17 +308,12 @@ class OneCallStep:
         is_off = not torch.allclose(found, expected, rtol=1e-2, atol=1e-4) or not off < 0.05
         if compute.world.any(is_off):
             compute.say(
-                f"{phase} steps run eagerly: {words}, "
-                f"they give other numbers here (off by {off:.1%} of a step)"
+                f"{phase} steps run eagerly: compiled, they "
+                f"give other numbers here (off by {off:.1%} of a step)"
             )
             return None
-        compute.say(f"{phase} steps are {words} ({perf_counter() - start:.0f} s)")
+        compute.say(f"{phase} steps are compiled ({perf_counter() - start:.0f} s)")
         return step
-
-
-def one_call(compute: Compute) -> str:
-    """How something becomes one call, for people."""
-    return "recorded as a CUDA graph" if compute.records else "compiled"
 
 
 @contextmanager

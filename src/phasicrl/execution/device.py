@@ -6,20 +6,17 @@ Kind: effects (sets up PyTorch and the C library).
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from phasicrl.execution.compiled import has_compiler
 from phasicrl.execution.plan import Machine, Plan
 from phasicrl.execution.turns import Turns
-from phasicrl.host.machine import Team, num_cores, thread_ids, usable_cores
+from phasicrl.host.machine import num_cores
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
-_GRAIN = 32_768  # numbers that a thread gets at least (ATen/TensorIterator.h)
 
 
 def this_machine(device: str) -> Machine:
@@ -44,47 +41,16 @@ def this_machine(device: str) -> Machine:
     return Machine(device=str(found), num_cores=num_cores(), has_compiler=has_compiler())
 
 
-class Threads:
-    """The threads that compute, and the turns in which they do.
+def set_up_threads(plan: Plan) -> Callable[[], AbstractContextManager[None]]:
+    """Set PyTorch's threads on a CPU, and return what makes a context to compute in.
 
-    Args:
-        plan: how many, and whether they are pinned and take turns with other runs.
-
-    Attributes:
-        turn: makes a context in which to use all threads: each has a core of its own, and other
-            runs on the same cores wait.
+    With `take_turns`, other runs on the same cores wait meanwhile.
     """
-
-    def __init__(self, plan: Plan) -> None:
-        self._turns = Turns() if plan.take_turns else None
-        self._team = Team(set())
-        self.turn: Callable[[], AbstractContextManager[None]] = nullcontext
-        if plan.on_gpu:
-            return
-        torch.set_num_threads(plan.num_threads)
-        keep_memory()
-        # Fewer are left to the system, and those that OpenMP has bound to it.
-        cores, bound = len(usable_cores()), len(os.sched_getaffinity(0))
-        if plan.pin_threads and 1 < plan.num_threads == cores == bound:
-            self._team = Team(set(_openmp_threads(plan.num_threads)))
-        if self._turns is not None or self._team.is_many:
-            self.turn = self._turn
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with nullcontext() if self._turns is None else self._turns.turn(), self._team.at_work():
-            yield
-
-
-@functools.cache
-def _openmp_threads(num_threads: int) -> frozenset[int]:
-    """The threads that libgomp makes for PyTorch beside the caller, made now.
-
-    Those from before cannot be told from others.
-    """
-    before = thread_ids()
-    torch.zeros(num_threads * _GRAIN).add_(1.0)
-    return frozenset(thread_ids() - before)
+    if plan.on_gpu:
+        return nullcontext
+    torch.set_num_threads(plan.num_threads)
+    keep_memory()
+    return Turns().turn if plan.take_turns else nullcontext
 
 
 def keep_memory() -> None:

@@ -1,4 +1,4 @@
-"""How a run is executed: the plan, from wishes, machine and measurements. Kind: pure."""
+"""How a run is executed: device, threads, precision, micro-batches. Kind: pure."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from phasicrl.config import ComputeConfig, Config, Precision
+from phasicrl.config import Config, Precision
 
 Phase = Literal["policy", "value", "aux"]
 PHASES: tuple[Phase, ...] = ("policy", "value", "aux")
 
 WORTH_COMPILING = 15_000
-"""Gradient steps from which compiling pays even a machine's first run.
-
-It takes ten seconds, and saves about 0.7 ms each.
-"""
+"""Gradient steps from which compiling pays: it takes ten seconds and saves about 0.7 ms a step."""
 WORTH_SHARING = 1024
 """Samples of a minibatch of vectors from which a second core pays."""
-WORTH_PROBING = 200_000
-"""Observations through the network from which a probe of three seconds pays, once per machine."""
-USUAL_MICRO_BATCH = 64
-"""Images in a micro-batch where nothing was measured: near the best in fp32."""
-LARGEST_PROBE = 2048
-"""Images that a GPU is timed with: smaller batches would time the launching of kernels."""
+MICRO_BATCH: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
+"""Images in a micro-batch on a CPU (docs/performance.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the choice depends on.
+    """The machine that a plan is made for.
 
     Attributes:
         device: `cpu`, `cuda:0`.
@@ -41,129 +34,32 @@ class Machine:
     num_cores: int
     has_compiler: bool
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether tensors are on a GPU."""
-        return self.device.startswith("cuda")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What a run asks of the machine.
-
-    Attributes:
-        has_images: convolutions like all cores and small pieces, dense layers on vectors do not.
-        has_memory: whether the networks are recurrent.
-        has_aux: whether there is an auxiliary phase.
-        num_gradient_steps: of the whole run: compiling must pay.
-        minibatch_size: samples of a gradient step: many pay for a second core even with small
-            networks.
-        num_passes: observations that go through the networks in the whole run.
-        can_be_probed: whether the network can be tried on random images.
-    """
-
-    has_images: bool
-    has_memory: bool = False
-    has_aux: bool = False
-    num_gradient_steps: int = 0
-    minibatch_size: int = 0
-    num_passes: int = 0
-    can_be_probed: bool = False
-
-    @classmethod
-    def of(cls, config: Config, *, has_images: bool, can_be_probed: bool) -> Workload:
-        """The workload of a configuration."""
-        return cls(
-            has_images=has_images,
-            has_memory=config.model.memory != "none",
-            has_aux=config.has_auxiliary_phase,
-            num_gradient_steps=config.num_gradient_steps,
-            minibatch_size=config.batch_size // config.ppo.num_minibatches,
-            num_passes=config.num_network_passes,
-            can_be_probed=can_be_probed,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What a probe of the network found on this machine.
-
-    Attributes:
-        micro_batch: images per micro-batch that were fastest, for each precision.
-        rate: images per second, forward and backward, with these micro-batches.
-        error: of bf16, in multiples of what rounding makes; NaN where it does not run.
-    """
-
-    TOLERANCE = 2.0
-    WORTH = 1.1
-
-    micro_batch: Mapping[Precision, int]
-    rate: Mapping[Precision, float]
-    error: float
-
-    @property
-    def bf16_is_right(self) -> bool:
-        """Whether bf16 gives fp32's numbers, up to twice what rounding makes."""
-        return self.error <= self.TOLERANCE
-
-    @property
-    def bf16_pays(self) -> bool:
-        """Whether bf16 is right, and a tenth faster."""
-        return self.bf16_is_right and self.rate["bf16"] > self.WORTH * self.rate["fp32"]
-
-    @property
-    def verdict(self) -> str:
-        """What is said of bf16, for people."""
-        return "right" if self.bf16_is_right else f"wrong here ({off_by(self.error)})"
-
-    def __str__(self) -> str:
-        """One line, for people."""
-        rates = (
-            f"{name} {rate:,.0f} images/s in micro-batches of {self.micro_batch[name]}"
-            for name, rate in self.rate.items()
-        )
-        return f"networks on this machine: {', '.join(rates)}; bf16 is {self.verdict}"
-
-
-def off_by(error: float) -> str:
-    """How wrong bf16 is, for people."""
-    return "it does not run" if error != error else f"off by {error:.0f} times what rounding makes"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a run is executed; a part of the run's card.
-
-    Nothing in it changes what is computed, up to rounding.
+    """How a run is executed; recorded in its card. Changes results by rounding only.
 
     Attributes:
         device: `cpu`, `cuda:0`.
-        num_threads: of PyTorch on the CPU.
-        pin_threads: keep them on a core each while they compute.
-        take_turns: compute in turns with other runs that would fill the same cores.
-        precision: of the encoders, by phase.
+        num_threads: PyTorch threads on a CPU.
+        take_turns: whether runs on the same cores compute in turns.
+        precision: precision of the encoders, by phase.
         micro_batch: images in a micro-batch, by phase; None is whole minibatches.
-        one_call: phases whose gradient steps are one call: compiled on a CPU, a CUDA graph on a
-            GPU.
-        acts_in_one_call: whether acting is one call, too.
-        steps_at_once: steps that go through a network together where no gradient is needed.
+        compiled: whether acting and gradient steps without micro-batches are compiled.
+        inference_batch_size: steps that go through a network together without gradient.
         deterministic: allow only deterministic kernels.
-        remarks: what was measured and chosen, for people.
     """
 
     device: str = "cpu"
     num_threads: int = 1
-    pin_threads: bool = True
     take_turns: bool = False
     precision: Mapping[Phase, Precision] = field(
         default_factory=lambda: dict.fromkeys(PHASES, "fp32")
     )
     micro_batch: Mapping[Phase, int | None] = field(default_factory=lambda: dict.fromkeys(PHASES))
-    one_call: tuple[Phase, ...] = ()
-    acts_in_one_call: bool = False
-    steps_at_once: int = 65_536
+    compiled: bool = False
+    inference_batch_size: int = 65_536
     deterministic: bool = False
-    remarks: tuple[str, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -171,134 +67,48 @@ class Plan:
         return self.device.startswith("cuda")
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, for a JSON file."""
+        """Return all fields, for a JSON file."""
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """Read back `to_dict`.
 
-        Raises:
-            ValueError: these are not the fields of a plan.
-        """
-        fields = {part.name for part in dataclasses.fields(cls)}
-        if set(values) != fields:
-            raise ValueError(
-                f"this is no plan of this version: its fields are {sorted(values)}; "
-                f"expected: {sorted(fields)}"
-            )
-        lists: dict[str, Any] = {name: tuple(values[name]) for name in ("one_call", "remarks")}
-        return cls(**{**values, **lists})
-
-
-def make_plan(
-    config: ComputeConfig, machine: Machine, workload: Workload, findings: Findings | None = None
-) -> Plan:
-    """Choose how to execute a run.
+def make_plan(config: Config, machine: Machine, *, has_images: bool) -> Plan:
+    """Choose how to execute a run, from its configuration and the machine alone.
 
     Args:
-        config: the user's wishes.
-        machine: what there is.
-        workload: what is asked of it.
-        findings: of a probe, where `needs_probe` asked for one.
+        config: configuration of the run.
+        machine: the machine that executes it.
+        has_images: whether there are images among the observations.
     """
-    asked = _asked_sizes(config)
-    one_call = _is_one_call(config, machine, workload)
-    precision = _precision(config, findings)
+    compute, on_gpu = config.compute, machine.device.startswith("cuda")
+    if on_gpu:  # CUDA graphs need fixed shapes, which packed sequences do not have
+        pays = config.model.memory == "none"
+    else:  # convolutions spend their time in kernels that compiling does not change
+        is_long = config.num_gradient_steps >= WORTH_COMPILING
+        pays = is_long and machine.has_compiler and not has_images
+    compiled = compute.compile == "on" or (compute.compile == "auto" and pays)
+    precision: dict[Phase, Precision] = {
+        "policy": compute.policy_precision,
+        "value": compute.policy_precision,
+        "aux": compute.aux_precision,
+    }
 
-    def size(phase: Phase) -> int | None:
-        wish = asked[phase]
-        if not workload.has_images or (wish == "auto" and (one_call or machine.on_gpu)):
-            return None
-        if wish != "auto":
-            return wish
-        return findings.micro_batch[precision[phase]] if findings else USUAL_MICRO_BATCH
+    def micro_batch(phase: Phase) -> int | None:
+        if not has_images or compute.micro_batch != "auto":
+            return compute.micro_batch if has_images and compute.micro_batch != "auto" else None
+        return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
 
-    micro_batch: dict[Phase, int | None] = {phase: size(phase) for phase in PHASES}
-    shares = workload.has_images or workload.minibatch_size >= WORTH_SHARING
-    num_threads = config.num_threads or (machine.num_cores if shares else 1)
-    # Two runs with half of the cores each can go on side by side.
-    would_fill = num_threads > 1 and 2 * num_threads > machine.num_cores
-    words = _words(micro_batch, precision, workload)
+    minibatch_size = config.batch_size // config.ppo.num_minibatches
+    uses_all_cores = has_images or minibatch_size >= WORTH_SHARING
+    num_threads = compute.num_threads or (machine.num_cores if uses_all_cores else 1)
+    # Two runs that use half of the cores each compute side by side.
+    fills_cores = num_threads > 1 and 2 * num_threads > machine.num_cores
     return Plan(
         device=machine.device,
         num_threads=num_threads,
-        pin_threads=config.pin_threads and not machine.on_gpu,
-        take_turns=config.take_turns and would_fill and not machine.on_gpu,
+        take_turns=compute.take_turns and fills_cores and not on_gpu,
         precision=precision,
-        micro_batch=micro_batch,
-        # What the user wants to go in pieces is no single call.
-        one_call=tuple(phase for phase in PHASES if one_call and micro_batch[phase] is None),
-        acts_in_one_call=one_call,
-        steps_at_once=2048 if workload.has_images else 65_536,
-        deterministic=config.deterministic,
-        remarks=() if findings is None else (f"{findings}: {words}",),
+        micro_batch={phase: micro_batch(phase) for phase in PHASES},
+        compiled=compiled,
+        inference_batch_size=2048 if has_images else 65_536,
+        deterministic=compute.deterministic,
     )
-
-
-def needs_probe(config: ComputeConfig, machine: Machine, workload: Workload) -> bool:
-    """Whether something is left to be chosen that only a measurement tells.
-
-    The run must be long enough to pay for it.
-    """
-    if not workload.can_be_probed or workload.num_passes < WORTH_PROBING:
-        return False
-    whole = _is_one_call(config, machine, workload) or machine.on_gpu
-    sizes_are_free = "auto" in _asked_sizes(config).values() and not whole
-    return sizes_are_free or (config.aux_precision == "auto" and workload.has_aux)
-
-
-def probe_size(config: ComputeConfig, machine: Machine, workload: Workload, *, largest: int) -> int:
-    """The number of images to probe with: a given micro-batch may be all that there is room for.
-
-    Args:
-        config: the user's wishes.
-        machine: what there is.
-        workload: what is asked of it.
-        largest: micro-batch that is tried on a CPU.
-    """
-    most = LARGEST_PROBE if machine.on_gpu else largest
-    most = min(most, workload.minibatch_size or most)
-    return min(most, config.micro_batch) if isinstance(config.micro_batch, int) else most
-
-
-def can_follow(plan: Plan, machine: Machine) -> bool:
-    """Whether a plan that was made before can be followed here: on the same kind of device."""
-    return plan.on_gpu == machine.on_gpu and (plan.on_gpu or plan.num_threads <= machine.num_cores)
-
-
-def _asked_sizes(config: ComputeConfig) -> dict[Phase, int | Literal["auto"] | None]:
-    """The wished micro-batches by phase."""
-    aux = config.micro_batch if config.aux_micro_batch == "auto" else config.aux_micro_batch
-    return {"policy": config.micro_batch, "value": config.micro_batch, "aux": aux}
-
-
-def _is_one_call(config: ComputeConfig, machine: Machine, workload: Workload) -> bool:
-    """Whether gradient steps are one call."""
-    # Recording takes no time; the lengths of a memory's sequences cannot be recorded.
-    if machine.on_gpu:
-        return config.compile != "off" and not workload.has_memory
-    is_long = workload.num_gradient_steps >= WORTH_COMPILING
-    pays = is_long and machine.has_compiler and not workload.has_images
-    return config.compile == "on" or (config.compile == "auto" and pays)
-
-
-def _precision(config: ComputeConfig, findings: Findings | None) -> dict[Phase, Precision]:
-    """The precision of each phase."""
-    chosen: Precision = "bf16" if findings is not None and findings.bf16_pays else "fp32"
-    aux = chosen if config.aux_precision == "auto" else config.aux_precision
-    return {"policy": config.policy_precision, "value": config.policy_precision, "aux": aux}
-
-
-def _words(
-    micro_batch: Mapping[Phase, int | None],
-    precision: Mapping[Phase, Precision],
-    workload: Workload,
-) -> str:
-    """What was chosen, for people."""
-    policy, aux = micro_batch["policy"], micro_batch["aux"]
-    words = [f"micro-batches of {policy}"] if policy else []
-    if workload.has_aux:
-        size = f" in micro-batches of {aux}" if aux != policy else ""
-        words.append(f"auxiliary phase in {precision['aux']}{size}")
-    return ", ".join(words) or "nothing to choose"

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -131,8 +131,6 @@ class CompiledStep:
         minibatch: one like those to come: as many samples, of a source of the same layout.
         coefficients: like those to come.
         settings: optimizer and clipping.
-        at_once: clip and step all parameters by kernels that take them together; compiled, one by
-            one is faster.
 
     Attributes:
         parameters: those that the loss reaches.
@@ -148,11 +146,9 @@ class CompiledStep:
         minibatch: Minibatch[S],
         coefficients: tuple[Tensor, ...],
         settings: StepSettings,
-        *,
-        at_once: bool,
     ) -> None:
-        self._loss, self._settings, self._at_once = loss, settings, at_once
-        self._groups = _plain_groups(settings.optimizer, at_once=at_once)
+        self._loss, self._settings = loss, settings
+        self._groups = settings.optimizer.param_groups
         named = dict(loss.module.named_parameters())
         reached = _reached(loss, minibatch, coefficients, list(named.values()))
         self._names = [name for name, there in zip(named, reached, strict=True) if there]
@@ -185,11 +181,7 @@ class CompiledStep:
         parameters: list[Tensor] = [*self.parameters]
         given = (list(coefficients), minibatch.index.clone(), source)
         example = _Inputs(parameters, first, second, steps, self._rates, rest, *given)
-        before = self.snapshot()
-        try:
-            self._call = self._compile(example)
-        finally:  # recording makes steps before it fails or not
-            self.restore(before)
+        self._call = self._compile(example)
 
     def __call__(self, minibatch: Minibatch[S], coefficients: tuple[Tensor, ...]) -> Tensor:
         """Make the step; returns the values of `names`."""
@@ -226,8 +218,11 @@ class CompiledStep:
     def _compile(self, example: _Inputs) -> Callable[[list[Tensor]], Tensor]:
         """The code for inputs like these."""
         flat = [tensor.detach() for tensor in example.flat()]
-        spec, kept = pytree.tree_structure(example), len(self._kept)
-        mean, count = self._settings.mean, len(self.parameters)
+        spec, mean, count = (
+            pytree.tree_structure(example),
+            self._settings.mean,
+            len(self.parameters),
+        )
 
         def inputs(tensors: Sequence[Tensor]) -> _Inputs:
             return pytree.tree_unflatten(list(tensors), spec)
@@ -237,7 +232,7 @@ class CompiledStep:
             return torch.cat([noted, self._update(inputs(tensors), gradients).reshape(1)])
 
         if mean is None:
-            call = compiled.as_one_call(both, flat, num_kept=kept)
+            call = compiled.compile_(both, flat)
             return lambda tensors: call(*tensors)
 
         def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -247,9 +242,9 @@ class CompiledStep:
         def update(*tensors: Tensor) -> Tensor:
             return self._update(inputs(tensors[: len(flat)]), list(tensors[len(flat) :])).reshape(1)
 
-        first = compiled.as_one_call(backward, flat, num_kept=kept)
+        first = compiled.compile_(backward, flat)
         zeros = [torch.zeros_like(parameter) for parameter in flat[:count]]
-        second = compiled.as_one_call(update, [*flat, *zeros], num_kept=kept)
+        second = compiled.compile_(update, [*flat, *zeros])
 
         def call_both(tensors: list[Tensor]) -> Tensor:
             *gradients, noted = first(*tensors)
@@ -277,8 +272,8 @@ class CompiledStep:
     def _update(self, inputs: _Inputs, gradients: list[Tensor]) -> Tensor:
         """Clip and step; returns the norm before clipping, 0-d."""
         by_network = [[gradients[i] for i in members] for members in self._networks]
-        most, at_once = self._settings.max_grad_norm, self._at_once
-        scaled, norm = optimize.clip(by_network, most, at_once=at_once)
+        # One by one: compiled, that is faster than kernels that take all parameters together.
+        scaled, norm = optimize.clip(by_network, self._settings.max_grad_norm, at_once=False)
         for members, of_network in zip(self._networks, scaled, strict=True):
             for i, gradient in zip(members, of_network, strict=True):
                 gradients[i] = gradient
@@ -293,28 +288,9 @@ class CompiledStep:
                     eps=group["eps"],
                     eps_hat=group.get("eps_hat", False),
                     only_if=norm.isfinite(),
-                    at_once=at_once,
+                    at_once=False,
                 )
         return norm
-
-
-def _plain_groups(optimizer: Adam, *, at_once: bool) -> list[dict[str, Any]]:
-    """The optimizer's groups.
-
-    Raises:
-        ValueError: the optimizer is another, or does more than the compiled step would.
-    """
-    groups = optimizer.param_groups
-    options = ("amsgrad", "maximize", "weight_decay")
-    more = [option for option in options if any(group.get(option) for group in groups)]
-    if type(optimizer) is not Adam or more:
-        has = f": it has {', '.join(more)}" if more else ""
-        raise ValueError(f"the optimizer is not PyTorch's Adam as it is{has}")
-    if at_once and any(group.get("eps_hat") for group in groups):
-        raise ValueError(
-            "with ppo.adam_eps_hat, ε follows the number of steps, which a recording cannot"
-        )
-    return groups
 
 
 def _reached(

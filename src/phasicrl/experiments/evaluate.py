@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.analysis.statistics import bootstrap_interval
-from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind, Precision
+from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
@@ -128,15 +128,10 @@ def evaluate(
                     policy=policy,
                     seed=seed,
                     on_step=None if table is None else partial(table.add, which),
-                    precision=acting_precision(files),
+                    precision=config.compute.policy_precision,
                 )
             results.append(Evaluation(policy, *played, levels=which))
     return results
-
-
-def acting_precision(files: RunDirectory) -> Precision:
-    """The precision in which a run's policy acted, by its plan."""
-    return "fp32" if files.plan is None else files.plan.precision["policy"]
 
 
 def load_agent(

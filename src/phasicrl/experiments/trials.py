@@ -36,7 +36,6 @@ from phasicrl.config import ASKED_IMPORTS, Config, defaults, refuse_idle
 from phasicrl.config_io import replacing
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.envs.watchdog import end_process, last_resort
-from phasicrl.execution.plan import Plan
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.machine import num_cores
 from phasicrl.host.signals import PREEMPTED, when_parent_ends
@@ -302,14 +301,12 @@ def refuse_untrainable(arms: Sequence[tuple[str, Config]]) -> None:
             raise ValueError(f"{arm}: {error}") from None
 
 
-def train_or_resume(
-    config: Config, *, plan: Plan | None = None, on_iteration: OnIteration | None = None
-) -> Run:
+def train_or_resume(config: Config, *, on_iteration: OnIteration | None = None) -> Run:
     """Go on with the newest run of this experiment, seed and length; train if there is none."""
     begun = [files for files in RunDirectory.of(config) if files.checkpoints]
     if begun:
         return resume(begun[-1].path, on_iteration=on_iteration)
-    return train(config, plan=plan, on_iteration=on_iteration)
+    return train(config, on_iteration=on_iteration)
 
 
 def train_unless_diverged(

@@ -9,7 +9,7 @@ import gymnasium as gym
 
 from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.experiments.evaluate import Evaluation, acting_precision, load_agent
+from phasicrl.experiments.evaluate import Evaluation, load_agent
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.evaluation import refuse_levels
@@ -72,7 +72,7 @@ def film(
     )  # fmt: skip
     played = film_episodes(
         lambda envs: load_agent(files, config, envs, make_encoder, weights),
-        config, path, wanted, precision=acting_precision(files), **own,
+        config, path, wanted, precision=config.compute.policy_precision, **own,
     )  # fmt: skip
     return path, Evaluation(policy, *played, levels=levels)
 

@@ -128,13 +128,12 @@ def measure(
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds is {seconds}; give a number above zero, for example 30")
     notes: list[str] = []
-    real, config = config, _measured(config, notes.append)
+    config = _measured(config, notes.append)
     with tempfile.TemporaryDirectory() as folder:
         endless = config.changed({"output_dir": folder, "total_env_steps": 10**12})
         own = {"make_env": make_env, "make_vector_env": make_vector_env}
-        with start_run(endless, **own, planned_as=real) as run:
+        with start_run(endless, **own) as run:
             run.compute.say = notes.append
-            notes.extend(run.compute.plan.remarks)
             loops = _whole_loops(run, seconds)
             rates = [*_rates(run, loops), _environments(run, **own), _acting(run)]
             limit, passes, flops = _networks(run)
@@ -410,7 +409,7 @@ def _machine(run: Run) -> dict[str, Any]:
         "threads of the environments": run.config.env.num_threads,
         "precision": dict(plan.precision),
         "micro-batch": dict(plan.micro_batch),
-        "in one call": plan.acts_in_one_call,
+        "compiled": plan.compiled,
     }
 
 

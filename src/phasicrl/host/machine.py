@@ -134,49 +134,6 @@ class FollowingThreads:
         place(self._threads, {core})
 
 
-class Team:
-    """Threads that work together with the one that calls: meanwhile each has a core of its own.
-
-    They wait for each other after every piece of the work.
-
-    If another process has a core, the system leaves two of them on another, although each would get
-    half of the first, and both wait for the slower.
-
-    Args:
-        threads: ids of the system's, as `thread_ids` tells them, without that of the caller.
-    """
-
-    def __init__(self, threads: set[int]) -> None:
-        self._threads = set(threads)
-        self._cores = usable_cores()
-        self._core_of_caller = _core_teller() if threads and self._cores else None
-        self._core = -1
-
-    @property
-    def is_many(self) -> bool:
-        """Whether there are threads to be placed."""
-        return self._core_of_caller is not None
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Meanwhile the caller stays on the core where it is, and the others are on the others.
-
-        Then the system may move the caller again.
-        """
-        if self._core_of_caller is None:
-            yield
-            return
-        core = self._core_of_caller()
-        place({0}, {core})
-        if core != self._core:
-            self._core = core
-            spread(self._threads, self._cores - {core} or {core})
-        try:
-            yield
-        finally:
-            place({0}, self._cores)
-
-
 def _core_teller() -> Callable[[], int] | None:
     """The C library's function that tells the caller's core; None where there is none."""
     return getattr(ctypes.CDLL(None), "sched_getcpu", None)

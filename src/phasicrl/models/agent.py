@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor, nn
 
 from phasicrl.config import ActionConfig, ModelConfig, ObsNormConfig, Precision, ValueNormConfig
-from phasicrl.execution.streams import side_by_side
 from phasicrl.models.distributions import Policy
 from phasicrl.models.encoders import ObservationReader, encoder_for, in_precision
 from phasicrl.models.heads import PolicyHead
@@ -186,13 +185,10 @@ class Agent(nn.Module):
     ) -> AgentOutput:
         """The same for observations that the reader has read, `[S·L, …]`."""
         ask = partial(self._follow, inputs, first, state, precision)
-        ask_policy = partial(ask, self.encoder, self.memory)
+        features, policy_state = ask(self.encoder, self.memory)
         if self.value_encoder is not None and self.value_memory is not None:
-            ask_value = partial(ask, self.value_encoder, self.value_memory)
-            both = side_by_side(ask_policy, ask_value, first.device)
-            (features, policy_state), (value_features, value_state) = both
+            value_features, value_state = ask(self.value_encoder, self.value_memory)
         else:
-            features, policy_state = ask_policy()
             value_state = state[:, self.memory.state_size :]
             reached = self.value_path == "shared" or (
                 self.value_path == "shared_in_aux" and in_aux_phase

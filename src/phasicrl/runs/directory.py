@@ -22,7 +22,6 @@ from phasicrl.presets import PRESETS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from phasicrl.execution.plan import Plan
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
 EPOCHS_FILE = "epochs.jsonl"
@@ -169,17 +168,6 @@ class RunDirectory:
                 "the run then goes on without what it says"
             )
         return card
-
-    @property
-    def plan(self) -> Plan | None:
-        """How the run was executed, by its card; None if it has no plan of this version."""
-        from phasicrl.execution.plan import Plan
-
-        card = self.card
-        try:
-            return Plan.from_dict(card["plan"])
-        except (KeyError, ValueError, TypeError):
-            return None
 
     def write_card(self, card: dict[str, Any]) -> None:
         """Write what is known of how the run was made, replacing the file at once."""

@@ -71,9 +71,8 @@ def require_shared(files: RunDirectory, world: World) -> None:
         time.sleep(0.1)
 
 
-def plan_here(plan: Plan | None, machine: Machine, world: World) -> Plan:
+def plan_here(plan: Plan, machine: Machine, world: World) -> Plan:
     """The plan that the first process has chosen, on the device and the cores of this one."""
-    assert plan is not None, "the first process chooses a plan"
     if world.size == 1:
         return plan
     threads = min(plan.num_threads, machine.num_cores)

@@ -28,8 +28,7 @@ from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.device import this_machine
-from phasicrl.execution.plan import Machine, Plan, Workload, can_follow, make_plan
-from phasicrl.execution.probe import probed_plan
+from phasicrl.execution.plan import make_plan
 from phasicrl.host.machine import free_memory
 from phasicrl.learner import Learner
 from phasicrl.models.agent import Agent, EncoderFactory
@@ -60,8 +59,6 @@ class Own(TypedDict, total=False):
 def start_run(
     config: Config,
     *,
-    plan: Plan | None = None,
-    planned_as: Config | None = None,
     world: World = ALONE,
     **own: Unpack[Own],
 ) -> Run:
@@ -69,8 +66,6 @@ def start_run(
 
     Args:
         config: every knob.
-        plan: how to execute it; chosen here unless given.
-        planned_as: choose the plan of this configuration instead, whose budget may be another.
         world: the processes that train it together.
         own: what the user brings as objects.
 
@@ -80,7 +75,7 @@ def start_run(
     """
     refuse_wrong_types(config)
     world.require_same("what they begin", lambda: {"this": "a new run"})
-    run, _ = _build_run(config, _all_objects(own), world, plan=plan, planned_as=planned_as)
+    run, _ = _build_run(config, _all_objects(own), world)
     with ExitStack() as stack:
         stack.enter_context(closing(run))
         run.keep()
@@ -126,9 +121,7 @@ def resume_run(
         if not accept_config_changes:
             files.refuse_changes(state["config"])
         is_over = _is_over(config, files, state)
-        run, remark = _build_run(
-            config, objects, world, resumed=files, state=state, lock=lock, plan=_plan_before(files)
-        )
+        run, remark = _build_run(config, objects, world, resumed=files, state=state, lock=lock)
         stack.pop_all()
         stack.enter_context(closing(run))
         _load_state(run, state, chunks, same_episodes=not remark)
@@ -147,12 +140,6 @@ def resume_run(
 def _all_objects(own: Own) -> dict[str, Any]:
     """What the user brings, None where that is nothing."""
     return {**dict.fromkeys(OWN_OBJECTS), **own}
-
-
-def _plan_before(files: RunDirectory) -> Plan | None:
-    """How the run was executed; None if that cannot be followed on this machine."""
-    plan, device = files.plan, files.config.compute.device
-    return plan if plan is not None and can_follow(plan, this_machine(device)) else None
 
 
 def _load_state(
@@ -234,8 +221,6 @@ def _build_run(
     resumed: RunDirectory | None = None,
     state: dict[str, Any] | None = None,
     lock: RunLock | None = None,
-    plan: Plan | None = None,
-    planned_as: Config | None = None,
 ) -> tuple[Run, str]:
     """Everything a run needs, in an order in which nothing is made before what could refuse it.
 
@@ -246,8 +231,6 @@ def _build_run(
         resumed: the run directory that there is already.
         state: of its checkpoint.
         lock: on it.
-        plan: see `start_run`.
-        planned_as: see `start_run`.
 
     Returns:
         The run, without the state; and what to say if its environments start anew.
@@ -262,13 +245,11 @@ def _build_run(
             _check_memory(config, envs, torch.device(machine.device), world)
             agent = make_agent(config, envs, make_encoder=own["make_encoder"]).to(machine.device)
             taken = [] if resumed or not config.init_from else take_over(agent, config.init_from)
-        with world.together("choosing how to execute it"):
-            if plan is None and world.is_first:
-                known = own["make_encoder"] is None
-                plan = choose_plan(planned_as or config, machine, agent, can_be_probed=known)
+        has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
+        plan = make_plan(config, machine, has_images=has_images)
         plan = plan_here(world.of_first(plan), machine, world)
         files, lock, log = _open_directory(config, world, undo, resumed, lock, state)
-        for remark in (*plan.remarks, *taken):
+        for remark in taken:
             log.message(remark)
         world.copy_first_(list(agent.state_dict().values()))
         compute = Compute(plan, say=log.message, world=world)
@@ -327,29 +308,6 @@ def _logged(config: Config, state: dict[str, Any]) -> int:
     """The steps up to which a checkpoint's run had logged its metrics."""
     under_way = state["auxiliary"] is not None
     return state["env_steps"] - (config.batch_size if under_way else 0)
-
-
-def choose_plan(config: Config, machine: Machine, agent: Agent, *, can_be_probed: bool) -> Plan:
-    """How to execute a run here; a network for images is tried, if that pays.
-
-    Args:
-        config: the run's.
-        machine: where it runs.
-        agent: whose network is tried; it is on the machine's device.
-        can_be_probed: whether its encoder takes any image.
-    """
-    space = agent.reader.layout.space
-    has_images = any(is_image(part) for _, part in leaves(space))
-    can_be_probed = can_be_probed and is_image(space)
-    workload = Workload.of(config, has_images=has_images, can_be_probed=can_be_probed)
-    if not workload.can_be_probed:
-        return make_plan(config.compute, machine, workload)
-
-    def network(obs: Tensor) -> Tensor:
-        return agent.encoder(agent.reader(obs))
-
-    parameters, shape = list(agent.encoder.parameters()), space.shape or ()
-    return probed_plan(config.compute, machine, workload, network, parameters, shape)
 
 
 def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
