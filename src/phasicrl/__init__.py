@@ -7,8 +7,6 @@ PPO is PPG without its auxiliary phase. `train(get_preset("procgen-ppg"))` train
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,14 +45,6 @@ __all__ = [
     "ActionConfig", "AuxConfig", "Config", "EnvConfig", "ModelConfig", "ObsNormConfig", "PPOConfig",
     "RewardNormConfig", "ValueNormConfig", "evaluate", "get_preset", "resume", "train",
 ]  # fmt: skip
-
-
-# Threads that wait for each other look around for 0.25 ms (25 ns each time), and then sleep.
-# libgomp's own 7 ms are longer than a turn on a core: what shares the cores with them stood still
-# (docs/performance.md). Read once, when torch loads libgomp. Processes that this one starts have
-# it too.
-if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-    os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def __getattr__(name: str) -> Any:
