@@ -366,7 +366,7 @@ def test_all_flags_are_known_and_others_are_told_the_nearest(
 ) -> None:
     flags = cli._flags()
     assert {"--" + path.replace("_", "-") for path in field_paths()} < set(flags)
-    assert {"--aux", "--env.no-pin-threads", "--seed"} < set(flags)
+    assert {"--aux", "--env.no-action-masks", "--seed"} < set(flags)
     for typed in ("--env.io", "--env.io=3", "--env.Io"):
         text = error_of(capsys, "train", "procgen-ppg", typed, "3")
         assert f"unknown: {typed!r} (did you mean '--env.id'?); `phasicrl train" in text

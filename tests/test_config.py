@@ -243,7 +243,7 @@ def test_an_experiment_is_what_its_knobs_say_but_for_seed_length_and_where_it_ru
     config = get_preset("procgen-ppg")
     same = {
         "name": "other", "seed": 9, "total_env_steps": 1_000_000, "output_dir": "there",
-        "env.num_threads": 2, "env.pin_threads": False, "compute.num_threads": 1,
+        "env.num_threads": 2, "compute.num_threads": 1,
         "log.console": "off", "checkpoint.keep": 5,
     }  # fmt: skip
     assert config.changed(same).identity() == config.identity()

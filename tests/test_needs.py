@@ -66,7 +66,6 @@ Python takes the place of the configured one: neither makes the knobs beside it 
 
 WHERE_THEY_COUNT: dict[str, tuple[Any, dict[str, Any] | Task]] = {
     "env.num_threads": (2, PROCGEN),
-    "env.pin_threads": (False, PROCGEN),
     "env.parallel": ("processes", GYMNASIUM),
     "env.max_restarts": (3, GYMNASIUM),
     "env.action_masks": (False, Task(has_masks=True)),

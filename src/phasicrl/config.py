@@ -126,8 +126,6 @@ class EnvConfig(_Checked):
     """Environments that are stepped together, over all processes (B)."""
     num_threads: int | None = None
     """Threads of EnvPool; off: one per core, and one alone for classic control."""
-    pin_threads: bool = True
-    """Keep EnvPool's threads on cores of their own; off: the system places them."""
     max_restarts: int = 0
     """Failures after which environments are made anew and their episodes cut; one more ends all."""
     parallel: Literal["sync", "processes"] = "sync"
@@ -868,8 +866,8 @@ def _bad_name(name: str) -> Iterator[str]:
 
 
 _NO_DIFFERENCE = (
-    "name", "seed", "total_env_steps", "output_dir", "env.num_threads", "env.pin_threads",
-    "env.parallel", "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
+    "name", "seed", "total_env_steps", "output_dir", "env.num_threads", "env.parallel",
+    "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """How the paths of knobs begin that make no other experiment, see `Config.identity`."""
 
@@ -929,7 +927,7 @@ _PROCGEN_PATHS = " ".join(f"env.{name}" for name in PROCGEN_FIELDS)
 _ACTION_PATHS = " ".join(f"action.{part.name}" for part in dataclasses.fields(ActionConfig))
 _SCALED = ("normalized", "orthogonal")
 NEEDS = (
-    Need("env.num_threads env.pin_threads", "a task of EnvPool (procgen:NAME or envpool:ID)",
+    Need("env.num_threads", "a task of EnvPool (procgen:NAME or envpool:ID)",
          task=lambda t: t.backend in (None, "procgen", "envpool")),
     Need("env.parallel env.max_restarts", "environments of Gymnasium (gymnasium:ID) or your own",
          task=lambda t: t.backend in (None, "gymnasium", "own")),

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-RETIRED_FIELDS = {"compute.settled"}
+RETIRED_FIELDS = {"compute.settled", "env.pin_threads"}
 """Fields of earlier versions by path, which are passed over.
 
 Their values name the fields beside them that the run had chosen itself: those are passed over too.

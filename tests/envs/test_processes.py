@@ -141,19 +141,6 @@ def test_a_program_that_fails_ends_with_them(tmp_path: Path, when: str, said: st
     assert done.returncode == 1 and said in done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed")
-def test_processes_run_on_the_cores_of_the_trainer_and_not_only_on_that_of_its_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "phasicrl.envs.processes.usable_cores", lambda: {max(os.sched_getaffinity(0))}
-    )
-    envs = make(Counting, "processes", num_envs=1)
-    worker = envs.backend._vector.processes[0].pid  # type: ignore[attr-defined]
-    assert os.sched_getaffinity(worker) == {max(os.sched_getaffinity(0))}
-    envs.close()
-
-
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     envs = make(Counting, "processes", num_envs=1)

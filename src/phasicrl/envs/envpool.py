@@ -49,7 +49,6 @@ from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.native import ensure_graphics, ensure_qt
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.protocol import ExactState
-from phasicrl.host.machine import FollowingThreads, on_all_cores, spread, thread_ids, usable_cores
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import ActionLayout, as_float32, check_spaces
 
@@ -83,15 +82,13 @@ class EnvPoolEnv:
         seed: int,
         first_env: int = 0,
         num_threads: int,
-        pin_threads: bool = True,
         options: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         """Make the pool.
 
         `first_env` is the number of the first of them among those of all ranks, whose seeds differ.
-        `pin_threads` keeps its threads on cores, `options` are EnvPool's own for the task, `name`
-        is for messages.
+        `options` are EnvPool's own for the task, `name` is for messages.
         """
         family, options = task_families()[task_id], options or {}
         self._is_procgen = family == PROCGEN
@@ -104,20 +101,13 @@ class EnvPoolEnv:
         check_spaces(self.name, self.observation_space, self.action_space)
         self._reader = BatchReader(self.name, self.observation_space, num_envs, remedy=REMEDY)
         self._actions = ActionLayout(self.action_space)
-        before = thread_ids()
-        with on_all_cores():  # also those that its threads start later
-            self._pool: Any = envpool.make_gymnasium(
-                task_id,
-                num_envs=num_envs,
-                num_threads=num_threads,
-                seed=env_seeds(seed, num_envs, first=first_env),
-                **options,
-            )
-        made = thread_ids() - before
-        self._worker = FollowingThreads(made) if num_threads == 1 and pin_threads else None
-        if num_threads == len(usable_cores()) > 1 and pin_threads:
-            # Fewer are left to the system: other runs may have the other cores.
-            spread(made)
+        self._pool: Any = envpool.make_gymnasium(
+            task_id,
+            num_envs=num_envs,
+            num_threads=num_threads,
+            seed=env_seeds(seed, num_envs, first=first_env),
+            **options,
+        )
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         direct = _direct_calls(self._pool, told)
         self._step: Any
@@ -136,8 +126,6 @@ class EnvPoolEnv:
 
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; reset those that ended."""
-        if self._worker is not None:
-            self._worker.follow()
         obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
         self._reader.num_steps += 1
         obs, reward = self._reader.obs(obs, "step"), self._reader.reward(reward)

@@ -129,14 +129,7 @@ def _make_whole(
     quick = task_families()[task_id] in ("envpool.classic_control", "envpool.toy_text")
     num_threads = min(config.num_threads or (1 if quick else num_cores()), num_envs)
     try:
-        pool = EnvPoolEnv(
-            task_id,
-            **which,
-            num_threads=num_threads,
-            pin_threads=config.pin_threads,
-            options=options,
-            name=env_id,
-        )
+        pool = EnvPoolEnv(task_id, **which, num_threads=num_threads, options=options, name=env_id)
     except (RuntimeError, TypeError) as error:  # EnvPool's word for a value that it cannot use
         if not config.options:
             raise

@@ -24,7 +24,6 @@ from gymnasium.vector import AsyncVectorEnv
 
 from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.protocol import EnvError
-from phasicrl.host.machine import place, usable_cores
 from phasicrl.host.signals import when_parent_ends
 
 START_REMEDY = (
@@ -46,13 +45,12 @@ class ProcessVectorEnv(AsyncVectorEnv[Any, Any]):
     def __init__(
         self, makers: Sequence[MakeEnv], name: str, step_seconds: float, reset_seconds: float
     ) -> None:
-        """Start one process for each maker, on the cores that this process may use."""
+        """Start one process for each maker."""
         self._name, self._step_seconds, self._reset_seconds = name, step_seconds, reset_seconds
         # Never "fork": it copies a process whose threads (PyTorch's, EnvPool's) may hold locks at
         # that moment.
         context, mode = "forkserver", gym.vector.AutoresetMode.SAME_STEP
-        here = (os.getpid(), usable_cores())
-        calls = [functools.partial(_made_in_its_process, maker, *here) for maker in makers]
+        calls = [functools.partial(_made_in_its_process, maker, os.getpid()) for maker in makers]
         try:
             super().__init__(calls, context=context, autoreset_mode=mode)
         except BaseException as error:
@@ -190,15 +188,12 @@ def _kill(processes: Sequence[Any]) -> None:
         process.join(CLOSE_SECONDS)
 
 
-def _made_in_its_process(maker: MakeEnv, parent: int, cores: set[int]) -> gym.Env[Any, Any]:
-    """Make an environment, after preparing its process to run on `cores`.
+def _made_in_its_process(maker: MakeEnv, parent: int) -> gym.Env[Any, Any]:
+    """Make an environment, after preparing its process.
 
     Gymnasium calls this in the trainer's process `parent` too, which is left as it is.
     """
     if os.getpid() != parent:
-        # Inherited is the place of the thread that started it, which OpenMP may have bound to a
-        # single core.
-        place({0}, cores)
         # A signal to the whole process group (Ctrl-C, SLURM) is for the trainer, which still has to
         # save and then ends us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from phasicrl.envs.protocol import EnvError
-from phasicrl.host.machine import place, usable_cores
 
 STEP_SECONDS, RESET_SECONDS = 60.0, 300.0
 """How long environments may take; the first reset includes their start."""
@@ -99,7 +98,6 @@ class Watchdog:
         self._thread.start()
 
     def _look(self) -> None:
-        place({0}, usable_cores())  # not where OpenMP may have bound the thread that started this
         while not self._stop.wait(TICK_SECONDS):
             watch = self._watch
             if watch is not None and time.monotonic() > watch.due:

@@ -37,8 +37,8 @@ OWN_OBJECTS = {
 }
 """What a user may pass as an object: the argument's name, and the word for it in `card.json`."""
 _MAY_CHANGE = (
-    "name", "output_dir", "env.num_threads", "env.pin_threads", "env.parallel",
-    "env.max_restarts", "compute", "log", "checkpoint", "evaluation",
+    "name", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
+    "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """How the paths of knobs begin that may change between two parts of a run."""
 
