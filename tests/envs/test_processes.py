@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -153,32 +154,50 @@ def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     assert not process.is_alive()
 
 
+class Sleeping(Counting):
+    """Prints its process and hangs in its first step."""
+
+    def step(self, action: int) -> Any:
+        os.write(1, f"{os.getpid()}\n".encode())  # at once: two share the pipe
+        time.sleep(1000)
+
+
+ENDS = """
+import sys, threading, os, numpy
+from phasicrl.envs.gymnasium import GymnasiumEnv
+from tests.envs.test_processes import Counting, Sleeping
+
+if __name__ == "__main__":
+    kind = Sleeping if sys.argv[1] == "killed" else Counting
+    envs = GymnasiumEnv(kind, num_envs=2, seed=1, name="mine", parallel="processes")
+    envs.reset()
+    if kind is Sleeping:
+        envs.step(numpy.zeros(2, int))
+    print(*(process.pid for process in envs._vector.processes), sep="\\n", flush=True)
+    if sys.argv[1] == "exit":
+        raise SystemExit(0)
+"""
+
+
 @pytest.mark.parametrize(
     "end",
     [
-        pytest.param("pass", marks=pytest.mark.long),
-        pytest.param("raise SystemExit(0)", marks=pytest.mark.long),
-        "import os; os.kill(os.getpid(), 9)",
+        pytest.param("returns", marks=pytest.mark.long),
+        pytest.param("exit", marks=pytest.mark.long),
+        "killed",
     ],
 )
 def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
-    """Whether it ends by itself without `close`, or is killed."""
+    """Whether it ends by itself without `close`, or is killed while they hang."""
     script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\n"
-        "from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id\n"
-        "if __name__ == '__main__':\n"
-        "    envs = GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=2, seed=1, name='mine', "
-        "parallel='processes')\n"
-        "    envs.reset()\n"
-        "    print(*(process.pid for process in envs._vector.processes), flush=True)\n"
-        f"    {end}\n"
-    )
-    result = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    pids = [int(word) for word in result.stdout.split()]
-    assert len(pids) == 2
+    script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{ENDS}")
+    words = [sys.executable, str(script), end]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        if end == "killed":
+            process.kill()
+        process.wait(60)
     wait_for(lambda: not any(map(is_there, pids)))
 
 

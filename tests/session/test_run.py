@@ -370,7 +370,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "config", "files", "_own", "_origin", "envs_since", "_validation",  # fixed for the run
         "log",  # its rows are on the disk already
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # of this process
-        "_lock", "_signals", "_session",  # of this process, too
+        "_lock", "_signals",  # of this process, too
         "_kept",  # what the next checkpoint holds
         "_steps_on_card",  # in the card
     }  # fmt: skip

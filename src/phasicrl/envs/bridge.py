@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
@@ -91,17 +92,12 @@ class Bridge:
 
     device = torch.device("cpu")
 
-    def __init__(
-        self,
-        backend: NumpyEnv,
-        *,
-        step_seconds: float = STEP_SECONDS,
-        reset_seconds: float = RESET_SECONDS,
-    ) -> None:
+    def __init__(self, backend: NumpyEnv, *, has_deadlines: bool = False) -> None:
+        """Wrap a back end, whose calls a `Watchdog` ends if it has no deadlines of its own."""
         self.backend = backend
         self._watchdog = Watchdog(backend.name)
-        # Processes have the same deadlines, and can say more: theirs come first.
-        self._step_seconds, self._reset_seconds = step_seconds + 5, reset_seconds + 5
+        self._step_seconds = math.inf if has_deadlines else STEP_SECONDS
+        self._reset_seconds = math.inf if has_deadlines else RESET_SECONDS
         self.name, self.num_envs, self.mask_size = backend.name, backend.num_envs, backend.mask_size
         self.observation_space, self.action_space = backend.observation_space, backend.action_space
         self.exact_state: ExactState = backend.exact_state

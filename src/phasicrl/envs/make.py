@@ -31,7 +31,7 @@ from phasicrl.envs.interface import MakeEnv
 from phasicrl.envs.procgen import GAMES, distributions, procgen_options, procgen_task, split_task_id
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv, OwnVectorEnv
-from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS, Watchdog
+from phasicrl.envs.watchdog import RESET_SECONDS, Watchdog
 from phasicrl.envs.wrappers import PartialObservation
 from phasicrl.host.machine import num_cores
 from phasicrl.spaces import check_spaces
@@ -84,7 +84,7 @@ def make_envs(
     if make_env is not None and make_vector_env is not None:
         raise ValueError("make_env and make_vector_env were both given; give one of them")
     which: _Which = {"num_envs": num_envs, "seed": seed, "first_env": first_env}
-    with closing(Watchdog(config.id)) as watchdog, watchdog.watch("its start", RESET_SECONDS):
+    with closing(Watchdog(config.id)) as watchdog, watchdog.watch("its start", 2 * RESET_SECONDS):
         if make_vector_env is None:
             envs = _make_whole(config, make_env=make_env, **which)
         else:
@@ -178,10 +178,7 @@ def _checked(envs: GymnasiumEnv | OwnVectorEnv, config: EnvConfig, task: Task) -
     except ValueError:
         envs.close()
         raise
-    seconds = STEP_SECONDS
-    if config.max_restarts and config.parallel == "processes":
-        seconds += 2 * RESET_SECONDS  # to start all processes anew, and their environments
-    return Bridge(envs, step_seconds=seconds)
+    return Bridge(envs, has_deadlines=config.parallel == "processes")
 
 
 def for_evaluation(config: EnvConfig) -> EnvConfig:

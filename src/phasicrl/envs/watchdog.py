@@ -1,34 +1,25 @@
-"""Environments of this process get deadlines: a call that hangs becomes an error. Kind: effects."""
+"""Deadlines for environments of this process: a call that hangs ends the process. Kind: effects."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
-import signal
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import contextmanager
+from typing import NoReturn, Self
 
 from phasicrl.envs.protocol import EnvError
 
-STEP_SECONDS, RESET_SECONDS = 60.0, 300.0
-"""How long environments may take; the first reset includes their start."""
-TICK_SECONDS, GRACE_SECONDS = 0.25, 10.0
-"""Between two looks; and after a signal until a call counts as one that none can interrupt."""
+STEP_SECONDS, RESET_SECONDS = 60, 300
+"""Deadlines of a step and of a reset; the first reset includes making the environments."""
 _last_resorts: list[Callable[[EnvError], None]] = []
-_overdue: list[_Watch] = []
-"""What the signal is about; a process has one handler of it, for all its environments."""
 
 
 @contextmanager
 def last_resort(end: Callable[[EnvError], None]) -> Iterator[None]:
-    """Meanwhile call `end`, in another thread, for a call that hangs where no signal interrupts it.
-
-    Only it can still save what there is, and end the process.
-    """
+    """Register a function for trials; to be removed with their use of it."""
     _last_resorts.append(end)
     try:
         yield
@@ -36,126 +27,52 @@ def last_resort(end: Callable[[EnvError], None]) -> Iterator[None]:
         _last_resorts.remove(end)
 
 
-def end_process(error: EnvError) -> None:
-    """Say what hangs, and end this process, whatever became of the terminal."""
-    _say(f"error: {error}\n")
-    os._exit(error.exit_code)
-
-
-def _say(text: str) -> None:
-    """Print to the standard error, if it is still there: this thread has more to do."""
-    with suppress(OSError, ValueError):
-        print(text, end="", file=sys.stderr, flush=True)
-
-
-class _Interrupt(BaseException):
-    """Raised inside the call that hangs; no environment catches it by `except Exception`."""
+def end_process(error: EnvError) -> NoReturn:
+    """Print an error and the stacks of all threads, and end this process with exit code 4."""
+    try:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(2)
+    finally:  # even if nothing can be printed
+        os._exit(error.exit_code)
 
 
 class Watchdog:
-    """Watches calls of the thread that makes the first of them; the main one's can be interrupted.
+    """Ends the process if a call does not return in time.
 
-    A call that is overdue is shown on stderr with the place where it stands, and ends in an
-    `EnvError` as soon as it runs Python again.
-
-    Args:
-        name: of the environments, for messages.
+    Its thread counts the seconds in which this process runs. A process that is stopped, for example
+    by Ctrl-Z, loses one second at most.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._watch: _Watch | None = None
-        self._thread: threading.Thread | None = None
-        self._watched = 0
-        self._can_interrupt = False
-        self._stop = threading.Event()
+        self._call: tuple[str, float] | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._count_seconds, daemon=True, name="env-watchdog").start()
 
-    def watch(self, call: str, seconds: float) -> _Watch:
-        """As a context: give what happens inside so many seconds, else it raises an `EnvError`."""
-        return _Watch(self, call, seconds)
-
-    def begin(self, watch: _Watch) -> None:
-        """Watch this from now on."""
-        if self._thread is None:
-            self._start()
-        self._watch = watch
-
-    def end(self) -> None:
-        """Watch nothing."""
-        self._watch = None
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._stop.set()
-
-    def _start(self) -> None:
-        self._watched = threading.get_ident()
-        if threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGVTALRM) == signal.SIG_DFL:
-                signal.signal(signal.SIGVTALRM, _interrupt)
-            self._can_interrupt = signal.getsignal(signal.SIGVTALRM) is _interrupt
-        self._thread = threading.Thread(target=self._look, daemon=True, name="env-watchdog")
-        self._thread.start()
-
-    def _look(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
-            watch = self._watch
-            if watch is not None and time.monotonic() > watch.due:
-                self._bark(watch)
-
-    def _bark(self, watch: _Watch) -> None:
-        frame = sys._current_frames().get(self._watched)
-        stack = "".join(traceback.format_stack(frame)) if frame else "(unknown)\n"
-        _say(f"{self._name} hangs here:\n{stack}")
-        watch.error = EnvError(
-            f"{self._name}: {_environment(frame)}{watch.call} has not come back within "
-            f"{watch.seconds:g} s; it hangs, or the machine is overloaded; "
-            "where it stands is printed above"
-        )
-        if self._can_interrupt and self._watch is watch:
-            _overdue.append(watch)
-            signal.pthread_kill(self._watched, signal.SIGVTALRM)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._watch is watch and time.monotonic() < deadline:
-            time.sleep(TICK_SECONDS)
-        if self._watch is watch and _last_resorts:
-            _last_resorts[-1](watch.error)
-
-
-class _Watch:
-    """One call with its deadline."""
-
-    __slots__ = ("_dog", "call", "due", "error", "is_open", "seconds")
-
-    def __init__(self, dog: Watchdog, call: str, seconds: float) -> None:
-        self._dog, self.call, self.seconds = dog, call, seconds
-        self.error: EnvError | None = None
-        self.is_open = True
+    def watch(self, call: str, seconds: float) -> Self:
+        """Start the clock of a call, which ends with the context that this returns."""
+        self._call = call, seconds
+        return self
 
     def __enter__(self) -> None:
-        self.due = time.monotonic() + self.seconds
-        self._dog.begin(self)
+        pass
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.is_open = False
-        self._dog.end()
-        if kind is not None and issubclass(kind, _Interrupt):
-            assert self.error is not None
-            raise self.error from None
+    def __exit__(self, *_: object) -> None:
+        self._call = None
 
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the call that is overdue, if it has not come back by now."""
-    while _overdue:
-        if _overdue.pop().is_open:
-            raise _Interrupt
-
-
-def _environment(frame: FrameType | None) -> str:
-    """Which environment a frame, or one that called it, belongs to: `environment 3, `."""
-    while frame is not None:
-        index = getattr(frame.f_locals.get("self"), "env_index", None)
-        if index is not None:
-            return f"environment {index}, "
-        frame = frame.f_back
-    return ""
+    def _count_seconds(self) -> None:
+        """End the process when one call has been under way for as many ticks as it has seconds."""
+        call, ticks = None, 0
+        while not self._closed.wait(1):
+            ticks = ticks + 1 if self._call is call else 0
+            call = self._call
+            if call is not None and ticks >= call[1]:
+                name, seconds = call
+                text = f"{self._name}: {name} has not returned within {seconds} s"
+                end_process(
+                    EnvError(f"{text}; it hangs, or the machine is overloaded. Its stacks:")
+                )

@@ -20,8 +20,7 @@ from torch import Tensor
 from phasicrl.collect import Collector
 from phasicrl.config import Config
 from phasicrl.distributed import RankError, World
-from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.envs.watchdog import end_process, last_resort
+from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Phase
 from phasicrl.host import provenance
@@ -109,7 +108,7 @@ class Run:
             "command": before.get("command", sys.argv),
             "resumed": [*before.get("resumed", []), sys.argv] if before else [],
         }
-        self._lock, self._session = lock, ExitStack()
+        self._lock = lock
         self._signals = Signals(self.world.ask_to_end)
         self._validation = Validation(config, files, log, self.world, own)
         self._best_return: float | None = None
@@ -440,7 +439,6 @@ class Run:
         Meanwhile signals end it in order (`host.signals`).
         """
         self._signals.install()
-        self._session.enter_context(last_resort(self._end_at_once))
         return self
 
     def __exit__(
@@ -465,7 +463,6 @@ class Run:
         finally:
             with ExitStack() as last:  # each of them, also where a full disk refuses the last rows
                 last.callback(self._signals.remove)
-                last.callback(self._session.close)
                 last.callback(self.close)
         if told is not error and told is not None:
             raise told from None
@@ -476,13 +473,6 @@ class Run:
             error.add_note(report_crash(self, error))
         except OSError as problem:
             error.add_note(f"what is known of it could not be written: {problem}")
-
-    def _end_at_once(self, error: EnvError) -> None:
-        """Save from another thread, because this one hangs for good, and end the process."""
-        try:
-            self._save_what_is_left()
-        finally:  # whatever is wrong with that: nobody else can end it
-            end_process(error)
 
     def _save_what_is_left(self) -> None:
         """Save the state that was kept last, and say what became of it."""
