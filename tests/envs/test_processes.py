@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from phasicrl.envs.processes import find_silent
 from phasicrl.envs.protocol import EnvError
 from tests.envs.acting import NEVER, draw_action, make
 from tests.envs.counting import Counting, Faulty, Structured
@@ -39,43 +40,70 @@ def test_a_process_that_is_killed_is_named() -> None:
     envs = make(lambda: Faulty("dies"), "processes", num_envs=2)
     envs.reset()
     with pytest.raises(
-        EnvError, match=r"the process of environment \d died in step\(\) \(signal SIGKILL\).*memory"
+        EnvError, match=r"the process of environment \d died in step\(\) \(exit code -9\).*memory"
     ):
         for _ in range(3):
             envs.step(NEVER[:2])
     envs.close()
 
 
-def test_a_process_that_hangs_is_named_after_the_deadline() -> None:
-    envs = make(lambda: Faulty("hangs"), "processes", num_envs=2, step_seconds=5.0)
+HANGS = """
+import functools, numpy
+from phasicrl.envs import processes
+from phasicrl.envs.gymnasium import GymnasiumEnv
+from tests.envs.counting import Faulty
+
+if __name__ == "__main__":
+    processes.STEP_SECONDS = 5
+    make_env = functools.partial(Faulty, "hangs")
+    envs = GymnasiumEnv(make_env, num_envs=2, seed=1, name="mine", parallel="processes")
     envs.reset()
-    envs.step(NEVER[:2])
-    envs.step(NEVER[:2])
-    processes = envs.backend._vector.processes  # type: ignore[attr-defined]
-    with pytest.raises(EnvError, match=r"environment 0 has not finished step\(\) within 5 s"):
-        envs.step(NEVER[:2])
-    assert not any(process.is_alive() for process in processes)
+    try:
+        for _ in range(3):
+            envs.step(numpy.zeros(2, int))
+    finally:
+        print(sum(process.is_alive() for process in envs._vector.processes))
+"""
 
 
-def test_a_process_that_hangs_prints_where(tmp_path: Path) -> None:
+def write(tmp_path: Path, text: str) -> str:
+    """A script that finds the tests, also in the processes that it starts."""
     script = tmp_path / "script.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "import functools, numpy\n"
-        "from tests.envs import counting\n"
-        "from phasicrl.envs.gymnasium import GymnasiumEnv\n"
-        "if __name__ == '__main__':\n"
-        "    make_env = functools.partial(counting.Faulty, 'hangs')\n"
-        "    envs = GymnasiumEnv(make_env, num_envs=1, seed=1, name='mine', parallel='processes', "
-        "step_seconds=5.0)\n"
-        "    envs.reset()\n"
-        "    for _ in range(3): envs.step(numpy.zeros(1, int))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "counting.py" in result.stderr and "in _misbehave" in result.stderr
-    assert "ProcessLostError: mine: environment 0 has not finished" in result.stderr
+    script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{text}")
+    return str(script)
+
+
+def run(tmp_path: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, write(tmp_path, text), *words],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_process_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
+    result = run(tmp_path, HANGS)
+    assert result.stdout == "0\n"
+    for words in (
+        "in _misbehave",
+        "ProcessLostError: mine: environment 0 has not finished step() within 5 s",
+    ):
+        assert words in result.stderr
+
+
+def test_only_seconds_in_which_the_trainer_runs_count() -> None:
+    """By hand: an answer comes in the wait of this number, however long that was."""
+
+    class Pipe:
+        def __init__(self, waits: int) -> None:
+            self.left = waits
+
+        def poll(self, timeout: float) -> bool:
+            assert timeout == 1
+            self.left -= 1
+            return self.left <= 0
+
+    for waits, silent in (((1, 1), None), ((3, 1), None), ((1, 4), 1), ((4, 1), 0), ((3, 3), 1)):
+        assert find_silent([Pipe(number) for number in waits], 3) == silent
 
 
 def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
@@ -94,8 +122,7 @@ def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
 
 
 FAILS = """
-import multiprocessing, os, sys
-sys.path.insert(0, ROOT)
+import multiprocessing
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from tests.envs.counting import Counting
 
@@ -134,12 +161,8 @@ if __name__ == "__main__":
 )
 def test_a_program_that_fails_ends_with_them(tmp_path: Path, when: str, said: str) -> None:
     """While they start, and in a process of one's own: multiprocessing would wait for ever."""
-    script = tmp_path / "fails.py"
-    script.write_text(FAILS.replace("ROOT", repr(str(Path(__file__).parents[2]))))
-    done = subprocess.run(
-        [sys.executable, str(script), when], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1 and said in done.stderr
+    result = run(tmp_path, FAILS, when)
+    assert result.returncode == 1 and said in result.stderr
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -163,7 +186,7 @@ class Sleeping(Counting):
 
 
 ENDS = """
-import sys, threading, os, numpy
+import numpy
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from tests.envs.test_processes import Counting, Sleeping
 
@@ -189,9 +212,8 @@ if __name__ == "__main__":
 )
 def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
     """Whether it ends by itself without `close`, or is killed while they hang."""
-    script = tmp_path / "script.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{ENDS}")
-    words = [sys.executable, str(script), end]
+    script = write(tmp_path, ENDS)
+    words = [sys.executable, script, end]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(process.stdout.readline()) for _ in range(2)]
@@ -202,14 +224,6 @@ def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id\n"
-        "GymnasiumEnv(made_by_id('CartPole-v1'), num_envs=1, seed=1, name='mine', "
-        "parallel='processes')\n"
-    )
-    result = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "ProcessLostError: mine: the process of environment 0 died in its start" in result.stderr
+    result = run(tmp_path, HANGS.replace('__name__ == "__main__"', "True"))
+    assert "ProcessLostError: mine: a process of environments died in its start" in result.stderr
     assert "if __name__ == '__main__':" in result.stderr

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +66,6 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._last_obs = self._blank_obs()
         self._seed: int | None = None
         self._generator: Any = None  # its state when the episode began; None if a seed began it
-        self._place: tuple[np.ndarray, dict[str, Any]] | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -112,9 +111,8 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._drop()
         return self._last_obs, 0.0, False, True, {"restarted": report["fault"]}
 
-    @property
-    def start(self) -> str | None:
-        """How another can be brought here, as JSON.
+    def replay_path(self) -> str | None:
+        """Return how another can be brought here, as JSON.
 
         It holds the seed that was given last, and the environment's `get_state()`, if it has that
         and `set_state()`. Else, or if these are for something else (they want arguments, raise, or
@@ -130,22 +128,27 @@ class GuardedEnv(gym.Env[Any, Any]):
         except TypeError:
             return None
 
-    @property
-    def place(self) -> tuple[np.ndarray, dict[str, Any]] | None:
-        """The observation and `info` that setting it led to.
+    def restore(
+        self, paths: Sequence[str], actions: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Follow a path that `replay_path` returned and the actions since then.
 
-        It is set to another's `start`, and the actions since then.
+        Args:
+            paths: of all environments, by their index.
+            actions: likewise, `[L, …]` each.
+
+        Returns:
+            The observation and `info` to which they lead.
         """
-        return self._place
-
-    @place.setter
-    def place(self, path: tuple[str, np.ndarray]) -> None:
         restarts, self._restarts = self._restarts, False  # a new one would be at another place
-        self._place = self._led(json.loads(path[0]), path[1])
+        path = json.loads(paths[self.env_index])
+        result = self._follow(path, actions[self.env_index])
         self._restarts = restarts
+        return result
 
-    def _led(self, start: dict[str, Any], actions: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin as another did, take its actions, and return what that leads to."""
+    def _follow(
+        self, start: dict[str, Any], actions: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         obs, info = self.reset(seed=start["seed"])
         try:
             if "state" in start and self._env is not None:

@@ -31,9 +31,8 @@ from phasicrl.envs.bridge import NumpyStep
 from phasicrl.envs.guard import GuardedEnv
 from phasicrl.envs.interface import MASK, MakeEnv, probe
 from phasicrl.envs.options import checked_options
-from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv, refuse_unsendable
+from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv, check_sendable
 from phasicrl.envs.protocol import EnvError, ExactState
-from phasicrl.envs.watchdog import RESET_SECONDS, STEP_SECONDS
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import choices
 
@@ -56,8 +55,6 @@ class GymnasiumEnv:
         parallel: Literal["sync", "processes"] = "sync",
         action_masks: bool = True,
         max_restarts: int = 0,
-        step_seconds: float = STEP_SECONDS,
-        reset_seconds: float = RESET_SECONDS,
     ) -> None:
         """Prepare `num_envs` environments, from the `first_env`-th of all ranks on (seeds differ).
 
@@ -81,12 +78,12 @@ class GymnasiumEnv:
         self.has_masks = interface.mask_source is not None
         self.mask_size = sum(choices(self.action_space)) if self.has_masks and action_masks else 0
         if parallel == "processes":
-            refuse_unsendable(name, make_env)
+            check_sendable(name, make_env)
         mode = gym.vector.AutoresetMode.SAME_STEP
         guard = functools.partial(GuardedEnv, make_env, name, max_restarts > 0)
         makers = [functools.partial(guard, index, interface) for index in range(num_envs)]
         self._make_vector: Callable[[], SyncVectorEnv | ProcessVectorEnv] = (
-            functools.partial(ProcessVectorEnv, makers, name, step_seconds, reset_seconds)
+            functools.partial(ProcessVectorEnv, makers, name)
             if parallel == "processes"
             else functools.partial(SyncVectorEnv, makers, autoreset_mode=mode)  # type: ignore[arg-type]
         )
@@ -138,7 +135,7 @@ class GymnasiumEnv:
         tells.
         """
         try:
-            return list(self._vector.get_attr("start"))
+            return list(self._vector.call("replay_path"))
         except ProcessLostError as error:
             self._lost = error
             return [None] * self.num_envs
@@ -148,8 +145,7 @@ class GymnasiumEnv:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Begin these episodes, and take the actions."""
         self._seeds = None
-        self._vector.set_attr("place", list(zip(starts, actions, strict=True)))
-        obs, infos = zip(*self._vector.get_attr("place"), strict=True)
+        obs, infos = zip(*self._vector.call("restore", starts, actions), strict=True)
         for info in infos:
             if "fault" in info:
                 raise EnvError(info["fault"])
