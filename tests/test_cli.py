@@ -714,9 +714,6 @@ def test_machines_read_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     found = said("compare", str(run.directory), *output, "--at-least", "1e6", code=1)
     assert len(found["missed"]) == 1
     assert said("suite")["fig2"]["small"][0] == "starpilot"
-    file = tmp_path / "converted.json"
-    found = said("convert", "cleanrl", "ppo.py", "--capture-video", "--output", str(file))
-    assert found["path"] == str(file) and found["left"].keys() == {"--capture-video"}
     assert said("checkpoint", "verify", str(run.directory)) == []
     (run.directory / "agent.safetensors").unlink()
     (problem,) = said("checkpoint", "verify", str(run.directory), code=2)

@@ -51,7 +51,6 @@ from phasicrl.presets import PRESETS, Preset, differences, get_preset
 
 if TYPE_CHECKING:
     from phasicrl.analysis.compare import Comparison
-    from phasicrl.exchange.convert import Converted
     from phasicrl.experiments.trials import Trial
     from phasicrl.session.run import Run
 
@@ -1110,55 +1109,6 @@ def _pull(words: list[str]) -> None:
     own.say([pull(**arguments)])
 
 
-@dataclass(frozen=True)
-class _ConvertOptions(_Output):
-    """Where it goes."""
-
-    output: Path | None = None
-    """The file that gets the configuration; else config.json, if there is none yet."""
-
-
-def _convert(words: list[str]) -> None:
-    """Turn settings of other tools into a configuration: `phasicrl convert cleanrl|sb3-zoo …`."""
-    _use("convert", "…", {"cleanrl": _convert_cleanrl, "sb3-zoo": _convert_sb3_zoo}, words)
-
-
-def _convert_cleanrl(words: list[str]) -> None:
-    """The configuration of a command: `phasicrl convert cleanrl ppo_atari.py --num-envs 16 …`."""
-    from phasicrl.exchange.convert import convert_cleanrl
-
-    own, command = tyro.cli(
-        _ConvertOptions, args=words, prog="phasicrl convert cleanrl SCRIPT.py",
-        return_unknown_args=True,
-    )  # fmt: skip
-    _write_converted(convert_cleanrl(command), own)
-
-
-def _convert_sb3_zoo(words: list[str]) -> None:
-    """The configuration of an entry: `phasicrl convert sb3-zoo ppo.yml CartPole-v1`."""
-    from phasicrl.exchange.convert import convert_sb3_zoo
-
-    arguments, own, _ = arguments_for(
-        "convert sb3-zoo", convert_sb3_zoo, words, own=_ConvertOptions
-    )
-    _write_converted(convert_sb3_zoo(**arguments), own)
-
-
-def _write_converted(found: Converted, own: _ConvertOptions) -> None:
-    """Write the configuration, and say what became of each setting."""
-    output = own.output or Path("config.json")
-    if own.output is None and output.exists():
-        raise ValueError(f"{output} is there already; name the file to write: --output FILE")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(found.config.to_json() + "\n", encoding="utf-8")
-    lines = []
-    for title, settings in (("taken over", found.taken), ("not taken over", found.left)):
-        lines += [f"{title}:"] * bool(settings)
-        lines += [f"  {setting}: {meant}" for setting, meant in settings.items()]
-    lines += [f"`phasicrl train --from {output}` trains it"]
-    own.say({"path": output, "taken": found.taken, "left": found.left}, lines)
-
-
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
     from phasicrl.analysis.plot import plot_runs
@@ -1326,7 +1276,6 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "play": _play,
     "release": _release,
     "hub": _hub,
-    "convert": _convert,
     "plot": _plot,
     "compare": _compare,
     "report": _report,
