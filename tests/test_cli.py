@@ -38,7 +38,7 @@ from phasicrl.experiments import evaluate as evaluation
 from phasicrl.experiments.evaluate import Evaluation, evaluate
 from phasicrl.experiments.run_suite import SuiteResult, run_suite
 from phasicrl.experiments.video import film
-from phasicrl.host import bench, completion, doctor
+from phasicrl.host import bench, doctor
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.inspect import Difference
@@ -403,12 +403,8 @@ def test_help_has_the_options_of_train_that_are_no_knobs(
         with pytest.raises(SystemExit):
             main(["train", *words])
         said = capsys.readouterr().out
-        assert set(completion.options(said)) >= {
-            "--resume",
-            "--scale-batch",
-            "--json",
-        }
-        assert completion.options(said)["--resume"] == ["never", "auto"]
+        for option in ("--resume {never,auto}", "--scale-batch", "--json"):
+            assert option in said
 
 
 def test_the_auxiliary_phase_is_dealt_out_to_the_environments_that_are_given() -> None:

@@ -1228,44 +1228,6 @@ def _doctor(words: list[str]) -> None:
     own.answer(found, lambda: Console().print(as_table(found)))
 
 
-def _completion(words: list[str]) -> None:
-    """Print a script that completes commands: `source <(phasicrl completion bash)`."""
-    from phasicrl.analysis.references import REFERENCES
-    from phasicrl.experiments.suites import SUITES
-    from phasicrl.host.completion import ZSH_HEAD, Command, bash_script, listed
-
-    def script(shell: Literal["bash", "zsh"]) -> None:
-        """Print a script that completes commands.
-
-        Args:
-            shell: whose script.
-        """
-
-    asked, own, _ = arguments_for("completion", typing.cast(types.FunctionType, script), words)
-    os.environ["COLUMNS"] = "120"  # tyro: no list of values goes over a line, one column
-    helps: dict[Command, str] = {(): _usage()}
-    for verb in VERBS:
-        helps[verb,] = said = _help_of(verb)
-        for word in listed(said) if verb != "train" else ():
-            helps[verb, word] = _help_of(verb, word)
-    helps["train", "PRESET"] = _help_of("train", next(iter(PRESETS)))
-    head = ZSH_HEAD if asked["shell"] == "zsh" else ""
-    names = {
-        "suite": SUITES, "bench": PRESETS, "sweep create": PRESETS, "sweep search": PRESETS,
-        "plot --reference": REFERENCES, "compare --reference": REFERENCES,
-    }  # fmt: skip
-    text = head + bash_script(helps, ("train",), names)
-    own.answer(text, lambda: print(text, end=""))
-
-
-def _help_of(*words: str) -> str:
-    """What `--help` prints behind these words."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        _dispatch([*words, "--help"])
-    return said.getvalue()
-
-
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "resume": _resume,
@@ -1285,5 +1247,4 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "presets": _presets,
     "envs": _envs,
     "doctor": _doctor,
-    "completion": _completion,
 }
