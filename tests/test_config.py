@@ -627,9 +627,6 @@ def test_values_of_other_types_given_from_python_are_refused_before_anything_sta
         f"ppo.learning_rate is {np.float32(1e-3)!r}; float was expected",
         f"env.num_envs is {np.int64(4)!r}; int was expected",
     }
-    old: Any = "pools"
-    with pytest.raises(ConfigError, match="'pools', a word of an earlier version; take 'auto'"):
-        train(replace(Config(), compute=ComputeConfig(compile=old)), make_env=never)
     assert not list(tmp_path.iterdir())
 
 

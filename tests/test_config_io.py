@@ -1,18 +1,13 @@
-"""Configurations as JSON.
-
-Read back as written, refused by field, and read though an earlier version wrote them.
-"""
+"""Configurations as JSON: read back as written, refused by field and by schema."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Literal
 
 import pytest
 
-from phasicrl import config_io
 from phasicrl.config import Config
+from phasicrl.config_io import SCHEMA
 from phasicrl.presets import PRESETS, get_preset
 
 
@@ -44,7 +39,7 @@ def test_a_wrong_configuration_file_is_refused_by_field(
     change: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Config.from_json(json.dumps(change))
+        Config.from_json(json.dumps({"schema": SCHEMA} | change))
 
 
 def test_what_is_not_json_is_refused() -> None:
@@ -52,27 +47,7 @@ def test_what_is_not_json_is_refused() -> None:
         Config.from_json("seed: 3")
 
 
-@dataclass
-class Compute:
-    compile: Literal["auto", "on", "off"] = "off"
-
-
-@dataclass
-class Today:
-    compute: Compute
-
-
-def test_what_earlier_versions_wrote_is_read() -> None:
-    """Fields that are gone are passed over.
-
-    Words that are gone are read as what took their place.
-    """
-    written = json.loads(get_preset("classic-ppo").to_json())
-    written["compute"] |= {"settled": [], "compile": "pools"}
-    assert Config.from_json(json.dumps(written)).ppo == get_preset("classic-ppo").ppo
-    old = {"compute": {"settled": ["cpu", "micro_batch"], "compile": "pools"}}
-    assert config_io.from_json(Today, json.dumps(old)) == Today(Compute("auto"))
-    with pytest.raises(ValueError, match=r"compute.compile is 'stones'; accepted: auto, on, off"):
-        config_io.from_json(Today, json.dumps({"compute": {"compile": "stones"}}))
-    with pytest.raises(ValueError, match="unknown field settled"):  # only within its group
-        config_io.from_json(Today, json.dumps({"settled": []}))
+@pytest.mark.parametrize("found", [{"schema": SCHEMA + 1}, {"schema": None}, {}])
+def test_another_schema_is_refused(found: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=rf"schema is .*expected {SCHEMA}. Use the version"):
+        Config.from_json(json.dumps(found))

@@ -289,10 +289,6 @@ _PYTHON_ONLY = (
     "make_env", "make_vector_env", "make_encoder", "mask_actions", "on_iteration", "on_trial"
 )  # fmt: skip
 """Parameters of library functions that no word can give: objects and functions of the caller's."""
-
-
-_ALIASES = {"tasks": ("--games",)}
-"""Options that have a second name."""
 _USUAL = (tyro.conf.PositionalRequiredArgs,)
 
 
@@ -334,8 +330,6 @@ def arguments_for(
     kept = [parameter for name, parameter in parameters.items() if name not in left_out]
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
     hints = typing.get_type_hints(collect, function.__globals__)
-    for name in hints.keys() & _ALIASES.keys():
-        hints[name] = Annotated[hints[name], tyro.conf.arg(aliases=_ALIASES[name])]
     collect.__annotations__ = hints
     typing.cast(Any, collect).__signature__ = inspect.Signature(kept)
     # tyro keeps the line breaks of a docstring, which are our source's.

@@ -836,11 +836,11 @@ class Config(_Checked):
 
     @staticmethod
     def from_json(text: str) -> Config:
-        """Read back `to_json`, also of earlier versions.
+        """Read back `to_json`.
 
         Raises:
-            ValueError: not JSON, an unknown field (with the nearest name), or a value of a wrong
-                type.
+            ValueError: not JSON, another schema, an unknown field (with the nearest name), or a
+                value of a wrong type.
         """
         return config_io.from_json(Config, text)
 

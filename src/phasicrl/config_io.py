@@ -1,15 +1,10 @@
-"""Dataclasses of knobs as JSON and back, fields by name. Kind: effects. Imports nothing of ours.
-
-A file that an earlier version wrote is still read: `RETIRED_FIELDS` and `RETIRED_VALUES` say what
-became of what is no longer there.
-"""
+"""Dataclasses of knobs as JSON and back, fields by name. Kind: effects. Imports nothing of ours."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import json
-import operator
 import os
 import types
 import typing
@@ -21,13 +16,8 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
-RETIRED_FIELDS = {"compute.settled", "env.pin_threads"}
-"""Fields of earlier versions by path, which are passed over.
-
-Their values name the fields beside them that the run had chosen itself: those are passed over too.
-"""
-RETIRED_VALUES: dict[str, tuple[tuple[Any, Any], ...]] = {"compute.compile": (("pools", "auto"),)}
-"""Values of earlier versions by the path of their field: what was written, and how it is read."""
+SCHEMA = 1
+"""Schema number of `config.json` and of checkpoints, in their field `schema`."""
 
 
 class ConfigError(ValueError):
@@ -47,8 +37,8 @@ class ConfigError(ValueError):
 
 
 def to_json(knobs: Any) -> str:
-    """Write a dataclass as indented JSON."""
-    return json.dumps(dataclasses.asdict(knobs), indent=2)
+    """Write a dataclass as indented JSON, with the schema number."""
+    return json.dumps({"schema": SCHEMA} | dataclasses.asdict(knobs), indent=2)
 
 
 def from_json(kind: type[T], text: str) -> T:
@@ -56,13 +46,28 @@ def from_json(kind: type[T], text: str) -> T:
 
     Raises:
         ConfigError: unknown fields (with the nearest name) and values of wrong types, all of them.
-        ValueError: not JSON.
+        ValueError: not JSON, or of another schema.
     """
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is not a configuration written by phasicrl: {error}") from None
+    if isinstance(tree, dict):
+        pop_schema(typing.cast(dict[str, Any], tree))
     return _from_tree(kind, tree, "")
+
+
+def pop_schema(tree: dict[str, Any]) -> None:
+    """Remove the schema number from the content of a file.
+
+    Raises:
+        ValueError: another number, or none.
+    """
+    if (schema := tree.pop("schema", "missing")) != SCHEMA:
+        raise ValueError(
+            f"schema is {schema}; expected {SCHEMA}. "
+            "Use the version of phasicrl that wrote the file; card.json of its run names it"
+        )
 
 
 def refuse_wrong_types(knobs: Any) -> None:
@@ -71,13 +76,7 @@ def refuse_wrong_types(knobs: Any) -> None:
     Raises:
         ConfigError: the values that `from_json` would not take, all of them.
     """
-    kind = typing.cast(type[Any], type(knobs))
-    read = _from_tree(kind, dataclasses.asdict(knobs), "")
-    for path, words in RETIRED_VALUES.items():  # which are for files
-        given = operator.attrgetter(path)(knobs) if hasattr(knobs, path.split(".")[0]) else None
-        if given in [old for old, _ in words]:
-            new = operator.attrgetter(path)(read)
-            raise ConfigError([f"{path} is {given!r}, a word of an earlier version; take {new!r}"])
+    _from_tree(typing.cast(type[Any], type(knobs)), dataclasses.asdict(knobs), "")
 
 
 def read_text(path: Path, largest: int = 2**24) -> str:
@@ -179,15 +178,8 @@ def _from_tree(kind: type[T], tree: Any, path: str) -> T:
         raise ValueError(f"{what} is {tree!r}; a group of fields was expected")
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
-    given = typing.cast(dict[str, Any], tree)
-    passed_over = {name for name in given if f"{path}{name}" in RETIRED_FIELDS}
-    for retired in passed_over.copy():
-        names: list[Any] = given[retired] if isinstance(given[retired], list) else []
-        passed_over |= {name for name in names if isinstance(name, str)}
     problems: list[str] = []
-    for name, value in given.items():
-        if name in passed_over:
-            continue
+    for name, value in typing.cast(dict[str, Any], tree).items():
         try:
             if name not in hints:
                 raise ValueError(f"unknown field {path}{name}{nearest_name(name, hints)}")
@@ -209,7 +201,9 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _from_tree(typing.cast(type[Any], hint), value, f"{path}.")
     if origin is Literal:
-        return _from_word(typing.get_args(hint), value, path)
+        if value not in (accepted := typing.get_args(hint)):
+            raise ValueError(f"{path} is {value!r}; accepted: {', '.join(map(str, accepted))}")
+        return value
     if origin is Mapping and isinstance(value, dict):
         return typing.cast(dict[str, Any], value)
     if origin is tuple and isinstance(value, list | tuple):
@@ -232,12 +226,3 @@ def _member(union: Any, value: Any) -> Any:
     options = [option for option in typing.get_args(union) if option is not type(None)]
     literals = [option for option in options if typing.get_origin(option) is Literal]
     return next((option for option in literals if value in typing.get_args(option)), options[0])
-
-
-def _from_word(accepted: tuple[Any, ...], value: Any, path: str) -> Any:
-    """Read one of several words, or one that an earlier version had in its place."""
-    if value not in accepted:
-        value = next((new for old, new in RETIRED_VALUES.get(path, ()) if old == value), value)
-    if value not in accepted:
-        raise ValueError(f"{path} is {value!r}; accepted: {', '.join(map(str, accepted))}")
-    return value

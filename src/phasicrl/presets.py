@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -428,24 +427,12 @@ PRESETS: dict[str, Preset] = {
 }  # fmt: skip
 
 
-RENAMED = {
-    f"{task}novel-{algorithm}": f"{task}-masked-velocity-{algorithm}"
-    for task in ("cartpole", "pendulum")
-    for algorithm in ("ppo", "ppg")
-}
-"""Old names of presets, which work for one more release."""
-
-
 def get_preset(name: str) -> Config:
     """The configuration of that name.
 
     Raises:
         ValueError: there is none; the nearest name is given.
     """
-    if name in RENAMED:
-        message = f"the preset {name} is called {RENAMED[name]} now; the old name will go"
-        warnings.warn(message, FutureWarning, stacklevel=2)
-        name = RENAMED[name]
     if name not in PRESETS:
         raise ValueError(
             f"unknown preset {name!r}{nearest_name(name, PRESETS)}; `phasicrl presets` lists all"

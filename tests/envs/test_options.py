@@ -119,7 +119,7 @@ def test_options_are_data_that_keeps_its_value() -> None:
     with pytest.raises(
         ValueError, match=r"env.options is 3; an object of options by name was expected"
     ):
-        Config.from_json('{"env": {"options": 3}}')
+        Config.from_json('{"schema": 1, "env": {"options": 3}}')
 
 
 def test_a_command_line_adds_to_the_options_of_its_preset(

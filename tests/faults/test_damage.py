@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from phasicrl.algorithm import resume, train
-from phasicrl.runs.checkpoint import FORMAT, CheckpointError
+from phasicrl.config_io import SCHEMA
+from phasicrl.runs.checkpoint import CheckpointError
 from phasicrl.runs.directory import RunDirectory
 from tests.faults.conftest import Fault
 from tests.faults.harness import begin_or_resume, differences, finish, left, small, start
@@ -141,7 +142,7 @@ def malicious(canary: Path) -> Iterator[bytes]:
     yield len(header).to_bytes(8, "little") + header
     yield b"[" * 100_000
     yield b'{"a":' * 100_000
-    yield json.dumps({"format": FORMAT, "files": {"../../../canary": {}}}).encode()
+    yield json.dumps({"schema": SCHEMA, "files": {"../../../canary": {}}}).encode()
 
 
 @pytest.mark.fault("F-11", "malicious files in the place of ours: no code is run", 14, 7 * 8)

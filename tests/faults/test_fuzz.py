@@ -27,7 +27,7 @@ STRANGE = (
 def _strange(draw: random.Random, depth: int = 0) -> Any:
     if depth > 2 or draw.random() < 0.8:
         return draw.choice(STRANGE)
-    return {draw.choice(("a", "env", "format", "files")): _strange(draw, depth + 1)}
+    return {draw.choice(("a", "env", "schema", "files")): _strange(draw, depth + 1)}
 
 
 def _mutated_tree(tree: Any, draw: random.Random) -> Any:

@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: s
         tensors.rename(tmp_path / "elsewhere")
         tensors.symlink_to(tmp_path / "elsewhere")
     else:
-        sign(newest, format=99)
+        sign(newest, schema=99)
     tree, _, rejected = load_checkpoint(tmp_path)
     assert tree["which"] == "old"
     assert (

@@ -6,7 +6,6 @@ page for people and a list of hashes. It can be used wherever a run directory is
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -142,7 +141,7 @@ def _fill(
     """Write the files of a package into a folder; returns what its agent reached."""
     files, card = RunDirectory(partial), run.card
     public = replace(config, output_dir="runs", init_from=None)
-    files.write_json(CONFIG_FILE, dataclasses.asdict(public))
+    files.write_config(public)
     tensors, env_steps = run.weights(weights), run.steps_of_weights(weights)
     kept = {name: card[name] for name in _OF_CARD if name in card}
     files.write_card(kept | {"env_steps": env_steps})

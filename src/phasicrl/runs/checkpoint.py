@@ -27,10 +27,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phasicrl.config_io import flush, read_json
+from phasicrl.config_io import SCHEMA, flush, pop_schema, read_json
 from phasicrl.distributed import ALONE, RankError, World
 
-FORMAT = 3
 MANIFEST = "manifest.json"
 _LARGEST_STATE = 2**28
 """Bytes: more is not read into memory."""
@@ -103,7 +102,7 @@ def save_checkpoint(
             if world.is_first:
                 clock = {"env_steps": env_steps, "aux_epochs": aux_epochs, "processes": world.size}
                 every_file = {file: said for part in parts for file, said in part.items()}
-                manifest = {"format": FORMAT, "run": run, **clock, "files": every_file}
+                manifest = {"schema": SCHEMA, "run": run, **clock, "files": every_file}
                 _write_json(temporary / MANIFEST, manifest | {"sha256": digest_of_json(manifest)})
                 flush(temporary)
                 os.replace(temporary, final)
@@ -189,7 +188,7 @@ def _chunks_before(folder: Path, world: World) -> tuple[Path, dict[str, Any]]:
     try:
         newest = checkpoints(folder)[-1]
         manifest = _manifest(newest)
-        return newest, manifest["files"] if manifest.get("processes", 1) == world.size else {}
+        return newest, manifest["files"] if manifest["processes"] == world.size else {}
     except (IndexError, OSError, ValueError):
         return folder, {}
 
@@ -268,7 +267,7 @@ def load_at(path: Path, *, rank: int = 0) -> Part:
 
 def num_processes(path: Path) -> int:
     """How many processes saved a checkpoint."""
-    return _manifest(path).get("processes", 1)
+    return _manifest(path)["processes"]
 
 
 def _said(error: BaseException) -> str:
@@ -331,15 +330,14 @@ def _manifest(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself.
 
     Raises:
-        ValueError: it is damaged, of another format, or of other steps than the folder's name says.
+        ValueError: it is damaged, of another schema, or of other steps than the folder's name says.
     """
     if not (path / MANIFEST).is_file():
-        raise ValueError(f"it has no {MANIFEST}: it is damaged, or an earlier version wrote it")
+        raise ValueError(f"it has no {MANIFEST}")
     manifest = read_json(path / MANIFEST)
     if manifest.pop("sha256", None) != digest_of_json(manifest):
         raise ValueError(f"{MANIFEST} was changed or cut short since it was saved")
-    if manifest["format"] != FORMAT:
-        raise ValueError(f"it has format {manifest['format']}, this version reads format {FORMAT}")
+    pop_schema(manifest)
     name = _name(manifest["env_steps"], manifest["aux_epochs"])
     if path.name != name:
         raise ValueError(f"it was saved as {name}, and was renamed since")

@@ -5,7 +5,6 @@ torch is imported only where tensors are read or written, so that `phasicrl plot
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import json
 import math
@@ -84,7 +83,7 @@ class RunDirectory:
                 ) from None
             else:
                 made = cls(path)
-                made.write_json(CONFIG_FILE, dataclasses.asdict(config))
+                made.write_config(config)
                 return made
         raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
 
@@ -174,6 +173,10 @@ class RunDirectory:
         from phasicrl.runs.checkpoint import digest_of_json
 
         self.write_json(CARD_FILE, card | {"sha256": digest_of_json(card)})
+
+    def write_config(self, config: Config) -> None:
+        """Write the configuration, replacing the file at once."""
+        self.write_json(CONFIG_FILE, json.loads(config.to_json()))
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Write an object as a file of the run, replacing what was there at once."""

@@ -398,7 +398,7 @@ class Run:
             self.record = auxiliary["record"]
         for slot in range(state["num_filled"]):
             rollout, saved = self.buffer.next_rollout(), chunks[self._chunk_name(slot)]
-            rollout.load({"reward_scale": rollout.reward_scale} | saved)  # older ones have none
+            rollout.load(saved)
 
     def summary(self) -> dict[str, str]:
         """What the run did, for people: rows of a table."""

@@ -126,7 +126,9 @@ class Sweep:
 
     def write(self, trial: SweepTrial) -> None:
         """Write the file of a trial, replacing what was there at once."""
-        write_json(self.path / TRIALS / f"{trial.id}.json", dataclasses.asdict(trial))
+        config = trial.config and json.loads(trial.config.to_json())
+        tree = dataclasses.asdict(trial) | {"config": config}
+        write_json(self.path / TRIALS / f"{trial.id}.json", tree)
 
     def runs(self, trial: SweepTrial) -> list[RunDirectory | None]:
         """The newest run of each seed of a trial; None where there is none yet."""
