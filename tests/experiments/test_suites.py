@@ -386,7 +386,8 @@ def test_a_run_that_diverges_is_a_row_and_stays_where_it_was(
 
     def diverging(config: Any, **_: Any) -> Any:
         if config.ppo.clip is None:
-            (original(config, on_iteration=lambda *_: "stop").directory / "crash.json").touch()
+            files = original(config, on_iteration=lambda *_: "stop").files
+            files.write_card(files.card | {"diverged": True})
             raise DivergedError("not finite")
         return original(config)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +107,9 @@ def _poison_weights(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
 
 
 PLACES = {
-    "advantages": (_poison_advantages, "value targets"),
+    "advantages": (_poison_advantages, "rollout.value_target"),
     "logits": (_poison_logits, "rollout.log_prob"),
-    "a gradient": (_poison_gradient, "gradient.encoder"),
+    "a gradient": (_poison_gradient, "a loss or a gradient"),
     "a weight": (_poison_weights, "weights.encoder"),
 }
 
@@ -142,31 +140,9 @@ def test_bad_numbers_inside(
         (folder,) = tmp_path.iterdir()
         _assert_saved(folder, before[-1])
         assert rows_of(RunDirectory(folder)) == rows[-1], "nothing is logged of what was not done"
-        report = json.loads((folder / "crash.json").read_text())
-        assert report["first_bad"].startswith(first), report["first_bad"]
-        assert (report["env_steps"], report["iteration"]) in ((64, 2), (96, 3))
-        assert len(report["rows"]) == BAD_ITERATION - 1
+        assert RunDirectory(folder).card["diverged"]
         (note,) = caught.value.__notes__
-        assert report["first_bad"] in note and str(folder / "crash.json") in note
-
-
-@pytest.mark.parametrize(
-    ("changes", "likely"),
-    [
-        ({"ppo.learning_rate": 1e30}, "weights have grown to .*: lower ppo.learning_rate"),
-        ({"reward_norm": None}, r"rewards are as large as 1e\+30: normalize them"),
-    ],
-)
-def test_what_is_likely_to_help_is_said(
-    tmp_path: Path, changes: dict[str, Any], likely: str
-) -> None:
-    def make() -> Corridor:
-        return Bad("reward", 1e30 if "reward_norm" in changes else 0.0)
-
-    with pytest.raises(DivergedError) as caught:
-        train(tiny(tmp_path).changed(changes), make_env=make)
-    (note,) = caught.value.__notes__
-    assert re.search(likely, note), note
+        assert note.startswith(f"first non-finite tensor: {first}")
 
 
 def test_the_command_line_says_it_and_exits_with_3(
@@ -176,4 +152,4 @@ def test_the_command_line_says_it_and_exits_with_3(
     words += " --ppo.learning-rate 1e30 --total-env-steps 20000 --log.console off"
     assert main(words.split()) == 3
     said = capsys.readouterr().err
-    assert "error: training has diverged" in said and "\nthe first bad numbers: " in said
+    assert "error: training has diverged" in said and "\nfirst non-finite tensor: " in said

@@ -42,7 +42,6 @@ from phasicrl.host.signals import PREEMPTED, when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import make_agent, task_of
-from phasicrl.session.crash import CRASH_FILE
 from phasicrl.session.run import Run
 from phasicrl.session.warm_start import take_over
 
@@ -314,7 +313,7 @@ def train_unless_diverged(
 ) -> RunDirectory:
     """As `train_or_resume`; a run that diverges, or did so before, stays where it was."""
     begun = RunDirectory.of(config)
-    if begun and (begun[-1].path / CRASH_FILE).is_file():
+    if begun and "diverged" in begun[-1].card:
         return begun[-1]
     try:
         return RunDirectory(train_or_resume(config, on_iteration=on_iteration).directory)
@@ -351,7 +350,7 @@ def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> R
         make_env: makes its environment, if that is one of your own.
     """
     files = RunDirectory(directory)
-    diverged = (directory / CRASH_FILE).is_file()
+    diverged = "diverged" in files.card
     is_blank = diverged and not files.last_rows(1)  # in its first iteration
     rows = [] if is_blank else files.metrics(RETURN, VALUE_LOSS, "time/total")
     losses = [row[VALUE_LOSS] for row in rows if math.isfinite(row.get(VALUE_LOSS, math.nan))]

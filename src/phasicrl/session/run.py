@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -37,7 +37,6 @@ from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog, NoLog
 from phasicrl.runs.parts import OLD_POLICY, own_part
 from phasicrl.seeding import derive_seed
-from phasicrl.session.crash import report_crash
 from phasicrl.session.validation import Validation
 
 
@@ -468,11 +467,14 @@ class Run:
             raise told from None
 
     def _explain(self, error: DivergedError) -> None:
-        """Add to an error where it began, and write that down."""
-        try:
-            error.add_note(report_crash(self, error))
-        except OSError as problem:
-            error.add_note(f"what is known of it could not be written: {problem}")
+        """Name the first non-finite tensor in the error, and mark the run as diverged."""
+        rollout = self.buffer.rollout(max(self.buffer.num_filled - 1, 0))
+        tensors = {f"weights.{name}": each for name, each in self.agent.state_dict().items()}
+        tensors |= {f"rollout.{name}": each for name, each in rollout.tensors().items()}
+        bad = [name for name, each in tensors.items() if not each.isfinite().all()]
+        error.add_note(f"first non-finite tensor: {bad[0] if bad else 'a loss or a gradient'}")
+        with suppress(OSError):
+            self.files.write_card(self.files.card | {"diverged": True})
 
     def _save_what_is_left(self) -> None:
         """Save the state that was kept last, and say what became of it."""
