@@ -48,7 +48,7 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
                 buffer,
                 stage=run.stage,
                 on_epoch=run.log_epoch,
-                before_epoch=run.checkpoint,
+                before_epoch=run.maybe_checkpoint,
             )
         if buffer.is_full:
             buffer.clear()

@@ -363,14 +363,6 @@ class PhaseBuffer:
             reward_scale=room(time=()),
         )
 
-    @staticmethod
-    def num_bytes(num_rollouts: int, num_envs: int, num_steps: int, *, step_bytes: int) -> int:
-        """Memory for a buffer.
-
-        A step takes `step_bytes` for observation, action and mask, and 64 for everything else.
-        """
-        return num_rollouts * num_envs * num_steps * (step_bytes + 64)
-
     @property
     def is_full(self) -> bool:
         """Whether a phase is complete."""

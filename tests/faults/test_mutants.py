@@ -54,7 +54,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/faults/test_determinism.py -k changed",
     ),
     (
-        "session/run.py", "                self._save_what_is_left()\n        finally:",
+        "session/run.py", "                self._save_on_exit()\n        finally:",
         "                pass\n        finally:", "tests/session/test_interruption.py",
     ),
 )  # fmt: skip

@@ -217,7 +217,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     config = config.changed({"log.epochs": True} | changes)
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)
     assert config.aux is not None
-    checkpoint, at = Run.checkpoint, config.aux.every
+    checkpoint, at = Run.maybe_checkpoint, config.aux.every
     epochs: list[int] = []
 
     def stop_at_each(run: Run) -> None:
@@ -228,7 +228,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
             epochs.append(progress.epoch)
             raise _Stop
 
-    monkeypatch.setattr(Run, "checkpoint", stop_at_each)
+    monkeypatch.setattr(Run, "maybe_checkpoint", stop_at_each)
     with pytest.raises(_Stop):
         train(config, make_env=Drawing)
     (directory,) = (path for path in tmp_path.iterdir() if path.name != "unbroken")

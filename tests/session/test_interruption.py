@@ -174,7 +174,7 @@ def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
     clock = Clock()
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("phasicrl.host.signals.time", SimpleNamespace(monotonic=clock))
-    save = Run._save_kept
+    save = Run._write_checkpoint
 
     def interrupted_save(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -185,7 +185,7 @@ def test_a_key_that_arrives_twice_does_not_cut_the_save_short(
         save(run)
 
     with pytest.raises(KeyboardInterrupt), start_run(tiny(tmp_path), make_env=corridor):
-        monkeypatch.setattr(Run, "_save_kept", interrupted_save)
+        monkeypatch.setattr(Run, "_write_checkpoint", interrupted_save)
         os.kill(os.getpid(), signal.SIGINT)
     assert ended == [130]
 
@@ -327,7 +327,7 @@ def test_a_run_that_fails_at_its_start_leaves_nothing_open(
     def full(run: Run) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Run, "keep", full)
+    monkeypatch.setattr(Run, "take_snapshot", full)
     monkeypatch.setattr(Run, "close", lambda run: (closed.append(run), close(run)))
     with pytest.raises(OSError, match="no space left"):
         start_run(tiny(tmp_path), make_env=corridor)

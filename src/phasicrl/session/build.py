@@ -42,7 +42,7 @@ from phasicrl.seeding import derive_seed
 from phasicrl.session.agreement import plan_here, require_same_start, require_shared, require_shares
 from phasicrl.session.run import Run
 from phasicrl.session.warm_start import take_over
-from phasicrl.spaces import ActionLayout, ObservationLayout, is_image, leaves
+from phasicrl.spaces import is_image, leaves
 
 EnvFactory = Callable[[], gym.Env]
 
@@ -78,7 +78,7 @@ def start_run(
     run, _ = _build_run(config, _all_objects(own), world)
     with ExitStack() as stack:
         stack.enter_context(closing(run))
-        run.keep()
+        run.take_snapshot()
         # So that there is something to go on from, whatever happens in the first iteration.
         if config.checkpoint.while_training:
             run.save()
@@ -155,7 +155,7 @@ def _load_state(
     except (RuntimeError, ValueError, KeyError) as error:
         described = f"the run that {run.directory}/config.json describes"
         raise ValueError(f"the checkpoint does not fit {described}: {error}") from None
-    run.keep()
+    run.take_snapshot()
 
 
 class _Opened(NamedTuple):
@@ -194,8 +194,6 @@ def _make_envs(
 
     Knobs without effect on them are refused.
     """
-    _check_workers(config, own, world)
-    _check_memory(config, None, torch.device(this_machine(config.compute.device).device), world)
     seed, mask_actions = derive_seed(config.seed, "env", since), own["mask_actions"]
     makers = {name: own[name] for name in ("make_env", "make_vector_env")}
     share = world.own(config.env.num_envs)
@@ -242,8 +240,8 @@ def _build_run(
             machine = this_machine(config.compute.device)
             opened = _open_envs(config, own, world, state)
             envs = undo.enter_context(closing(opened.envs))
-            _check_memory(config, envs, torch.device(machine.device), world)
             agent = make_agent(config, envs, make_encoder=own["make_encoder"]).to(machine.device)
+            _check_memory(config, envs, agent, torch.device(machine.device))
             taken = [] if resumed or not config.init_from else take_over(agent, config.init_from)
         has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
         plan = make_plan(config, machine, has_images=has_images)
@@ -387,51 +385,20 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-_WORKER_BYTES = 32 * 2**20
-"""Memory that a process has for itself whose environment needs nothing: interpreter, Gymnasium."""
+def _check_memory(config: Config, envs: VectorEnv, agent: Agent, device: torch.device) -> None:
+    """Compare the size of the phase buffer with the free memory.
 
-
-def _check_workers(config: Config, own: dict[str, Any], world: World) -> None:
-    """Refuse more worker processes than this machine has memory for, before they are made."""
-    if config.env.parallel != "processes" or own["make_vector_env"] is not None:
-        return
-    num_envs = config.env.num_envs * world.local_size // world.size
-    needed, free = num_envs * _WORKER_BYTES, free_memory()
-    if free is not None and needed > free:
-        raise ValueError(
-            f"{num_envs:,} processes of environments (env.parallel processes) need "
-            f"{needed / 2**30:.1f} GiB at least, {free / 2**30:.1f} GiB are free; "
-            "try fewer environments (--env.num-envs), or --env.parallel sync"
-        )
-
-
-def _check_memory(
-    config: Config, envs: VectorEnv | None, device: torch.device, world: World
-) -> None:
-    """Refuse a phase buffer that is larger than the memory that is free.
-
-    Processes of one machine share that, but each has a GPU of its own. Without environments it is
-    the least that steps of any need.
+    Raises:
+        ValueError: the buffer is larger.
     """
-    step_bytes = 0
-    if envs is not None:
-        layouts = (ObservationLayout(envs.observation_space), ActionLayout(envs.action_space))
-        step_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in layouts)
-        step_bytes += envs.mask_size
-    here = 1 if device.type == "cuda" else world.local_size
-    num_envs, num_steps = config.env.num_envs * here // world.size, config.ppo.num_steps
-    sizes = (config.phase_length, num_envs, num_steps)
-    needed = PhaseBuffer.num_bytes(*sizes, step_bytes=step_bytes)
+    rollouts = _make_buffer(config, envs, agent, torch.device("meta")).rollouts
+    needed = sum(tensor.nbytes for tensor in rollouts.tensors().values())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and needed > free:
-        what = f"{config.phase_length} rollouts of {num_envs} environments × {num_steps} steps"
-        fitting = max(int(free / needed * config.phase_length), 1)
-        way_out = f"--aux.every {fitting}, " if config.phase_length > 1 else ""
         raise ValueError(
-            f"the phase buffer needs {needed / 2**30:.1f} GiB "
-            f"({what}), {free / 2**30:.1f} GiB are free on {device}; "
-            f"try {way_out}fewer environments (--env.num-envs) "
-            "or shorter rollouts (--ppo.num-steps)"
+            f"the phase buffer needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free "
+            f"on {device}; lower aux.every ({config.phase_length} rollouts), env.num_envs or "
+            "ppo.num_steps"
         )
 
 

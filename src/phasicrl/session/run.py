@@ -40,7 +40,7 @@ from phasicrl.seeding import derive_seed
 from phasicrl.session.validation import Validation
 
 
-class _Kept(NamedTuple):
+class Snapshot(NamedTuple):
     """The state of a run between two iterations, or between two auxiliary epochs."""
 
     state: dict[str, Any]
@@ -111,7 +111,7 @@ class Run:
         self._signals = Signals(self.world.ask_to_end)
         self._validation = Validation(config, files, log, self.world, own)
         self._best_return: float | None = None
-        self._kept: _Kept | None = None
+        self._snapshot: Snapshot | None = None
         self._seconds_before = 0.0
         self._started = self._iteration_started = time.perf_counter()
         self._last_save = -math.inf
@@ -195,7 +195,7 @@ class Run:
             record |= self._evaluate()
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
         self.log.write(record, **place, phase=self.learner.phase)
-        self.checkpoint()
+        self.maybe_checkpoint()
 
     def _evaluate(self) -> Record:
         """Play episodes that are not trained on; keep the weights, if they are the best so far.
@@ -219,18 +219,27 @@ class Run:
         record["time/evaluation"] = time.perf_counter() - start
         return record if best is None else record | {"evaluation/best_return": best}
 
-    def checkpoint(self) -> None:
-        """Remember the state as it is between two iterations or auxiliary epochs.
+    def maybe_checkpoint(self) -> None:
+        """Take a snapshot of the state, and save it if a checkpoint is due.
 
-        Whatever cuts the next one short, this can be saved; it is saved now, if it is time.
+        A disk that is full does not end a run of one process: the next checkpoint is tried in time.
         """
-        self.keep()
-        if self.world.any(self.world.is_first and self._checkpoint_is_due):
-            self._save_if_possible()
+        self.take_snapshot()
+        if not self.world.any(self.world.is_first and self._checkpoint_is_due):
+            return
+        try:
+            self._write_checkpoint()
+        except OSError as error:
+            if self.world.size > 1:
+                raise
+            self._last_save = time.perf_counter()
+            self.log.message(
+                f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training continues"
+            )
 
     @property
     def _checkpoint_is_due(self) -> bool:
-        """By the clock, or by the number of iterations."""
+        """Whether the clock or the number of iterations asks for a checkpoint."""
         every = self.config.checkpoint
         minutes, iterations = every.every_minutes, every.every_iterations
         if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
@@ -238,10 +247,10 @@ class Run:
         is_whole = self.buffer.progress is None
         return is_whole and iterations is not None and self.iteration % iterations == 0
 
-    def keep(self) -> None:
-        """Remember the state as it is."""
+    def take_snapshot(self) -> None:
+        """Copy the state, so that it can be saved if the next iteration is cut short."""
         progress = self.buffer.progress
-        self._kept = _Kept(
+        self._snapshot = Snapshot(
             _copied(self.state_dict()),
             self.env_steps,
             None if progress is None else progress.epoch,
@@ -262,16 +271,13 @@ class Run:
             ValueError: the weights are not finite. They would take the place of good ones.
             OSError: the disk is full, or takes nothing; what was saved before is still there.
         """
-        self.keep()
-        self._save_kept()
+        self.take_snapshot()
+        self._write_checkpoint()
 
-    def _save_kept(self) -> None:
-        """Save the state after the last iteration or auxiliary epoch.
-
-        The clock of `checkpoint.every_minutes` starts when the save is done.
-        """
-        assert self._kept is not None
-        state, env_steps, aux_epochs, chunks = self._kept
+    def _write_checkpoint(self) -> None:
+        """Write the last snapshot to the disk."""
+        assert self._snapshot is not None
+        state, env_steps, aux_epochs, chunks = self._snapshot
         weights = state["learner"]["agent"]
         right = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
         if not torch.stack(right).all():
@@ -293,23 +299,6 @@ class Run:
             if self.world.is_first:
                 self.files.save_weights(weights, env_steps=env_steps)
         self._last_save = time.perf_counter()
-
-    def _save_if_possible(self) -> None:
-        """Save, or say why that is not possible.
-
-        A full disk is no reason to lose what is being learned. One of several processes that
-        cannot write ends the run: nobody may read what it says.
-        """
-        try:
-            self._save_kept()
-        except OSError as error:
-            if self.world.size > 1:
-                raise
-            self._last_save = time.perf_counter()
-            self.log.message(
-                f"warning: no checkpoint at {self.env_steps:,} steps ({error}); "
-                "training goes on, and the next save is tried in time"
-            )
 
     def write_card(self) -> None:
         """Write versions, commit, machine, seed and wall-clock time, as `card.json`."""
@@ -458,7 +447,7 @@ class Run:
             if error is not None:
                 if not isinstance(error, RankError):
                     self.world.tell_failure(error)
-                self._save_what_is_left()
+                self._save_on_exit()
         finally:
             with ExitStack() as last:  # each of them, also where a full disk refuses the last rows
                 last.callback(self._signals.remove)
@@ -476,11 +465,11 @@ class Run:
         with suppress(OSError):
             self.files.write_card(self.files.card | {"diverged": True})
 
-    def _save_what_is_left(self) -> None:
-        """Save the state that was kept last, and say what became of it."""
+    def _save_on_exit(self) -> None:
+        """Save the last snapshot, and report how the run can be resumed."""
         try:
             if self.world.all_are_here():
-                self._save_kept()
+                self._write_checkpoint()
         except (OSError, ValueError, RankError) as problem:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")
         saved = self.files.checkpoints
