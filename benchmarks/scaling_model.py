@@ -57,7 +57,7 @@ FLOORS = {"a core here": 0.0, "a hundred cores here, such as a GPU": 2e-3}
 def gradient_steps(config: Config) -> float:
     """Gradient steps in an iteration, on average: of policy phases and of auxiliary ones."""
     ppo, aux = config.ppo, config.aux
-    steps = float(len(ppo.passes) * ppo.num_minibatches)
+    steps = float(len(ppo.epoch_schedule) * ppo.num_minibatches)
     if aux is not None:
         rollouts = aux.iterations_per_epoch or aux.every
         steps += aux.epochs * aux.num_minibatches * rollouts / (aux.every * aux.run_every)

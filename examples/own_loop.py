@@ -17,7 +17,7 @@ def train_until_solved(run: Run, *, solved: float) -> None:
     while run.env_steps < run.config.budget and not run.collector.episodes.recent_mean > solved:
         rollout = run.collect(buffer.next_rollout())
         # [environments, steps]: add a bonus of your own, if you like.
-        reward, _ = learner.learning_reward(rollout)
+        reward, _ = learner.normalize_reward(rollout)
         record = policy_phase(learner, rollout, reward)
         if learner.auxiliary_phase_is_due:
             record |= auxiliary_phase(learner, buffer)

@@ -400,7 +400,7 @@ def test_a_rollout_that_begins_the_statistics_is_valued_with_them_and_acted_with
     buffer, agent = make_buffer(2, state_size=collector.agent.state_size), collector.agent
     first_rollout, second_rollout = buffer.next_rollout(), buffer.next_rollout()
     fill_with_rubbish(first_rollout)
-    collector.collect(first_rollout, begins_statistics=True)
+    collector.collect(first_rollout, update_obs_norm_before_targets=True)
     assert agent.reader.normalizer is not None and agent.reader.normalizer.moments.count == B * T
     mean = first_rollout.obs.double().mean((0, 1))
     torch.testing.assert_close(agent.reader.normalizer.moments.mean, mean)

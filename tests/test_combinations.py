@@ -98,7 +98,7 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
     with start_run(config, make_env=partial(Levers, discrete=False, masked=True)) as run:
         while not run.buffer.is_full:
             rollout = run.collect(run.buffer.next_rollout())
-            compute_targets(rollout, run.learner.learning_reward(rollout)[0], config.ppo)
+            compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
         assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
         segments = run.buffer.segments()
         assert isinstance(segments, Samples)

@@ -223,20 +223,24 @@ def test_minibatches_of_one_sample_are_not_normalized_to_nothing() -> None:
 
 
 def test_value_epochs_come_before_policy_epochs_unless_they_are_equal() -> None:
-    assert PPOConfig(policy_epochs=2, value_epochs=2).passes == ((True, True), (True, True))
-    assert PPOConfig(policy_epochs=1, value_epochs=3).passes == ((False, True),) * 3 + (
+    assert PPOConfig(policy_epochs=2, value_epochs=2).epoch_schedule == ((True, True), (True, True))
+    assert PPOConfig(policy_epochs=1, value_epochs=3).epoch_schedule == ((False, True),) * 3 + (
         (True, False),
     )
-    assert PPOConfig(policy_epochs=1, value_epochs=0).passes == ((True, False),)
+    assert PPOConfig(policy_epochs=1, value_epochs=0).epoch_schedule == ((True, False),)
 
 
 def test_in_algorithm_1_policy_epochs_come_first_and_none_are_joint() -> None:
     order: dict[str, Any] = {"epoch_order": "policy_first"}
     policy, value = (True, False), (False, True)
     assert (
-        PPOConfig(policy_epochs=2, value_epochs=2, **order).passes == (policy,) * 2 + (value,) * 2
+        PPOConfig(policy_epochs=2, value_epochs=2, **order).epoch_schedule
+        == (policy,) * 2 + (value,) * 2
     )
-    assert PPOConfig(policy_epochs=1, value_epochs=3, **order).passes == (policy,) + (value,) * 3
+    assert (
+        PPOConfig(policy_epochs=1, value_epochs=3, **order).epoch_schedule
+        == (policy,) + (value,) * 3
+    )
 
 
 def test_an_experiment_is_what_its_knobs_say_but_for_seed_length_and_where_it_runs() -> None:

@@ -265,7 +265,7 @@ def test_an_iteration_is_spinning_ups_with_as_many_policy_steps(
     theirs = copy.deepcopy(run.agent)
     wanted = spinning_up_update(theirs, samples, rollout.value_target, config)
     seen: list[str] = []
-    policy_phase(run.learner, rollout, rollout.reward, stage=seen.append)
+    policy_phase(run.learner, rollout, rollout.reward, on_stage=seen.append)
     assert seen == ["policy"] * wanted + ["value"] * (80 - wanted)
     assert (wanted < 80) == stops and wanted > 1
     for name, tensor in theirs.state_dict().items():
@@ -320,7 +320,7 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
     """Time limits are terminations for its advantages, but not for its reward normalizer."""
     run = opened(small("compat-cleanrl-ppo-continuous", tmp_path))
     rollout = collected(run)
-    ours = run.learner.learning_reward(rollout)[0][0].numpy()
+    ours = run.learner.normalize_reward(rollout)[0][0].numpy()
     # Five steps and over, seven and cut.
     reward, over = (
         rollout.reward[0].numpy(),
@@ -332,7 +332,7 @@ def test_cleanrls_rewards_are_scaled_as_by_the_gymnasium_that_it_pins(tmp_path: 
     assert torch.equal(same.reward, rollout.reward)
     # Dropped at each end, returns of these short episodes vary less, so that rewards come out
     # larger.
-    assert (baselines.learner.learning_reward(same)[0][0].numpy()[20:] > 1.1 * ours[20:]).all()
+    assert (baselines.learner.normalize_reward(same)[0][0].numpy()[20:] > 1.1 * ours[20:]).all()
 
 
 def test_time_limits_are_terminations_for_the_advantages_only(tmp_path: Path) -> None:

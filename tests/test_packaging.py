@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "phasicrl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 50
 MAX_ROOM_LINES = 2000
 # All of the package. The design asks for 9,000: see docs/architecture.md for where it stands.
 MAX_CODE_LINES = 16_340
@@ -135,14 +135,14 @@ class TestEveryFile:
         )
 
     def test_functions_fit_a_page(self, path: Path):
-        functions = [
-            node
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
+        text = path.read_text()
+        lines = code_lines(text)
         lengths = {
-            f"{node.name}, line {node.lineno}": (node.end_lineno or 0) - node.lineno + 1
-            for node in functions
+            f"{node.name}, line {node.lineno}": len(
+                lines & set(range(node.lineno, (node.end_lineno or 0) + 1))
+            )
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         assert not {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES}
 

@@ -34,7 +34,7 @@ def filled(config: Config) -> Run:
     run = open_run(config)
     while not run.buffer.is_full:
         rollout = run.collect(run.buffer.next_rollout())
-        compute_targets(rollout, run.learner.learning_reward(rollout)[0], config.ppo)
+        compute_targets(rollout, run.learner.normalize_reward(rollout)[0], config.ppo)
     return run
 
 
@@ -93,7 +93,7 @@ def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_a
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.zeros(4, 8))
     before, seen = weights(run), []
-    learn_from(run, samples, stage=seen.append)
+    learn_from(run, samples, on_stage=seen.append)
     assert seen == ["value", "value", "policy"]
     assert set(run.learner.optimizers) == {"policy", "value"}
     run = filled(config)
@@ -145,7 +145,7 @@ def test_whole_episodes_are_learned_from_as_if_the_other_steps_were_not_there(
     steps = samples.as_transitions()
     dealt = phases.normalize_minibatches(samples, torch.arange(96), config.ppo).as_transitions()
     ended = rollout.terminated | rollout.truncated
-    counts = returns.in_whole_episodes(rollout.first, ended).flatten()
+    counts = returns.complete_episode_mask(rollout.first, ended).flatten()
     assert 0.2 < counts.float().mean() < 0.9
     assert record["charts/learned_fraction"] == pytest.approx(counts.float().mean().item())
     # The judge: those steps alone, without weights.
@@ -264,7 +264,7 @@ def test_policy_epochs_first_learn_what_joint_ones_learn_if_each_is_one_step(
     )
     for run in (joint, apart):
         rollout = run.collect(run.buffer.next_rollout())
-        policy_phase(run.learner, rollout, stage=seen.append)
+        policy_phase(run.learner, rollout, on_stage=seen.append)
     assert seen == ["policy", "policy", "value"]
     for name, tensor in weights(joint).items():
         torch.testing.assert_close(weights(apart)[name], tensor)
@@ -279,7 +279,7 @@ def test_values_are_learned_after_policy_epochs_that_were_stopped(
     changes |= {"ppo.epoch_order": "policy_first", "model.value_path": value_path}
     run = open_run(tiny(tmp_path).changed(changes))
     seen: list[str] = []
-    policy_phase(run.learner, run.collect(run.buffer.next_rollout()), stage=seen.append)
+    policy_phase(run.learner, run.collect(run.buffer.next_rollout()), on_stage=seen.append)
     assert seen == ["policy", "value", "value"]
 
 
@@ -625,7 +625,7 @@ def test_epochs_stop_when_the_divergence_after_one_is_too_large(
             [],
         )
         samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
-        record = learn_from(run, samples, stage=seen.append)
+        record = learn_from(run, samples, on_stage=seen.append)
         with torch.no_grad():
             log_prob = run.agent.policy(samples.obs, samples.first, samples.state)[0].log_prob(
                 samples.action
@@ -690,7 +690,7 @@ def test_value_statistics_are_of_the_steps_that_count(tmp_path: Path) -> None:
         })
     )  # fmt: skip
     rollout = run.collect(run.buffer.next_rollout())
-    counts = returns.in_whole_episodes(rollout.first, rollout.terminated | rollout.truncated)
+    counts = returns.complete_episode_mask(rollout.first, rollout.terminated | rollout.truncated)
     phases.policy_phase(run.learner, rollout)
     assert run.agent.value_normalizer is not None
     (count,) = (
@@ -899,7 +899,7 @@ def test_new_targets_have_the_scale_of_rewards_of_now_throughout(
     for slot in range(2):
         scales.append(float(normalizer.scale))
         rollouts.next_value[slot] = 10 / scales[-1]
-        run.learner.learning_reward(run.buffer.rollout(slot))
+        run.learner.normalize_reward(run.buffer.rollout(slot))
     now = float(normalizer.scale)
     assert now > 1.1 * scales[1] > 1.2 * scales[0], "the scale moves, or nothing is shown"
     # The first environment goes on: its next rollout has the value, whatever it was before.
@@ -918,13 +918,13 @@ def test_values_of_a_scale_that_is_not_known_are_kept(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path, reward_norm=RewardNormConfig()))
     first = run.buffer.rollout(0)
     first.next_value.fill_(3.0)
-    assert torch.equal(run.learner.in_units_of_now(first)[1], first.next_value)
+    assert torch.equal(run.learner.rescale_to_current(first)[1], first.next_value)
     first.reward.add_(torch.arange(8.0))
-    run.learner.learning_reward(first)
-    assert not torch.allclose(run.learner.in_units_of_now(first)[1], first.next_value)
+    run.learner.normalize_reward(first)
+    assert not torch.allclose(run.learner.rescale_to_current(first)[1], first.next_value)
     run.buffer.clear()
     again = run.buffer.next_rollout()
-    assert torch.equal(run.learner.in_units_of_now(again)[1], first.next_value)
+    assert torch.equal(run.learner.rescale_to_current(again)[1], first.next_value)
 
 
 def test_a_step_says_of_how_many_steps_it_is_a_mean(tmp_path: Path) -> None:
@@ -933,5 +933,5 @@ def test_a_step_says_of_how_many_steps_it_is_a_mean(tmp_path: Path) -> None:
     minibatch = Minibatch(samples, torch.arange(4), split=True)
     loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
     step = run.compute.gradient_step(loss, run.learner.settings("policy"))
-    for one in (minibatch, minibatch.gathered()):
+    for one in (minibatch, minibatch.materialize()):
         assert step(one, torch.tensor(0.0))[2] == 32

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phasicrl.returns import (
+    complete_episode_mask,
     discounted_forward_return,
     explained_variance,
     gae,
-    in_whole_episodes,
     monte_carlo_return,
     n_step_return,
     normalize,
@@ -422,7 +422,7 @@ def test_whole_episodes_by_hand() -> None:
     # row's second episode begins in step 6.
     first = flags("..x..x....", "x....x....", "x.....x...")
     ended = flags(".x..x....x", "....x....x", ".....x...x")
-    assert in_whole_episodes(first, ended).tolist() == (
+    assert complete_episode_mask(first, ended).tolist() == (
         flags("..xxxxxxxx", "xxxxxxxxxx", "xxxxxx....").tolist()
     )
 
@@ -442,19 +442,21 @@ def test_the_first_episodes_by_hand() -> None:
     )
     for number in range(7):
         expected = sum((episode.int() for episode in episodes[:number]), torch.zeros(3, 10))
-        counts = in_whole_episodes(first, ended, at_most=number)
+        counts = complete_episode_mask(first, ended, at_most=number)
         assert counts.tolist() == expected.bool().tolist()
-    assert in_whole_episodes(first, ended, at_most=99).equal(in_whole_episodes(first, ended))
+    assert complete_episode_mask(first, ended, at_most=99).equal(
+        complete_episode_mask(first, ended)
+    )
 
 
 def test_an_episode_that_does_not_fit_is_refused() -> None:
     first, ended = flags("x...x.....", "x....x...."), flags("...x......", "....x.....")
     with pytest.raises(ValueError, match=r"longer than 5 steps.*at least twice the longest"):
-        in_whole_episodes(first, ended)
+        complete_episode_mask(first, ended)
     # One that began in the second half of the rollout before: nothing would be learned from.
     first, ended = flags(".......x.."), flags("......x...")
     with pytest.raises(ValueError, match=r"longer than 5 steps.*at least twice the longest"):
-        in_whole_episodes(first, ended)
+        complete_episode_mask(first, ended)
 
 
 def test_short_episodes_count_as_often_as_they_are_played() -> None:
@@ -468,7 +470,7 @@ def test_short_episodes_count_as_often_as_they_are_played() -> None:
     first = torch.cat([torch.ones(400, 1, dtype=torch.bool), ended[:, :-1]], 1)
     first, ended = (torch.cat(flag.split(20, 1)) for flag in (first, ended))
     short, long = first & ended, first & ~ended  # where they begin
-    counts = in_whole_episodes(first, ended)
+    counts = complete_episode_mask(first, ended)
     share = (short & counts).sum() / (first & counts).sum()
     assert share.item() == pytest.approx(0.5, abs=0.02)
     finished = short.sum() + long[:, :12].sum()

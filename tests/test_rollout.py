@@ -106,7 +106,7 @@ def test_a_minibatch_has_its_number_of_steps_in_whatever_sequences(
     samples = identifiable(state_size=state_size if by == "segments" else 0)
     order = samples.random_order(by=by, generator=Generator())
     for minibatch in samples.minibatches(3, order, by=by):
-        assert minibatch.num_steps == minibatch.gathered().num_steps == S * L // 3
+        assert minibatch.num_steps == minibatch.materialize().num_steps == S * L // 3
 
 
 def test_transitions_are_shuffled_across_and_within_segments() -> None:

@@ -117,7 +117,7 @@ class Side:
             assert np.array_equal(
                 rollout.obs.numpy(), recording.obs[first : first + case.num_steps].swapaxes(0, 1)
             )
-            reward, _ = learner.learning_reward(rollout)
+            reward, _ = learner.normalize_reward(rollout)
             found.put(i, "values", rollout.value)
             found.put(i, "log-probabilities", rollout.log_prob)
             found.put(i, "values after the rollout", rollout.next_value[:, -1])

@@ -327,7 +327,11 @@ def arguments_for(
 
     left_out = {*without, *_PYTHON_ONLY}
     parameters = inspect.signature(function).parameters
-    kept = [parameter for name, parameter in parameters.items() if name not in left_out]
+    kept = [
+        parameter
+        for name, parameter in parameters.items()
+        if name not in left_out and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
     hints = typing.get_type_hints(collect, function.__globals__)
     collect.__annotations__ = hints

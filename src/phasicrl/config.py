@@ -390,7 +390,7 @@ class PPOConfig(_Checked):
             )
 
     @property
-    def passes(self) -> tuple[tuple[bool, bool], ...]:
+    def epoch_schedule(self) -> tuple[tuple[bool, bool], ...]:
         """The epochs over a rollout, in order, as (policy loss?, value loss?).
 
         They are joint if E_π = E_V; else value epochs come first (OPPG ppo.py:222-245). In
@@ -407,7 +407,7 @@ class PPOConfig(_Checked):
         return value + policy
 
     @property
-    def follows_kl(self) -> bool:
+    def uses_kl(self) -> bool:
         """Whether something is steered by the divergence of an epoch."""
         has_target = self.target_kl is not None or self.kl_penalty_target is not None
         return has_target or self.schedule == "adaptive_kl"
@@ -738,7 +738,7 @@ class Config(_Checked):
     @property
     def num_gradient_steps(self) -> int:
         """Gradient steps of the whole run, at most."""
-        steps = self.num_iterations * len(self.ppo.passes) * self.ppo.num_minibatches
+        steps = self.num_iterations * len(self.ppo.epoch_schedule) * self.ppo.num_minibatches
         if self.aux is not None and self.has_auxiliary_phase:
             per_epoch = self.aux.num_minibatches * (self.aux.iterations_per_epoch or self.aux.every)
             steps += self.num_iterations // self.period * self.aux.epochs * per_epoch
@@ -965,7 +965,7 @@ NEEDS = (
     Need("ppo.value_coef ppo.value_clip ppo.epoch_order", "ppo.value_epochs above 0",
          lambda c: c.ppo.value_epochs > 0),
     Need("ppo.recompute_advantages", "more than one epoch (ppo.policy_epochs, ppo.value_epochs)",
-         lambda c: len(c.ppo.passes) > 1),
+         lambda c: len(c.ppo.epoch_schedule) > 1),
     Need("ppo.kl_estimate ppo.kl_penalty_target", "ppo.kl_penalty above 0",
          lambda c: c.ppo.kl_penalty > 0),
     Need("evaluation.episodes evaluation.policy evaluation.levels evaluation.steps evaluation.film",
@@ -986,7 +986,7 @@ NEEDS = (
          lambda c: c.ppo.advantage_norm != "none"),
     Need("ppo.advantage_std", "ppo.advantage_decay 0", lambda c: not c.ppo.advantage_decay),
     Need("ppo.epoch_kl", "ppo.target_kl, ppo.kl_penalty_target or ppo.schedule adaptive_kl",
-         lambda c: c.ppo.follows_kl),
+         lambda c: c.ppo.uses_kl),
     Need("ppo.target_kl", "ppo.policy_epochs above 1", lambda c: c.ppo.policy_epochs > 1),
     Need("ppo.schedule_kl", "ppo.schedule adaptive_kl", lambda c: c.ppo.schedule == "adaptive_kl"),
     Need("ppo.grad_norm_of", "ppo.max_grad_norm", lambda c: c.ppo.max_grad_norm is not None),

@@ -1,7 +1,7 @@
-"""What learns: the agent, its optimizers, normalizers, coefficients and schedules. Kind: state.
+"""Learner: agent, optimizers, normalizers, coefficients and schedules. Kind: state.
 
-All of it is in `state_dict`, and the same in every process of a run. A learner knows nothing of
-files, clocks and displays.
+`state_dict` holds all of it, equal in every process of a run. Files, clocks and displays are
+elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
-from phasicrl.models.encoders import in_precision
+from phasicrl.models.diagnostics import network_diagnostics
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.normalize import EmaMoments, RewardNormalizer
 from phasicrl.rollout import Rollout
@@ -27,28 +27,29 @@ from phasicrl.rollout import Rollout
 Record = dict[str, float]
 """Metrics of one iteration by their full names."""
 
-_LOOKS, _LOOKED_AT = 30, 128
-"""How often the network is looked at in a run, about, and at how many observations at least."""
+_NUM_DIAGNOSTICS, _MIN_OBS = 30, 128
+"""Approximate number of network diagnostics per run, and minimum observations for each."""
+_COUNTERS = ("iteration", "kl_coef", "lr_multiplier")
 
 
 class Learner:
-    """An agent and everything that its training remembers.
+    """An agent and all state of its training.
 
     Args:
-        config: the run's configuration.
-        agent: is trained; it is on the compute's device.
+        config: configuration of the run.
+        agent: networks to train, on the device of `compute`.
         compute: executes gradient steps.
-        generator: source of the order of minibatches.
+        generator: random generator of the minibatches' order.
 
     Attributes:
-        optimizers: an Adam over all parameters for each kind of step: `policy`, `value` if its
-            epochs are counted apart, `aux`, which may be the policy's.
-        reward_normalizer: None if rewards are not normalized.
-        proximal: the policy that updates are kept near to; None if it is the one that acted.
-        advantage_moments: what advantages are normalized by; None if that is of each batch alone.
+        optimizers: an Adam over all parameters for each kind of step: `policy`, `value` if value
+            epochs are separate, `aux`, which may be the policy's.
+        reward_normalizer: running scale of the rewards; None if they are not normalized.
+        proximal: average of the weights that PPO-EWMA clips around; None without it.
+        advantage_moments: running moments of the advantages; None if each batch has its own.
         iteration: number of policy phases so far.
-        kl_coef: weight of the divergence's penalty.
-        rate_factor: what learning rates are multiplied by, if they follow the divergence.
+        kl_coef: weight of the KL penalty.
+        lr_multiplier: factor of all learning rates, adapted to the KL.
     """
 
     def __init__(
@@ -58,11 +59,9 @@ class Learner:
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
         if (norm := config.reward_norm) is not None:
+            options = {"gamma": config.reward_gamma, "clip": norm.clip}
             normalizer = RewardNormalizer(
-                config.env.num_envs,
-                gamma=config.reward_gamma,
-                clip=norm.clip,
-                per_step=norm.per == "step",
+                config.env.num_envs, **options, per_step=norm.per == "step"
             )
             self.reward_normalizer = normalizer.to(compute.device)
         decay = config.ppo.proximal_decay
@@ -71,41 +70,38 @@ class Learner:
         if config.ppo.advantage_decay:
             self.advantage_moments = EmaMoments(config.ppo.advantage_decay).to(compute.device)
         self._moments_before = self.advantage_moments
-        # Found once: every epoch asks for them.
+        # Gradients are clipped by the norm of each network, or by their common norm.
         self._networks = agent.networks()
-        of_agent = [list[nn.Parameter](agent.parameters())]
-        self._clipped = of_agent if config.ppo.grad_norm_of == "agent" else self._networks
+        whole_agent = [list[nn.Parameter](agent.parameters())]
+        self._clipped = whole_agent if config.ppo.grad_norm_of == "agent" else self._networks
         self.iteration = 0
         self.kl_coef = config.ppo.kl_penalty
-        self.rate_factor = 1.0
+        self.lr_multiplier = 1.0
 
     @property
     def phase(self) -> int:
-        """Number of the phase that the latest policy phase belongs to, from 1."""
+        """Number of the PPG phase that the latest policy phase belongs to, from 1."""
         return max(self.iteration - 1, 0) // self.config.phase_length + 1
 
     @property
     def auxiliary_phase_is_due(self) -> bool:
-        """Whether an auxiliary phase follows the latest policy phase.
+        """Return whether an auxiliary phase follows the latest policy phase.
 
-        One does every k-th time that the buffer is full. None follows the run's last policy phase
-        (OPPG ppg.py:259).
+        One follows every `config.period` iterations, but not the last one (OPPG ppg.py:259).
         """
         config = self.config
         is_under_way = 0 < self.iteration < config.num_iterations
         return config.has_auxiliary_phase and is_under_way and self.iteration % config.period == 0
 
     @property
-    def begins_statistics(self) -> bool:
-        """Whether the next rollout's observations enter their statistics before its targets."""
+    def update_obs_norm_before_targets(self) -> bool:
+        """Return whether the next rollout updates the observation statistics before its targets."""
         norm = self.config.obs_norm
         return norm is not None and norm.from_first_rollout and self.iteration == 0
 
     def start_iteration(self) -> Record:
-        """Count the iteration and set the learning rates, which are a function of progress.
-
-        Returns those of the policy phase.
-        """
+        """Count the iteration and set the learning rates; returns those of the policy phase."""
+        # Schedules are functions of the share of the budget that is used.
         progress = self.iteration * self.config.batch_size / self.config.budget
         self.iteration += 1
         self._moments_before = copy.deepcopy(self.advantage_moments)
@@ -119,32 +115,32 @@ class Learner:
         return record
 
     def moments_before_rollout(self) -> EmaMoments | None:
-        """The moments of advantages as they were before this iteration's, to be updated once."""
+        """Return the advantage moments as they were before this iteration, to be updated again."""
         self.advantage_moments = copy.deepcopy(self._moments_before)
         return self.advantage_moments
 
-    def learning_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
-        """The rewards to learn from, `[B, T]`: clipped, normalized, both, or as they came.
+    def normalize_reward(self, rollout: Rollout) -> tuple[Tensor, Record]:
+        """Clip and normalize the rewards `[B, T]`.
 
-        The statistics that they are normalized by include this rollout. The scale before is noted
-        in it: the value function that acted has it.
+        Updates the running statistics first, and stores the previous scale in the rollout, which
+        its values refer to.
         """
         norm, normalizer = self.config.reward_norm, self.reward_normalizer
         reward = self._clipped_reward(rollout)
         if normalizer is None:
             return reward, {}
         by_termination = norm is not None and norm.reset_at == "termination"
-        starts_anew = rollout.terminated if by_termination else rollout.first
+        reset_before = rollout.terminated if by_termination else rollout.first
         world, moments = self.compute.world, normalizer.moments
-        before = torch.where(moments.count > 0, normalizer.scale, 0.0)
-        reward = normalizer(world.cat(reward), world.cat(starts_anew))
-        rollout.reward_scale.copy_(before)
+        previous_scale = torch.where(moments.count > 0, normalizer.scale, 0.0)
+        reward = normalizer(world.cat(reward), world.cat(reset_before))
+        rollout.reward_scale.copy_(previous_scale)
         clipped = float((reward.abs() >= normalizer.clip).float().mean())
         record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
         return reward[world.own(len(reward))], record
 
-    def in_units_of_now(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """The rewards of an earlier rollout and its `next_value`, `[B, T]`, in today's scale."""
+    def rescale_to_current(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Rescale an earlier rollout's rewards and `next_value` `[B, T]` to the current scale."""
         reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
         if normalizer is None:
             return reward, rollout.next_value
@@ -157,105 +153,89 @@ class Learner:
         return rollout.reward if clip is None else rollout.reward.clamp(-clip, clip)
 
     def update_observation_statistics(self, rollout: Rollout) -> None:
-        """Take a rollout's observations into their statistics, when all has been learned from it.
+        """Update the observation statistics, after all epochs over the rollout.
 
-        So a rollout and all epochs over it see the same statistics. The first rollout may have
-        begun them already.
+        A rollout and all epochs over it use the same statistics. The first rollout may have updated
+        them before its targets.
         """
         norm = self.config.obs_norm
         if norm is not None and not (norm.from_first_rollout and self.iteration <= 1):
             self.agent.reader.update(rollout.obs, self.compute.world)
 
-    @torch.no_grad()
-    def look_at_network(self, rollout: Rollout) -> Record:
-        """The shares of dormant features and of clipped observations, about 30 times in a run.
-
-        Of some steps of every environment: a pass over them costs little, one over all does not.
-        """
-        if (self.iteration - 1) % max(1, self.config.num_iterations // _LOOKS):
+    def network_diagnostics(self, rollout: Rollout) -> Record:
+        """Measure dormant features and clipped observations on some steps, about 30 times a run."""
+        if (self.iteration - 1) % max(1, self.config.num_iterations // _NUM_DIAGNOSTICS):
             return {}
-        world, reader = self.compute.world, self.agent.reader
-        apart = max(1, self.config.batch_size // _LOOKED_AT)
-        some = rollout.obs[:, ::apart].flatten(0, 1)
-        with in_precision(self.compute.precision("policy"), some.device):
-            features = self.agent.encoder(reader(some)).float().abs().mean(0)
-        dormant = objectives.dormant_fraction(world.cat(features[None]).mean(0))
-        record = {"network/dormant_fraction": float(dormant)}
-        if reader.normalizer is not None:
-            clipped = {"observations/clipped_fraction": reader.clipped_fraction(some)}
-            record |= world.mean_of(clipped)
-        return record
+        stride = max(1, self.config.batch_size // _MIN_OBS)
+        obs = rollout.obs[:, ::stride].flatten(0, 1)
+        precision, world = self.compute.precision("policy"), self.compute.world
+        return network_diagnostics(self.agent, obs, precision=precision, world=world)
 
-    def follow_kl(self, kl: float) -> Record:
-        """Adapt what is steered by the divergence of an iteration's last epoch.
-
-        Returns the penalty's weight that was used.
-        """
+    def adapt_to_kl(self, kl: float) -> Record:
+        """Adapt the KL penalty and the learning rate; returns the weight that was used."""
         ppo, record = self.config.ppo, {}
         if ppo.kl_penalty_target is not None:
             record["losses/kl_penalty"] = self.kl_coef
             coef = objectives.adapted_kl_coef(self.kl_coef, kl, target=ppo.kl_penalty_target)
             self.kl_coef = coef
         if ppo.schedule == "adaptive_kl":
-            rate = ppo.learning_rate * self.rate_factor
+            rate = ppo.learning_rate * self.lr_multiplier
             rate = objectives.adapted_learning_rate(rate, kl, target=ppo.schedule_kl)
-            self.rate_factor = rate / ppo.learning_rate
+            self.lr_multiplier = rate / ppo.learning_rate
         return record
 
     def settings(self, phase: Phase) -> StepSettings:
-        """How gradients become steps in a phase."""
+        """Return optimizer, clipping and averaging over processes of a phase's steps."""
         config, world = self.config, self.compute.world
-        mean = world.mean_ if world.size > 1 else None  # without it, a step can be one call
+        mean = world.mean_ if world.size > 1 else None  # one process compiles the whole step
         if phase == "aux":
             assert config.aux is not None, "there is no auxiliary phase"
-            most = config.aux.max_grad_norm
-            return StepSettings(phase, self._networks, self.optimizers["aux"], most, mean)
-        # Joint passes have one optimizer, of which half goes on after a stop.
+            max_norm = config.aux.max_grad_norm
+            return StepSettings(phase, self._networks, self.optimizers["aux"], max_norm, mean)
+        # Joint epochs use the policy's optimizer, also for the value half after an early stop.
         optimizer = self.optimizers.get(phase, self.optimizers["policy"])
         return StepSettings(phase, self._clipped, optimizer, config.ppo.max_grad_norm, mean)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive."""
-        normalizer = self.reward_normalizer
+    @property
+    def _modules(self) -> dict[str, nn.Module | ProximalPolicy | None]:
+        """Everything that has a state of its own, besides the optimizers."""
         return {
-            "agent": self.agent.state_dict(),
-            "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
-            "reward_normalizer": None if normalizer is None else normalizer.state_dict(),
-            "proximal": None if self.proximal is None else self.proximal.state_dict(),
-            "advantage_moments": (moments := self.advantage_moments) and moments.state_dict(),
-            "generator": self.generator.get_state(),
-            "iteration": self.iteration,
-            "kl_coef": self.kl_coef,
-            "rate_factor": self.rate_factor,
+            "agent": self.agent,
+            "reward_normalizer": self.reward_normalizer,
+            "proximal": self.proximal,
+            "advantage_moments": self.advantage_moments,
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a checkpoint must hold."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
+        state |= {name: each and each.state_dict() for name, each in self._modules.items()}
+        optimizers = {name: each.state_dict() for name, each in self.optimizers.items()}
+        return state | {"optimizers": optimizers, "generator": self.generator.get_state()}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back `state_dict`."""
-        self.agent.load_state_dict(state["agent"])
+        """Restore `state_dict`."""
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
+        for name, each in self._modules.items():
+            if each is not None:
+                each.load_state_dict(state[name])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
             optimize.restore_layout_(optimizer)
-        if self.reward_normalizer is not None:
-            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
-        if self.proximal is not None:
-            self.proximal.load_state_dict(state["proximal"])
-        if self.advantage_moments is not None:
-            self.advantage_moments.load_state_dict(state["advantage_moments"])
         self.generator.set_state(state["generator"])
-        self.iteration = state["iteration"]
-        self.kl_coef, self.rate_factor = state["kl_coef"], state["rate_factor"]
 
     def _learning_rate(self, optimizer: str, network: int, progress: float) -> float:
-        """Step size of an optimizer for one of the agent's networks, at a share of the budget."""
+        """Return an optimizer's step size for one network at a share of the budget."""
         ppo, aux = self.config.ppo, self.config.aux
         rate = (ppo.learning_rate, ppo.value_learning_rate or ppo.learning_rate)[network]
         if optimizer == "aux" and aux is not None and aux.optimizer == "own":
             rate = aux.learning_rate
-        return rate * (1 - progress) if ppo.schedule == "linear" else rate * self.rate_factor
+        return rate * (1 - progress) if ppo.schedule == "linear" else rate * self.lr_multiplier
 
 
 def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
-    """The optimizers by name; `optimize.step_` steps them."""
+    """Make the optimizers, by name."""
 
     def adam() -> Adam:
         ppo = config.ppo
@@ -263,7 +243,7 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
         return Adam(groups, lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps)
 
     optimizers = {"policy": adam()}
-    if (False, True) in config.ppo.passes:
+    if (False, True) in config.ppo.epoch_schedule:
         optimizers["value"] = adam()
     if config.aux is not None and config.has_auxiliary_phase:
         optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]

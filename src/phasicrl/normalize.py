@@ -197,18 +197,18 @@ class RewardNormalizer(nn.Module):
         return _deviation(self.moments.variance)
 
     def forward(
-        self, reward: Float[Tensor, "B T"], starts_anew: Bool[Tensor, "B T"]
+        self, reward: Float[Tensor, "B T"], reset_before: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
         """Take a rollout's rewards into the statistics, then scale and clip them.
 
         Args:
             reward: of T steps.
-            starts_anew: steps before which the running return is dropped: those that begin an
+            reset_before: steps before which the running return is dropped: those that begin an
                 episode; or those that terminate one, as in Gymnasium from 0.27 on: the reward of
                 such a step then goes into the next episode, and a time limit is passed over.
         """
         start, gamma = self.running_return, self.gamma
-        returns = discounted_forward_return(reward.double(), starts_anew, start, gamma=gamma)
+        returns = discounted_forward_return(reward.double(), reset_before, start, gamma=gamma)
         self.running_return.copy_(returns[:, -1])
         if self.per_step:
             scale = _deviation(self.moments.update_by_steps(returns))

@@ -130,15 +130,6 @@ def clipped_fraction(
     return (((log_prob - old_log_prob).exp() - 1).abs() > clip).to(log_prob.dtype)
 
 
-def dormant_fraction(mean_size: Float[Tensor, " D"], *, below: float = 0.025) -> Float[Tensor, ""]:
-    """The share of units whose mean size is at most a small part of the mean unit's.
-
-    As Sokar et al. 2023, "The dormant neuron phenomenon in deep reinforcement learning",
-    definition 3.1, with their τ = 0.025; all are dormant where every unit is 0.
-    """
-    return (mean_size <= below * mean_size.mean()).float().mean()
-
-
 def joint_auxiliary_loss(
     kl: Float[Tensor, "*M"],
     aux_loss: Float[Tensor, "*M"],

@@ -1,15 +1,17 @@
-"""From gradients to a step of Adam: clipping and update. Kind: pure, but for what ends in `_`.
+"""Gradient clipping, Adam, means of metrics. Kind: pure, but for names that end in `_`.
 
-That writes into its arguments. Eager and compiled steps use the same functions. Between the
-gradients and the clipping is the place where several processes take the mean of theirs.
+Those write into their arguments. Eager and compiled steps use the same functions. Several
+processes average their gradients before the clipping.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Adam
 
@@ -175,6 +177,68 @@ def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
+
+
+class MeanAccumulator:
+    """Means weighted by samples, summed on their device and read once, at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._weights: dict[tuple[str, ...], float] = {}
+        self._before: dict[tuple[str, ...], tuple[Tensor | float, float]] = {}
+
+    def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
+        """Add means over `weight` samples, one for each name."""
+        shape = tuple(values.shape)
+        assert shape == (len(names),), f"{len(names)} names, {names}, but values of shape {shape}"
+        with torch.inference_mode():  # one kernel, however many names
+            if names not in self._sums:
+                self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
+                self._weights[names] = 0.0
+            self._sums[names].add_(values, alpha=weight)
+        self._weights[names] += weight
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return everything that a checkpoint must hold."""
+        return [
+            {"names": list(names), "sums": sums, "weight": self._weights[names]}
+            for names, sums in self._sums.items()
+        ]
+
+    def load_state_dict(self, state: list[dict[str, Any]], device: torch.device) -> None:
+        """Restore `state_dict` on a device."""
+        self._sums = {tuple(part["names"]): part["sums"].to(device) for part in state}
+        self._weights = {tuple(part["names"]): part["weight"] for part in state}
+        self._remember()
+
+    def since_last(self) -> dict[str, float]:
+        """Return the means of what was added since the last call or `load_state_dict`."""
+        recent = MeanAccumulator()
+        for names, sums in self._sums.items():
+            before, weight = self._before.get(names, (0.0, 0.0))
+            if self._weights[names] > weight:
+                recent._sums[names] = sums - before
+                recent._weights[names] = self._weights[names] - weight
+        self._remember()
+        return recent.result()
+
+    def _remember(self) -> None:
+        """Store what was added so far."""
+        self._before = {names: (sums.clone(), self._weights[names])
+                        for names, sums in self._sums.items()}  # fmt: skip
+
+    def result(self) -> dict[str, float]:
+        """Return the mean of every name, in alphabetical order; NaN where all weights are 0."""
+        sums: dict[str, tuple[float, float]] = {}
+        for names, tensor in self._sums.items():
+            totals = cast(list[float], tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
+            for name, total in zip(names, totals, strict=True):
+                before, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = (before + total, weights + self._weights[names])
+        return {
+            name: total / weights if weights else math.nan
+            for name, (total, weights) in sorted(sums.items())
+        }
 
 
 class DivergedError(ValueError):

@@ -1,16 +1,14 @@
-"""The two phases: targets, epochs, minibatches. Kind: state (they train a learner).
+"""The two phases of PPG: value targets, epochs, minibatches, losses. Kind: state (train a learner).
 
-They return numbers. What they minimize is in `objectives.py`, the advantages are in `returns.py`. A
-loop of your own collects rollouts and calls `policy_phase` and `auxiliary_phase`, as
-examples/own_loop.py does: they see to targets, learning rates, the renewal of advantages,
-coefficients and statistics.
+`policy_phase` is PPO; `auxiliary_phase` makes it PPG. The losses are in `objectives.py`, the
+advantages in `returns.py`. examples/own_loop.py calls both phases from a loop of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from time import perf_counter
@@ -28,42 +26,39 @@ from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.normalize import EmaMoments
-from phasicrl.optimize import diverged
+from phasicrl.optimize import MeanAccumulator, diverged
 from phasicrl.rollout import (
     AuxiliaryProgress,
     AuxiliarySamples,
-    MeanAccumulator,
     Minibatch,
     PhaseBuffer,
     PolicySamples,
     Rollout,
     Samples,
-)
+)  # fmt: skip
 
-Noted = dict[str, Tensor]
-"""Parts of a loss by name, 0-d, for the metrics."""
-Stage = Callable[[str], None]
-"""Told the name of what begins, for displays."""
-
-
+LossTerms = dict[str, Tensor]
+"""Terms of a loss by the names of their metrics, 0-d."""
+OnStage = Callable[[str], None]
+"""Called with the name of each stage as it starts."""
 OnEpoch = Callable[[Phase, int, MeanAccumulator], None]
-"""Told that an epoch has ended: of which kind, its number from 0, and the means so far."""
+"""Called after each epoch with the phase, the epoch's index and the running means."""
 
 
-def _untold(*_: object) -> None:
-    """Nobody wants to know."""
+def _noop(*_: object) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class PolicyPhaseLoss:
-    """Mean loss of the policy, the value function or both, running only the networks that it needs.
+    """Loss of the policy, the value function or both.
 
     Attributes:
-        module: the agent.
-        ppo: the knobs.
-        with_policy: whether the policy learns.
-        with_value: whether the value function learns.
-        precision: of the encoders.
+        module: agent that is trained.
+        ppo: options of the policy phase.
+        with_policy: whether the policy is trained.
+        with_value: whether the value function is trained.
+        precision: precision of the encoders.
     """
 
     module: Agent
@@ -72,38 +67,46 @@ class PolicyPhaseLoss:
     with_value: bool
     precision: Precision = "fp32"
 
-    def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
-        """The loss and its parts; the one coefficient is that of the divergence."""
+    def __call__(self, samples: PolicySamples, *coefficients: Tensor) -> tuple[Tensor, LossTerms]:
+        """Return the mean loss and its terms; the one coefficient weighs the KL penalty."""
         agent, precision, (kl_coef,) = self.module, self.precision, coefficients
-        seen = (samples.obs, samples.first, samples.state)
+        inputs = (samples.obs, samples.first, samples.state)
+        # Run only the networks that are trained.
         if not self.with_policy:
-            return self._value_loss(agent.value(*seen, precision=precision), samples)
+            return self._value_loss(agent.value(*inputs, precision=precision), samples)
         if not self.with_value:
-            policy, _ = agent.policy(*seen, samples.action_mask, precision=precision)
+            policy, _ = agent.policy(*inputs, samples.action_mask, precision=precision)
             return self._policy_loss(policy, samples, kl_coef)
-        output = agent(*seen, samples.action_mask, precision=precision)
-        policy_loss, noted = self._policy_loss(output.policy, samples, kl_coef)
-        value_loss, noted_of_value = self._value_loss(output.value, samples)
-        return policy_loss + value_loss, noted | noted_of_value
+        output = agent(*inputs, samples.action_mask, precision=precision)
+        policy_loss, policy_terms = self._policy_loss(output.policy, samples, kl_coef)
+        value_loss, value_terms = self._value_loss(output.value, samples)
+        return policy_loss + value_loss, policy_terms | value_terms
 
     def _policy_loss(
         self, policy: Policy, samples: PolicySamples, kl_coef: Tensor
-    ) -> tuple[Tensor, Noted]:
-        """`E[surrogate] − c H(π) + k E[divergence]`."""
-        ppo, log_prob, old = self.ppo, policy.log_prob(samples.action), samples.old_log_prob
-        advantage, near, old_policy = samples.advantage, old, None
+    ) -> tuple[Tensor, LossTerms]:
+        """Return `E[surrogate] − c H(π) + k E[KL]` (PPG paper, equation 1)."""
+        ppo, log_prob, old_log_prob = (
+            self.ppo,
+            policy.log_prob(samples.action),
+            samples.old_log_prob,
+        )
+        old_policy, proximal_log_prob = None, old_log_prob
         if samples.old_dist_params is not None:
             old_policy = self.module.policy_head.distribution(samples.old_dist_params)
+        # PPO-EWMA keeps the policy close to an average of the weights, not to the behavior policy.
         if ppo.proximal_decay is not None:
             assert old_policy is not None, "parameters of the proximal policy are missing"
-            near = old_policy.log_prob(samples.action)
+            proximal_log_prob = old_policy.log_prob(samples.action)
         if ppo.objective == "log_prob":
-            loss = objectives.log_prob_loss(log_prob, advantage)
+            loss = objectives.log_prob_loss(log_prob, samples.advantage)
         elif ppo.proximal_decay is None:
-            loss = objectives.surrogate_loss(log_prob, old, advantage, clip=ppo.clip)
+            loss = objectives.surrogate_loss(
+                log_prob, old_log_prob, samples.advantage, clip=ppo.clip
+            )
         else:
             loss = objectives.decoupled_surrogate_loss(
-                log_prob, near, old, advantage, clip=ppo.clip
+                log_prob, proximal_log_prob, old_log_prob, samples.advantage, clip=ppo.clip
             )
 
         def mean(values: Tensor) -> Tensor:
@@ -113,11 +116,11 @@ class PolicyPhaseLoss:
         if ppo.kl_estimate == "exact" and old_policy is not None:
             penalty = mean(policy.kl_from(old_policy))
         else:
-            penalty = mean(objectives.sampled_kl_penalty(log_prob, near))
-        with torch.no_grad():
-            k1, k3 = objectives.approximate_kl(log_prob, old)
-            clipped = objectives.clipped_fraction(log_prob, near, clip=ppo.clip)
-        noted = {
+            penalty = mean(objectives.sampled_kl_penalty(log_prob, proximal_log_prob))
+        with torch.no_grad():  # KL to the behavior policy, for the metrics
+            k1, k3 = objectives.approximate_kl(log_prob, old_log_prob)
+            clipped = objectives.clipped_fraction(log_prob, proximal_log_prob, clip=ppo.clip)
+        terms = {
             "losses/policy_loss": loss,
             "losses/entropy": entropy,
             "losses/old_approx_kl": mean(k1),
@@ -125,81 +128,82 @@ class PolicyPhaseLoss:
             "losses/clipfrac": mean(clipped),
         }
         if policy.stds is not None:
-            noted["losses/action_std"] = policy.stds.mean(-1).mean()
-        return loss - ppo.entropy_coef * entropy + kl_coef * penalty, noted
+            terms["losses/action_std"] = policy.stds.mean(-1).mean()
+        return loss - ppo.entropy_coef * entropy + kl_coef * penalty, terms
 
-    def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, Noted]:
-        """The weighted value loss; it is noted before the weight."""
-        in_units = self.module.in_value_units
-        value, target, old = map(in_units, (value, samples.value_target, samples.old_value))
-        loss = objectives.value_loss(value, target, old, clip=self.ppo.value_clip)
+    def _value_loss(self, value: Tensor, samples: PolicySamples) -> tuple[Tensor, LossTerms]:
+        """Return the weighted value loss (equation 2), and the unweighted one as a term."""
+        rescale = self.module.in_value_units
+        value, target, old_value = map(rescale, (value, samples.value_target, samples.old_value))
+        loss = objectives.value_loss(value, target, old_value, clip=self.ppo.value_clip)
         loss = objectives.mean(loss, samples.weight)
         return self.ppo.value_coef * loss, {"losses/value_loss": loss}
 
 
 @dataclass(frozen=True)
 class AuxiliaryLoss:
-    """Mean joint loss of the auxiliary phase.
+    """Joint loss of the auxiliary phase (PPG paper, equation 3) plus the value loss (equation 2).
 
     Attributes:
-        module: the agent, with an auxiliary head.
-        aux: the knobs.
-        precision: of the encoders.
+        module: agent with an auxiliary value head.
+        aux: options of the auxiliary phase.
+        precision: precision of the encoders.
     """
 
     module: Agent
     aux: AuxConfig
     precision: Precision = "fp32"
 
-    def __call__(self, samples: AuxiliarySamples, *coefficients: Tensor) -> tuple[Tensor, Noted]:
-        """The loss and its parts."""
+    def __call__(
+        self, samples: AuxiliarySamples, *coefficients: Tensor
+    ) -> tuple[Tensor, LossTerms]:
+        """Return the mean loss and its terms."""
         agent, aux = self.module, self.aux
-        seen = (samples.obs, samples.first, samples.state, samples.action_mask)
-        output = agent(*seen, precision=self.precision, in_aux_phase=True)
+        inputs = (samples.obs, samples.first, samples.state, samples.action_mask)
+        output = agent(*inputs, precision=self.precision, in_aux_phase=True)
         assert output.aux_value is not None, "the auxiliary phase needs an auxiliary head"
+        # Keep the policy where it was before the phase, and train both value heads.
         kl = output.policy.kl_from(agent.policy_head.distribution(samples.old_dist_params)).mean()
         values = (output.aux_value, output.value, samples.value_target)
         aux_value, value, target = map(agent.in_value_units, values)
         aux_loss = objectives.value_loss(aux_value, target).mean()
         real_loss = objectives.value_loss(value, target).mean()
-        noted = {
+        terms = {
             "losses/aux/kl_loss": kl,
             "losses/aux/aux_value_loss": aux_loss,
             "losses/aux/real_value_loss": real_loss,
         }
         weights = {"beta_clone": aux.beta_clone, "value_coef": aux.value_coef}
-        return objectives.joint_auxiliary_loss(kl, aux_loss, real_loss, **weights), noted
+        return objectives.joint_auxiliary_loss(kl, aux_loss, real_loss, **weights), terms
 
 
 def compute_targets(
-    rollout: Rollout,
-    reward: Tensor,
-    ppo: PPOConfig,
-    world: World = ALONE,
+    rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = ALONE,
     moments: EmaMoments | None = None,
-) -> tuple[PolicySamples, Record]:
-    """Advantages and value targets V̂, which are written into the rollout.
+) -> tuple[PolicySamples, Record]:  # fmt: skip
+    """Compute advantages Â, and value targets V̂, which are written into the rollout.
 
-    By GAE `V̂ = V + A`, with the advantage before it is normalized, unless `value_target` says
-    otherwise; else V̂ are the returns.
+    V̂ is V + A of GAE before normalization, or what `value_target` and `estimator` ask for.
 
     Args:
         rollout: T steps of B environments.
-        reward: `[B, T]`, the rewards to learn from.
-        ppo: the estimator, γ, λ, what a time limit is, and the kind of normalization.
-        world: the processes whose rollouts are normalized together.
-        moments: of the advantages of rollouts before this one, which is taken into them.
+        reward: `[B, T]`, rewards after clipping and normalization.
+        ppo: estimator, γ, λ, treatment of time limits and kind of normalization.
+        world: processes whose advantages are normalized together.
+        moments: running moments that normalize the advantages; updated with this rollout.
     """
     advantage, record = _advantages(rollout, reward, ppo), {}
-    weight, told = None, (world.cat(rollout.value), world.cat(rollout.value_target))
+    weight, values_and_targets = None, (world.cat(rollout.value), world.cat(rollout.value_target))
+    # Learn from complete episodes only, if asked to: other steps get the weight 0.
     if ppo.collect_by == "episodes":
         flags = rollout.first, rollout.terminated | rollout.truncated
-        counts = returns.in_whole_episodes(*map(world.cat, flags), at_most=ppo.max_episodes)
-        record["charts/learned_fraction"] = fraction = float(counts.float().mean())
-        weight = counts.to(advantage.dtype) / fraction
-        told = told[0][counts], told[1][counts]
+        mask = returns.complete_episode_mask(*map(world.cat, flags), at_most=ppo.max_episodes)
+        record["charts/learned_fraction"] = fraction = float(mask.float().mean())
+        weight = mask.to(advantage.dtype) / fraction
+        values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
     if ppo.baseline:
-        record["losses/explained_variance"] = returns.explained_variance(*told)
+        record["losses/explained_variance"] = returns.explained_variance(*values_and_targets)
+    # Normalize Â by running moments or over the batch; `normalize_minibatches` does the rest.
     if moments is not None:
         moments.update(advantage, world)
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
@@ -216,47 +220,49 @@ def compute_targets(
 def normalize_minibatches(
     samples: PolicySamples, order: Tensor, ppo: PPOConfig, world: World = ALONE
 ) -> PolicySamples:
-    """Normalize the advantages of each minibatch of an epoch, if that is how they are normalized.
+    """Normalize the advantages of each minibatch of an epoch, if `advantage_norm` is `minibatch`.
 
     Args:
-        samples: of the rollout.
-        order: in which they are dealt out to the minibatches.
-        ppo: the number of minibatches, and the kind of normalization.
-        world: the processes of which each has a part of every minibatch.
+        samples: samples of the rollout.
+        order: order in which they are split into minibatches.
+        ppo: number of minibatches and kind of normalization.
+        world: processes that have a part of every minibatch each.
     """
     if ppo.advantage_norm != "minibatch":
         return samples
 
-    def dealt(values: Tensor) -> Tensor:
-        return (values.flatten() if ppo.minibatch_by == "transitions" else values)[order]
-
-    def by_minibatch(values: Tensor) -> Tensor:  # those of all ranks, rank by rank
-        parts = world.cat(dealt(values).reshape(1, ppo.num_minibatches, -1))
+    def by_minibatch(values: Tensor) -> Tensor:  # of all ranks, rank by rank
+        rows = values.flatten() if ppo.minibatch_by == "transitions" else values
+        parts = world.cat(rows[order].reshape(1, ppo.num_minibatches, -1))
         return parts.transpose(0, 1).flatten(1)
 
+    advantage, unbiased = by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
     weight = None if samples.weight is None else by_minibatch(samples.weight)
-    unbiased = ppo.advantage_std == "unbiased"
-    normalized = returns.normalize(
-        by_minibatch(samples.advantage), unbiased=unbiased, by_row=True, weight=weight
-    )
-    own = normalized.unflatten(1, (world.size, -1))[:, world.rank]
-    rows = dealt(samples.advantage)
-    advantage = torch.empty_like(rows)
-    advantage[order] = own.reshape(rows.shape)
-    return dataclasses.replace(samples, advantage=advantage.view_as(samples.advantage))
+    advantage = returns.normalize(advantage, unbiased=unbiased, by_row=True, weight=weight)
+    local = advantage.unflatten(1, (world.size, -1))[:, world.rank].reshape(len(order), -1)
+    unshuffled = torch.empty_like(local)
+    unshuffled[order] = local
+    return dataclasses.replace(samples, advantage=unshuffled.view_as(samples.advantage))
 
 
-def _targets_and_units(
+def _compute_targets(
     learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
-    """The targets, which are taken into the statistics that values are normalized by, if they are.
+    """Call `compute_targets` with the learner's options and moments."""
+    world, moments = learner.compute.world, learner.moments_before_rollout()
+    return compute_targets(rollout, reward, learner.config.ppo, world, moments)
 
-    The first targets give the value heads their units. What the heads have said of this rollout is
-    then read in these units, too, and the targets are computed once more from that: values, targets
-    and what is learned have one meaning from the start.
+
+def _compute_targets_and_update_value_norm(
+    learner: Learner, rollout: Rollout, reward: Tensor
+) -> tuple[PolicySamples, Record]:
+    """Compute value targets, and update the value normalizer with them.
+
+    After the very first update, targets are computed again, so that values and targets share one
+    scale.
     """
     agent, world = learner.agent, learner.compute.world
-    samples, record = _targets(learner, rollout, reward)
+    samples, record = _compute_targets(learner, rollout, reward)
     target = world.cat(rollout.value_target)
     if samples.weight is not None:
         target = target[world.cat(samples.weight) > 0]
@@ -264,27 +270,18 @@ def _targets_and_units(
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
             value.copy_(agent.value_normalizer.denormalize(value))
-        samples, record = _targets(learner, rollout, reward)
+        samples, record = _compute_targets(learner, rollout, reward)
     return samples, record
 
 
-def _targets(learner: Learner, rollout: Rollout, reward: Tensor) -> tuple[PolicySamples, Record]:
-    """`compute_targets` with what a learner has."""
-    world, moments = learner.compute.world, learner.moments_before_rollout()
-    return compute_targets(rollout, reward, learner.config.ppo, world, moments)
-
-
 def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
-    """Advantages `[B, T]` by the estimator, not normalized.
-
-    The value targets are written into the rollout.
-    """
+    """Return the estimator's advantages `[B, T]`, and write the value targets into the rollout."""
     value, target, gamma = rollout.value, rollout.value_target, ppo.gamma
+    # A truncated episode bootstraps from V(final observation), a terminated one from 0.
     ends = (rollout.terminated, rollout.truncated)
-    if not ppo.bootstrap_truncation:
+    if not ppo.bootstrap_truncation:  # as references that treat a time limit as a termination
         ends = (rollout.terminated | rollout.truncated, torch.zeros_like(rollout.truncated))
-    # Without a value function there is nothing to put in place of what comes after the rollout:
-    # those returns are cut short.
+    # Without a value function, returns stop at the end of the rollout.
     next_value = rollout.next_value if ppo.baseline else torch.zeros_like(rollout.next_value)
     if ppo.estimator == "n_step":
         target.copy_(
@@ -303,11 +300,10 @@ def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
 
 
 @torch.no_grad()
-def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
-    """Value the rollout's observations anew, by the value function as it is now.
+def recompute_values(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
+    """Recompute the rollout's values with the current value function.
 
-    What lies in another rollout, or in none, keeps its value from when it was seen: what came last,
-    and the final observations of truncated episodes.
+    Bootstrap values of final observations, and of the step after the last, are left unchanged.
     """
     precision = compute.precision("value")
 
@@ -320,17 +316,19 @@ def revalue(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
 
 
-def policy_phase(learner: Learner, rollout: Rollout, reward: Tensor | None = None, *,
-                 stage: Stage = _untold, on_epoch: OnEpoch = _untold) -> Record:  # fmt: skip
-    """One policy phase iteration: E_π epochs on equation 1, E_V on equation 2 of the PPG paper.
+def policy_phase(
+    learner: Learner, rollout: Rollout, reward: Tensor | None = None, *,
+    on_stage: OnStage = _noop, on_epoch: OnEpoch = _noop,
+) -> Record:  # fmt: skip
+    """Train the policy for E_π epochs and the value function for E_V epochs on one rollout.
 
     Args:
-        learner: is trained in place.
+        learner: agent, optimizers and normalizers; trained in place.
         rollout: T steps of B environments; value targets are written into it.
-        reward: `[B, T]`, what to learn from in place of the rollout's rewards. It is not kept:
-            `aux.recompute_targets` goes back to the rollout's, so add a bonus to those then.
-        stage: told what begins, for displays.
-        on_epoch: told what ends.
+        reward: `[B, T]`, rewards to learn from in place of the rollout's. `aux.recompute_targets`
+            does not see them: with it, add a bonus to the rollout's own rewards.
+        on_stage: see `OnStage`.
+        on_epoch: see `OnEpoch`.
 
     Returns:
         Means over all samples and epochs, and seconds; `losses/epoch_kl` is of the last epoch.
@@ -340,70 +338,101 @@ def policy_phase(learner: Learner, rollout: Rollout, reward: Tensor | None = Non
     """
     agent, compute, ppo = learner.agent, learner.compute, learner.config.ppo
     record = learner.start_iteration()
+
+    # Clip and normalize the rewards.
     if reward is None:
-        reward, of_rewards = learner.learning_reward(rollout)
-        record |= of_rewards
-    samples, of_targets = _targets_and_units(learner, rollout, reward)
-    record |= of_targets | learner.look_at_network(rollout)
-    means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
+        reward, reward_record = learner.normalize_reward(rollout)
+        record |= reward_record
+
+    # Compute advantages Â and value targets V̂ from the rollout's own values.
+    samples, target_record = _compute_targets_and_update_value_norm(learner, rollout, reward)
+    record |= target_record | learner.network_diagnostics(rollout)
+
+    # Store the policy before the update, for an exact KL penalty, and the values, for value
+    # clipping: recomputed values overwrite the rollout's.
     exact = learner.kl_coef and ppo.kl_estimate == "exact" and learner.proximal is None
     old_dist_params = dist_params(agent, samples, compute=compute) if exact else None
-    # Recomputed values go into the rollout: the old ones are kept apart.
-    kept = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
-    samples = dataclasses.replace(samples, **kept)
-    kl_coef, too_far = torch.tensor(learner.kl_coef, device=compute.device), False
-    for epoch, (with_policy, with_value) in enumerate(ppo.passes):
-        if too_far and with_policy and not (with_value and agent.value_path != "shared"):
-            continue  # the value half of a joint epoch on one network moves the policy as well
-        with_policy = with_policy and not too_far
-        phase: Phase = "policy" if with_policy else "value"
+    before = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
+    samples = dataclasses.replace(samples, **before)
+
+    means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
+    kl_coef, kl_exceeded = torch.tensor(learner.kl_coef, device=compute.device), False
+    for epoch, (update_policy, update_value) in enumerate(ppo.epoch_schedule):
+        # After an early stop, a joint epoch trains the value function alone, unless that would
+        # move the policy's network too.
+        if kl_exceeded and update_policy and not (update_value and agent.value_path != "shared"):
+            continue
+        update_policy = update_policy and not kl_exceeded
+        phase: Phase = "policy" if update_policy else "value"
         start = perf_counter()
-        stage(phase)
+        on_stage(phase)
+
+        # Recompute advantages with the current value function, if asked to.
         if epoch and ppo.recompute_advantages:
-            revalue(agent, rollout, compute=compute)
-            renewed, _ = _targets(learner, rollout, reward)
-            samples = dataclasses.replace(renewed, **kept)
-        loss = PolicyPhaseLoss(agent, ppo, with_policy, with_value, compute.precision(phase))
+            recompute_values(agent, rollout, compute=compute)
+            samples, _ = _compute_targets(learner, rollout, reward)
+            samples = dataclasses.replace(samples, **before)
+
+        # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
+        loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, compute.precision(phase))
         step = compute.gradient_step(loss, learner.settings(phase))
-        minibatches = _dealt_out(learner, samples)
-        for minibatch in _near_average(learner, minibatches) if with_policy else minibatches:
+        for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
             means.add(*step(minibatch, kl_coef))
-        if with_policy and ppo.follows_kl:
-            kl = divergence(agent, samples, compute=compute, estimate=ppo.epoch_kl)
+
+        # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
+        if update_policy and ppo.uses_kl:
+            kl = approx_kl(agent, samples, compute=compute, estimate=ppo.epoch_kl)
             record["losses/epoch_kl"] = kl
-            too_far = ppo.target_kl is not None and kl > ppo.target_kl
+            kl_exceeded = ppo.target_kl is not None and kl > ppo.target_kl
         compute.wait()
-        seconds["time/policy" if with_policy else "time/value"] += perf_counter() - start
+        seconds["time/policy" if update_policy else "time/value"] += perf_counter() - start
         on_epoch(phase, epoch, means)
+
+    # Adapt the KL penalty and the learning rate to the KL of the last epoch.
     if "losses/epoch_kl" in record:
-        record |= learner.follow_kl(record["losses/epoch_kl"])
+        record |= learner.adapt_to_kl(record["losses/epoch_kl"])
+    # Before an auxiliary phase, observation statistics stay as all its rollouts were trained with.
     if not learner.auxiliary_phase_is_due:
         learner.update_observation_statistics(rollout)
     return _finite(compute.world.mean_of(means.result())) | record | seconds
 
 
-def _dealt_out(learner: Learner, samples: PolicySamples) -> Iterator[Minibatch[PolicySamples]]:
-    """The minibatches of an epoch, in random order."""
+def _shuffled_minibatches(
+    learner: Learner, samples: PolicySamples, *, update_policy: bool
+) -> Iterator[Minibatch[PolicySamples]]:
+    """Yield the minibatches of an epoch in random order.
+
+    For PPO-EWMA, each has the proximal policy's distribution before its step, and the proximal
+    policy follows the agent after the step.
+    """
     ppo, by = learner.config.ppo, learner.config.ppo.minibatch_by
     order = samples.random_order(by=by, generator=learner.generator)
-    dealt = normalize_minibatches(samples, order, ppo, learner.compute.world)
-    return dealt.minibatches(ppo.num_minibatches, order, by=by)
+    samples = normalize_minibatches(samples, order, ppo, learner.compute.world)
+    proximal = learner.proximal if update_policy else None
+    for minibatch in samples.minibatches(ppo.num_minibatches, order, by=by):
+        if proximal is None:
+            yield minibatch
+            continue
+        minibatch = minibatch.materialize()
+        params = dist_params(proximal.agent, minibatch.source, compute=learner.compute)
+        source = dataclasses.replace(minibatch.source, old_dist_params=params)
+        yield dataclasses.replace(minibatch, source=source)
+        proximal.follow(learner.agent)
 
 
 def auxiliary_phase(
-    learner: Learner, buffer: PhaseBuffer, *, stage: Stage = _untold, on_epoch: OnEpoch = _untold,
-    before_epoch: Callable[[], None] = lambda: None,
+    learner: Learner, buffer: PhaseBuffer, *, on_stage: OnStage = _noop,
+    on_epoch: OnEpoch = _noop, before_epoch: Callable[[], None] = _noop,
 ) -> Record:  # fmt: skip
-    """The auxiliary phase: E_aux epochs on equations 3 and 2 of the PPG paper.
+    """Train all heads for E_aux epochs on all rollouts of the phase.
 
-    They go over all data of the phase. How far it is stands in the buffer. If it is left by an
-    exception, the next call goes on with the minibatch that was under way.
+    An interrupted phase continues with the next minibatch: the buffer stores the progress.
 
     Args:
-        learner: is trained in place; its agent has an auxiliary value head.
-        buffer: a full phase.
-        stage: told what begins, for displays.
-        on_epoch: told what ends.
+        learner: trained in place; its agent has an auxiliary value head.
+        buffer: rollouts of a full phase.
+        on_stage: see `OnStage`.
+        on_epoch: see `OnEpoch`.
         before_epoch: called when learner and buffer hold all that the rest of the phase needs.
 
     Returns:
@@ -415,7 +444,10 @@ def auxiliary_phase(
     agent, compute, aux = learner.agent, learner.compute, learner.config.aux
     assert aux is not None, "the configuration has no auxiliary phase"
     start = perf_counter()
-    stage("auxiliary")
+    on_stage("auxiliary")
+
+    # Store the policy before the phase, π_old; the value targets V̂ are those of the policy phases,
+    # unless they are recomputed here.
     if buffer.progress is None:
         if aux.recompute_targets:
             _recompute_targets(learner, buffer)
@@ -423,20 +455,22 @@ def auxiliary_phase(
         buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
     progress = buffer.progress
     start -= progress.seconds
+
+    # An epoch uses all rollouts of the phase, or as many minibatches as N of them have.
     num_iterations = aux.iterations_per_epoch or aux.every
     last = num_iterations if aux.iterations_from == "last" else None
     samples = buffer.auxiliary_samples(progress.old_dist_params, last=last)
-    loss = AuxiliaryLoss(agent, aux, compute.precision("aux"))
-    step = compute.gradient_step(loss, learner.settings("aux"))
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
+    step = compute.gradient_step(
+        AuxiliaryLoss(agent, aux, compute.precision("aux")), learner.settings("aux")
+    )
     while progress.epoch < aux.epochs:
-        stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
+        on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
         if progress.order is None:
             progress.seconds = perf_counter() - start
             before_epoch()
             progress.order = samples.random_order(by=aux.minibatch_by, generator=learner.generator)
-        # N < N_π: fewer minibatches, each still drawn from everything that is in the order.
         minibatches = samples.minibatches(num_minibatches, progress.order, by=aux.minibatch_by)
         for minibatch in islice(minibatches, progress.num_done, num_used):
             progress.means.add(*step(minibatch))
@@ -444,6 +478,8 @@ def auxiliary_phase(
         on_epoch("aux", progress.epoch, progress.means)
         progress.epoch, progress.num_done, progress.order = progress.epoch + 1, 0, None
     buffer.progress = None
+
+    # The proximal policy starts again from the current weights; statistics follow the last rollout.
     if learner.proximal is not None:
         learner.proximal.reset(agent)
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
@@ -452,30 +488,31 @@ def auxiliary_phase(
 
 
 def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
-    """Compute V̂ of a phase anew, by the value function and the scale of rewards of now.
+    """Recompute the phase's value targets with the current value function and reward scale.
 
-    Done twice it gives the same: what is read is not written over.
+    Idempotent, so that an interrupted phase can start again.
     """
     rollouts = [buffer.rollout(slot) for slot in range(buffer.num_filled)]
     for rollout in rollouts:
-        revalue(learner.agent, rollout, compute=learner.compute)
+        recompute_values(learner.agent, rollout, compute=learner.compute)
     for rollout, following in zip_longest(rollouts, rollouts[1:]):
-        reward, kept = learner.in_units_of_now(rollout)
-        next_value = torch.where(rollout.truncated, kept, rollout.next_value)
-        next_value[:, -1] = kept[:, -1]
-        if following is not None:
-            goes_on = ~following.first[:, 0]
-            next_value[:, -1] = torch.where(goes_on, following.value[:, 0], kept[:, -1])
+        reward, bootstrap = learner.rescale_to_current(rollout)
+        next_value = torch.where(rollout.truncated, bootstrap, rollout.next_value)
+        next_value[:, -1] = bootstrap[:, -1]
+        if (
+            following is not None
+        ):  # the next rollout begins with the value of the step after the last
+            continues = ~following.first[:, 0]
+            next_value[:, -1] = torch.where(continues, following.value[:, 0], bootstrap[:, -1])
         ahead = dataclasses.replace(rollout, next_value=next_value)
         _advantages(ahead, reward, learner.config.ppo)
 
 
 def _finite(record: Record) -> Record:
-    """The means of a phase, if its losses and gradients were finite throughout.
+    """Return the means of a phase.
 
     Raises:
-        ValueError: they were not. No step was made by such a gradient, and nothing may be saved as
-            if all were well.
+        ValueError: a loss or a gradient norm is not finite; such gradients made no step.
     """
     checked = {name: record[name] for name in record if name.endswith(("_loss", "_norm"))}
     if bad := [name for name, value in checked.items() if not math.isfinite(value)]:
@@ -487,49 +524,31 @@ def _finite(record: Record) -> Record:
 def dist_params(
     agent: Agent, segments: Samples, *, compute: Compute, phase: Phase = "policy"
 ) -> Tensor:
-    """Parameters `[S, L, P]` of the policy's distribution for every stored observation.
+    """Return the parameters `[S, L, P]` of the policy's distribution for every stored observation.
 
-    Only the policy's network runs. They are to be compared with later ones in a phase, and so are
-    asked for in its precision: else their divergence would have its minimum where weights make up
-    for rounding, not at those that are to be kept.
+    They are computed in the precision of the phase that compares them with later ones: otherwise
+    the KL would be smallest where weights compensate for rounding.
     """
     precision = compute.precision(phase)
 
-    def of_piece(piece: Samples) -> Tensor:
-        seen = (piece.obs, piece.first, piece.state, piece.action_mask)
-        return agent.policy(*seen, precision=precision)[0].dist_params
+    def params_of(piece: Samples) -> Tensor:
+        inputs = (piece.obs, piece.first, piece.state, piece.action_mask)
+        return agent.policy(*inputs, precision=precision)[0].dist_params
 
-    return compute.per_segment(segments, of_piece, phase=phase)
-
-
-def _near_average(
-    learner: Learner, minibatches: Iterable[Minibatch[PolicySamples]]
-) -> Iterator[Minibatch[PolicySamples]]:
-    """The minibatches with what the average of the weights says of each, before its step.
-
-    It takes in the weights after each step. Without an average they are as they were.
-    """
-    if learner.proximal is None:
-        yield from minibatches
-        return
-    for minibatch in minibatches:
-        one = minibatch.gathered()
-        near = dist_params(learner.proximal.agent, one.source, compute=learner.compute)
-        yield dataclasses.replace(one, source=dataclasses.replace(one.source, old_dist_params=near))
-        learner.proximal.follow(learner.agent)
+    return compute.per_segment(segments, params_of, phase=phase)
 
 
 @torch.no_grad()
-def divergence(
+def approx_kl(
     agent: Agent, samples: PolicySamples, *, compute: Compute, estimate: Literal["k1", "k3"]
 ) -> float:
-    """Mean KL divergence of the policy of now from the one that drew the actions, estimated."""
+    """Estimate the mean KL divergence between the behavior policy and the current policy."""
     precision = compute.precision("policy")
 
     def log_prob(piece: Samples) -> Tensor:
         assert isinstance(piece, PolicySamples)
-        seen = (piece.obs, piece.first, piece.state, piece.action_mask)
-        policy, _ = agent.policy(*seen, precision=precision)
+        inputs = (piece.obs, piece.first, piece.state, piece.action_mask)
+        policy, _ = agent.policy(*inputs, precision=precision)
         return policy.log_prob(piece.action)
 
     k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)

@@ -40,10 +40,10 @@ def gae(
     """
     delta = reward + gamma * torch.where(terminated, 0.0, next_value) - value
     keep = gamma * gae_lambda * (~(terminated | truncated)).to(delta.dtype)
-    return _sums_from_behind(delta, keep)
+    return _reverse_discounted_sum(delta, keep)
 
 
-def _sums_from_behind(
+def _reverse_discounted_sum(
     term: Float[Tensor, "B T"], keep: Float[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """`x_t = term_t + keep_t x_{t+1}`, with nothing after the last.
@@ -125,10 +125,10 @@ def monte_carlo_return(
     cut[:, -1] = True
     after_cut = torch.where(cut & ~terminated, next_value, 0.0)
     keep = gamma * (~(terminated | cut)).to(reward.dtype)
-    return _sums_from_behind(reward + gamma * after_cut, keep)
+    return _reverse_discounted_sum(reward + gamma * after_cut, keep)
 
 
-def in_whole_episodes(
+def complete_episode_mask(
     first: Bool[Tensor, "B T"], ended: Bool[Tensor, "B T"], *, at_most: int | None = None
 ) -> Bool[Tensor, "B T"]:
     """Which steps belong to an episode that begins in the first half of the rollout.
@@ -165,7 +165,7 @@ def in_whole_episodes(
 
 def discounted_forward_return(
     reward: Float[Tensor, "B T"],
-    starts_anew: Bool[Tensor, "B T"],
+    reset_before: Bool[Tensor, "B T"],
     start: Float[Tensor, " B"],
     *,
     gamma: float,
@@ -174,15 +174,17 @@ def discounted_forward_return(
 
     Args:
         reward: unnormalized rewards.
-        starts_anew: where the sum before the step is dropped: at the first step of an episode, so
+        reset_before: where the sum before the step is dropped: at the first step of an episode, so
             that the reward of an episode's last step still belongs to it (OPPG
             reward_normalizer.py:91-105).
         start: the sum after the step before the first one here.
         gamma: discount γ.
     """
-    keep = gamma * (~starts_anew).to(reward.dtype)
+    keep = gamma * (~reset_before).to(reward.dtype)
     first = reward[:, :1] + keep[:, :1] * start.unsqueeze(1)
-    return _sums_from_behind(torch.cat([first, reward[:, 1:]], dim=1).flip(1), keep.flip(1)).flip(1)
+    return _reverse_discounted_sum(
+        torch.cat([first, reward[:, 1:]], dim=1).flip(1), keep.flip(1)
+    ).flip(1)
 
 
 def explained_variance(value: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> float:

@@ -9,16 +9,16 @@ Observations keep their own dtype and are written once, by the collector, in pla
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
 from phasicrl.config import MinibatchBy
+from phasicrl.optimize import MeanAccumulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Minibatch(Generic[S]):
         samples = self.source.take(self.index)
         return samples.as_transitions() if self.split else samples
 
-    def gathered(self) -> Minibatch[S]:
+    def materialize(self) -> Minibatch[S]:
         """The same samples as a source of their own, of one shape for all such minibatches."""
         samples = self.gather()
         return Minibatch(samples, torch.arange(len(samples), device=self.index.device), split=False)
@@ -219,74 +219,6 @@ def _tensors_of(holder: Samples | Rollout) -> dict[str, Tensor]:
     }
 
 
-class MeanAccumulator:
-    """Means weighted by samples. They are added up on their device and read once, at the end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._weights: dict[tuple[str, ...], float] = {}
-        self._before: dict[tuple[str, ...], tuple[Tensor | float, float]] = {}
-
-    def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
-        """Add means over `weight` samples, one for each name.
-
-        They are copied at once, as they may be overwritten afterwards (CUDA graphs).
-        """
-        shape = tuple(values.shape)
-        assert shape == (len(names),), f"{len(names)} names, {names}, but values of shape {shape}"
-        with torch.inference_mode():  # one kernel, however many names
-            if names not in self._sums:
-                self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
-                self._weights[names] = 0.0
-            self._sums[names].add_(values, alpha=weight)
-        self._weights[names] += weight
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Everything that must survive."""
-        return [
-            {"names": list(names), "sums": sums, "weight": self._weights[names]}
-            for names, sums in self._sums.items()
-        ]
-
-    def load_state_dict(self, state: list[dict[str, Any]], device: torch.device) -> None:
-        """Take back `state_dict`, on the device where what is added will be."""
-        self._sums = {tuple(part["names"]): part["sums"].to(device) for part in state}
-        self._weights = {tuple(part["names"]): part["weight"] for part in state}
-        self._remember()
-
-    def since_last(self) -> dict[str, float]:
-        """As `result`, of what was added since the last call, or since `load_state_dict`."""
-        recent = MeanAccumulator()
-        for names, sums in self._sums.items():
-            before, weight = self._before.get(names, (0.0, 0.0))
-            if self._weights[names] > weight:
-                recent._sums[names] = sums - before
-                recent._weights[names] = self._weights[names] - weight
-        self._remember()
-        return recent.result()
-
-    def _remember(self) -> None:
-        """Note what was added so far."""
-        self._before = {names: (sums.clone(), self._weights[names])
-                        for names, sums in self._sums.items()}  # fmt: skip
-
-    def result(self) -> dict[str, float]:
-        """The mean of every name that was added, in alphabetical order.
-
-        NaN where all weights are zero.
-        """
-        sums: dict[str, tuple[float, float]] = {}
-        for names, tensor in self._sums.items():
-            totals = cast(list[float], tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
-            for name, total in zip(names, totals, strict=True):
-                before, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = (before + total, weights + self._weights[names])
-        return {
-            name: total / weights if weights else math.nan
-            for name, (total, weights) in sorted(sums.items())
-        }
-
-
 @dataclass(slots=True)
 class AuxiliaryProgress:
     """How far an auxiliary phase is, so that it can be left and entered again.
@@ -325,42 +257,34 @@ class PhaseBuffer:
     """
 
     def __init__(
-        self,
-        num_rollouts: int,
-        num_envs: int,
-        num_steps: int,
-        *,
-        obs_shape: tuple[int, ...],
-        obs_dtype: torch.dtype,
-        action_shape: tuple[int, ...],
-        action_dtype: torch.dtype,
-        state_size: int,
-        num_actions: int | None,
-        device: torch.device,
-    ) -> None:
+        self, num_rollouts: int, num_envs: int, num_steps: int, *,
+        obs_shape: tuple[int, ...], obs_dtype: torch.dtype,
+        action_shape: tuple[int, ...], action_dtype: torch.dtype,
+        state_size: int, num_actions: int | None, device: torch.device,
+    ) -> None:  # fmt: skip
         self.num_rollouts = num_rollouts
         self.num_filled = 0
         self.progress: AuxiliaryProgress | None = None
 
-        def room(
+        def allocate(
             *shape: int, dtype: torch.dtype = torch.float32, time: tuple[int, ...] = (num_steps,)
         ) -> Tensor:
             return torch.zeros(num_rollouts, num_envs, *time, *shape, dtype=dtype, device=device)
 
         self.rollouts = Rollout(
-            obs=room(*obs_shape, dtype=obs_dtype),
-            first=room(dtype=torch.bool),
-            state=room(state_size, time=()),
-            action_mask=None if num_actions is None else room(num_actions, dtype=torch.bool),
-            action=room(*action_shape, dtype=action_dtype),
-            log_prob=room(),
-            value=room(),
-            reward=room(),
-            terminated=room(dtype=torch.bool),
-            truncated=room(dtype=torch.bool),
-            next_value=room(),
-            value_target=room(),
-            reward_scale=room(time=()),
+            obs=allocate(*obs_shape, dtype=obs_dtype),
+            first=allocate(dtype=torch.bool),
+            state=allocate(state_size, time=()),
+            action_mask=None if num_actions is None else allocate(num_actions, dtype=torch.bool),
+            action=allocate(*action_shape, dtype=action_dtype),
+            log_prob=allocate(),
+            value=allocate(),
+            reward=allocate(),
+            terminated=allocate(dtype=torch.bool),
+            truncated=allocate(dtype=torch.bool),
+            next_value=allocate(),
+            value_target=allocate(),
+            reward_scale=allocate(time=()),
         )
 
     @property
@@ -394,14 +318,13 @@ class PhaseBuffer:
 
         With them go the parameters of the policy before the auxiliary phase, of all its segments.
         """
-        fields = dataclasses.fields(Samples)
-        segments = self.segments()
-        known = {field.name: getattr(segments, field.name) for field in fields}
-        samples = AuxiliarySamples(**known, old_dist_params=old_dist_params)
-        begin = (self.num_rollouts - (last or self.num_rollouts)) * (
-            len(segments) // self.num_rollouts
-        )
-        return samples.take(slice(begin, None))
+        all_of = self.segments()
+        samples = AuxiliarySamples(
+            all_of.obs, all_of.first, all_of.state, all_of.action_mask, all_of.value_target,
+            old_dist_params,
+        )  # fmt: skip
+        num_envs = len(samples) // self.num_rollouts
+        return samples.take(slice(-(last or self.num_rollouts) * num_envs, None))
 
     def segments(self) -> Samples:
         """All segments of the phase, `[K·B, T, …]`. Copies nothing."""

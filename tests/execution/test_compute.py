@@ -444,7 +444,7 @@ def test_a_gpu_is_waited_for_before_a_clock_is_read(
     rollout = run.collect(run.buffer.next_rollout())
     told.clear()
     phases.policy_phase(run.learner, rollout)
-    assert told == ["clock", "wait", "clock"] * len(run.config.ppo.passes)
+    assert told == ["clock", "wait", "clock"] * len(run.config.ppo.epoch_schedule)
     compute = Compute(Plan())
     compute.device = torch.device("cuda:1")
     told.clear()

@@ -21,7 +21,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
     ("session/run.py", "generator.set_state(action_state)", "pass", RESUME),
-    ("learner.py", "self.reward_normalizer.load_state_dict", "str", RESUME),
+    ("learner.py", '"reward_normalizer": self.reward_normalizer,', "", RESUME),
     ("learner.py", 'optimizer.load_state_dict(state["optimizers"][name])', "pass", RESUME),
     ("learner.py", "optimize.restore_layout_(optimizer)", "pass", RESUME),
     ("session/run.py", 'range(state["num_filled"])', "range(0)", RESUME),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from phasicrl.config import Config, EnvConfig, LogConfig, PPOConfig
-from phasicrl.phases import MeanAccumulator
+from phasicrl.optimize import MeanAccumulator
 from phasicrl.runs import console, metrics
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog

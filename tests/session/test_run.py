@@ -383,7 +383,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "generator",
         "iteration",
         "kl_coef",
-        "rate_factor",
+        "lr_multiplier",
         "proximal",
         "advantage_moments",
     }
@@ -402,7 +402,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
         "bootstrap_truncation",
         "_blank_policy",
         "_own_noise",
-        "_values_afterwards",
+        "_values_deferred",
         "_precision",
     }
     collector_new_episodes = {"_obs", "_first", "_state"}
@@ -917,7 +917,9 @@ def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_fir
             values = [rollout.value.clone(), rollout.next_value.clone()]
             expected, _ = compute_targets(rollout, rollout.reward, config.ppo)
             target = rollout.value_target.clone()
-            samples, _ = phases._targets_and_units(run.learner, rollout, rollout.reward)
+            samples, _ = phases._compute_targets_and_update_value_norm(
+                run.learner, rollout, rollout.reward
+            )
             run.learner.iteration += 1
         assert normalizer.moments.count == 32 * (1 + second)
         if second:  # the heads were rescaled: nothing that was said of the rollout has changed
@@ -1038,8 +1040,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
             weights[:] = [parameter.detach().clone() for parameter in run.agent.parameters()]
             return reward, record
 
-        plain = run.learner.learning_reward
-        run.learner.learning_reward = rewards  # type: ignore[method-assign]
+        plain = run.learner.normalize_reward
+        run.learner.normalize_reward = rewards  # type: ignore[method-assign]
         with pytest.raises(
             ValueError, match=r"training has diverged: not every number of .*gradients/policy_norm"
         ):
@@ -1115,8 +1117,8 @@ def test_rewards_are_clipped_for_learning_and_reported_as_they_are(tmp_path: Pat
         run.collect(rollout)
         rollout.reward.copy_(torch.linspace(-1, 1, 32).reshape(4, 8))
         kept = rollout.reward.clone()
-        assert run.learner.learning_reward(rollout)[0].tolist() == kept.clamp(-0.25, 0.25).tolist()
+        assert run.learner.normalize_reward(rollout)[0].tolist() == kept.clamp(-0.25, 0.25).tolist()
         assert torch.equal(rollout.reward, kept)
         run.learner.reward_normalizer = RewardNormalizer(4, gamma=0.5, clip=10.0)
         expected = RewardNormalizer(4, gamma=0.5, clip=10.0)(kept.clamp(-0.25, 0.25), rollout.first)
-        assert torch.equal(run.learner.learning_reward(rollout)[0], expected)
+        assert torch.equal(run.learner.normalize_reward(rollout)[0], expected)

@@ -305,12 +305,12 @@ def _passes(run: Run) -> list[_Pass]:
     """All that a step's observation takes."""
     ppo, aux = run.config.ppo, run.config.aux
     names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
-    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in ppo.passes]
+    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in ppo.epoch_schedule]
     passes.append(_Pass("policy and value", False, "policy", 1.0))  # acting
     if ppo.recompute_advantages:
-        passes.append(_Pass("value", False, "value", len(ppo.passes) - 1))
-    with_policy, proximal = sum(policy for policy, _ in ppo.passes), run.learner.proximal
-    looks = [ppo.follows_kl, proximal is not None]  # by every epoch, or minibatch
+        passes.append(_Pass("value", False, "value", len(ppo.epoch_schedule) - 1))
+    with_policy, proximal = sum(policy for policy, _ in ppo.epoch_schedule), run.learner.proximal
+    looks = [ppo.uses_kl, proximal is not None]  # by every epoch, or minibatch
     once = ppo.kl_penalty > 0 and ppo.kl_estimate == "exact" and proximal is None  # π_old
     if any(looks) or once:
         passes.append(_Pass("policy", False, "policy", sum(looks) * with_policy + once))

@@ -47,7 +47,7 @@ from phasicrl.spaces import is_image, leaves
 EnvFactory = Callable[[], gym.Env]
 
 
-class Own(TypedDict, total=False):
+class UserObjects(TypedDict, total=False):
     """What a user brings as objects, see `phasicrl.train`."""
 
     make_env: EnvFactory | None
@@ -60,7 +60,7 @@ def start_run(
     config: Config,
     *,
     world: World = ALONE,
-    **own: Unpack[Own],
+    **own: Unpack[UserObjects],
 ) -> Run:
     """Make a new run directory and everything a run needs.
 
@@ -91,7 +91,7 @@ def resume_run(
     *,
     accept_config_changes: bool = False,
     world: World = ALONE,
-    **own: Unpack[Own],
+    **own: Unpack[UserObjects],
 ) -> Run:
     """Build the run in `directory` again from its newest whole checkpoint.
 
@@ -137,7 +137,7 @@ def resume_run(
     return run
 
 
-def _all_objects(own: Own) -> dict[str, Any]:
+def _all_objects(own: UserObjects) -> dict[str, Any]:
     """What the user brings, None where that is nothing."""
     return {**dict.fromkeys(OWN_OBJECTS), **own}
 

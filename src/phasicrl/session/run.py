@@ -28,8 +28,8 @@ from phasicrl.host.machine import num_cores, processor, versions
 from phasicrl.host.signals import Preempted, Signals, ToldToEnd
 from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
-from phasicrl.optimize import DivergedError, diverged
-from phasicrl.rollout import AuxiliaryProgress, MeanAccumulator, PhaseBuffer, Rollout
+from phasicrl.optimize import DivergedError, MeanAccumulator, diverged
+from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, digest_of_tensors, save_checkpoint
 from phasicrl.runs.console import duration
 from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
@@ -156,7 +156,9 @@ class Run:
         """Fill the rollout, move the clock, and return the rollout."""
         self._iteration_started = time.perf_counter()
         self.stage("rollout")
-        self.collector.collect(rollout, begins_statistics=self.learner.begins_statistics)
+        self.collector.collect(
+            rollout, update_obs_norm_before_targets=self.learner.update_obs_norm_before_targets
+        )
         self.env_steps += self.config.batch_size
         self._rollout_seconds = time.perf_counter() - self._iteration_started
         return rollout
