@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
+from phasicrl.experiments.trials import Failure
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
@@ -184,6 +186,16 @@ def skip_without_envpool() -> None:
     """
     if importlib.util.find_spec("envpool") is None:
         pytest.skip("EnvPool is not installed", allow_module_level=True)
+
+
+def run_here(items: Iterable[Any], work: Callable[[Any], Any], *, jobs: int = 1) -> Iterator[Any]:
+    """Stand in for `run_trials`: call `work` on each item in this process."""
+    for item in items:
+        try:
+            outcome = work(item)
+        except (ValueError, OSError) as error:
+            outcome = Failure(str(error))
+        yield item, outcome
 
 
 def is_there(pid: int) -> bool:

@@ -727,19 +727,6 @@ def test_machines_read_what_a_run_came_to(
     assert capsys.readouterr().out == ""
 
 
-def test_machines_read_how_far_a_sweep_is_after_work(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def work(directory: Path, *, on_trial: Any) -> None:
-        on_trial("a-1", "done")
-
-    monkeypatch.setattr("phasicrl.sweeps.work.work_on_sweep", work)
-    monkeypatch.setattr("phasicrl.sweeps.status.sweep_status", lambda directory: [{"arm": "a"}])
-    assert main(["sweep", "work", "lr", "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out) == [{"arm": "a"}] and said.err == "a-1: done\n"
-
-
 def test_a_machine_reads_what_an_exported_policy_reached(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -874,17 +861,6 @@ def test_a_warning_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
             ["checkpoint", "diff", "run"], "phasicrl.runs.inspect.diff_checkpoints",
             ("a", "b", [Difference("x", "1", "2")]),
             {"one": "a", "other": "b", "differences": [{"name": "x", "one": "1", "other": "2"}]},
-        ),
-        (
-            ["sweep", "submit", "lr"], "phasicrl.sweeps.submit.submit_sweep",
-            ["12_0", "12_1"], ["12_0", "12_1"],
-        ),
-        (
-            ["sweep", "results", "lr"], "phasicrl.sweeps.sweep.sweep_results",
-            SuiteResult(Comparison("return", "raw", (), (), (), ()), (Path("lr/results.csv"),)),
-            {"comparison": {"metric": "return", "units": "raw", "results": [], "overall": [],
-                            "missed": [], "files": [], "target": None, "notes": []},
-             "files": ["lr/results.csv"]},
         ),
         (
             ["suite", "fig3"], "phasicrl.experiments.run_suite.run_suite",

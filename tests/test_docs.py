@@ -204,7 +204,7 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
 @pytest.mark.parametrize(
     "wrong",
     ["evaluat RUN", "evaluate RUN --episode 3", "plot RUN --metrics x",
-     "train classic-ppo --ppo.clipp 1", "sweep create"],
+     "train classic-ppo --ppo.clipp 1", "sweep make"],
 )  # fmt: skip
 def test_a_command_that_is_not_understood_is_noticed(
     wrong: str, monkeypatch: pytest.MonkeyPatch

@@ -32,7 +32,6 @@ OPTIONAL_PACKAGES = {
     "matplotlib",
     "optuna",
     "ray",
-    "submitit",
     "tensorboard",
     "torch.utils.tensorboard",
     "wandb",

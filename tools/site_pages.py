@@ -30,7 +30,7 @@ MODULES = (
     "phasicrl.objectives", "phasicrl.returns", "phasicrl.experiments.evaluate",
     "phasicrl.experiments.run_suite", "phasicrl.experiments.video", "phasicrl.analysis.plot",
     "phasicrl.analysis.compare", "phasicrl.analysis.report", "phasicrl.sweeps.sweep",
-    "phasicrl.sweeps.work", "phasicrl.sweeps.search", "phasicrl.exchange.export",
+    "phasicrl.sweeps.search", "phasicrl.exchange.export",
     "phasicrl.exchange.package", "phasicrl.runs.directory",
 )  # fmt: skip
 """What the Python reference shows."""

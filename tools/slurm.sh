@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes this machine a SLURM cluster of two nodes, which the slow tests of tests/sweeps/test_submit.py then use: for a container or a
-# machine to throw away, since it installs Debian's packages and writes /etc/slurm/slurm.conf.
+# Makes this machine a SLURM cluster of two nodes, on which to try the script of docs/distributed.md: for a container or a machine to
+# throw away, since it installs Debian's packages and writes /etc/slurm/slurm.conf.
 #
 # usage: tools/slurm.sh          (root; a network the first time)
 set -euo pipefail

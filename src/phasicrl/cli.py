@@ -23,7 +23,7 @@ import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -719,215 +719,82 @@ def _suite(words: list[str]) -> None:
 
 
 def _sweep(words: list[str]) -> None:
-    """Train many configurations, on one machine or several: `phasicrl sweep create|work|… DIR`."""
+    """Train many configurations, on one machine or several: `phasicrl sweep make|run|… DIR`."""
     uses = {
-        "create": _create_sweep, "search": _create_search, "work": _work_on_sweep,
-        "submit": _submit_sweep, "status": _sweep_status, "results": _sweep_results,
-        "best": _best_of_search,
+        "make": _make_sweep, "search": _make_search, "run": _run_sweep, "status": _sweep_status
     }  # fmt: skip
     _use("sweep", "DIR", uses, words)
 
 
-_Several = tyro.conf.UseAppendAction[tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class _Grid(_Output):
-    """What is trained."""
-
-    presets: tuple[str, ...]
-    """Names of presets."""
-    set: Annotated[_Several, tyro.conf.arg(metavar="FIELD=VALUE,VALUE…")] = ()
-    """A field and its values, as `train` takes them; each more one multiplies the trials."""
-
-
-def _create_sweep(words: list[str]) -> None:
+def _make_sweep(words: list[str]) -> None:
     """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
-    from phasicrl.sweeps.sweep import create_sweep, grid
+    from phasicrl.sweeps.sweep import make_sweep
 
-    arguments, own, _ = arguments_for(
-        "sweep create", create_sweep, words, without=("arms",), own=_Grid
-    )
-    arms: list[tuple[str, Config]] = []
-    for preset in own.presets:
-        base, settings = get_preset(preset), {}
-        for given in own.set:
-            path, text = _path_and_text("--set", given, settings)
-            reader = _ValueReader(base, path)
-            settings[path] = tuple(reader(word) for word in text.split(","))
-            base = reader.base
-        arms += grid({preset: base}, settings)
-    directory = arguments.pop("directory")
-    _answer_created(own, directory, *create_sweep(directory, arms, **arguments))
+    arguments, own, _ = arguments_for("sweep make", make_sweep, words)
+    _answer_made(own, arguments["directory"], make_sweep(**arguments))
 
 
-@dataclass(frozen=True)
-class _Spaces(_Output):
-    """What is searched."""
-
-    preset: str
-    """The configuration that the settings are put into."""
-    space: Annotated[_Several, tyro.conf.arg(metavar="FIELD=SPACE")] = ()
-    """A field and its values: LOW:HIGH, log:LOW:HIGH, or VALUE,VALUE…"""
-
-
-def _create_search(words: list[str]) -> None:
+def _make_search(words: list[str]) -> None:
     """Write a search for settings with Optuna, or give one more trials; nothing is trained yet."""
-    from phasicrl.sweeps.search import Space, create_search
+    from phasicrl.sweeps.search import make_search
 
-    arguments, own, _ = arguments_for(
-        "sweep search", create_search, words, without=("base", "spaces"), own=_Spaces
-    )
-    base, spaces = get_preset(own.preset), {}
-    for given in own.space:
-        path, text = _path_and_text("--space", given, spaces)
-        reader = _ValueReader(base, path)
-        spaces[path] = Space.parse(text, reader)
-        base = reader.base
-    directory = arguments.pop("directory")
-    _answer_created(own, directory, *create_search(directory, base, spaces, **arguments))
+    arguments, own, _ = arguments_for("sweep search", make_search, words)
+    _answer_made(own, arguments["directory"], make_search(**arguments))
 
 
-def _path_and_text(flag: str, given: str, before: Container[str]) -> tuple[str, str]:
-    """A field, which is none of those before, and what is said of it."""
-    path, equals, text = given.partition("=")
-    path = path.replace("-", "_")
-    if not equals or not text:
-        raise ValueError(f"{flag} takes FIELD=VALUE,VALUE…; given was {given!r}")
-    if path not in defaults():
-        raise ValueError(f"unknown field {path}{nearest_name(path, defaults())}")
-    if path in before:
-        raise ValueError(f"{flag} {path} comes twice; give all its values in one, with commas")
-    return path, text
+def _answer_made(own: _Output, directory: Path, added: int) -> None:
+    """Print the number of new trials, and the next command."""
+    line = f"{added} trials added to {directory}; `phasicrl sweep run {directory}` trains them"
+    own.say({"directory": directory, "added": added}, [line])
 
 
-class _ValueReader:
-    """Reads values of one field as `train` does; a group that one of them needs is switched on."""
+def _run_sweep(words: list[str]) -> None:
+    """Train or resume the trials of a sweep that are not finished."""
+    from phasicrl.sweeps.sweep import run_sweep
 
-    def __init__(self, base: Config, path: str) -> None:
-        self.base, self._path = base, path
+    def on_trial(id: str, state: str) -> None:
+        print(printable(f"{id}: {state}"), flush=True)
 
-    def __call__(self, word: str) -> Any:
-        group, _, field = self._path.rpartition(".")
-        is_switch = isinstance(defaults()[self._path], bool) and word.lower() in ("true", "false")
-        no = "no-" if is_switch and word.lower() == "false" else ""
-        flag = f"--{group}.{no}{field}" if group else f"--{no}{field}"
-        words = [flag.replace("_", "-"), *([] if is_switch else word.split())]
-        given = _given_knobs(self.base, words, f"phasicrl train {self.base.name}")
-        value = given.pop(self._path)
-        self.base = self.base.changed(given, reset_idle=True)
-        return value
-
-
-def _answer_created(own: _Output, directory: Path, added: int, number: int) -> None:
-    """What there is, and what comes next."""
-    lines = [f"{added} trials added, {number} in all: {directory}"]
-    lines += [f"`phasicrl sweep work {directory}` trains them"]
-    own.say({"directory": directory, "added": added, "trials": number}, lines)
-
-
-def _work_on_sweep(words: list[str]) -> None:
-    """Train what is left of a sweep, beside any other process that does."""
-    from phasicrl.sweeps.work import work_on_sweep
-
-    def on_trial(id: str, outcome: str) -> None:
-        print(printable(f"{id}: {outcome}"), flush=True)
-
-    arguments, own, _ = arguments_for("sweep work", work_on_sweep, words)
+    arguments, own, _ = arguments_for("sweep run", run_sweep, words)
     with own.working():
-        work_on_sweep(**arguments, on_trial=on_trial)
+        run_sweep(**arguments, on_trial=on_trial)
     _answer_status(own, arguments["directory"])
 
 
-def _submit_sweep(words: list[str]) -> None:
-    """Have jobs of SLURM or Ray, or background processes, work on a sweep."""
-    from phasicrl.sweeps.submit import submit_sweep
-
-    arguments, own, _ = arguments_for("sweep submit", submit_sweep, words)
-    jobs = submit_sweep(**arguments)
-    own.say(jobs, [" ".join(jobs) or "nothing is left to train"])
-
-
-@dataclass(frozen=True)
-class _StatusOptions(_Output):
-    """How it is shown."""
-
-    watch: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show it anew every five seconds, until nothing is left."""
-
-
 def _sweep_status(words: list[str]) -> None:
-    """How far a sweep is: trials, steps, returns and the time that is left, for each arm."""
-    from phasicrl.sweeps.status import sweep_status
+    """Show state, steps and last return of each trial, and the best one of a search."""
+    from phasicrl.sweeps.sweep import sweep_status
 
-    arguments, own, _ = arguments_for(
-        "sweep status", sweep_status, words, without=("watch",), own=_StatusOptions
-    )
-    if own.watch and not own.json:
-        _watch_sweep(arguments["directory"])
-    else:
-        _answer_status(own, arguments["directory"])
+    arguments, own, _ = arguments_for("sweep status", sweep_status, words)
+    _answer_status(own, **arguments)
 
 
 def _answer_status(own: _Output, directory: Path) -> None:
-    """The status as it is now."""
+    """Print the state of each trial of a sweep."""
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    from phasicrl.sweeps.status import lines, status_table, sweep_status
+    from phasicrl.sweeps.sweep import sweep_status
 
-    statuses, console = sweep_status(directory), Console()
+    statuses = sweep_status(directory)
+    scored = [status for status in statuses if status.state == "complete"]
+    best = max(scored, key=lambda status: status.score or 0.0, default=None)
 
     def show() -> None:
-        if console.is_terminal:
-            console.print(status_table(statuses, printable(str(directory))))
-        else:
-            print(printable(lines(statuses)))
+        table = Table(show_lines=True)
+        for column in ("trial", "settings", "environment", "state", "steps", "return"):
+            table.add_column(column, overflow="fold")
+        for each in statuses:
+            mean = "–" if each.return_100 is None else f"{each.return_100:.4g}"
+            row = (each.id, each.arm, each.env, each.state, f"{each.env_steps:,}", mean)
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        Console().print(table)
+        if best is not None:
+            way = f"phasicrl train --from {directory / best.id}/trial.json --seed 101"
+            print(printable(f"best: {best.id}, score {best.score:.4g}; `{way}` trains it"))
 
     own.answer(statuses, show)
-
-
-def _watch_sweep(directory: Path) -> None:
-    """The status until nothing is left: a table that changes, or if piped lines when it does."""
-    import time
-
-    from rich.console import Console
-    from rich.live import Live
-
-    from phasicrl.sweeps.attempts import Watch
-    from phasicrl.sweeps.status import lines, status_table, sweep_status
-
-    console, watch, title, before = Console(), Watch(), printable(str(directory)), ""
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            statuses = sweep_status(directory, watch=watch)
-            if console.is_terminal:
-                live.update(status_table(statuses, title), refresh=True)
-            elif (now := printable(lines(statuses))) != before:
-                before = now
-                print(now, flush=True)
-            if not any(status.pending or status.running for status in statuses):
-                return
-            time.sleep(5.0)
-
-
-def _sweep_results(words: list[str]) -> None:
-    """Write a row for each finished run, and compare the arms."""
-    from phasicrl.sweeps.sweep import sweep_results
-
-    arguments, own, _ = arguments_for("sweep results", sweep_results, words)
-    found = sweep_results(**arguments)
-    own.answer(found, lambda: _print_comparison(found.comparison, found.files))
-
-
-def _best_of_search(words: list[str]) -> None:
-    """The best settings of a search so far: `phasicrl sweep best DIR --export FILE`."""
-    from phasicrl.sweeps.search import Search, best_of_search
-
-    arguments, own, _ = arguments_for("sweep best", best_of_search, words)
-    best = best_of_search(**arguments)
-    changed = differences(best.config, Search.read(arguments["directory"]).base).items()
-    lines = [f"  {field}: {old} → {new}" for field, (old, new) in changed]
-    own.say(best, [f"trial {best.number}: {best.value:.4g}", *lines])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from phasicrl.envs.procgen import GAMES
-from phasicrl.experiments import run_suite as runner
 from phasicrl.experiments import trials
 from phasicrl.experiments.run_suite import run_suite, suite_curves
 from phasicrl.experiments.suites import SUITES, suite_named
@@ -18,6 +17,7 @@ from phasicrl.experiments.trials import Trial
 from phasicrl.optimize import DivergedError
 from phasicrl.presets import differences, get_preset
 from phasicrl.runs.directory import RunDirectory
+from tests.helpers import run_here
 
 
 def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
@@ -313,10 +313,12 @@ def run(tmp_path: Path, name: str = "fig6", **options: Any) -> tuple[Any, list[t
 
 @pytest.fixture
 def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate nothing, and train in this process."""
     from phasicrl.experiments.evaluate import Evaluation
 
     evaluation = [Evaluation("greedy", (7.0,), (7,))]
     monkeypatch.setattr(trials, "evaluate", lambda *_, **__: evaluation)
+    monkeypatch.setattr(trials, "run_trials", run_here)
 
 
 @pytest.mark.long
@@ -432,7 +434,7 @@ def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(runner, "fill_table", none_left)
+    monkeypatch.setattr(trials, "fill_table", none_left)
     monkeypatch.setattr(trials, "num_cores", lambda: 8)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, seeds=(101,), jobs=4)

@@ -11,16 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phasicrl.config import Config, EnvConfig
-from phasicrl.envs import watchdog
 from phasicrl.experiments import trials as trials_module
 from phasicrl.experiments.trials import (
+    FailedTrialsError,
+    Failure,
     ResultTable,
     Trial,
     fill_table,
@@ -30,9 +30,14 @@ from phasicrl.experiments.trials import (
 )
 from phasicrl.presets import get_preset
 from tests.faults.harness import wait_for
-from tests.helpers import is_there
+from tests.helpers import is_there, run_here
 
 CONFIG = Config(env=EnvConfig(id="x"))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials_module, "run_trials", run_here)
 
 
 def table(path: Path) -> ResultTable:
@@ -52,6 +57,7 @@ def read(path: Path) -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
 def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(
     tmp_path: Path, name: str
@@ -71,6 +77,7 @@ def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(
     assert path.read_bytes() == before
 
 
+@pytest.mark.usefixtures("here")
 def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -> None:
     results = ResultTable(
         tmp_path / "x.csv", ("game", "setting", "seed", "steps"), label=("game", "setting")
@@ -112,6 +119,7 @@ def test_a_full_disk_leaves_the_rows_that_there_are(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.usefixtures("here")
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "some.csv"
     with pytest.raises(ValueError, match="below 101, on which settings are chosen"):
@@ -122,136 +130,88 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
     assert read(path) == [("ppo", "101", "1010")]
 
 
-def test_a_run_that_fails_leaves_the_rows_of_the_others(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_failed_run_is_reported_after_the_others_have_their_rows(tmp_path: Path) -> None:
     def measure(trial: Trial) -> list[dict[str, Any]]:
         if trial.config.seed == 102:
-            raise RuntimeError("out of memory")
+            raise OSError("the disk is full")
         return rows_of(trial)
 
-    with pytest.raises(RuntimeError, match="out of memory"):
-        list(
-            fill_table(
-                table(tmp_path / "x.csv"), over_seeds(("ppo",), CONFIG, (101, 102, 103)), measure
-            )
-        )
-    assert read(tmp_path / "x.csv") == [("ppo", "101", "1010")]
+    trials = over_seeds(("ppo",), CONFIG, (101, 102, 103))
+    with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n  ppo, 102: the disk is full"):
+        list(fill_table(table(tmp_path / "x.csv"), trials, measure))
+    assert [row[1] for row in read(tmp_path / "x.csv")] == ["101", "103"]
 
 
-def test_trials_run_in_processes_too() -> None:
-    trials = over_seeds(("ppo",), CONFIG, (1, 2, 3))
-    found = dict(run_trials(trials, rows_of, jobs=2))
-    assert found == {trial: rows_of(trial) for trial in trials}
-
-
-def wait_for_nothing(folder: Path, trial: Trial) -> None:
-    """Leave word of this process, and go on until told to end, as a run does."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-    (folder / f"{trial.config.seed}").write_text(str(os.getpid()))
-    time.sleep(600)
-
-
-def trials_without_end(folder: Path) -> None:
-    trials = over_seeds(("ppo",), CONFIG, (1, 2, 3, 4))  # the last two are handed over early
-    list(run_trials(trials, partial(wait_for_nothing, folder), jobs=2))
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
-def test_processes_of_trials_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    # A program of its own tracks its semaphores, and takes them away when it was killed.
-    program = f"from {__name__} import *; trials_without_end(Path({str(tmp_path)!r}))"
-    parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
-    wait_for(lambda: all((tmp_path / seed).exists() for seed in "12"))
-    pids = [wait_for(lambda seed=seed: (tmp_path / seed).read_text()) for seed in "12"]
-    parent.kill()
-    parent.wait()
-    wait_for(lambda: not any(is_there(int(pid)) for pid in pids))
-
-
-def fail_if_first(folder: Path, seed: int) -> None:
-    """The first fails once the second has begun."""
-    if seed == 1:
-        wait_for(lambda: (folder / "2 began").exists())
+def meet_fault(name: str) -> str:
+    """Return, fail, or end the process in one of several ways."""
+    if name == "error":
         raise RuntimeError("out of memory")
-
-
-def fail_or_wait(folder: Path, trial: Trial) -> None:
-    """The first fails; the others go on until they are told to end."""
-    seed = trial.config.seed
-    fail_if_first(folder, seed)
-
-    def end(*_: object) -> None:
-        (folder / f"{seed} ended").touch()
-        sys.exit(75)
-
-    signal.signal(signal.SIGTERM, end)
-    (folder / f"{seed} began").touch()
-    time.sleep(600)
+    if name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "hangs":
+        os._exit(4)  # as faulthandler does after a deadline
+    return f"{name}, with {sys.modules['of_a_user'].__file__}"
 
 
 @pytest.mark.long
-def test_when_one_fails_the_others_are_told_to_end_and_no_more_begin(tmp_path: Path) -> None:
-    trials = over_seeds(("ppo",), CONFIG, range(1, 9))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        list(run_trials(trials, partial(fail_or_wait, tmp_path), jobs=2))
-    began, ended = (
-        {path.name.split()[0] for path in tmp_path.glob(f"* {what}")} for what in ("began", "ended")
-    )
-    # The third may begin before the failure of the first is known, and be told to end before it has
-    # left word that it began.
-    assert "2" in began <= ended <= {"2", "3"}
-
-
-def fail_or_save(folder: Path, trial: Trial) -> None:
-    """The first fails; the second saves its run and hears no second signal meanwhile."""
-    fail_if_first(folder, trial.config.seed)
-
-    def save(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.exit(75)
-
-    signal.signal(signal.SIGTERM, save)
-    (folder / "2 began").touch()
-    time.sleep(600)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(60)
-def test_one_that_saves_its_run_ends_though_another_died_first(tmp_path: Path) -> None:
-    # The first dies while it waits for a trial, with the lock of their queue: whoever comes back to
-    # the queue waits for ever.
-    trials = over_seeds(("ppo",), CONFIG, (1, 2))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        list(run_trials(trials, partial(fail_or_save, tmp_path), jobs=2))
-    assert not multiprocessing.active_children()
-
-
-def num_last_resorts(trial: Trial) -> int:
-    return len(watchdog._last_resorts)
-
-
-def test_processes_of_trials_can_be_ended_where_they_hang_outside_of_a_run() -> None:
-    trials = over_seeds(("ppo",), CONFIG, (1, 2))
-    assert dict(run_trials(trials, num_last_resorts, jobs=2)) == dict.fromkeys(trials, 1)
-    assert not watchdog._last_resorts
-
-
-def module_of(trial: Trial) -> str:
-    """Which file a module is from that only the command line has named."""
-    return str(sys.modules["of_a_user"].__file__)
-
-
-@pytest.mark.long
-def test_processes_of_trials_import_what_the_command_line_was_told_to(
+def test_trials_run_in_processes_of_their_own_and_none_stops_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They import what the command line was told to import."""
     (tmp_path / "of_a_user.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trials_module, "ASKED_IMPORTS", ["of_a_user"])
-    found = dict(run_trials(over_seeds(("ppo",), CONFIG, (1, 2)), module_of, jobs=2))
-    assert set(found.values()) == {str(tmp_path / "of_a_user.py")}
+    names = ["error", "killed", "hangs", "one", "two"]
+    found = dict(run_trials(names, meet_fault, jobs=3))
+    assert found == {
+        "error": Failure("RuntimeError: out of memory"),
+        "killed": Failure("its process ended with exit code -9"),
+        "hangs": Failure("its process ended with exit code 4"),
+        "one": f"one, with {tmp_path / 'of_a_user.py'}",
+        "two": f"two, with {tmp_path / 'of_a_user.py'}",
+    }
+    assert not multiprocessing.active_children()
+
+
+def save_when_told(folder: Path, seed: int) -> None:
+    """Leave word of this process, and save a run when told to end."""
+
+    def save(*_: object) -> None:
+        (folder / f"{seed} saved").touch()
+        sys.exit(75)
+
+    signal.signal(signal.SIGTERM, save)
+    (folder / f"{seed} began").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+def test_processes_save_their_runs_when_the_one_that_started_them_ends(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    program = f"""if True:
+        from functools import partial
+        from {__name__} import *
+        list(run_trials([1, 2, 3], partial(save_when_told, Path({str(tmp_path)!r})), jobs=2))
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
+    )
+    pids = [int(wait_for(lambda seed=seed: text(tmp_path / f"{seed} began"))) for seed in (1, 2)]
+    parent.send_signal(number)
+    codes = {signal.SIGTERM: 75, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}
+    assert parent.wait(30) == codes[number]
+    wait_for(lambda: not any(is_there(pid) for pid in pids))
+    assert {path.name for path in tmp_path.glob("* saved")} == {"1 saved", "2 saved"}
+    assert not (tmp_path / "3 began").exists()
+
+
+def text(path: Path) -> str | None:
+    """What a file has, once it is there."""
+    return path.read_text() if path.exists() else None
 
 
 def test_a_trial_that_is_there_twice_is_refused(tmp_path: Path) -> None:
@@ -263,11 +223,11 @@ def test_a_trial_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_version_with_another_knob_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = get_preset("cartpole-ppg")
-    names = [ready(config, "x", 1, Path()).name]
-    names.append(ready(config.changed({"ppo.clip": 0.123}), "x", 1, Path()).name)
+    names = [ready(config, "x", Path()).name]
+    names.append(ready(config.changed({"ppo.clip": 0.123}), "x", Path()).name)
     plain = Config.identity
     monkeypatch.setattr(Config, "identity", lambda self: {"a.knob": None} | plain(self))
-    assert ready(config, "x", 1, Path()).name == names[0] != names[1]
+    assert ready(config, "x", Path()).name == names[0] != names[1]
 
 
 def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:
@@ -279,23 +239,10 @@ def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:
     }
     config = get_preset("classic-ppo").changed({"env.id": "gymnasium:CartPole-v1", **quiet})
     script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "learning.py"))
-    results = ResultTable(tmp_path / "cartpole.csv", script["LEARNING_COLUMNS"])
-    list(
-        fill_table(
-            results,
-            over_seeds(("classic-ppo --x",), config, (1,)),
-            partial(script["learning_row"], threshold=1.0),
-        )
-    )
-    (row,) = results.rows()
-    assert (row["preset"], row["seed"], row["env"], row["env_steps"]) == (
-        "classic-ppo --x",
-        "1",
-        "gymnasium:CartPole-v1",
-        "2048",
-    )
-    assert (
-        row["steps_to_threshold"] == "1024"
-        and float(row["greedy_mean"]) >= float(row["greedy_min"]) > 0
-    )
+    (trial,) = over_seeds(("classic-ppo --x",), config, (1,))
+    (row,) = script["learning_row"](trial, threshold=1.0)
+    names = ("preset", "seed", "env", "env_steps", "steps_to_threshold")
+    wanted = ["classic-ppo --x", 1, "gymnasium:CartPole-v1", 2048, 1024]
+    assert [row[name] for name in names] == wanted
+    assert row["greedy_mean"] >= row["greedy_min"] > 0
     assert all(row[name] for name in ("seconds", "return_100", "sampled_mean"))

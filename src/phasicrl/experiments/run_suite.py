@@ -14,21 +14,10 @@ import numpy as np
 
 from phasicrl.analysis.compare import Comparison, Units, compare_curves
 from phasicrl.analysis.plot import Curve, Task, draw_curves, save_figure
+from phasicrl.experiments import trials
 from phasicrl.experiments.suites import Scale, suite_named
-from phasicrl.experiments.trials import (
-    FIRST_REPORT_SEED,
-    RETURN,
-    ResultTable,
-    Row,
-    Trial,
-    curve_grid,
-    fill_table,
-    measure_once,
-    over_seeds,
-    reached,
-    ready,
-    refuse_untrainable,
-)
+from phasicrl.experiments.trials import Trial
+from phasicrl.host.machine import optional_module
 
 COLUMNS = (
     "task", "arm", "budget", "seed", "env_steps", "return_100", "greedy_mean", "value_loss",
@@ -42,7 +31,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What a suite, or a sweep, found.
+    """The results of a suite.
 
     Attributes:
         comparison: of the arms at the end of training.
@@ -79,44 +68,43 @@ def run_suite(
         scale: As published, or small: a night on two cores.
         jobs: Runs at a time; they share the cores.
         output_dir: Gets the runs, the table and the figure.
-        on_trial: told of each run whose row is written.
+        on_trial: called with each run whose row is written.
 
     Raises:
         ValueError: an unknown suite or task, fewer than one job, or arms that cannot be trained on
             a task; nothing was trained. Or no arm has a return of every seed: all rows are written.
+        FailedTrialsError: some runs failed; all others have their rows.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs is {jobs}; give at least 1")
     suite = suite_named(name)
-    seeds = seeds or range(FIRST_REPORT_SEED, FIRST_REPORT_SEED + suite.num_seeds)
-    trials: list[Trial] = []
+    optional_module("matplotlib", "suites need matplotlib", "plot")  # or fail after the training
+    seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
+    threads, runs = trials.threads_of_each(jobs), list[Trial]()
     for task in tasks or suite.tasks(scale):
-        base = suite.base(task, scale)
-        for arm, config in suite.arms(base):
+        for arm, config in suite.arms(suite.base(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
-            config = ready(config.changed({"total_env_steps": budget}), task, jobs, output_dir)
-            trials += over_seeds((task, arm, str(budget)), config, seeds)
+            config = config.changed({"total_env_steps": budget})
+            config = trials.ready(config, task, output_dir, threads=threads)
+            runs += trials.over_seeds((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"
-    table = ResultTable(stem.with_name(stem.name + ".csv"), COLUMNS, ("task", "arm", "budget"))
-    untrained = {", ".join(trial.label[:2]): trial.config for trial in table.missing(trials)}
-    refuse_untrainable([*untrained.items()])
+    table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))
+    untrained = {", ".join(run.label[:2]): run.config for run in table.missing(runs)}
+    trials.refuse_untrainable(untrained.items())
     output_dir.mkdir(parents=True, exist_ok=True)
     # Seed by seed: what has been trained when it is stopped is a whole comparison.
-    trials.sort(key=lambda trial: trial.config.seed)
-    for trial in fill_table(table, trials, measure, jobs=jobs):
-        on_trial(trial)
-    curves = suite_curves(table.rows_of(trials))
+    runs.sort(key=lambda run: run.config.seed)
+    for run in trials.fill_table(table, runs, measure, jobs=jobs):
+        on_trial(run)
+    curves = suite_curves(table.rows_of(runs))
     figure = draw_curves(curves, "episodic return, last 100 episodes", f"{name}: {suite.about}")
     images = save_figure(figure, stem, f"suite {name}, {scale}")
-    comparison = compare_curves(curves, metric=RETURN, units=_units(trials))
+    comparison = compare_curves(curves, metric=trials.RETURN, units=_units(runs))
     return SuiteResult(comparison, (table.path, *images))
 
 
-def measure(trial: Trial) -> list[Row]:
-    """Train, and say in one row what was reached, and on which way."""
-    task, arm, budget = trial.label
-    about = {"task": task, "arm": arm, "budget": budget, "seed": trial.config.seed}
-    return [about | measure_once(trial.config, reached)]
+def measure(trial: Trial) -> list[trials.Row]:
+    """Train, and return one row with what was reached."""
+    about = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
+    return [about | trials.reached(trials.train_unless_diverged(trial.config).path)]
 
 
 def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
@@ -134,7 +122,7 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     for (arm, task), members in grouped.items():
         values = np.array([[float(point) for point in row["curve"].split()] for row in members])
         seen = np.isfinite(values).all(axis=0)
-        steps = curve_grid(int(members[0]["budget"]))
+        steps = trials.curve_grid(int(members[0]["budget"]))
         if seen.any():
             env_id, levels = Task.read(task)
             curve = Curve(arm, env_id, steps[seen], values[:, seen], distribution=levels)
@@ -148,9 +136,9 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
     return curves
 
 
-def _units(trials: Sequence[Trial]) -> Units:
+def _units(runs: Sequence[Trial]) -> Units:
     """Procgen's bounds if there is nothing but its games, else none."""
-    envs = [trial.config.env for trial in trials]
+    envs = [run.config.env for run in runs]
     if any(not env.id.startswith("procgen:") for env in envs):
         return "raw"
     return "procgen-hard" if envs[0].distribution == "hard" else "procgen-easy"

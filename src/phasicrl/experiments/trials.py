@@ -1,4 +1,4 @@
-"""Trials: configurations over seeds, several at a time, and the tables of what they reached.
+"""Trials: configurations over seeds, each in a process of its own, and tables of their results.
 
 Kind: effects (trains, writes files).
 
@@ -9,21 +9,23 @@ both.
 from __future__ import annotations
 
 import csv
-import ctypes
 import gzip
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import signal
-from collections import Counter, defaultdict
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,16 +37,16 @@ from phasicrl.algorithm import OnIteration, resume, train
 from phasicrl.config import ASKED_IMPORTS, Config, defaults, refuse_idle
 from phasicrl.config_io import replacing
 from phasicrl.envs.make import make_envs, resolve
-from phasicrl.envs.watchdog import end_process, last_resort
 from phasicrl.experiments.evaluate import evaluate
 from phasicrl.host.machine import num_cores
-from phasicrl.host.signals import PREEMPTED, when_parent_ends
+from phasicrl.host.signals import Preempted, Signals, ToldToEnd, when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import make_agent, task_of
 from phasicrl.session.run import Run
 from phasicrl.session.warm_start import take_over
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 Row = dict[str, Any]
 
@@ -54,7 +56,6 @@ RETURN = "charts/episodic_return_100"
 """What curves are made of."""
 VALUE_LOSS = "losses/value_loss"
 _POINTS = 40
-RESULT_FILE = "result.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,12 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it from the other trials of a table."""
+        """Label and seed, unique in a table."""
         return (*self.label, str(self.config.seed))
+
+    def __str__(self) -> str:
+        """The key in words."""
+        return ", ".join(self.key)
 
 
 def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
@@ -116,9 +121,9 @@ class ResultTable:
         return list(csv.DictReader(text.splitlines()))
 
     def rows_of(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
-        """The rows that these trials made."""
-        asked = {trial.key for trial in trials}
-        return [row for row in self.rows() if self._key(row) in asked]
+        """The rows of these trials."""
+        wanted = {trial.key for trial in trials}
+        return [row for row in self.rows() if self._key(row) in wanted]
 
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials that the file has no row of.
@@ -133,8 +138,7 @@ class ResultTable:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add the rows of one trial; the file is kept in the order of labels and seeds."""
-        given = [{name: str(value) for name, value in row.items()} for row in rows]
-        everything = [*self.rows(), *given]
+        everything = [*self.rows(), *({name: str(row[name]) for name in row} for row in rows)]
         order = list(dict.fromkeys(self._key(row)[:-1] for row in everything))
         everything.sort(key=lambda row: (order.index(self._key(row)[:-1]), int(row["seed"])))
         text = io.StringIO()
@@ -148,81 +152,119 @@ class ResultTable:
             temporary.write_bytes(packed)
 
     def _key(self, row: dict[str, str]) -> tuple[str, ...]:
-        """The key of the trial that made a row."""
+        """The key of a row's trial."""
         return (*(row[name] for name in self.label), row["seed"])
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a trial failed: its error, or the exit code of its process."""
+
+    reason: str
+
+
+class FailedTrialsError(RuntimeError):
+    """Some trials failed, the others were run."""
+
+    exit_code = 1
+
+
 def run_trials(
-    trials: Sequence[Trial], measure: Callable[[Trial], T], *, jobs: int = 1
-) -> Iterator[tuple[Trial, T]]:
-    """Measure each trial and give what came out, as soon as it is there.
+    items: Iterable[Item], work: Callable[[Item], T], *, jobs: int = 1
+) -> Iterator[tuple[Item, T | Failure]]:
+    """Call a function on each item in a process of its own; yield results as they arrive.
+
+    A failed item does not stop the others. SIGTERM, Ctrl-C and closing the iterator end all
+    processes, each after saving its run.
 
     Args:
-        trials: what to run.
-        measure: trains one and says what it reached; with several jobs it must be picklable.
-        jobs: trials at a time, each in a process of its own; 1: one after the other in this one.
+        items: read one by one, each when its process can start; picklable.
+        work: trains one item and returns what it reached; picklable.
+        jobs: processes at a time.
+
+    Raises:
+        Preempted: SIGTERM arrived.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
-    if jobs == 1:
-        yield from ((trial, measure(trial)) for trial in trials)
-        return
     # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
-    spawn = multiprocessing.get_context("spawn")
-    # A plain byte: whoever is killed while it looks at an Event leaves its lock closed.
-    stop, others = spawn.RawValue(ctypes.c_bool, False), multiprocessing.active_children()
-    pool = ProcessPoolExecutor(
-        jobs, mp_context=spawn, initializer=_begin, initargs=(stop, ASKED_IMPORTS)
-    )
+    spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
+    running: dict[Any, tuple[Item, BaseProcess]] = {}
+    # The loop raises what arrives: raised inside a destructor, an exception would be lost.
+    received: list[BaseException] = []
+    signals = Signals(lambda error: received.append(error) is None)
+    signals.install()
     try:
-        pending = {pool.submit(_measured, measure, trial): trial for trial in trials}
-        for done in as_completed(pending):
-            yield pending[done], done.result()
-    except BaseException:
-        # One trial has failed, or nobody waits any more: the others save their runs and end.
-        stop.value = True
-        for process in multiprocessing.active_children():
-            if process not in others:
-                process.terminate()
-        raise
+        while not received:
+            for item in itertools.islice(waiting, jobs - len(running)):
+                receiver, sender = spawn.Pipe(duplex=False)
+                child = spawn.Process(target=_run_child, args=(sender, ASKED_IMPORTS, work, item))
+                child.start()
+                sender.close()
+                running[receiver] = item, child
+            if not running:
+                return
+            for receiver in wait([*running], timeout=0.2):
+                item, child = running.pop(receiver)
+                yield item, _outcome(receiver, child)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        signals.hold()
+        for _, child in running.values():
+            child.terminate()
+        for _, child in running.values():
+            child.join()
+        signals.remove()
+    error = received[0]
+    raise Preempted(str(error)) if isinstance(error, ToldToEnd) else error
 
 
-_stop: ctypes.c_bool | None = None
-"""In a process of `run_trials`: whether nobody waits for a trial any more."""
+def _outcome(receiver: Any, child: BaseProcess) -> Any:
+    """What a process sent, or its exit code if it ended without a word."""
+    try:
+        return receiver.recv()
+    except EOFError:
+        child.join()
+        return Failure(f"its process ended with exit code {child.exitcode}")
+    finally:
+        child.join()
 
 
-def _begin(stop: ctypes.c_bool, modules: Sequence[str]) -> None:
-    """Prepare a process for trials.
-
-    It is told to end when the one that started it is gone, killed for example: it would finish its
-    trial first, for nobody.
-    """
-    global _stop
-    _stop = stop
+def _run_child(
+    sender: Connection, modules: Sequence[str], work: Callable[[Any], Any], item: Any
+) -> None:
+    """Send what `work` returns, or its error, to the process that waits for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        outcome = call_with_imports(modules, work, item)
+    except Exception as error:
+        if not isinstance(error, ValueError | OSError | ImportError):
+            traceback.print_exc()
+        outcome = Failure(f"{type(error).__name__}: {error}")
+    sender.send(outcome)
+
+
+def call_with_imports(modules: Sequence[str], work: Callable[[Item], T], item: Item) -> T:
+    """Import modules, which may register environments, then call a function on an item."""
     for module in modules:
         importlib.import_module(module)
+    return work(item)
 
 
-def _measured(measure: Callable[[Trial], T], trial: Trial) -> T:
-    """What came out of a trial; if nobody waits for it any more, the process ends for good.
+def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tuple[Item, T]]:
+    """Yield the results among outcomes.
 
-    It would go on with the next trial that it has been handed already, or wait for one for ever: a
-    process that was killed while it waited has left the queue locked.
+    Raises:
+        FailedTrialsError: at the end, if there were failures; the message has each.
     """
-    _end_if_unasked()
-    try:
-        with last_resort(end_process):
-            return measure(trial)
-    finally:
-        _end_if_unasked()
-
-
-def _end_if_unasked() -> None:
-    parent = multiprocessing.parent_process()
-    assert _stop is not None and parent is not None, "not a process of run_trials"
-    if _stop.value or not parent.is_alive():
-        os._exit(PREEMPTED)
+    failed: list[str] = []
+    for item, outcome in outcomes:
+        if isinstance(outcome, Failure):
+            failed.append(f"\n  {item}: {outcome.reason}")
+        else:
+            yield item, outcome
+    if failed:
+        way = "the same command resumes them"
+        raise FailedTrialsError(f"{len(failed)} trials failed; {way}:{''.join(failed)}")
 
 
 def fill_table(
@@ -231,71 +273,66 @@ def fill_table(
     measure: Callable[[Trial], list[Row]],
     jobs: int = 1,
 ) -> Iterator[Trial]:
-    """Run the trials that a table lacks; gives each as soon as its rows are written.
+    """Run the trials that a table lacks; yield each as soon as its rows are written.
 
-    A run that was cut off has no row, so that the same call goes on where it was stopped.
+    An interrupted or failed run has no row: the same call resumes it.
 
     Raises:
         ValueError: seeds for choosing and seeds for reporting would come together in the table, or
             a trial is there twice.
+        FailedTrialsError: some trials failed; all others have their rows.
     """
-    counted = Counter(trial.key for trial in trials)
-    twice = [key for key, number in counted.items() if number > 1]
+    twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
     if twice:
-        raise ValueError(f"{', '.join(twice[0])} is asked for twice; name each task and seed once")
-    for trial, rows in run_trials(table.missing(trials), measure, jobs=jobs):
+        raise ValueError(f"{twice[0]} is asked for twice; name each task and seed once")
+    for trial, rows in raise_failures(run_trials(table.missing(trials), measure, jobs=jobs)):
         table.add(rows)
         yield trial
 
 
-def ready(
-    config: Config, stem: str, jobs: int, output_dir: Path, *, cores: int | None = None
-) -> Config:
-    """A configuration for a run among others: named by what it is, quiet, with its share of cores.
+def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = None) -> Config:
+    """A configuration for a run among others: named by what it is, quiet, with its threads.
 
     Args:
         config: of the run.
         stem: how the name begins; what is behind the last colon counts.
-        jobs: runs at a time.
         output_dir: its folder `runs` gets the run directory.
-        cores: that the jobs share; none: all of this machine's.
+        threads: of the run, and of EnvPool; None: chosen for this machine.
     """
     changes: dict[str, Any] = {"log.console": "off", "output_dir": str(output_dir / "runs")}
-    if jobs > 1 or cores is not None:
-        threads = max(1, (cores or num_cores()) // jobs)
+    if threads is not None:
         if not config.compute.device.startswith("cuda"):  # else it has no effect, and is refused
             changes["compute.num_threads"] = threads
         if resolve(config.env.id)[0] != "gymnasium":
             changes["env.num_threads"] = threads
-    # Knobs that are as by default do not count: a version that has more of them finds its runs.
+    # Options at their defaults do not count: a version that has more of them finds its runs.
     usual = defaults()
-    told = {knob: value for knob, value in config.identity().items() if value != usual.get(knob)}
-    digest = hashlib.sha256(json.dumps(told, default=str, sort_keys=True).encode()).hexdigest()
+    own = {path: value for path, value in config.identity().items() if value != usual.get(path)}
+    digest = hashlib.sha256(json.dumps(own, default=str, sort_keys=True).encode()).hexdigest()
     changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
     return config.changed(changes)
 
 
-def refuse_untrainable(arms: Sequence[tuple[str, Config]]) -> None:
-    """Refuse configurations that their environments cannot train; an environment is made of each.
+def threads_of_each(jobs: int) -> int | None:
+    """Threads of each of several runs that share the cores of this machine; None for one alone."""
+    if jobs < 1:
+        raise ValueError(f"jobs is {jobs}; give at least 1")
+    return None if jobs == 1 else max(1, num_cores() // jobs)
 
-    So are those that begin with a run's weights, of which none fits.
+
+def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
+    """Refuse configurations that cannot be trained: make environments and an agent of each.
 
     Raises:
         ValueError: the message names the arm.
     """
-    by_env: dict[Any, list[tuple[str, Config]]] = defaultdict(list)
     for arm, config in arms:
-        by_env[config.env].append((arm, config))
-    for env, members in by_env.items():
-        arm = members[0][0]
         try:
-            with closing(make_envs(env, num_envs=1, seed=0)) as envs:
-                for name, config in members:
-                    arm = name
-                    refuse_idle(config, task_of(envs))
-                    agent = make_agent(config, envs)
-                    if config.init_from is not None:
-                        take_over(agent, config.init_from)
+            with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
+                refuse_idle(config, task_of(envs))
+                agent = make_agent(config, envs)
+                if config.init_from is not None:
+                    take_over(agent, config.init_from)
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
 
@@ -321,22 +358,6 @@ def train_unless_diverged(
         return RunDirectory.of(config)[-1]
 
 
-def measure_once(config: Config, measure: Callable[[Path], Row]) -> Row:
-    """What a run reached, by an earlier measurement if there is one.
-
-    Args:
-        config: of the run; its `output_dir` is searched for runs of it.
-        measure: what is kept of a run directory, whose run is finished or has diverged.
-    """
-    for there in RunDirectory.of(config):
-        if (there.path / RESULT_FILE).is_file():
-            return json.loads((there.path / RESULT_FILE).read_text())
-    directory = train_unless_diverged(config).path
-    row = measure(directory)
-    RunDirectory(directory).write_json(RESULT_FILE, row)
-    return row
-
-
 def curve_grid(budget: int) -> NDArray[np.float64]:
     """The steps at which a curve is kept."""
     return np.linspace(0.0, budget, _POINTS + 1)[1:]
@@ -351,8 +372,8 @@ def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> R
     """
     files = RunDirectory(directory)
     diverged = "diverged" in files.card
-    is_blank = diverged and not files.last_rows(1)  # in its first iteration
-    rows = [] if is_blank else files.metrics(RETURN, VALUE_LOSS, "time/total")
+    has_rows = files.last_rows(1)  # none if it diverged in its first iteration
+    rows = files.metrics(RETURN, VALUE_LOSS, "time/total") if has_rows else []
     losses = [row[VALUE_LOSS] for row in rows if math.isfinite(row.get(VALUE_LOSS, math.nan))]
     returns = [(row["env_steps"], row[RETURN]) for row in rows if RETURN in row]
     curve = []
