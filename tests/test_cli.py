@@ -41,7 +41,6 @@ from phasicrl.experiments.video import film
 from phasicrl.host import bench, doctor
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.inspect import Difference
 from phasicrl.session.run import Run
 from tests.helpers import TRAIN
 
@@ -694,8 +693,6 @@ def test_machines_read_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     )
     assert (preset["name"], preset["parent"]) == ("procgen-ppg-kl", "procgen-ppg")
     assert [env["id"] for env in said("envs", "procgen:starpilot")] == ["procgen:starpilot"]
-    *_, checkpoint = said("checkpoint", "ls", str(run.directory))
-    assert (checkpoint["env_steps"], checkpoint["problem"]) == (256, "")
     output = ["--output", str(tmp_path / "comparison")]
     found = said("compare", str(run.directory), *output)
     assert found["results"][0]["env_id"] == "gymnasium:CartPole-v1" and found["missed"] == []
@@ -703,10 +700,6 @@ def test_machines_read_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     found = said("compare", str(run.directory), *output, "--at-least", "1e6", code=1)
     assert len(found["missed"]) == 1
     assert said("suite")["fig2"]["small"][0] == "starpilot"
-    assert said("checkpoint", "verify", str(run.directory)) == []
-    (run.directory / "agent.safetensors").unlink()
-    (problem,) = said("checkpoint", "verify", str(run.directory), code=2)
-    assert "agent.safetensors" in problem
 
 
 def test_machines_read_what_a_run_came_to(
@@ -857,11 +850,6 @@ def test_a_warning_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
             (Path("run/a.mp4"), PLAYED), {"path": "run/a.mp4", **PLAYED.to_dict()},
         ),
         (["hub", "pull", "a/x"], "phasicrl.exchange.hub.pull", Path("x"), ["x"]),
-        (
-            ["checkpoint", "diff", "run"], "phasicrl.runs.inspect.diff_checkpoints",
-            ("a", "b", [Difference("x", "1", "2")]),
-            {"one": "a", "other": "b", "differences": [{"name": "x", "one": "1", "other": "2"}]},
-        ),
         (
             ["suite", "fig3"], "phasicrl.experiments.run_suite.run_suite",
             SuiteResult(Comparison("return", "raw", (), (), (), ()), ()),

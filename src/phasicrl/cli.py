@@ -591,12 +591,6 @@ def _resume(words: list[str]) -> None:
     _run(own, lambda: resume(**arguments))
 
 
-def _checkpoint(words: list[str]) -> None:
-    """Look at checkpoints: `phasicrl checkpoint ls|verify|diff RUN`."""
-    uses = {"ls": _list_checkpoints, "verify": _verify_run, "diff": _diff_checkpoints}
-    _use("checkpoint", "RUN", uses, words)
-
-
 def _use(
     verb: str, what: str, uses: dict[str, Callable[[list[str]], None]], words: list[str]
 ) -> None:
@@ -610,39 +604,6 @@ def _use(
         near = nearest_name(words[0], uses)
         raise ValueError(f"unknown: {verb} {words[0]!r}{near}; accepted: {', '.join(uses)}")
     uses[words[0]](words[1:])
-
-
-def _list_checkpoints(words: list[str]) -> None:
-    """The checkpoints that there are, and which cannot be used."""
-    from phasicrl.runs.inspect import list_checkpoints
-
-    arguments, own, _ = arguments_for("checkpoint ls", list_checkpoints, words)
-    found = list_checkpoints(**arguments)
-    row = "{0.name}  {1:>9,.1f} MB  {2}".format
-    own.say(found, (row(each, each.num_bytes / 1e6, each.problem or "good") for each in found))
-
-
-def _verify_run(words: list[str]) -> None:
-    """Read every file as a resumed run or an evaluation would."""
-    from phasicrl.runs.inspect import verify_run
-
-    arguments, own, _ = arguments_for("checkpoint verify", verify_run, words)
-    problems = verify_run(**arguments)
-    if own.json or not problems:
-        own.say(problems, ["all files are as they were saved"])
-    if problems:
-        raise ValueError("\n".join(problems))
-
-
-def _diff_checkpoints(words: list[str]) -> None:
-    """In what two checkpoints differ, the last two unless they are named."""
-    from phasicrl.runs.inspect import diff_checkpoints
-
-    arguments, own, _ = arguments_for("checkpoint diff", diff_checkpoints, words)
-    one, other, differences = diff_checkpoints(**arguments)
-    lines = [f"{each.name}: {each.one}{' → ' * bool(each.one)}{each.other}" for each in differences]
-    lines += [f"{len(differences)} differences between {one} and {other}"]
-    own.say({"one": one, "other": other, "differences": differences}, lines)
 
 
 def _run(own: _Output, start: Callable[[], Run]) -> None:
@@ -1096,7 +1057,6 @@ def _doctor(words: list[str]) -> None:
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "resume": _resume,
-    "checkpoint": _checkpoint,
     "evaluate": _evaluate,
     "video": _video,
     "export": _export,

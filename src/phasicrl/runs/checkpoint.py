@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,22 +130,19 @@ def _refuse_full_disk(
     folder: Path, tree: Any, chunks: Iterable[Callable[[], dict[str, Tensor]]]
 ) -> None:
     """Raise an `OSError` where a checkpoint needs more room than there is."""
-    parts = [leaf for _, leaf in leaves([tree, *(make() for make in chunks)])]
-    needed = sum(part.nbytes for part in parts if isinstance(part, Tensor)) + _ROOM_BESIDE
+    needed = _num_bytes([tree, *(make() for make in chunks)]) + _ROOM_BESIDE
     free = shutil.disk_usage(folder).free
     if needed > free:
         room = f"a checkpoint needs {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
         raise OSError(errno.ENOSPC, room, str(folder))
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a tree that is no container, by its path."""
-    if isinstance(tree, dict | list | tuple):
-        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        for key, value in items:
-            yield from leaves(value, f"{path}/{key}" if path else str(key))
-    else:
-        yield path, tree
+def _num_bytes(tree: Any) -> int:
+    """Sum the sizes of all tensors in a tree."""
+    if isinstance(tree, Tensor):
+        return tree.nbytes
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return sum(map(_num_bytes, parts)) if isinstance(tree, dict | list | tuple) else 0
 
 
 def _write_part(
@@ -236,21 +233,6 @@ def load_checkpoint(
         return tree, chunks, rejected
     reasons = "; ".join(rejected) or "there is none; the run ended before its first one"
     raise CheckpointError(f"no usable checkpoint in {folder}: {reasons}")
-
-
-def problem_of(path: Path, run: str, *, every_file: bool) -> str:
-    """Why a checkpoint cannot be used; empty if nothing was found.
-
-    Args:
-        path: of the checkpoint.
-        run: the id of the run that it must be of; empty is any.
-        every_file: read all of it, else only what it says of itself.
-    """
-    try:
-        _ = _load(path, run) if every_file else _manifest(path)
-    except _DAMAGE as error:
-        return _said(error)
-    return ""
 
 
 def load_at(path: Path, *, rank: int = 0) -> Part:

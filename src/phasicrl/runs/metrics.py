@@ -336,21 +336,6 @@ class NoLog:
         """See `MetricsLog`."""
 
 
-def kept_rows(path: Path, kept: dict[str, Any]) -> hashlib._Hash | None:
-    """The digest of the rows that a checkpoint knows; None if the file does not begin with them.
-
-    Args:
-        path: of the file of rows.
-        kept: its length and SHA-256 when the checkpoint was made.
-    """
-    digest, left = hashlib.sha256(), kept["bytes"]
-    with path.open("rb") as file:
-        while left and (part := file.read(min(left, 2**20))):
-            digest.update(part)
-            left -= len(part)
-    return None if left or digest.hexdigest() != kept["sha256"] else digest
-
-
 class _Rows:
     """The file of rows: appended to, with a digest of all of it. What a full disk refuses waits."""
 
@@ -388,12 +373,16 @@ class _Rows:
 
     def _take_back(self, path: Path, kept: dict[str, Any]) -> bool:
         """Cut the file to the length that was kept; False if its digest is another then."""
-        begins = kept_rows(path, kept)
-        if begins is None:
+        digest, left = hashlib.sha256(), kept["bytes"]
+        with path.open("rb") as file:
+            while left and (part := file.read(min(left, 2**20))):
+                digest.update(part)
+                left -= len(part)
+        if left or digest.hexdigest() != kept["sha256"]:
             return False
         if path.stat().st_size > kept["bytes"]:
             os.truncate(path, kept["bytes"])
-        self._digest = begins
+        self._digest = digest
         self._bytes, self.seconds = kept["bytes"], kept["seconds"]
         self.flush()
         return True
