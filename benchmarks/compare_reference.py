@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from phasicrl.analysis.plot import Curve, reference_curves, run_curves
+from phasicrl.analysis.plot import Curve, Task, run_curves
 from phasicrl.runs.directory import RunDirectory
 
 METRICS = {
@@ -23,12 +25,27 @@ METRICS = {
     "losses/entropy": "entropy (nats)",
     "losses/explained_variance": "explained variance",
 }
+COLUMNS = dict(zip(METRICS, ("episodic_return", "entropy", "explained_variance"), strict=True))
+"""By metric, the column of the published runs."""
 T_95 = 4.303  # Student's t, two degrees of freedom, two-sided 95 %
 
 
 def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[float]:
     """Mean of a curve over each window of steps."""
     return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
+
+
+def published_runs(path: Path, task: Task, column: str, end: float) -> Curve:
+    """Read the published runs of a game up to a step, at the steps that all of them have."""
+    game = task.env_id.rpartition(":")[2]
+    runs: dict[str, dict[float, float]] = defaultdict(dict)
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["game"] == game and row[column] and float(row["step"]) <= end:
+                runs[row["run"]][float(row["step"])] = float(row[column])
+    steps = sorted(set.intersection(*map(set, runs.values())))
+    values = np.array([[run[step] for step in steps] for run in runs.values()])
+    return Curve("published", task.env_id, np.array(steps), values, published=True)
 
 
 def compare(
@@ -119,8 +136,8 @@ def main() -> None:
         for metric in METRICS:
             ours = {seed: run_curves([of_seed[seed]], metric)[0] for seed in sorted(of_seed)}
             end = min(float(curve.steps[-1]) for curve in ours.values())
-            ends = {curve.task: end for curve in ours.values()}
-            (published,) = reference_curves(options.reference, metric, ends=ends)
+            (task,) = {curve.task for curve in ours.values()}
+            published = published_runs(options.reference, task, COLUMNS[metric], end)
             edges = [
                 int(edge)
                 for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)

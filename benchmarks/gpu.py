@@ -771,8 +771,9 @@ def main(words: Sequence[str] | None = None, *, run: Callable[..., None] = run_c
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "gpu")
     parser.add_argument("--only", nargs="+", choices=PIECES, default=PIECES)
-    for name in ("cleanrl", "reference", "archive"):
+    for name in ("cleanrl", "archive"):
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve(), default=None)
+    parser.add_argument("--reference", type=Path)
     parser.add_argument("--commit", default=None)
     for name in ("status", "again", "toy"):
         parser.add_argument(f"--{name}", action="store_true")

@@ -193,22 +193,9 @@ def test_none_is_a_name_for_files_and_texts_and_off_for_what_can_be_off(tmp_path
     arguments, own = read(evaluate, "none", *steps, without=words, own=cli._EvaluateOptions)
     assert (arguments["run_dir"], own.steps, own.policy) == (Path("none"), Path("none"), "greedy")
     assert read(film, "run", "--output", "none")[0]["output"] == Path("none")
-    texts = [
-        "--title",
-        "none",
-        "--reference",
-        "none",
-        "--reference-game",
-        "none",
-        "--output",
-        "none",
-    ]
+    texts = ["--title", "none", "--reference", "none", "--output", "none"]
     plotted, _ = read(plot_runs, "none", "b", *texts)
-    assert (list(plotted["runs"]), plotted["title"], plotted["reference_game"]) == (
-        [Path("none"), Path("b")],
-        "none",
-        "none",
-    )
+    assert (list(plotted["runs"]), plotted["title"]) == ([Path("none"), Path("b")], "none")
     assert plotted["reference"] == plotted["output"] == Path("none")
     suite, _ = read(
         run_suite, "fig2", "--tasks", "none", "--total-env-steps", "None", "--output-dir", "none"

@@ -156,16 +156,15 @@ def package() -> str:
 
 
 def prepare(folder: Path, runs: Trained) -> None:
-    """What a page says that one has: runs with names, files of other tools, one's own package."""
+    """What a page says that one has: runs with names, a reference, one's own package."""
     (folder / "runs").mkdir()
     for name, source in zip(("demo-1", "other-1"), runs["cartpole"][1:], strict=False):
         shutil.copytree(source, folder / "runs" / f"{name}_{source.name}")
-    shutil.copy(ROOT / "benchmarks/results/baselines/published.csv.gz", folder)
     values = {"ppo.learning_rate": [5e-4, 2e-4], "total_env_steps": [512]}
     (folder / "values.json").write_text(json.dumps(values))
     (folder / "space.json").write_text(json.dumps(values | {"ppo.clip": ["log", 0.1, 0.3]}))
+    (folder / "entropy.csv").write_text("step,low,mean,high\n100,0.5,0.6,0.7\n")
     (folder / "agents").symlink_to(ROOT / "agents")
-    (folder / "ppo.yml").write_text("CartPole-v1:\n  n_envs: 4\n  n_steps: 16\n  n_timesteps: 64\n")
     package = 'import gymnasium as gym\ngym.register("MyEnv-v0", "my_package:make")\n'
     package += 'def make(**options):\n    return gym.make("CartPole-v1", **options).unwrapped\n'
     (folder / "my_package.py").write_text(package)

@@ -110,7 +110,8 @@ def curves(path: Path) -> Iterable[Row]:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["episodic_return"]:
-                key = (row["experiment"], row["run"], row["game"], row.get("split", "train"))
+                game = row["game"].removesuffix("-train")  # as train-procgen names its training
+                key = (row["experiment"], row["run"], game, row.get("split", "train"))
                 runs[key].append((float(row["step"]), float(row["episodic_return"])))
     for key, points in runs.items():
         steps, values = np.array(sorted(points)).T

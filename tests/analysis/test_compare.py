@@ -12,7 +12,15 @@ from phasicrl.analysis.plot import plot_runs
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import main
 from phasicrl.config import EnvConfig, PPOConfig
-from tests.analysis.test_plot import HEADER, LEVELS_HEADER, make_run, make_runs, read_csv
+from tests.analysis.test_plot import (
+    HEADER,
+    LEVELS_HEADER,
+    make_run,
+    make_runs,
+    own_curve,
+    publish,
+    read_csv,
+)
 
 pytest.importorskip("matplotlib")
 
@@ -148,8 +156,8 @@ def test_a_target_is_in_the_units_of_the_scores_also_for_published_runs(
 ) -> None:
     """Half of the way from 2.5 to 64 is 33.25."""
     monkeypatch.setenv("COLUMNS", "200")
-    path = tmp_path / "published.csv"
-    path.write_text(HEADER + "".join(f"theirs,a,starpilot,{s},{s / 10}\n" for s in (332, 333, 500)))
+    text = HEADER + "".join(f"theirs,a,starpilot,{s},{s / 10}\n" for s in (332, 333, 500))
+    path = publish(monkeypatch, text)
     runs = make_runs(tmp_path, [2.5, 33.2, 33.3, 40.0, 40.0])
     settings = ["--units", "procgen-easy", "--target", "0.5", "--reference", str(path)]
     assert main(["compare", *map(str, runs), *settings]) == 0
@@ -186,11 +194,10 @@ def test_one_published_number_does_not_say_when_a_target_was_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("one.csv").write_text(HEADER + "theirs,a,cartpole,500000,490\n")
+    own_curve(Path("one.csv"), "500000,480,490,500")
     points = [(step, step / 1000) for step in range(100_000, 600_000, 100_000)]
     run = make_run(tmp_path / "run", points, env="gymnasium:CartPole-v1")
-    game = "cartpole" if reference == "one.csv" else None
-    found = compare_runs([run], target=300.0, reference=Path(reference), reference_game=game)
+    found = compare_runs([run], target=300.0, reference=Path(reference))
     ours, theirs = found.results
     assert ours.reached == (300_000,) and theirs.reached == () and theirs.reaches is None
     assert any("when it reached the target is not known" in note for note in found.notes)
@@ -227,10 +234,11 @@ def test_an_easy_run_is_not_compared_with_hard_curves(
         compare_runs([hard], reference=Path("ppg-paper"), units="procgen-easy")
 
 
-def test_difficulties_of_a_game_are_two_tasks(tmp_path: Path) -> None:
-    path = tmp_path / "published.csv"
+def test_difficulties_of_a_game_are_two_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "theirs,0,starpilot,easy,0,100,5\ntheirs,0,starpilot,hard,0,100,2\n"
-    path.write_text(LEVELS_HEADER + text)
+    path = publish(monkeypatch, LEVELS_HEADER + text)
     runs = [make_run(tmp_path / "easy", [(100, 6.0)]),
             make_run(tmp_path / "hard", [(100, 1.0)], env=HARD)]  # fmt: skip
     with pytest.warns(UserWarning, match="left out"):
@@ -262,15 +270,6 @@ def test_what_published_scores_are_is_said_under_the_tables(
     assert found.notes == ("easy-all (published) was trained on all levels, demo on 200 levels",)
     assert compare_runs(runs, reference=Path("baselines-easy-200")).notes == ()
 
-    path = tmp_path / "published.csv"
-    path.write_text(HEADER + "theirs,a,starpilot,100000,7\n")
-    (note,) = compare_runs(runs, reference=path).notes
-    assert note.startswith("theirs (published): unknown difficulty of levels; ours: charts/epis")
-    other = [make_run(tmp_path / "other", [(100_000, 1.0)], env="gymnasium:mine/StarPilot-v0")]
-    found = compare_runs(other, reference=Path("baselines-easy"), reference_game="starpilot")
-    (note,) = found.notes
-    assert note.startswith("easy-all (published): easy difficulty of levels; ours: charts/epis")
-
 
 PUBLISHED = HEADER + "".join(
     f"theirs,{run},starpilot,{step},{value}\n"
@@ -279,19 +278,19 @@ PUBLISHED = HEADER + "".join(
 )
 
 
-def test_published_runs_stand_beside_ours(tmp_path: Path, runs: list[Path]) -> None:
-    path = tmp_path / "published.csv"
-    path.write_text(PUBLISHED)
+def test_published_runs_stand_beside_ours(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(monkeypatch, PUBLISHED)
     ours, theirs = compare_runs(runs[:3], reference=path).results
     assert (ours.steps, theirs.steps, theirs.published) == (2000, 2000, True)
     assert theirs.label == "theirs" and theirs.scores == (8.0, 12.0)
 
 
 def test_bounds_that_do_not_hold_are_named(
-    tmp_path: Path, runs: list[Path], capsys: pytest.CaptureFixture[str]
+    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "published.csv"
-    path.write_text(PUBLISHED)
+    path = publish(monkeypatch, PUBLISHED)
     words = ["compare", *map(str, runs[:3]), "--reference", str(path)]
     assert main([*words, "--at-least", "5", "--share-of-reference", "0.5"]) == 0
     capsys.readouterr()
@@ -368,10 +367,11 @@ def test_measures_over_environments_without_a_common_unit_are_not_written(tmp_pa
     assert float(gap[0]["value"]) == pytest.approx(1, abs=0.1)  # both play no better than chance
 
 
-def test_ours_and_a_published_one_of_the_same_name_are_two(tmp_path: Path) -> None:
+def test_ours_and_a_published_one_of_the_same_name_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over all environments, too; on one each is the whole."""
-    path = tmp_path / "published.csv"
-    path.write_text(PUBLISHED)
+    path = publish(monkeypatch, PUBLISHED)
     runs = make_runs(tmp_path, line([2.0] * 3), line([3.0] * 3), name="theirs")
     ours, theirs = compare_runs(runs, reference=path).overall
     assert (ours.label, theirs.label) == ("theirs", "theirs (published)")
@@ -380,8 +380,7 @@ def test_ours_and_a_published_one_of_the_same_name_are_two(tmp_path: Path) -> No
 
 
 def test_a_share_of_what_is_below_zero_lies_below_it(tmp_path: Path) -> None:
-    path = tmp_path / "published.csv"
-    path.write_text(HEADER + "theirs,a,starpilot,2000,-100\n")
+    path = own_curve(tmp_path / "theirs.csv", "2000,-100,-100,-100")
     runs = make_runs(tmp_path, line([-104.0] * 3))
     found = [
         compare_runs(runs, reference=path, share_of_reference=share).missed
@@ -394,26 +393,24 @@ def test_a_share_of_what_is_below_zero_lies_below_it(tmp_path: Path) -> None:
 def test_one_published_number_counts_for_a_budget_that_rollouts_do_not_come_to(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "published.csv"
-    path.write_text(HEADER + "near,a,starpilot,2040,7\n")
+    path = own_curve(tmp_path / "far.csv", "2040,7,7,7")
     runs = make_runs(tmp_path, line([2.0] * 3))
     ours, theirs = compare_runs(runs, reference=path).results
     assert (ours.steps, theirs.steps, theirs.scores) == (2000, 2000, (7.0,))
-    path.write_text(HEADER + "far,a,starpilot,2041,7\n")
+    own_curve(path, "2041,7,7,7")
     with pytest.raises(ValueError, match=r"far on procgen:starpilot \(easy\) begins at 2,041 st"):
         compare_runs(runs, reference=path)
 
 
 def test_few_published_numbers_count_for_their_budgets(tmp_path: Path) -> None:
-    path = tmp_path / "published.csv"
+    path = own_curve(tmp_path / "two.csv", "1000,5,5,5", "2040,7,7,7")
     runs = make_runs(tmp_path, line([2.0] * 3))  # to 2,000
-    path.write_text(HEADER + "two,a,starpilot,1000,5\ntwo,a,starpilot,2040,7\n")
     assert compare_runs(runs, reference=path).results[1].scores == (7.0,)
     # Between budgets: what lies between their numbers.
     (_, between) = compare_runs(runs, at_steps=1520, reference=path).results
     assert between.scores == (6.0,)
     # Of budgets that begin a little after the runs end, the first one counts.
-    path.write_text(HEADER + "two,a,starpilot,2040,7\ntwo,a,starpilot,4000,9\n")
+    own_curve(path, "2040,7,7,7", "4000,9,9,9")
     assert compare_runs(runs, reference=path).results[1].scores == (7.0,)
     rows = read_csv(plot_runs(runs, output=tmp_path / "beside", reference=path)[2])
     assert [row["env_steps"] for row in rows if row["published"] == "1"] == ["2040"]
@@ -461,12 +458,11 @@ def test_an_experiment_is_called_the_same_on_every_environment(tmp_path: Path) -
 
 
 def test_names_that_look_like_markup_are_printed_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = make_runs(tmp_path / "a", line([2.0] * 3), name="ppo [red]")
     runs += make_runs(tmp_path / "b", line([3.0] * 3), name="ppo [x=3]")
-    path = tmp_path / "published.csv"
-    path.write_text(PUBLISHED.replace("theirs", "a [/b]"))
+    path = publish(monkeypatch, PUBLISHED.replace("theirs", "a [/b]"))
     assert main(["compare", *map(str, runs), "--reference", str(path)]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("ppo [red]", "ppo [x=3]", "a [/b]"))

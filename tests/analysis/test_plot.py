@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import json
 import math
 import struct
@@ -18,6 +18,7 @@ import pytest
 
 from phasicrl.analysis import plot
 from phasicrl.analysis.plot import plot_runs, run_curves
+from phasicrl.analysis.references import REFERENCES
 from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import main
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, EnvConfig, PPOConfig
@@ -26,6 +27,7 @@ pytest.importorskip("matplotlib")
 
 RETURN = "charts/episodic_return_100"
 HEADER = "experiment,run,game,step,episodic_return\n"
+STARPILOT = plot.Task("procgen:starpilot", "easy")
 
 
 def make_run(
@@ -243,9 +245,7 @@ def test_the_image_has_axes_with_names_and_units(tmp_path: Path) -> None:
     assert figure.get_supylabel() == "episodic return, last 100 episodes\n(mean over 500k steps)"
     assert figure.get_suptitle() == "Starpilot" and panel.get_title() == "procgen:starpilot (easy)"
     assert plot.axis_label("losses/explained_variance", 0) == "explained variance"
-    assert set(plot._AXIS_LABELS) <= set(plot.METRICS) and set(plot.REFERENCE_COLUMNS) <= set(
-        plot.METRICS
-    )
+    assert {*plot._AXIS_LABELS, *plot.RETURNS} <= plot.METRICS.keys()
 
 
 def test_the_legend_says_once_what_is_the_same_for_all_its_lines() -> None:
@@ -334,18 +334,20 @@ def test_a_name_with_a_dot_is_not_cut(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["lr0.001.png", "lr0.001.svg", "lr0.001.csv"]
 
 
-def reference_file(path: Path, text: str) -> Path:
-    if path.suffix == ".gz":
-        with gzip.open(path, "wt") as file:
-            file.write(text)
-    else:
-        path.write_text(text)
-    return path
+def publish(monkeypatch: pytest.MonkeyPatch, text: str, **levels: str) -> Path:
+    """Have the package carry a reference, of easy levels unless it or `levels` says another."""
+    usual = {"split": "train", "distribution": "easy", "num_levels": "0"} | levels
+    rows = [usual | row for row in csv.DictReader(io.StringIO(text))]
+    packaged = plot._published_rows
+    monkeypatch.setattr(
+        plot, "_published_rows", lambda name: rows if name == "published" else packaged(name)
+    )
+    monkeypatch.setitem(REFERENCES, "published", "of a test")
+    return Path("published")
 
 
-@pytest.mark.parametrize("name", ["published.csv", "published.csv.gz"])
 def test_published_curves_are_laid_beside_ours_up_to_our_last_step(
-    tmp_path: Path, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = HEADER + "".join(
         f"{experiment},{run},{game},{step},{step / 100 + run}\n"
@@ -354,7 +356,7 @@ def test_published_curves_are_laid_beside_ours_up_to_our_last_step(
         for game in ("starpilot", "heist")
         for step in (300, 100, 200.0)
     )
-    path = reference_file(tmp_path / name, text)
+    path = publish(monkeypatch, text)
     runs = make_runs(tmp_path, [1.0, 4.0])
     rows = read_csv(
         plot_runs(runs, output=tmp_path / "figure", reference=path, reference_experiments=["ppo"])[
@@ -368,53 +370,57 @@ def test_published_curves_are_laid_beside_ours_up_to_our_last_step(
     assert numbers(published, "env_steps") == [100, 200]
     assert numbers(published, "mean") == [2.0, 3.0]
     assert (numbers(published, "low"), numbers(published, "high")) == ([1.0, 2.0], [3.0, 4.0])
-    curves = plot.reference_curves(path, RETURN, ends={plot.Task("procgen:starpilot"): 200.0})
+    curves = plot.reference_curves(path, RETURN, ends={STARPILOT: 200.0})
     assert [curve.label for curve in curves] == ["ppg", "ppo"]
 
 
-def test_other_metrics_find_their_column_and_their_split(tmp_path: Path) -> None:
-    text = "experiment,run,game,split,step,episodic_return,entropy\n"
-    text += "easy,0,heist-train,train,100,5,2.5\neasy,0,heist-train,train,200,5,\n"
-    text += "easy,0,heist,test,100,4,1.5\n"
-    path = reference_file(tmp_path / "published.csv", text)
-    for split, entropy in (("train", 2.5), ("test", 1.5)):
-        (curve,) = plot.reference_curves(
-            path, "losses/entropy", ends={plot.Task("procgen:heist"): 1e9}, split=split
-        )
-        assert (curve.steps.tolist(), curve.mean.tolist()) == ([100], [entropy])
+def test_evaluations_on_unseen_levels_stand_beside_such(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    def score(metric: str, game: str = "bigfish", reference: str = "baselines-easy-200") -> float:
+        ends = {plot.Task(f"procgen:{game}", "easy"): 5e7}
+        (curve,) = plot.reference_curves(Path(reference), metric, ends=ends)
+        return float(curve.mean[-1])
+
+    train, unseen = score("evaluation/train_return"), score("evaluation/return")
+    assert unseen < train == score(RETURN)
+    score("evaluation/return", reference="baselines-easy")  # learned on all levels
+    assert not recwarn.list
+    score("evaluation/return", "coinrun")
+    assert "returns on levels of the training" in str(recwarn.pop().message)
 
 
-def test_returns_on_other_levels_than_ours_are_said(recwarn: pytest.WarningsRecorder) -> None:
-    ends = {plot.Task("procgen:bigfish", "easy"): 1e6}
-    name = Path("baselines-easy-200")
-
-    def said(metric: str, split: str, reference: Path = name) -> list[str]:
-        recwarn.clear()
-        plot.reference_curves(reference, metric, ends=ends, split=split)
-        return [str(warning.message) for warning in recwarn]
-
-    assert not said("evaluation/return", "test") and not said("evaluation/train_return", "train")
-    assert not said(RETURN, "train")
-    (message,) = said("evaluation/return", "train")
-    assert message == (
-        "baselines-easy-200 has returns on levels of the training, evaluation/return on unseen "
-        "levels; --reference-split test has the same"
-    )
-    (message,) = said("evaluation/train_return", "test")
-    assert "on unseen levels, evaluation/train_return on levels of the training" in message
-    # Trained on all levels: there are no others.
-    assert not said("evaluation/return", "train", Path("baselines-easy"))
+def own_curve(path: Path, *rows: str, header: str = "step,low,mean,high") -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
 
 
-def test_the_game_may_be_given(tmp_path: Path) -> None:
-    path = reference_file(tmp_path / "published.csv", HEADER + "ppo,0,starpilot,100,1\n")
-    ends = {plot.Task("envpool:StarpilotHard-v0"): 100.0}
-    with pytest.raises(
-        ValueError, match=r"no game 'starpilothard' .* \(did you mean 'starpilot'\?\)"
-    ):
-        plot.reference_curves(path, RETURN, ends=ends)
-    (curve,) = plot.reference_curves(path, RETURN, ends=ends, game="StarPilot")
-    assert curve.env_id == "envpool:StarpilotHard-v0"
+def test_a_reference_may_be_a_curve_with_its_band(tmp_path: Path) -> None:
+    """Up to our last step, for any metric; in any order of rows and columns."""
+    path = own_curve(tmp_path / "theirs.csv", "200,7,1,2", "100,6,0,1", "300,9,9,9",
+                     header="step,high,low,mean")  # fmt: skip
+    runs = make_runs(tmp_path, [1.0, 4.0], metric="losses/entropy")
+    output, metric = tmp_path / "figure", "losses/entropy"
+    rows = read_csv(plot_runs(runs, output=output, metric=metric, reference=path)[2])
+    theirs = [row for row in rows if row["published"] == "1"]
+    assert {row["curve"] for row in theirs} == {"theirs"}
+    assert [numbers(theirs, name) for name in ("env_steps", "low", "mean", "high")] == [
+        [100, 200], [0, 1], [1, 2], [6, 7],
+    ]  # fmt: skip
+
+
+def test_a_curve_that_does_not_fit_says_why(tmp_path: Path) -> None:
+    path, ends = tmp_path / "theirs.csv", {STARPILOT: 200.0}
+    for header in ("low,mean,high", "step,mean,high", "step,low,high", "step,low,mean"):
+        (missing,) = {"step", "low", "mean", "high"} - {*header.split(",")}
+        with pytest.raises(ValueError, match=rf"theirs.csv has no column {missing}; "):
+            plot.reference_curves(own_curve(path, header=header), RETURN, ends=ends)
+    with pytest.raises(ValueError, match="begins at 300 steps"):
+        plot.reference_curves(own_curve(path, "300,1,2,3"), RETURN, ends=ends)
+    with pytest.raises(ValueError, match="has no rows"):
+        plot.reference_curves(own_curve(path), RETURN, ends=ends)
+    with pytest.raises(ValueError, match="is one curve; give runs of one environment"):
+        plot.reference_curves(path, RETURN, ends=ends | {plot.Task("procgen:heist", "easy"): 1.0})
 
 
 def test_a_target_is_a_line_in_each_panel(tmp_path: Path) -> None:
@@ -439,11 +445,11 @@ LEVELS_HEADER = "experiment,run,game,distribution,num_levels,step,episodic_retur
 
 
 def test_difficulties_of_a_game_are_two_panels_with_their_own_published_curves(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hard curve is not drawn beside the easy run, nor the other way round."""
     text = LEVELS_HEADER + "ppo,0,heist,easy,0,100,5\nppo,0,heist,hard,0,100,2\n"
-    path = reference_file(tmp_path / "published.csv", text)
+    path = publish(monkeypatch, text)
     easy, hard = EnvConfig(id="procgen:heist"), EnvConfig(id="procgen:heist", distribution="hard")
     runs = [make_run(tmp_path / "easy", [(100, 6.0)], env=easy),
             make_run(tmp_path / "hard", [(100, 3.0)], env=hard)]  # fmt: skip
@@ -460,9 +466,11 @@ def test_difficulties_of_a_game_are_two_panels_with_their_own_published_curves(
     }
 
 
-def test_one_experiment_on_two_numbers_of_levels_is_two_curves(tmp_path: Path) -> None:
+def test_one_experiment_on_two_numbers_of_levels_is_two_curves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = LEVELS_HEADER + "ppo,0,heist,easy,0,100,5\nppo,0,heist,easy,200,100,7\n"
-    path = reference_file(tmp_path / "published.csv", text)
+    path = publish(monkeypatch, text)
     ends = {plot.Task("procgen:heist", "easy"): 100.0}
     curves = plot.reference_curves(path, RETURN, ends=ends)
     assert [(curve.label, curve.mean[0]) for curve in curves] == [
@@ -505,12 +513,6 @@ def test_ours_are_solid_published_ones_dashed_and_all_colors_differ() -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
-        (
-            "run,game,step\n0,a,1\n",
-            {},
-            "has no column experiment; a reference has experiment, run, game, step",
-        ),
-        ("", {}, "has no column experiment, run, game, step"),
         (HEADER + "ppo,0,heist,100,1\n", {}, "no game 'starpilot'.*it has: heist"),
         (
             HEADER + "ppo,0,starpilot,100,1\n",
@@ -520,25 +522,13 @@ def test_ours_are_solid_published_ones_dashed_and_all_colors_differ() -> None:
         (
             HEADER + "ppo,0,starpilot,100,1\n",
             {"metric": "losses/entropy"},
-            "nothing to compare 'losses/entropy' with; it has: charts/ep",
-        ),
-        (
-            HEADER + "ppo,0,starpilot,100,1\n",
-            {"metric": "charts/SPS"},
-            "nothing to compare 'charts/SPS' with",
+            "metric is 'losses/entropy'; published has returns: charts/ep",
         ),
         (
             HEADER + "ppo,0,starpilot,9999,1\n",
             {},
             "begins at 9,999 steps and the runs of procgen:starpilot end at 200",
         ),
-        (HEADER + "ppo,0,starpilot,100,\n", {}, "no numbers for .* of starpilot"),
-        (
-            HEADER + "ppo,0,starpilot,100,1\nppo,0,starpilot,many,1\n",
-            {},
-            "line 3 of .* is not a row of published curves",
-        ),
-        (HEADER + "ppo,0,starpilot\n", {}, "line 2 of .* is not a row of published curves"),
         (
             HEADER + "".join(f"e{i},0,starpilot,100,1\n" for i in range(9)),
             {},
@@ -547,9 +537,10 @@ def test_ours_are_solid_published_ones_dashed_and_all_colors_differ() -> None:
     ],
 )
 def test_a_reference_that_does_not_fit_says_why(
-    tmp_path: Path, text: str, settings: dict[str, Any], message: str
-) -> None:
-    path = reference_file(tmp_path / "published.csv", text)
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, settings: dict[str, Any],
+    message: str,
+) -> None:  # fmt: skip
+    path = publish(monkeypatch, text)
     runs = make_runs(tmp_path, [1.0, 2.0], metric=settings.get("metric", RETURN))
     with pytest.raises(ValueError, match=message):
         plot_runs(runs, output=tmp_path / "figure", reference=path, **settings)
@@ -622,17 +613,12 @@ def test_a_missing_reference_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["plot", "compare"])
-@pytest.mark.parametrize(
-    "setting",
-    ["--reference-experiments ppo", "--reference-split test", "--reference-game heist"],
-)
-def test_settings_of_a_reference_that_is_not_given_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, setting: str
+def test_experiments_of_a_reference_that_is_not_given_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     words = [*map(str, make_runs(tmp_path, [1.0])), "--output", str(tmp_path / "figure")]
-    assert main([verb, *words, *setting.split()]) == 2
-    name = setting.split()[0][2:].replace("-", "_")
-    assert f"error: {name} given without a reference" in capsys.readouterr().err
+    assert main([verb, *words, "--reference-experiments", "ppo"]) == 2
+    assert "error: reference_experiments given without a reference" in capsys.readouterr().err
     assert not list(tmp_path.glob("figure*"))
 
 

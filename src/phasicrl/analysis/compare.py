@@ -159,8 +159,6 @@ def compare_runs(
     share_of_reference: float | None = None,
     reference: Path | None = None,
     reference_experiments: Sequence[str] = (),
-    reference_game: str | None = None,
-    reference_split: str = "train",
     output: Path | None = None,
 ) -> Comparison:
     """Compare runs with each other and with published ones, at equal steps, with intervals.
@@ -177,8 +175,6 @@ def compare_runs(
             published one's.
         reference: Published results, as for `phasicrl plot`.
         reference_experiments: Its experiments; none: all, if few; of ppg-paper PPG and PPO.
-        reference_game: The game in that file, if it is not the environment's name.
-        reference_split: Which rows of that file, if it has a column `split`.
         output: Name of a table of all scores and of images of the performance profile: .csv, .png
             and .svg are put behind it. The profile's numbers go to NAME-profile.csv, the measures
             over all environments to NAME-measures.csv, .png and .svg, the steps to the target to
@@ -192,17 +188,14 @@ def compare_runs(
         FileNotFoundError: no reference file.
     """
     refuse_without_reference(
-        reference, share_of_reference=share_of_reference, reference_game=reference_game,
-        reference_experiments=reference_experiments, reference_split=reference_split,
+        reference, share_of_reference=share_of_reference,
+        reference_experiments=reference_experiments,
     )  # fmt: skip
     stem = None if output is None else stem_of(output)
     curves = run_curves(runs, metric)
     if reference is not None:
         ends = {curve.task: math.inf for curve in curves}
-        curves += reference_curves(
-            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
-            split=reference_split,
-        )  # fmt: skip
+        curves += reference_curves(reference, metric, ends=ends, experiments=reference_experiments)
     common = {"metric": metric, "at_steps": at_steps, "units": units, "target": target}
     results = (comparison := compare_curves(curves, **common)).results
     missed = [*_too_low(results, at_least), *_too_far_below(results, share_of_reference)]

@@ -15,17 +15,18 @@ import re
 import textwrap
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.analysis.references import HEADLINES, KINDS, ONE_NUMBER, REFERENCES, reference_file
+from phasicrl.analysis import references
+from phasicrl.analysis.references import HEADLINES, KINDS, ONE_NUMBER, REFERENCES
 from phasicrl.analysis.statistics import bootstrap_band
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
@@ -40,28 +41,19 @@ Array: TypeAlias = NDArray[np.float64]
 Points: TypeAlias = tuple[Array, Array]  # steps and values
 Looks: TypeAlias = dict[tuple[str, bool], dict[str, Any]]  # of lines, by (label, published)
 
-REFERENCE_COLUMNS = {
-    "charts/episodic_return": "episodic_return",
-    "charts/episodic_return_100": "episodic_return",
-    "evaluation/return": "episodic_return",
-    "evaluation/train_return": "episodic_return",
-    "charts/episodic_length": "episodic_length",
-    "losses/entropy": "entropy",
-    "losses/value_loss": "value_loss",
-    # Baselines logs half the mean squared log-ratio (k2): the same to first order.
-    "losses/approx_kl": "approx_kl",
-    "losses/clipfrac": "clipfrac",
-    "losses/explained_variance": "explained_variance",
-}
-"""Our metrics that published curves may hold, and the columns of a reference that hold them."""
+RETURNS = (
+    "charts/episodic_return", "charts/episodic_return_100", "evaluation/return",
+    "evaluation/train_return",
+)  # fmt: skip
+"""Metrics that references of the package hold."""
 
 _COLUMNS = (
     "metric", "env_id", "distribution", "num_levels", "curve", "published", "num_runs", "band",
     "env_steps", "mean", "low", "high",
 )  # fmt: skip
 """Of the table that is written."""
-_NEEDED_COLUMNS = ("experiment", "run", "game", "step")
-_OTHER_COLUMNS = ("split", "distribution", "num_levels")  # which a reference may have
+_FILE_COLUMNS = ("step", "low", "mean", "high")
+"""Of a reference that is a file of the user's."""
 # Of Okabe and Ito: told apart by all eyes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ((0, (4, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
@@ -115,22 +107,13 @@ class Task(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Which published curve a row belongs to."""
+    """A published curve of a game."""
 
-    game: str
     experiment: str
-    distribution: str = ""
-    """Empty: the reference does not say it."""
-    num_levels: int | None = None
-    """Of the training; 0 is all, None: the reference does not say it."""
-
-    def fits(self, task: Task) -> bool:
-        """Whether it may stand beside runs of a task of its game."""
-        theirs, ours = self.distribution, task.distribution
-        return theirs == ours or "" in (theirs, ours)
-
-
-Lines: TypeAlias = dict[Line, dict[str, Points]]  # by run
+    distribution: str
+    """Procgen: the difficulty of the levels; else empty."""
+    num_levels: int | None
+    """Procgen: of the training; 0 is all. Else None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +135,8 @@ class Curve:
     """What the values of a published one are, if no returns of training."""
     points: Sequence[Points] = ()
     """Of each run, before they were put on one grid; empty: they are on it by themselves."""
+    edges: tuple[Array, Array] | None = None
+    """Lower and upper edge of a band that was read from a file."""
 
     @property
     def task(self) -> Task:
@@ -176,6 +161,8 @@ class Curve:
     @property
     def band_name(self) -> str:
         """What the band is; empty if there is none."""
+        if self.edges is not None:
+            return "low to high"
         if len(self.runs) > 2 and not self.published:
             return "95 % bootstrap interval of the mean"
         return "minimum to maximum" if len(self.runs) > 1 else ""
@@ -183,6 +170,8 @@ class Curve:
     @cached_property
     def band(self) -> tuple[Array, Array]:
         """Lower and upper edge."""
+        if self.edges is not None:
+            return self.edges
         if len(self.runs) > 2 and not self.published:
             return bootstrap_band(self.runs)
         return self.runs.min(axis=0), self.runs.max(axis=0)
@@ -192,6 +181,8 @@ class Curve:
         """Over how many runs the curve is, and what its band is."""
         count = len(self.runs)
         band = f", band: {self.band_name}" if self.band_name else ""
+        if self.edges is not None:
+            return f"reference{band}"
         if self.published:
             runs = f"{count} run{'s' if count > 1 else ''}"
             return f"published ({self.kind or runs}){band}"
@@ -206,8 +197,6 @@ def plot_runs(
     smooth_steps: int = 0,
     reference: Path | None = None,
     reference_experiments: Sequence[str] = (),
-    reference_game: str | None = None,
-    reference_split: str = "train",
     target: float | None = None,
     title: str | None = None,
 ) -> list[Path]:
@@ -220,12 +209,11 @@ def plot_runs(
         output: Name of the image; .png, .svg and .csv are put behind it.
         metric: Which metric.
         smooth_steps: Average over so many environment steps up to each point; 0: as recorded.
-        reference: Published curves: ppg-paper, baselines-easy, baselines-easy-200, zoo, tianshou,
-            slm-lab, cleanrl, or a CSV file of experiment, run, game, step, episodic_return, …
-            Those of a game of Procgen stand beside runs of the same difficulty only.
+        reference: Published returns: ppg-paper, baselines-easy, baselines-easy-200,
+            baselines-final, procgen-easy-25m, zoo, tianshou, slm-lab, cleanrl; or a curve of
+            your own, a CSV file with the columns step, low, mean, high. Published returns of a
+            game of Procgen stand beside runs of the same difficulty only.
         reference_experiments: Its experiments; none: all, if few; of ppg-paper PPG and PPO.
-        reference_game: The game in that file, if it is not the environment's name.
-        reference_split: Which rows of that file, if it has a column `split`.
         target: A value of the metric at which a dotted line is drawn.
         title: Over the figure.
 
@@ -234,24 +222,21 @@ def plot_runs(
 
     Raises:
         ValueError: an unknown metric, a folder that is not a run directory, runs without data for
-            the metric, a reference without that metric, game or experiment, settings of a
-            reference that is not given, or an output that ends like a file of another kind.
+            the metric, a reference without that metric, game, experiment or column, experiments
+            of a reference that is not given, or an output that ends like a file of another kind.
         FileNotFoundError: no reference file.
         ModuleNotFoundError: matplotlib is not installed.
     """
     _refuse_metric(metric, smooth_steps)
-    refuse_without_reference(
-        reference, reference_experiments=reference_experiments, reference_game=reference_game,
-        reference_split=reference_split,
-    )  # fmt: skip
+    refuse_without_reference(reference, reference_experiments=reference_experiments)
     stem = stem_of(output)
     curves = run_curves(runs, metric, smooth_steps=smooth_steps)
     if reference is not None:
         last = [(curve.task, float(curve.steps[-1])) for curve in curves]
         ends = {task: max(end for other, end in last if other == task) for task, _ in last}
         curves += reference_curves(
-            reference, metric, ends=ends, game=reference_game, experiments=reference_experiments,
-            split=reference_split, smooth_steps=smooth_steps,
+            reference, metric, ends=ends, experiments=reference_experiments,
+            smooth_steps=smooth_steps,
         )  # fmt: skip
     figure = draw_curves(curves, axis_label(metric, smooth_steps), title, target)
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -310,9 +295,7 @@ def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> l
 
 def refuse_without_reference(reference: Path | None, **settings: object) -> None:
     """Refuse settings of a reference if none is given."""
-    given = [
-        name for name, value in settings.items() if value not in (None, (), [], "train")
-    ]  # defaults
+    given = [name for name, value in settings.items() if value not in (None, (), [])]
     if reference is None and given:
         what = "given without a reference; give reference too, or leave this out"
         raise ValueError(f"{' and '.join(given)} {what}")
@@ -324,115 +307,146 @@ def task_of(env_id: str, config: Config) -> Task:
 
 
 def reference_curves(
-    path: Path,
+    reference: Path,
     metric: str,
     *,
     ends: Mapping[Task, float],
-    game: str | None = None,
     experiments: Sequence[str] = (),
-    split: str = "train",
     smooth_steps: int = 0,
 ) -> list[Curve]:
-    """Published curves, one for each task and experiment.
+    """Read the curve of a file, or published curves, one for each task and experiment.
 
     What was published for another difficulty of Procgen's levels is left out, with a warning.
 
     Args:
-        path: CSV file, see `plot_runs`.
-        metric: one of `REFERENCE_COLUMNS`.
+        reference: a name in `REFERENCES`, or a CSV file, see `plot_runs`.
+        metric: of published returns, one of `RETURNS`.
         ends: tasks, and the steps up to which their curves are wanted.
-        game: the game in the file; none: the environment's name without its back end.
-        experiments: none: those in `HEADLINES`; of other files all, if they are few.
-        split: which rows, if the file has a column `split`.
-        smooth_steps: see `plot_runs`.
+        experiments: none: those in `HEADLINES`; of others all, if they are few.
+        smooth_steps: see `plot_runs`; of published returns.
 
     Raises:
-        ValueError: the file lacks columns, a game or an experiment, holds too many experiments
-            to draw them all, or nothing of the difficulty of any task.
+        ValueError: the file lacks a column; or the published returns lack a game or an
+            experiment, are of too many experiments to draw them all, or of another metric or of
+            the difficulty of no task.
         FileNotFoundError: no such file.
     """
-    name, experiments = str(path), experiments or HEADLINES.get(str(path), ())
-    path = reference_file(path)
-    games = {task: _game(game or task.env_id.rpartition(":")[2]) for task in ends}
-    held = _read_reference(path, metric, games=set(games.values()), split=split)
+    if (name := str(reference)) not in REFERENCES:
+        return [_read_curve(reference, ends)]
+    if metric not in RETURNS:
+        raise ValueError(f"metric is {metric!r}; {name} has returns: {', '.join(RETURNS)}")
     curves, unfit = [], []
     for task, end in ends.items():
-        of_game = {line: runs for line, runs in held.items() if line.game == games[task]}
-        chosen = _choose_lines(path, task, of_game, experiments)
-        unfit += _what_does_not_fit(name, task, chosen, split)
-        fitting = [line for line in chosen if line.fits(task)]
+        held = _published_runs(name, task, metric)
+        chosen = _choose_lines(name, task, held, experiments or HEADLINES.get(name, ()))
+        unfit += _what_does_not_fit(name, task, chosen)
+        fitting = [line for line in chosen if line.distribution == task.distribution]
         for line in fitting:
-            points = [smoothed(run, smooth_steps) for run in of_game[line].values()]
-            curve = _published_curve(name, line, task, points, end)
-            if sum(other.experiment == line.experiment for other in fitting) > 1:
-                curve = replace(curve, label=f"{curve.label}, {curve.levels}")
-            curves.append(curve)
+            points = [smoothed(run, smooth_steps) for run in held[line]]
+            steps, values = _align(points, f"experiment {line.experiment} of {name}")
+            seen = _until(name, task, steps, end)
+            label = line.experiment
+            if sum(other.experiment == label for other in fitting) > 1:
+                label += f", {line.num_levels} levels" if line.num_levels else ", all levels"
+            curves.append(Curve(
+                label, task.env_id, steps[seen], values[:, seen], "run", True,
+                line.distribution, line.num_levels, KINDS.get(name, ""), points,
+            ))  # fmt: skip
     if not curves:
         raise ValueError("there is nothing to compare with: " + "\n".join(unfit))
     for said in unfit:
         warnings.warn(f"what does not fit is left out: {said}", stacklevel=2)
-    if any(curve.num_levels for curve in curves):
-        _warn_of_other_levels(name, metric, split)
     return curves
 
 
-def _warn_of_other_levels(name: str, metric: str, split: str) -> None:
-    """Say so if published returns on levels of the training stand beside ours on others."""
-    ours = "test" if metric == "evaluation/return" else "train"
-    if split != ours:
-        levels = {"train": "levels of the training", "test": "unseen levels"}
-        theirs = levels.get(split, f"those of its split {split}")
-        said = f"{name} has returns on {theirs}, {metric} on {levels[ours]}"
-        warnings.warn(f"{said}; --reference-split {ours} has the same", stacklevel=3)
-
-
-def _published_curve(name: str, line: Line, task: Task, points: list[Points], end: float) -> Curve:
-    """The runs of a published curve up to a step, beside runs of a task."""
-    steps, values = _align(points, f"experiment {line.experiment} of {name}")
-    seen = steps <= last_step(steps, end)
-    if not seen.any():
-        raise ValueError(
-            f"{name} begins at {steps[0]:,.0f} steps and the runs of {task.env_id} end at "
-            f"{end:,.0f}: there is nothing to compare yet"
-        )
-    kind = KINDS.get(name, "")
-    if line.distribution != task.distribution:  # one of them is not known
-        kind = f"{line.distribution or 'unknown'} difficulty of levels"
+def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
+    """Read a reference that is a file of the user's."""
+    if not path.is_file():
+        way = f"give a CSV file, or one of {', '.join(REFERENCES)}"
+        raise FileNotFoundError(f"there is no reference file {path}; {way}")
+    if len(ends) > 1:
+        raise ValueError(f"{path} is one curve; give runs of one environment beside it")
+    ((task, end),) = ends.items()
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        for column in _FILE_COLUMNS:
+            if column not in (reader.fieldnames or ()):
+                needed = ", ".join(_FILE_COLUMNS)
+                raise ValueError(f"{path} has no column {column}; a reference has {needed}")
+        rows = sorted([float(row[name] or "nan") for name in _FILE_COLUMNS] for row in reader)
+    steps, low, mean, high = np.array(rows).reshape(-1, len(_FILE_COLUMNS)).T
+    seen = _until(str(path), task, steps, end)
     return Curve(
-        line.experiment, task.env_id, steps[seen], values[:, seen], "run", True,
-        task.distribution, line.num_levels, kind, points,
+        path.stem, task.env_id, steps[seen], mean[None, seen], published=True,
+        distribution=task.distribution, edges=(low[seen], high[seen]),
     )  # fmt: skip
 
 
-def _what_does_not_fit(name: str, task: Task, lines: Collection[Line], split: str) -> list[str]:
+def _until(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
+    """Where a reference has steps that count beside runs of a task."""
+    seen = steps <= last_step(steps, end)
+    if not seen.any():
+        begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
+        raise ValueError(
+            f"{name} {begins} and the runs of {task.env_id} end at "
+            f"{end:,.0f}: there is nothing to compare yet"
+        )
+    return seen
+
+
+def _published_rows(name: str) -> list[dict[str, str]]:
+    """Read the table of a reference that the package carries."""
+    path = references.FOLDER / f"{name}.csv.gz"
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _published_runs(name: str, task: Task, metric: str) -> dict[Line, list[Points]]:
+    """Read the published runs of a task's game; on unseen levels if the metric is of those."""
+    rows = _published_rows(name)
+    game, wanted = _game(task.env_id), "test" if metric == "evaluation/return" else "train"
+    found: dict[Line, dict[str, dict[str, list[tuple[float, float]]]]] = {}
+    for row in rows:
+        if row["game"] == game:
+            levels = int(row["num_levels"]) if row["num_levels"] else None
+            splits = found.setdefault(Line(row["experiment"], row["distribution"], levels), {})
+            run = splits.setdefault(row["split"], {}).setdefault(row["run"], [])
+            run.append((float(row["step"]), float(row["episodic_return"])))
+    if not found:
+        present = sorted({row["game"] for row in rows})
+        near = nearest_name(game, present)
+        raise ValueError(f"{name} has no game {game!r}{near}; it has: {', '.join(present)}")
+    if any(line.num_levels and wanted not in splits for line, splits in found.items()):
+        what = f"returns on levels of the training, {metric} on unseen levels"
+        warnings.warn(f"of {game} {name} has {what}", stacklevel=3)
+    return {
+        line: [_sorted(pairs) for pairs in splits.get(wanted, splits["train"]).values()]
+        for line, splits in found.items()
+    }
+
+
+def _what_does_not_fit(name: str, task: Task, lines: Collection[Line]) -> list[str]:
     """Which published curves are of another difficulty than a task, and what has the task's."""
-    unfit = [line for line in lines if not line.fits(task)]
+    unfit = [line for line in lines if line.distribution != task.distribution]
     if not unfit:
         return []
     theirs = ", ".join(dict.fromkeys(line.experiment for line in unfit))
     levels = " and ".join(dict.fromkeys(line.distribution for line in unfit))
+    game = _game(task.env_id)
     said = (
-        f"{theirs} of {name}: {levels} levels of {unfit[0].game}; "
+        f"{theirs} of {name}: {levels} levels of {game}; "
         f"the runs of {task.env_id}: {task.distribution} levels"
     )
     if len(unfit) == len(lines):
-        others = _references_of(unfit[0].game, task.distribution, split)
+        others = [
+            other
+            for other in REFERENCES
+            if any((row["game"], row["distribution"]) == (game, task.distribution)
+                   for row in _published_rows(other))
+        ]  # fmt: skip
         known = f"--reference {' or '.join(others)}" if others else "no reference of the package"
         said += f". With {task.distribution} levels there is {known}"
     return [said]
-
-
-def _references_of(game: str, distribution: str, split: str) -> list[str]:
-    """What comes with the package of a game of Procgen at a difficulty."""
-    metric = "charts/episodic_return"
-    return [
-        name
-        for name in REFERENCES
-        if any(
-            (line.game, line.distribution) == (game, distribution)
-            for line, *_ in _reference_points(reference_file(Path(name)), metric, split)
-        )
-    ]
 
 
 def stem_of(output: Path) -> Path:
@@ -460,33 +474,30 @@ def last_step(steps: Array, end: float) -> float:
     return float(following[0])
 
 
-def _game(name: str) -> str:
-    """The name of a game or task without its version, and as train-procgen calls it.
-
-    That has names of its own for a game's training levels.
-    """
-    return re.sub(r"-v\d+$", "", name.lower()).removesuffix("-train")
+def _game(env_id: str) -> str:
+    """The name of an environment's game or task, without back end and version."""
+    return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2].lower())
 
 
 def _choose_lines(
-    path: Path, task: Task, lines: Collection[Line], wanted: Sequence[str]
+    name: str, task: Task, lines: Collection[Line], wanted: Sequence[str]
 ) -> list[Line]:
     """The published curves of a game that are meant, also those that do not fit the task.
 
     Without names all of them, if those that fit are few.
     """
     present = list(dict.fromkeys(line.experiment for line in lines))
-    game, known = next(iter(lines)).game, ", ".join(present)
-    for name in wanted:
-        if name not in present:
-            what = f"no experiment {name!r} for {game}{nearest_name(name, present)}"
-            raise ValueError(f"{path} has {what}; it has: {known}")
+    game, known = _game(task.env_id), ", ".join(present)
+    for experiment in wanted:
+        if experiment not in present:
+            what = f"no experiment {experiment!r} for {game}{nearest_name(experiment, present)}"
+            raise ValueError(f"{name} has {what}; it has: {known}")
     if wanted:
-        return [line for name in wanted for line in lines if line.experiment == name]
-    fitting = {line.experiment for line in lines if line.fits(task)}
+        return [line for each in wanted for line in lines if line.experiment == each]
+    fitting = {line.experiment for line in lines if line.distribution == task.distribution}
     if len(fitting) > _MOST_REFERENCES:
         what = f"{len(fitting)} experiments for {game}, too many to draw"
-        raise ValueError(f"{path} holds {what}; choose from: {known}")
+        raise ValueError(f"{name} holds {what}; choose from: {known}")
     return list(lines)
 
 
@@ -548,78 +559,10 @@ def _telling(values: Mapping[str, set[str | None]]) -> set[str]:
     }
 
 
-def _read_reference(path: Path, metric: str, *, games: set[str], split: str) -> Lines:
-    """The published curves of some games."""
-    points: dict[Line, dict[str, list[tuple[float, float]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    present: set[str] = set()
-    for line, run, step, value in _reference_points(path, metric, split):
-        present.add(line.game)
-        if line.game in games and math.isfinite(value):
-            points[line][run].append((step, value))
-    for game in sorted(games):
-        if game not in present:
-            nearest, known = nearest_name(game, present), ", ".join(sorted(present))
-            where = f"{game!r} (split {split!r})"
-            raise ValueError(f"{path} has no game {where}{nearest}; it has: {known}")
-        if not any(line.game == game for line in points):
-            where = f"{metric!r} of {game} (split {split!r})"
-            raise ValueError(f"{path} has no numbers for {where}; leave the reference out")
-    return {
-        line: {run: _sorted(pairs) for run, pairs in runs.items()} for line, runs in points.items()
-    }
-
-
-def _reference_points(
-    path: Path, metric: str, split: str
-) -> Iterator[tuple[Line, str, float, float]]:
-    """(curve, run, step, value) of every row of the split."""
-    with _open_text(path) as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        experiment, run, game, step, value = _find_columns(path, header, metric)
-        others = {name: header.index(name) for name in _OTHER_COLUMNS if name in header}
-        for row in reader:
-            try:
-                of_split, distribution, levels = (
-                    row[others[name]] if name in others else "" for name in _OTHER_COLUMNS
-                )
-                if "split" in others and of_split != split:
-                    continue
-                number, num_levels = float(row[value] or "nan"), int(levels) if levels else None
-                line = Line(_game(row[game]), row[experiment], distribution, num_levels)
-                yield line, row[run], float(row[step]), number
-            except (ValueError, IndexError) as error:
-                where = f"line {reader.line_num} of {path}"
-                what = f"is not a row of published curves ({error}): {row}"
-                raise ValueError(f"{where} {what}") from None
-
-
 def _sorted(pairs: list[tuple[float, float]]) -> Points:
     """Steps and values, by step."""
     steps, values = np.array(sorted(pairs)).T
     return steps, values
-
-
-def _find_columns(path: Path, header: list[str], metric: str) -> list[int]:
-    if missing := [name for name in _NEEDED_COLUMNS if name not in header]:
-        needed = f"a reference has {', '.join(_NEEDED_COLUMNS)} and metrics"
-        raise ValueError(f"{path} has no column {', '.join(missing)}; {needed}")
-    column = REFERENCE_COLUMNS.get(metric)
-    if column not in header:
-        known = ", ".join(name for name, column in REFERENCE_COLUMNS.items() if column in header)
-        raise ValueError(f"{path} has nothing to compare {metric!r} with; it has: {known}")
-    return [header.index(name) for name in (*_NEEDED_COLUMNS, column)]
-
-
-def _open_text(path: Path) -> TextIO:
-    if not path.is_file():
-        way = f"give a CSV file of published curves, or one of {', '.join(REFERENCES)}"
-        raise FileNotFoundError(f"there is no reference file {path}; {way}")
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
 
 
 def smoothed(points: Points, window: int) -> Points:

@@ -45,8 +45,3 @@ KINDS = {
     "cleanrl": f"{ONE_NUMBER}, the mean of three seeds",
 }
 """By name of what is no curve of runs in training: what it is."""
-
-
-def reference_file(reference: Path) -> Path:
-    """The file of a reference that the package carries, or the path as it is."""
-    return FOLDER / f"{reference}.csv.gz" if str(reference) in REFERENCES else reference
