@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from phasicrl.analysis import plot
+from phasicrl.analysis.compare import compare_runs
 from phasicrl.analysis.plot import plot_runs, run_curves
 from phasicrl.analysis.references import REFERENCES
 from phasicrl.analysis.statistics import bootstrap_interval
@@ -327,6 +328,17 @@ def test_the_files_are_images_and_a_second_drawing_is_equal_to_the_byte(tmp_path
     before = [path.read_bytes() for path in paths]
     plot_runs(runs, output=tmp_path / "new" / "figure.v1.svg", title="Demo")
     assert [path.read_bytes() for path in paths] == before
+
+
+@pytest.mark.parametrize("begin", "=+-@")
+def test_no_name_is_a_formula_of_a_spreadsheet(tmp_path: Path, begin: str) -> None:
+    name = f"{begin}1+1"
+    runs = make_runs(tmp_path, [-1.0], name=name, env=f"{name}-v0")
+    (row,) = read_csv(plot_runs(runs, output=tmp_path / "figure")[2])
+    assert (row["curve"], row["env_id"], row["mean"]) == (f"'{name}", f"'{name}-v0", "-1.0")
+    compare_runs(runs, output=tmp_path / "table")
+    (row,) = read_csv(tmp_path / "table.csv")
+    assert (row["experiment"], row["env_id"], row["score"]) == (f"'{name}", f"'{name}-v0", "-1")
 
 
 def test_a_name_with_a_dot_is_not_cut(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -221,6 +223,20 @@ def test_a_browser_shows_it_as_wide_as_the_screen_and_legibly(
     assert len(set(seen["lines"])) == len(runs) and len(seen["lines"]) >= 10 * len(runs)
     for color in {*seen["lines"], *seen["parts"]}:
         assert contrast(color, seen["page"]) >= 3, color  # WCAG 1.4.11
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        write_report([run], output=page)
+    assert page.read_text() == "before" and list(tmp_path.iterdir()) == [page]
 
 
 def test_links_in_a_run_are_refused_and_films_are_few(run: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,9 @@ def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:
     for card in ({"commit": None}, {}):
         assert "seed 3, commit unknown." in page(files.config, card, found)
     assert "seed 3, commit abc." in page(files.config, {"commit": "abc"}, found)
+    env = EnvConfig(id="mine:<img src=x>[a](b)_c_-v0")
+    text = page(replace(files.config, env=env), {}, found).partition("\n---\n")[2]
+    assert r"on &lt;img src=x&gt;\[a\](b)\_c\_-v0" in text and "<img" not in text
 
 
 @pytest.mark.parametrize(

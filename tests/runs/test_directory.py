@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from phasicrl import resume, train
+from phasicrl.analysis.report import write_report
 from phasicrl.config import Config, LogConfig
 from phasicrl.config_io import printable
 from phasicrl.runs.directory import RunDirectory, read_config
@@ -180,3 +182,15 @@ def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
 def test_runs_of_a_name_with_letters_of_patterns_are_found(tmp_path: Path) -> None:
     run = train(tiny(tmp_path, name="a[b]*"), make_env=corridor)
     assert [files.path for files in RunDirectory.of(run.config)] == [run.directory]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "report.html", "videos/film.mp4"])
+def test_a_pipe_among_the_files_of_a_run_is_refused(tmp_path: Path, name: str) -> None:
+    """Whoever opens one waits for another program."""
+    files = RunDirectory(train(tiny(tmp_path), make_env=corridor).directory)
+    (files.path / name).parent.mkdir(exist_ok=True)
+    (files.path / name).unlink(missing_ok=True)
+    os.mkfifo(files.path / name)
+    for use in (lambda: resume(files.path, make_env=corridor), lambda: write_report([files.path])):
+        with pytest.raises(ValueError, match=f"{name} is a special file"):
+            use()

@@ -25,6 +25,7 @@ from phasicrl.analysis.plot import (
     Array,
     Curve,
     Task,
+    csv_text,
     last_step,
     reference_curves,
     refuse_without_reference,
@@ -445,6 +446,13 @@ def _whole(steps: float | None) -> float | None:
     return steps if steps is None or math.isinf(steps) else int(steps)
 
 
+def _cell(value: Any) -> Any:
+    """A cell of a table."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return csv_text(value) if isinstance(value, str) else value
+
+
 def _write_table(output: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """A CSV file; fractions have six digits."""
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -453,7 +461,7 @@ def _write_table(output: Path, columns: Sequence[str], rows: Iterable[Sequence[A
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         for row in rows:
-            writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row])
+            writer.writerow(map(_cell, row))
     return path
 
 

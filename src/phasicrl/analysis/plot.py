@@ -589,12 +589,18 @@ def _align(series: list[Points], owner: str) -> Points:
     return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
 
 
+def csv_text(text: str) -> str:
+    """A text that a spreadsheet does not take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def _write_csv(curves: list[Curve], metric: str, path: Path) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for curve in curves:
-            about = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published))
+            task, label = map(csv_text, curve.task), csv_text(curve.label)
+            about = (metric, *task, curve.num_levels, label, int(curve.published))
             band = (len(curve.runs), curve.band_name)
             for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
                 edges = (low, high) if curve.band_name else ("", "")

@@ -21,6 +21,7 @@ import numpy as np
 from phasicrl.analysis.diagnosis import Array, Finding, diagnose
 from phasicrl.analysis.plot import Points, axis_label, smoothed, steps_text
 from phasicrl.config import Config, shown
+from phasicrl.config_io import replacing
 from phasicrl.host.machine import optional_module
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.directory import RunDirectory, each_once
@@ -212,7 +213,7 @@ def write_report(
         raise ValueError(f"--smooth-share is from 0 to 1; given was {smooth_share:g}")
     runs = each_once(runs)
     for run in runs:
-        RunDirectory(run).refuse_links()  # the page is written beside what somebody else made
+        RunDirectory(run).refuse_special_files()  # somebody else may have made it
     subjects = [
         _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
     ]
@@ -224,7 +225,8 @@ def write_report(
     )  # fmt: skip
     path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path
 
 

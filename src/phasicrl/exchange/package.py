@@ -6,7 +6,9 @@ page for people and a list of hashes. It can be used wherever a run directory is
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -210,7 +212,7 @@ def page(config: Config, card: dict[str, Any], found: Sequence[Evaluation]) -> s
     rows = [_row(each) for each in found]
     lines = [
         "---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", "",
-        f"# {kind} on {env}", "",
+        f"# {kind} on {_escaped(env)}", "",
         f"{card.get('env_steps', 0):,} environment steps, seed {config.seed}, "
         f"commit {card.get('commit') or 'unknown'}.", "",
         "| actions | mean return | 95 % interval | deviation | episodes |",
@@ -221,6 +223,11 @@ def page(config: Config, card: dict[str, Any], found: Sequence[Evaluation]) -> s
         "every return of the evaluation in `evaluation.json`. No file here holds code.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Text that is neither HTML nor Markdown."""
+    return re.sub(r"([\\`*_\[\]|~!])", r"\\\1", html.escape(text))
 
 
 def _row(found: Evaluation) -> str:

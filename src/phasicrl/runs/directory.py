@@ -121,7 +121,7 @@ class RunDirectory:
                 something in its directory is a link, which could lead anywhere.
         """
         self._check()
-        self.refuse_links()
+        self.refuse_special_files()
         for what in self.card.get("own", ()):
             ways = [way for way, of in OWN_OBJECTS.items() if of == what and way in given]
             if ways and all(given[argument] is None for argument in ways):
@@ -293,13 +293,14 @@ class RunDirectory:
         with replacing(self.path / file) as temporary:
             save_tensors(weights, temporary, about=about)
 
-    def refuse_links(self) -> None:
-        """Refuse links among the files of a run: what is written to them would land elsewhere."""
+    def refuse_special_files(self) -> None:
+        """Refuse links, which lead elsewhere, and pipes, which block whoever opens them."""
         for path in (*self.path.glob("*"), *self.path.glob("*/*")):
-            if path.is_symlink():
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                what = "link" if path.is_symlink() else "special file"
                 raise ValueError(
-                    f"{path} is a link; a run directory may hold none: "
-                    "put what it points to in its place, or remove it"
+                    f"{path} is a {what}; a run directory may hold none: "
+                    "put a plain file in its place, or remove it"
                 )
 
     def refuse_changes(self, config: str) -> None:
