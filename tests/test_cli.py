@@ -261,7 +261,6 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
             "train classic-ppo --env.num-levels 3",
             "env.num_levels is 3, which has no effect without a game of Procgen (procgen:NAME)",
         ),
-        ("train procgen-ppg --env.start-level 3", "has no meaning with env.num_levels = 0"),
         ("evaluate /tmp", "/tmp is not a run directory"),
         ("resume /tmp", "/tmp is not a run directory"),
         ("video /tmp", "/tmp is not a run directory"),

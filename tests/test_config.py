@@ -43,7 +43,6 @@ from tools.reference_pages import TRICKS
     [
         (lambda: EnvConfig(num_envs=0), "env.num_envs is 0; it must be above zero"),
         (lambda: EnvConfig(num_levels=-1), "env.num_levels is -1; it must not be below zero"),
-        (lambda: EnvConfig(start_level=-5), "env.start_level is -5"),
         (lambda: EnvConfig(id=""), "env.id is empty"),
         (lambda: ModelConfig(channels=()), "model.channels is empty"),
         (lambda: ModelConfig(hidden_sizes=(64, 0)), "model.hidden_sizes"),

@@ -142,20 +142,6 @@ class EnvConfig(_Checked):
     """Procgen: difficulty of the levels."""
     num_levels: int = 0
     """Procgen: number of distinct training levels; 0 is the full distribution."""
-    start_level: int = 0
-    """Procgen: seed of the first training level; `num_levels` follow from it."""
-    center_agent: bool = True
-    """Procgen: keep the agent in the middle of the image, in the games that can."""
-    use_backgrounds: bool = True
-    """Procgen: draw backgrounds; off: a plain black one."""
-    use_monochrome_assets: bool = False
-    """Procgen: draw rectangles in one color instead of images."""
-    restrict_themes: bool = False
-    """Procgen: one theme for each kind of object instead of many."""
-    use_generated_assets: bool = False
-    """Procgen: draw randomly generated images."""
-    paint_vel_info: bool = False
-    """Procgen: paint the agent's speed into the corner of the image, in the games that can."""
 
     def __post_init__(self) -> None:
         """Refuse impossible sizes."""
@@ -174,7 +160,6 @@ class EnvConfig(_Checked):
         yield from _negative(
             "env",
             num_levels=self.num_levels,
-            start_level=self.start_level,
             heuristic_mask_steps=self.heuristic_mask_steps,
         )
         for key, value in dict[str, Any](self.options).items():  # a user's may be anything
@@ -183,10 +168,7 @@ class EnvConfig(_Checked):
                 yield f"env.options has {key} = {value!r}; {expected}"
 
 
-PROCGEN_FIELDS = (
-    "distribution", "num_levels", "start_level", "center_agent", "use_backgrounds",
-    "use_monochrome_assets", "restrict_themes", "use_generated_assets", "paint_vel_info",
-)  # fmt: skip
+PROCGEN_FIELDS = ("distribution", "num_levels")
 """Fields of `EnvConfig` that only Procgen understands."""
 
 
@@ -934,9 +916,8 @@ NEEDS = (
     Need("env.action_masks", "an environment that has action masks", task=lambda t: t.has_masks),
     Need("env.heuristic_mask_steps", "a function mask_actions, given from Python",
          task=lambda t: t.has_heuristic),
-    Need("env.options",
-         "a task of EnvPool or Gymnasium by its id (Procgen's options are knobs of their own)",
-         task=lambda t: t.backend in (None, "envpool", "gymnasium")),
+    Need("env.options", "a task of Procgen, EnvPool or Gymnasium by its id",
+         task=lambda t: t.backend in (None, "procgen", "envpool", "gymnasium")),
     Need(_PROCGEN_PATHS, "a game of Procgen (procgen:NAME)",
          task=lambda t: t.backend in (None, "procgen")),
     Need("model.channels model.blocks model.pooling", "model.encoder impala",

@@ -83,7 +83,7 @@ def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str
 @needs_envpool
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_levels", 200), ("distribution", "hard"), ("use_backgrounds", False), ("start_level", 1)],
+    [("num_levels", 200), ("distribution", "hard")],
 )
 @pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, value: Any) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig
+from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
-from phasicrl.envs.procgen import GAMES, procgen_options, procgen_task
+from phasicrl.envs.procgen import GAMES, procgen_task
 from tests.envs.test_make import needs_envpool, refused
 
 
@@ -38,63 +36,31 @@ def test_every_game_has_its_distributions() -> None:
 
 @needs_envpool
 def test_what_envpool_would_abort_on_is_refused() -> None:
-    refused(
-        "'exploration' is one fixed level",
-        id="procgen:maze",
-        distribution="exploration",
-        num_levels=5,
-    )
-    refused(
-        "'exploration' is one fixed level",
-        id="procgen:maze",
-        distribution="exploration",
-        start_level=5,
-    )
-    refused("env.start_level = 3 has no meaning with env.num_levels = 0", start_level=3)
-    refused("above 2147483647", start_level=5, num_levels=2**31 - 1)
+    for given in ({"num_levels": 5}, {"options": {"start_level": 5}}):
+        refused("one fixed level", id="procgen:maze", distribution="exploration", **given)
     refused("must not be below zero", num_levels=-1)
 
 
 @needs_envpool
-def test_every_setting_of_procgen_reaches_the_game() -> None:
-    config = EnvConfig(
-        num_levels=7, start_level=3, center_agent=False, use_backgrounds=False,
-        use_monochrome_assets=True, restrict_themes=True, use_generated_assets=True,
-        paint_vel_info=True,
-    )  # fmt: skip
-    options = procgen_options("starpilot", config)
-    assert set(options) == {*PROCGEN_FIELDS, "channel_first"} - {"distribution"}
-    assert all(options[name] == getattr(config, name) for name in set(options) - {"channel_first"})
-    seeds = []
-    for num_levels, start_level in ((7, 3), (0, 0)):
-        envs = make_envs(
-            EnvConfig(id="leaper", num_envs=16, num_levels=num_levels, start_level=start_level),
-            seed=1,
-        )
-        envs.reset()
-        seeds.append(envs.step(torch.zeros(16, dtype=torch.int64)).info["level_seed"].numpy())
-        envs.close()
-    assert set(seeds[0]) <= set(range(3, 10)) and len(set(seeds[0])) > 3
-    assert seeds[1].max() > 10_000
+@pytest.mark.parametrize(("start_level", "seeds"), [(0, range(7)), (3, range(3, 10))])
+def test_levels_are_those_that_were_asked_for(start_level: int, seeds: range) -> None:
+    config = EnvConfig(id="leaper", num_envs=16, num_levels=7, options={"start_level": start_level})
+    envs = make_envs(config, seed=1)
+    envs.reset()
+    seen = set(envs.step(torch.zeros(16, dtype=torch.int64)).info["level_seed"].tolist())
+    envs.close()
+    assert seen <= set(seeds) and len(seen) > 3
 
 
 @needs_envpool
-@pytest.mark.parametrize(
-    "field",
-    [
-        "use_backgrounds",
-        "center_agent",
-        "use_monochrome_assets",
-        "restrict_themes",
-        "use_generated_assets",
-        "paint_vel_info",
-    ],
-)
-def test_images_change_with_the_settings(field: str) -> None:
+@pytest.mark.parametrize("option", ["use_backgrounds", "paint_vel_info"])
+def test_images_change_with_the_options(option: str) -> None:
     images = []
     for value in (False, True):
-        config = EnvConfig(id="coinrun", num_envs=8, num_threads=2, num_levels=50)
-        envs = make_envs(replace(config, **{field: value}), seed=1)
+        config = EnvConfig(
+            id="coinrun", num_envs=8, num_threads=2, num_levels=50, options={option: value}
+        )
+        envs = make_envs(config, seed=1)
         envs.reset()
         images.append([envs.step(torch.full((8,), 7)).obs for _ in range(6)][-1])
         envs.close()

@@ -58,8 +58,10 @@ PROCGEN = "envpool.procgen"
 NOT_OPTIONS = {
     "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset",
     "base_path", "seed", "env_seed", "gym_reset_return_info", "reward_threshold", "task",
+    "env_name", "num_levels", "channel_first", "distribution_mode", "use_sequential_levels",
 }  # fmt: skip
-"""Fields of a task's configuration in EnvPool that are set by us, or say what the task is."""
+"""Fields of a task's configuration in EnvPool that are set by us, say what the task is, or have no
+effect there."""
 
 OF_TRAINING = ("episodic_life", "reward_clip")
 """Options that change what an episode or a reward is, for learning only.
@@ -304,11 +306,12 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
     """
     if not given:
         return {}
-    name, fields = f"envpool:{task_id}", import_envpool().make_spec(task_id).config._asdict()
+    envpool = import_envpool(procgen=task_families()[task_id] == PROCGEN)
+    name, fields = f"envpool:{task_id}", envpool.make_spec(task_id).config._asdict()
     for key in NOT_OPTIONS.intersection(given):
         raise ValueError(
-            f"{name}: env.options cannot set {key}; "
-            "use --env.num-envs, --env.num-threads, --seed or --env.id for what they set"
+            f"{name}: env.options cannot set {key}, which follows from the other options of "
+            "environments, from the seed or from the id"
         )
     takes = {key: value for key, value in fields.items() if key not in NOT_OPTIONS}
     options = checked_options(name, given, takes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, get_args
 
-from phasicrl.config import PROCGEN_FIELDS, EnvConfig, ProcgenDistribution
-from phasicrl.envs.envpool import import_envpool
+from phasicrl.config import EnvConfig, ProcgenDistribution
+from phasicrl.envs.envpool import import_envpool, task_options
 
 GAMES = (
     "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
@@ -39,25 +39,14 @@ def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
     Raises:
         ValueError: what EnvPool aborts the process on, or accepts and misunderstands.
     """
-    num, start = config.num_levels, config.start_level
-    if config.distribution == "exploration" and (num or start):
+    options = task_options(procgen_task(game, config), config.options)
+    if config.distribution == "exploration" and (config.num_levels or "start_level" in options):
         raise ValueError(
-            f"procgen:{game}: 'exploration' is one fixed level, so that env.num_levels = {num} and "
-            f"env.start_level = {start} cannot be chosen; leave both at 0"
+            f"procgen:{game}: env.distribution is exploration, which is one fixed level; leave "
+            f"env.num_levels (now {config.num_levels}) at 0 and start_level out of env.options"
         )
-    if start and not num:
-        raise ValueError(
-            f"procgen:{game}: env.start_level = {start} has no meaning with env.num_levels = 0, "
-            "which is all levels; set env.num_levels too"
-        )
-    if start + num > 2**31 - 1:
-        raise ValueError(
-            f"procgen:{game}: env.start_level + env.num_levels is above {2**31 - 1}, "
-            "the number of levels there are"
-        )
-    options = {field: getattr(config, field) for field in PROCGEN_FIELDS if field != "distribution"}
     # The game draws HWC: no copy into another order, and the convolutions want it so.
-    return options | {"channel_first": False}
+    return options | {"num_levels": config.num_levels, "channel_first": False}
 
 
 def distributions(game: str, task_ids: Container[str] | None = None) -> list[str]:

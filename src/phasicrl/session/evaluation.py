@@ -113,7 +113,7 @@ def make_evaluation_envs(
     """
     env = replace(for_evaluation(config.env), num_envs=num_envs)
     if levels == "unseen":
-        env = replace(env, num_levels=0, start_level=0)
+        env = replace(env, num_levels=0)
     return make_envs(env, seed=derive_seed(seed, "evaluation"), **own)
 
 
