@@ -247,13 +247,13 @@ def test_a_run_is_repeated_from_its_configuration(tmp_path: Path) -> None:
         ("train classic-ppo --aux yes", "--aux takes only `none`"),
         (
             "train classic-ppo --env.id carpole",
-            "unknown environment 'carpole' (did you mean 'CartPole-v1'?)",
+            "env.id is 'carpole', an unknown environment (did you mean 'CartPole-v1'?)",
         ),
         (
             "train procgen-ppg --env.id bigfsh",
-            "unknown environment 'bigfsh' (did you mean 'bigfish'?)",
+            "env.id is 'bigfsh', an unknown environment (did you mean 'bigfish'?)",
         ),
-        ("train procgen-ppg --env.id procgen:bigfsh", "its games: bigfish"),
+        ("train procgen-ppg --env.id procgen:bigfsh", "did you mean 'bigfish'"),
         ("train procgen-ppo --env.id gymnasium:CartPole-v1", "use --model.encoder mlp"),
         ("train classic-ppo --env.id starpilot", "are images; use --model.encoder impala"),
         ("train procgen-ppg --env.id gymnasium:CartPole-v1", "not images; use --model.encoder mlp"),

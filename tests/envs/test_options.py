@@ -343,7 +343,7 @@ def test_gymnasiums_module_form_imports_the_module(module: str, tmp_path: Path) 
     assert envs.name == module and envs.reset().shape == (2, 3)
     envs.close()
     refused(
-        "Gymnasium has no environment 'Unherd-v0' .did you mean 'Unheard-v0'",
+        "Unherd-v0', an unknown environment .did you mean 'Unheard-v0'",
         id="gymnasium:module_of_mine:Unherd-v0",
     )
     with pytest.raises(

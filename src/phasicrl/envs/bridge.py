@@ -42,6 +42,7 @@ class NumpyStep(NamedTuple):
 class NumpyEnv(Protocol):
     """What a back end that speaks NumPy has to offer; the attributes are those of `VectorEnv`.
 
+    `has_masks` is true where there are action masks, even if they are not read.
     `Bridge` calls `reset` first, nothing after `close`, and `step` only with actions that are good.
     """
 
@@ -50,6 +51,7 @@ class NumpyEnv(Protocol):
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     mask_size: int
+    has_masks: bool
     exact_state: ExactState
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:

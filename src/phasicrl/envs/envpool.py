@@ -33,6 +33,7 @@ by tests in `tests/envs`):
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import warnings
@@ -98,7 +99,7 @@ class EnvPoolEnv:
         self._num_resets = np.zeros(num_envs, np.int64)
         envpool = import_envpool(procgen=self._is_procgen)
         self.name = name or f"envpool:{task_id}"
-        self.num_envs, self.mask_size = num_envs, 0
+        self.num_envs, self.mask_size, self.has_masks = num_envs, 0, False
         self.observation_space, self.action_space = task_spaces(task_id, options)
         check_spaces(self.name, self.observation_space, self.action_space)
         self._reader = BatchReader(self.name, self.observation_space, num_envs, remedy=REMEDY)
@@ -263,6 +264,7 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
     return envpool
 
 
+@functools.cache
 def task_families() -> dict[str, str]:
     """EnvPool's tasks, and the packages they are from, such as `envpool.mujoco.gym`."""
     import_envpool()

@@ -49,16 +49,9 @@ def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
     return options | {"num_levels": config.num_levels, "channel_first": False}
 
 
-def distributions(game: str, task_ids: Container[str] | None = None) -> list[str]:
-    """The distributions of levels that a game has among EnvPool's tasks; None stands for all."""
-    modes = get_args(ProcgenDistribution)
-    return [mode for mode in modes if task_ids is None or _task_id(game, mode) in task_ids]
-
-
-def split_task_id(task_id: str) -> tuple[str, str]:
-    """The game and the distribution of one of EnvPool's Procgen tasks."""
-    game = next(game for game in GAMES if task_id.lower().startswith(game))
-    return game, task_id[len(game) :].partition("-")[0].lower()
+def distributions(game: str, task_ids: Container[str]) -> list[str]:
+    """The distributions of levels that a game has among EnvPool's tasks."""
+    return [mode for mode in get_args(ProcgenDistribution) if _task_id(game, mode) in task_ids]
 
 
 def _task_id(game: str, distribution: str) -> str:
