@@ -532,8 +532,7 @@ def test_a_part_that_is_not_finite_is_refused() -> None:
     envs.reset()
     with pytest.raises(
         EnvError,
-        match=r"environment 1 returned an observation that is not finite \(at 'velocity'\): \[nan  "
-        r"1.\], from step",
+        match=r"environment 1, .*: returned an observation that is not finite \(at 'velocity'\)",
     ):
         envs.step(torch.zeros(2, 1))
 
@@ -664,12 +663,12 @@ class Broken:
         (
             np.array([[0.0] * 4, [0, np.nan, 0, 0]]),
             np.zeros(2),
-            "environment 1 returned an observation that is not finite",
+            "environment 1, .*: returned an observation that is not finite",
         ),
         (
             np.zeros((2, 4)),
             np.array([np.inf, 0]),
-            "environment 0 returned a reward that is not finite",
+            "environment 0, .*: returned a reward that is not finite",
         ),
     ],
 )
@@ -698,8 +697,7 @@ def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
     )
     with pytest.raises(
         EnvError,
-        match=r"environment 1 returned an observation that is not finite: \[inf.*, from reset\(\), "
-        "at step 1",
+        match=r"environment 1, reset\(\) at step 1: returned an observation that is not finite",
     ):
         envs.step(torch.zeros(2, dtype=torch.int64))
 

@@ -197,7 +197,7 @@ FAULTS = {
     "shape": "shape (3,); its observation_space says (2,)",
     "dtype": "dtype complex64; its observation_space says float32",
     "nan": "an observation that is not finite",
-    "nan reward": "the reward nan",
+    "nan reward": "a reward that is not finite",
     "old step": "a tuple of 4; (obs, reward, terminated, truncated, info) was expected",
     "none": "an object of type NoneType",
     "terminated": "terminated = None",

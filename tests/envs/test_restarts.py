@@ -150,6 +150,24 @@ def test_what_never_begins_is_an_error_in_spite_of_restarts() -> None:
         bridge(Broken, 9).reset()
 
 
+def test_a_number_that_is_not_usable_cuts_all_episodes() -> None:
+    class Spoiled(Fragile):
+        def step(self, action: np.int64) -> Any:
+            obs, reward, *rest = super().step(action)
+            return obs, np.nan if self._left == 0 else reward, *rest
+
+    envs = bridge(partial(Spoiled, 2, "nan"), 1)
+    envs.reset()
+    before = envs.step(RIGHT)
+    with pytest.warns(RuntimeWarning, match=r"a reward that is not finite.*restart 1 of 1"):
+        step = envs.step(RIGHT)
+    assert step.truncated.all() and step.info["cut"].all() and step.reward.tolist() == [0.0, 0.0]
+    assert step.final_obs is not None and torch.equal(step.final_obs, before.obs)
+    envs.step(RIGHT)
+    with pytest.raises(EnvError, match="a reward that is not finite"):
+        envs.step(RIGHT)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("by", "words"), [("dying", "exit code 3"), ("hanging", "within 5 s")])
 def test_a_process_that_dies_or_hangs_cuts_all_episodes(

@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "not finite": (
         answering(0, np.full((3, 3), np.nan)),
         EnvError,
-        r"environment 0 returned an observation that is not finite.*at step 1",
+        r"environment 0, step\(\) at step 1: returned an observation that is not finite",
     ),
     "shape": (
         answering(0, np.zeros((3, 2))),
@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "reward": (
         answering(1, np.array([0, np.inf, 0])),
         EnvError,
-        "environment 1 returned a reward that is not finite",
+        "environment 1, .*: returned a reward that is not finite",
     ),
     "flags": (
         answering(2, np.zeros(2)),

@@ -208,8 +208,6 @@ class Bridge:
 class BatchReader:
     """Stores and checks what a back end returned for a batch of environments.
 
-    For back ends that have no guard beside each environment.
-
     Attributes:
         num_steps: steps since the last reset of all environments, for messages; the back end counts
             them.
@@ -228,6 +226,10 @@ class BatchReader:
             stored = self.layout.pack(obs, self.num_envs if env_ids is None else len(env_ids))
         except ValueError as error:
             raise EnvError(f"{self.name}: {call}() returned {error}; {self.remedy}") from None
+        return self.check(stored, call, env_ids)
+
+    def check(self, stored: np.ndarray, call: str, env_ids: np.ndarray | None = None) -> np.ndarray:
+        """Refuse unusable ones among stored observations of environments; return them."""
         fault = self.layout.find_fault(stored)
         if fault is not None:
             self._refuse(fault[1], call, fault[0] if env_ids is None else int(env_ids[fault[0]]))
@@ -246,6 +248,6 @@ class BatchReader:
 
     def _refuse(self, what: str, call: str, index: int) -> NoReturn:
         raise EnvError(
-            f"{self.name}: environment {index} returned {what}, "
-            f"from {call}(), at step {self.num_steps}; {self.remedy}"
+            f"{self.name}: environment {index}, {call}() at step {self.num_steps}: "
+            f"returned {what}; {self.remedy}"
         )

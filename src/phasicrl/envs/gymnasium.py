@@ -27,7 +27,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import SyncVectorEnv
 
 from phasicrl.config import OptionValue
-from phasicrl.envs.bridge import NumpyStep
+from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.guard import GuardedEnv
 from phasicrl.envs.interface import MASK, MakeEnv, probe
 from phasicrl.envs.options import checked_options
@@ -35,6 +35,8 @@ from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv, check_se
 from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import choices
+
+REMEDY = "gymnasium.utils.env_checker.check_env helps to find such faults"
 
 
 class GymnasiumEnv:
@@ -93,7 +95,8 @@ class GymnasiumEnv:
         # None once they were given.
         self._seeds: list[int | None] | None = list(env_seeds(seed, num_envs, first=first_env))
         self._obs = np.empty(0)
-        self._lost: ProcessLostError | None = None
+        self._reader = BatchReader(name, self.observation_space, num_envs, remedy=REMEDY)
+        self._lost: EnvError | None = None
 
     def reset(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Start every environment anew; seeds are given the first time only."""
@@ -107,25 +110,28 @@ class GymnasiumEnv:
                 f"{self.name}: make_env returned the same environment twice; "
                 "make a new one in it at each call"
             )
-        self._obs = obs
+        self._obs = self._reader.check(obs, "reset")
         return obs, self._mask(info)
 
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew."""
+        self._reader.num_steps += 1
         try:
             if self._lost is not None:
                 raise self._lost
             obs, reward, terminated, truncated, info = self._vector.step(action)
-        except ProcessLostError as error:
+            _raise_fault(info)
+            reward = self._reader.reward(reward)
+            done, final_obs = terminated | truncated, None
+            if done.any():
+                final_obs = obs.copy()
+                last = np.stack(info["final_obs"][done])
+                final_obs[done] = last.reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
+                self._reader.check(final_obs[done], "step", np.flatnonzero(done))
+            self._obs = self._reader.check(obs, "step")
+        except EnvError as error:
             return self._begin_anew(error)
-        _raise_fault(info)
         told = self._restarts_in(info)
-        done, final_obs = terminated | truncated, None
-        if done.any():
-            final_obs = obs.copy()
-            last = np.stack(info["final_obs"][done])
-            final_obs[done] = last.reshape(-1, *obs.shape[1:])  # Gymnasium unwraps `[1]`
-        self._obs = obs
         return NumpyStep(obs, reward, terminated, truncated, final_obs, self._mask(info), told)
 
     def starts(self) -> list[str | None]:
@@ -155,8 +161,8 @@ class GymnasiumEnv:
         """End the environments and their processes; calling it twice is harmless."""
         self._vector.close()
 
-    def _begin_anew(self, error: ProcessLostError) -> NumpyStep:
-        """In place of a step, start all processes anew, and cut every episode."""
+    def _begin_anew(self, error: EnvError) -> NumpyStep:
+        """In place of a step, make all environments anew, and cut every episode."""
         last_obs, yes = self._obs, np.ones(self.num_envs, bool)
         restarts, lost = np.zeros(self.num_envs, np.int64), error
         while lost is not None:
@@ -165,6 +171,7 @@ class GymnasiumEnv:
             (self._seed,) = env_seeds(self._seed, 1)
             self._seeds = list(env_seeds(self._seed, self.num_envs, first=self._first_env))
             try:
+                self._vector.close()
                 self._vector = self._make_vector()
                 obs, mask = self.reset()
                 self._lost = lost = None
