@@ -128,8 +128,7 @@ def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end
     envs.reset()
     with pytest.raises(
         EnvError,
-        match=r"mine: its autoreset mode is NEXT_STEP, and reset.* alone; "
-        "make it with autoreset_mode=SAME_STEP",
+        match=r"mine: its autoreset mode is NEXT_STEP, .* make it with autoreset_mode=SAME_STEP",
     ):
         for _ in range(50):
             envs.step(NEVER)
@@ -169,8 +168,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no function": (
         3,
         ValueError,
-        "make_vector_env is an object of type int; a function of the number of environments was "
-        "expected",
+        "make_vector_env is an object of type int; expected a function of num_envs",
     ),
     "no environment": (
         lambda num_envs: object(),
@@ -190,7 +188,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no mode": (
         changed(metadata={}),
         ValueError,
-        r"metadata\['autoreset_mode'\] .* is None; accepted: AutoresetMode.NEXT_STEP, ",
+        r"metadata\['autoreset_mode'\] .* is None; expected one of .*NEXT_STEP",
     ),
     "spaces": (
         changed(single_observation_space=gym.spaces.Text(5)),
@@ -201,7 +199,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "masks": (
         sync(MaskedInInfo),
         EnvError,
-        r"action masks \(3, 7\) of True and False, or 1 and 0, were expected, and given was shape",
+        r"gave action masks of shape .*; \(3, 7\) of True and False were expected",
     ),
     "not finite": (
         answering(0, np.full((3, 3), np.nan)),

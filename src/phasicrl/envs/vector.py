@@ -16,7 +16,7 @@ Where an episode ends, such an environment does one of three things; its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -24,14 +24,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from phasicrl.envs.bridge import BatchReader, NumpyStep
-from phasicrl.envs.interface import (
-    ALWAYS,
-    MASK,
-    Fault,
-    answer,
-    describe,
-    interface_of_spaces,
-)
+from phasicrl.envs.interface import ALWAYS, MASK, Fault, answer, describe, interface_of_spaces
 from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import ActionLayout, check_spaces, choices
@@ -138,29 +131,24 @@ class OwnVectorEnv:
             if info is not None and not isinstance(info, Mapping):
                 raise Fault(f"returned {describe(info)} as its info; a dict was expected")
             return *rest, info or {}
+        except Fault as error:
+            self._refuse(f"{call}() {error}")
         except (Exception, SystemExit) as error:
-            raised = f"raised {type(error).__name__}: {error}"
-            said = str(error) if isinstance(error, Fault) else raised
-            raise EnvError(f"{self.name}: {call}() {said}; {REMEDY}") from error
+            self._refuse(f"{call}() raised {type(error).__name__}: {error}")
 
     def _row(self, what: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
         """A copy of one number for each environment."""
-        row = np.array(values, dtype=dtype)
-        if row.shape != (self.num_envs,):
-            raise EnvError(
-                f"{self.name}: step() returned {what} of shape {row.shape}; "
-                f"({self.num_envs},) was expected; {REMEDY}"
-            )
+        row, shape = np.array(values, dtype=dtype), (self.num_envs,)
+        if row.shape != shape:
+            self._refuse(f"step() returned {what} of shape {row.shape}; {shape} was expected")
         return row
 
     def _final(self, info: Mapping[str, Any], ended: np.ndarray) -> Any:
         """The last observations of the ended episodes, as a batch of the space."""
         finals = info.get("final_obs")
         if finals is None:
-            raise EnvError(
-                f"{self.name}: step() ended an episode without info['final_obs'], "
-                f"which SAME_STEP promises; {REMEDY}"
-            )
+            text = "step() ended an episode without info['final_obs'], which SAME_STEP promises"
+            self._refuse(text)
         if not isinstance(finals, np.ndarray) or finals.dtype != object:
             parts = iterate(batch_space(self._space, self.num_envs), finals)  # of all
             finals = [part for part, end in zip(parts, ended, strict=True) if end]
@@ -172,11 +160,9 @@ class OwnVectorEnv:
         """Reset the ended environments, and look whether the others were left as they are."""
         obs, info = self._call("reset", options={"reset_mask": ended.copy()})
         if not np.array_equal(self._reader.obs(obs, "reset")[~ended], stored[~ended]):
-            raise EnvError(
-                f"{self.name}: its autoreset mode is {self._mode.name}, "
-                f"and reset(options={{'reset_mask': …}}) does not reset the "
-                "chosen environments alone; make it with autoreset_mode=SAME_STEP, "
-                "or pass make_env, which makes one environment"
+            self._refuse(
+                f"its autoreset mode is {self._mode.name}, and reset(options={{'reset_mask': …}}) "
+                "resets other environments too; make it with autoreset_mode=SAME_STEP"
             )
         return obs, info
 
@@ -185,9 +171,7 @@ class OwnVectorEnv:
     ) -> np.ndarray | None:
         """The masks `[B, mask_size]` that came with observations; those in `of` must be there."""
         if self._source is None and self._reads_masks and self._widths and MASK in info:
-            raise EnvError(
-                f"{self.name}: gave an {MASK!r} in its info, where reset() had given none; {ALWAYS}"
-            )
+            self._refuse(f"gave an {MASK!r} in its info, where reset() had given none; {ALWAYS}")
         if not self.mask_size:
             return None
         mask = (obs if self._source == "observation" else info).get(MASK)
@@ -196,47 +180,39 @@ class OwnVectorEnv:
             return np.zeros(shape, dtype=bool)
         if mask is None or np.shape(mask) != shape or not np.isin(mask, (0, 1)).all():
             given = "none" if mask is None else f"shape {np.shape(mask)}, {np.asarray(mask).dtype}"
-            raise EnvError(
-                f"{self.name}: action masks {shape} of True and False, "
-                f"or 1 and 0, were expected, and given was {given}; {REMEDY}"
-            )
+            self._refuse(f"gave action masks of {given}; {shape} of True and False were expected")
         return np.array(mask, dtype=bool)
 
     def _checked(self, mask: np.ndarray | None) -> np.ndarray | None:
         """The same masks, each of which allows something."""
         blocked = None if mask is None else find_blocked(self._widths, mask)
         if blocked is not None:
-            raise EnvError(
-                f"{self.name}: environment {blocked[0]} gave an action "
-                f"mask that allows nothing in component {blocked[1]}, "
-                f"at step {self._reader.num_steps}; {REMEDY}"
-            )
+            index, component = blocked
+            text = f"gave an action mask that allows nothing in component {component}"
+            self._refuse(f"environment {index} {text}, at step {self._reader.num_steps}")
         return mask
+
+    def _refuse(self, text: str) -> NoReturn:
+        raise EnvError(f"{self.name}: {text}; {REMEDY}")
 
 
 def _made(name: str, make_vector_env: MakeVectorEnv, num_envs: int) -> Any:
     """Make the vector environment, and look whether it is one of that size."""
     if not callable(make_vector_env):
-        raise ValueError(
-            f"{name}: make_vector_env is {describe(make_vector_env)}; "
-            "a function of the number of environments was expected"
-        )
+        given = describe(make_vector_env)
+        raise ValueError(f"{name}: make_vector_env is {given}; expected a function of num_envs")
     try:
         vector = make_vector_env(num_envs)
     except (Exception, SystemExit) as error:
         raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
-    missing = [attribute for attribute in WANTED if not hasattr(vector, attribute)]
+    missing = ", ".join(attribute for attribute in WANTED if not hasattr(vector, attribute))
     if missing:
-        raise ValueError(
-            f"{name}: make_vector_env made {describe(vector)} without {', '.join(missing)}; "
-            "Gymnasium's VectorEnv interface was expected"
-        )
+        made = f"{name}: make_vector_env made {describe(vector)} without {missing}"
+        raise ValueError(f"{made}; Gymnasium's VectorEnv interface was expected")
     if vector.num_envs != num_envs:
         vector.close()
-        raise ValueError(
-            f"{name}: make_vector_env({num_envs}) made {vector.num_envs} environments; "
-            "make as many as it is asked for"
-        )
+        made = f"{name}: make_vector_env({num_envs}) made {vector.num_envs} environments"
+        raise ValueError(f"{made}; make as many as it is asked for")
     return vector
 
 
@@ -247,8 +223,5 @@ def _autoreset_mode(name: str, vector: Any) -> AutoresetMode:
         return AutoresetMode(given)
     except ValueError:
         vector.close()
-        accepted = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
-        raise ValueError(
-            f"{name}: metadata['autoreset_mode'] of the vector environment is {given!r}; "
-            f"accepted: {accepted}"
-        ) from None
+        what = f"metadata['autoreset_mode'] of the vector environment is {given!r}"
+        raise ValueError(f"{name}: {what}; expected one of {list(AutoresetMode)}") from None
