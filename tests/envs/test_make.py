@@ -59,7 +59,7 @@ def test_ids_find_their_back_end(env_id: str, expected: tuple[str, str]) -> None
         ("envpool:Cartpole-v1", "did you mean 'CartPole-v1'"),
         ("gymnasium:Cartpole-v1", "did you mean 'CartPole-v1'.*`--import MODULE` adds"),
         ("gymnasium:starpilot", "did you mean 'starpilot'"),
-        ("sb3:CartPole-v1", "'sb3:CartPole-v1'; expected .* behind procgen:, envpool: or"),
+        ("sb3:CartPole-v1", "'sb3:CartPole-v1'; expected an id behind procgen:, envpool: or"),
         ("StarpilotEasy-v0", "did you mean 'starpilot'"),
         ("envpool:MazeMemory-v0", "unknown"),
         ("qqqqqqqqqq", "env.id is 'qqqqqqqqqq', an unknown environment. `phasicrl envs`"),
@@ -70,10 +70,7 @@ def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str
 
 
 @needs_envpool
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("num_levels", 200), ("distribution", "hard")],
-)
+@pytest.mark.parametrize(("field", "value"), [("num_levels", 200), ("distribution", "hard")])
 @pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, value: Any) -> None:
     refused(
@@ -93,10 +90,7 @@ def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, valu
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        (
-            "envpool:TicTacToe-v1",
-            "envpool:TicTacToe-v1 has 2 players; only tasks of one player are supported",
-        ),
+        ("envpool:TicTacToe-v1", "envpool:TicTacToe-v1 has 2 players; expected a task of one"),
         ("envpool:intersection-multi-agent-v1", "has 2 players"),
         (
             "gymnasium:texts",

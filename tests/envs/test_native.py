@@ -77,18 +77,6 @@ def test_all_ways_to_qt_draw_the_same_images() -> None:
     assert usual[2] == 255
 
 
-@needs_wheel
-def test_the_answer_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.ensure_qt() == native.ensure_qt()
-    native.ensure_qt.cache_clear()
-    if not native.envpool_has_own_qt():
-        assert native.ensure_qt() == "already loaded"
-    monkeypatch.setattr(native, "envpool_has_own_qt", lambda: True)
-    native.ensure_qt.cache_clear()
-    assert native.ensure_qt() == "not needed"
-    native.ensure_qt.cache_clear()
-
-
 def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "envpool_has_own_qt", lambda: False)
     monkeypatch.setattr(native, "_loads", lambda *_: False)
@@ -100,28 +88,6 @@ def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch
         native.ensure_qt()
 
 
-def test_the_order_is_loaded_system_wheel_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[str, int]] = []
-    monkeypatch.setattr(native, "envpool_has_own_qt", lambda: False)
-    monkeypatch.setattr(native, "_wheel_folder", lambda: Path("/wheel"))
-    monkeypatch.setattr(
-        native, "_loads", lambda name, mode=0: tried.append((name, mode)) is not None
-    )
-    monkeypatch.setattr(
-        native, "load_with_stand_ins", lambda folder: tried.append((f"stand-ins for {folder}", 0))
-    )
-    native.ensure_qt.cache_clear()
-    assert native.ensure_qt() == "wheel with stand-ins"
-    native.ensure_qt.cache_clear()
-    core = "libQt5Core.so.5"
-    assert tried == [
-        (core, os.RTLD_NOLOAD),
-        (core, 0),
-        (f"/wheel/{core}", 0),
-        ("stand-ins for /wheel", 0),
-    ]
-
-
 @pytest.mark.parametrize(
     "functions", [(), ("one",), ("one", "two"), native.GRAPHICS_LIBRARIES["libEGL.so.1"]], ids=len
 )
@@ -131,7 +97,7 @@ def test_a_stand_in_can_be_loaded_under_its_name_and_its_functions_return_zero(
     name, path = f"libphasicrl-stand-in.so.{len(functions)}", tmp_path / "any file"
     content = native.stand_in_library(name, functions)
     path.write_bytes(content)
-    assert len(content) < 500 if not functions else len(content) < 5000
+    assert len(content) < 5000
     segments = [
         struct.unpack_from("<IIQQ", content, 64 + 56 * index)[:3]
         for index in range(struct.unpack_from("<H", content, 56)[0])
@@ -139,9 +105,7 @@ def test_a_stand_in_can_be_loaded_under_its_name_and_its_functions_return_zero(
     assert all(flags & 3 != 3 for _, flags, _ in segments), (
         "nothing may be both written and executed: hardened systems refuse that"
     )
-    assert sum(flags & 1 for _, flags, _ in segments) == bool(functions), (
-        "nothing but code may be executed"
-    )
+    assert sum(flags & 1 for _, flags, _ in segments) == 1, "nothing but code may be executed"
     with pytest.raises(OSError, match="stand-in"):
         ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
     library = ctypes.CDLL(str(path))

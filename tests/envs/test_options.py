@@ -179,11 +179,7 @@ def test_options_reach_envpool() -> None:
         ("Breakout-v5", {"num_envs": 4}, "env.options cannot set num_envs"),
         ("Breakout-v5", {"seed": 4}, "env.options cannot set seed"),
         # A segmentation fault in EnvPool.
-        (
-            "Breakout-v5",
-            {"noop_max": 0},
-            "env.options has noop_max = 0; it must be above zero",
-        ),
+        ("Breakout-v5", {"noop_max": 0}, "env.options has noop_max = 0; it must be above zero"),
         (
             "Breakout-v5",
             {"stack_num": "-1"},

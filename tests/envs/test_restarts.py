@@ -241,8 +241,7 @@ def test_an_evaluation_counts_whole_episodes_only(tmp_path: Path) -> None:
     """The one that breaks reaches 3 steps; its environment then plays a whole one in its place."""
     config = tiny(tmp_path, total_env_steps=32)
     run = train(
-        replace(config, env=replace(config.env, max_restarts=9)),
-        make_env=partial(Fragile, 10**9),
+        replace(config, env=replace(config.env, max_restarts=9)), make_env=partial(Fragile, 10**9)
     )
     path = tmp_path / "steps.csv"
     found = evaluate(run.directory, episodes=2, make_env=OneBreaks(3), steps_file=path)

@@ -181,9 +181,8 @@ class Bridge:
         self._is_reset = True
         same_mask = mask is None or np.array_equal(mask, state["mask"].numpy())
         if not same_mask or not np.array_equal(obs, state["obs"].numpy()):
-            raise EnvError(
-                f"{self.name}: the episodes under way, played again, do not lead to where they were"
-            )
+            text = "the episodes under way, played again, do not lead to where they were"
+            raise EnvError(f"{self.name}: {text}")
         self._take_mask(mask)
         self._obs = obs
         return torch.from_numpy(obs)
@@ -200,9 +199,8 @@ class Bridge:
 
     def _refuse_closed(self, call: str) -> None:
         if self._is_closed:
-            raise EnvError(
-                f"{self.name}: {call}() after close(); make new environments with make_envs"
-            )
+            text = f"{call}() after close(); make new environments with make_envs"
+            raise EnvError(f"{self.name}: {text}")
 
 
 class BatchReader:
@@ -247,7 +245,5 @@ class BatchReader:
         return stored
 
     def _refuse(self, what: str, call: str, index: int) -> NoReturn:
-        raise EnvError(
-            f"{self.name}: environment {index}, {call}() at step {self.num_steps}: "
-            f"returned {what}; {self.remedy}"
-        )
+        where = f"{self.name}: environment {index}, {call}() at step {self.num_steps}"
+        raise EnvError(f"{where}: returned {what}; {self.remedy}")

@@ -112,10 +112,9 @@ class EnvPoolEnv:
             **options,
         )
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
-        direct = _direct_calls(self._pool, told)
-        self._step: Any
-        self._reset: Any
-        self._step, self._reset = _public_calls(self._pool) if direct is None else direct
+        calls = _direct_calls(self._pool, told) or _public_calls(self._pool)
+        self._step: Any = calls[0]
+        self._reset: Any = calls[1]
         # Made now and kept by EnvPool, so that the warning does not come from the first reset.
         with _quiet():
             _ = self._pool.observation_space
@@ -251,10 +250,9 @@ def import_envpool(*, procgen: bool = False) -> ModuleType:
                 ensure_qt()
         import envpool
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"EnvPool is not installed ({error}); "
-            f"pip install 'phasicrl[{'procgen' if procgen else 'envpool'}]'"
-        ) from error
+        extra = "procgen" if procgen else "envpool"
+        text = f"EnvPool is not installed ({error}); pip install 'phasicrl[{extra}]'"
+        raise ImportError(text) from error
     if procgen:
         family = importlib.import_module(PROCGEN)
         # EnvPool keeps the failure if somebody imported it before Qt was there; importing the
@@ -285,11 +283,8 @@ def task_spaces(
     envpool = import_envpool(procgen=task_families()[task_id] == PROCGEN)
     with _quiet():
         spec = envpool.make_spec(task_id, **(options or {}))
-        if spec.config.max_num_players != 1:
-            raise ValueError(
-                f"envpool:{task_id} has {spec.config.max_num_players} players; "
-                "only tasks of one player are supported"
-            )
+        if (players := spec.config.max_num_players) != 1:
+            raise ValueError(f"envpool:{task_id} has {players} players; expected a task of one")
         return as_float32(spec.gymnasium_observation_space), _counted(spec.gymnasium_action_space)
 
 
@@ -311,10 +306,8 @@ def task_options(task_id: str, given: Mapping[str, OptionValue]) -> dict[str, An
     envpool = import_envpool(procgen=task_families()[task_id] == PROCGEN)
     name, fields = f"envpool:{task_id}", envpool.make_spec(task_id).config._asdict()
     for key in NOT_OPTIONS.intersection(given):
-        raise ValueError(
-            f"{name}: env.options cannot set {key}, which follows from the other options of "
-            "environments, from the seed or from the id"
-        )
+        what = f"{name}: env.options cannot set {key}"
+        raise ValueError(f"{what}, which follows from other options, from the seed or the id")
     takes = {key: value for key, value in fields.items() if key not in NOT_OPTIONS}
     options = checked_options(name, given, takes)
     for key, value in options.items():

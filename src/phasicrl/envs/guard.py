@@ -202,9 +202,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             expected = replace(expected, mask_source=None)
         made = interface_of(self._name, env)
         if made != expected:
-            raise Fault(
-                f"made an environment with other spaces, {made}, than the first one's, {expected}"
-            )
+            what = f"made an environment with other spaces, {made}"
+            raise Fault(f"{what}, than the first one's, {expected}")
         return env
 
     def _stored(self, obs: Any) -> np.ndarray:
@@ -225,18 +224,15 @@ class GuardedEnv(gym.Env[Any, Any]):
             if self._widths and isinstance(info, Mapping) and MASK in info:
                 raise Fault(f"gave an {MASK!r} in its info, where it had none at first", ALWAYS)
             return {}
-        remedy = (
-            f"give a mask of {sum(self._widths)} values, "
-            "at least one of them true for each discrete component, at every step"
-        )
+        each = "at least one of them true for each discrete component, at every step"
+        remedy = f"give a mask of {sum(self._widths)} values, {each}"
         if source == "method":
             given = self._env.get_wrapper_attr(MASK_METHOD)()
         else:
             holder = obs if source == "observation" else info
             if not isinstance(holder, Mapping) or MASK not in holder:
-                raise Fault(
-                    f"returned no {MASK!r} in its {source}, where it had one at first", remedy
-                )
+                text = f"returned no {MASK!r} in its {source}, where it had one at first"
+                raise Fault(text, remedy)
             given = holder[MASK]
         try:
             mask = flatten_mask(self._interface.action_space, given)
@@ -244,9 +240,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             raise Fault(f"gave {error}", remedy) from None
         blocked = find_blocked(self._widths, mask[None])
         if blocked is not None:
-            raise Fault(
-                f"gave an action mask that allows nothing in component {blocked[1]}: {mask}", remedy
-            )
+            text = f"gave an action mask that allows nothing in component {blocked[1]}: {mask}"
+            raise Fault(text, remedy)
         return {MASK: mask}
 
     def _blank_obs(self) -> np.ndarray:

@@ -29,14 +29,12 @@ from gymnasium.vector import SyncVectorEnv
 from phasicrl.config import OptionValue
 from phasicrl.envs.bridge import BatchReader, NumpyStep
 from phasicrl.envs.guard import GuardedEnv
-from phasicrl.envs.interface import MASK, MakeEnv, probe
+from phasicrl.envs.interface import MASK, REMEDY, MakeEnv, probe
 from phasicrl.envs.options import checked_options
 from phasicrl.envs.processes import ProcessLostError, ProcessVectorEnv, check_sendable
 from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.seeding import env_seeds
 from phasicrl.spaces import choices
-
-REMEDY = "gymnasium.utils.env_checker.check_env helps to find such faults"
 
 
 class GymnasiumEnv:
@@ -81,13 +79,12 @@ class GymnasiumEnv:
         self.mask_size = sum(choices(self.action_space)) if self.has_masks and action_masks else 0
         if parallel == "processes":
             check_sendable(name, make_env)
-        mode = gym.vector.AutoresetMode.SAME_STEP
         guard = functools.partial(GuardedEnv, make_env, name, max_restarts > 0)
-        makers = [functools.partial(guard, index, interface) for index in range(num_envs)]
+        makers: Any = [functools.partial(guard, index, interface) for index in range(num_envs)]
         self._make_vector: Callable[[], SyncVectorEnv | ProcessVectorEnv] = (
             functools.partial(ProcessVectorEnv, makers, name)
             if parallel == "processes"
-            else functools.partial(SyncVectorEnv, makers, autoreset_mode=mode)  # type: ignore[arg-type]
+            else functools.partial(SyncVectorEnv, makers, autoreset_mode="SameStep")
         )
         self._vector = self._make_vector()
         self._seed, self._first_env = seed, first_env
@@ -106,10 +103,8 @@ class GymnasiumEnv:
         self._restarts_in(info)
         made = self._vector.envs if isinstance(self._vector, SyncVectorEnv) else []
         if made and len({id(guard.unwrapped) for guard in made}) < self.num_envs:
-            raise ValueError(
-                f"{self.name}: make_env returned the same environment twice; "
-                "make a new one in it at each call"
-            )
+            what = f"{self.name}: make_env returned the same environment twice"
+            raise ValueError(f"{what}; make a new one in it at each call")
         self._obs = self._reader.check(obs, "reset")
         return obs, self._mask(info)
 
@@ -210,8 +205,6 @@ class GymnasiumEnv:
         """The masks `[B, mask_size]` of the observations that are returned."""
         if not self.mask_size:
             return None
-        without = np.flatnonzero(~info[f"_{MASK}"])
-        assert not len(without), f"{self.name}: guards {without} gave no mask"
         return info[MASK]
 
 
@@ -258,10 +251,8 @@ def import_module_of(name: str) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise ImportError(
-                f"the module {module!r} cannot be imported ({error}); "
-                "install it, or put its folder into PYTHONPATH"
-            ) from error
+            what = f"the module {module!r} cannot be imported ({error})"
+            raise ImportError(f"{what}; install it, or put its folder into PYTHONPATH") from error
 
 
 def options_for(spec: EnvSpec, given: Mapping[str, OptionValue]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Interface:
     reads_masks: bool = field(default=True, compare=False)
 
 
+REMEDY = "gymnasium.utils.env_checker.check_env helps to find such faults"
 ALWAYS = "give one with every reset and step, which may allow everything"
 """The remedy for masks that come late: a policy has them from the first observation or never."""
 
@@ -49,11 +50,7 @@ ALWAYS = "give one with every reset and step, which may allow everything"
 class Fault(Exception):
     """An environment returned what it must not."""
 
-    def __init__(
-        self,
-        text: str,
-        remedy: str = "gymnasium.utils.env_checker.check_env helps to find such faults",
-    ) -> None:
+    def __init__(self, text: str, remedy: str = REMEDY) -> None:
         super().__init__(text)
         self.remedy = remedy
 
@@ -61,10 +58,8 @@ class Fault(Exception):
 def probe(name: str, make_env: MakeEnv) -> Interface:
     """Make one environment to learn its interface, and refuse spaces that are not supported."""
     if not callable(make_env):
-        raise ValueError(
-            f"{name}: make_env is {describe(make_env)}; "
-            "a function that makes an environment was expected, as there are many"
-        )
+        given = describe(make_env)
+        raise ValueError(f"{name}: make_env is {given}; expected a function that makes one")
     try:
         env = make_env()
     except (ImportError, gym.error.DependencyNotInstalled) as error:
@@ -72,17 +67,21 @@ def probe(name: str, make_env: MakeEnv) -> Interface:
     except (Exception, SystemExit) as error:
         raise EnvError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(env, gym.Env):
-        raise ValueError(
-            f"{name}: make_env made {describe(env)}; "
-            "a gymnasium.Env was expected (the older `gym` is another package)"
-        )
+        made = f"{name}: make_env made {describe(env)}"
+        raise ValueError(f"{made}; expected a gymnasium.Env (the older `gym` is another package)")
     with contextlib.closing(env):
         interface = interface_of(name, env)
         check_spaces(name, interface.observation_space, interface.action_space)
-        may_have_mask = interface.mask_source is None and choices(interface.action_space)
-        if may_have_mask and _has_mask_in_info(name, env):
-            interface = replace(interface, mask_source="info")
-    return interface
+        if interface.mask_source is not None or not choices(interface.action_space):
+            return interface
+        try:
+            _, info = answer(env.reset(seed=0), "(obs, info)")
+        except (Exception, SystemExit) as error:
+            words = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
+            where = "reset() of the environment that was made to learn the spaces"
+            raise EnvError(f"{name}: {where}: {words}; repair the environment") from error
+        has_mask = isinstance(info, Mapping) and MASK in info
+        return replace(interface, mask_source="info" if has_mask else None)
 
 
 def interface_of(name: str, env: gym.Env[Any, Any]) -> Interface:
@@ -98,29 +97,14 @@ def interface_of(name: str, env: gym.Env[Any, Any]) -> Interface:
 def interface_of_spaces(name: str, space: Any, actions: Any) -> Interface:
     """What the spaces alone say of an interface."""
     if not isinstance(space, gym.Space) or not isinstance(actions, gym.Space):
-        raise ValueError(
-            f"{name}: observation_space is {describe(space)} and action_space {describe(actions)}; "
-            "Gymnasium spaces were expected"
-        )
+        given = f"observation_space is {describe(space)} and action_space {describe(actions)}"
+        raise ValueError(f"{name}: {given}; expected Gymnasium spaces")
     source: MaskSource | None = None
     # There is nothing to mask in numbers.
     if choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
         source = "observation"
         space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
     return Interface(as_float32(space), actions, source)
-
-
-def _has_mask_in_info(name: str, env: gym.Env[Any, Any]) -> bool:
-    """Reset an environment to look into its `info`."""
-    try:
-        _, info = answer(env.reset(seed=0), "(obs, info)")
-    except (Exception, SystemExit) as error:
-        words = str(error) if isinstance(error, Fault) else f"{type(error).__name__}: {error}"
-        raise EnvError(
-            f"{name}: reset() of the environment that was made to learn the spaces: {words}; "
-            "repair the environment"
-        ) from error
-    return isinstance(info, Mapping) and MASK in info
 
 
 def answer(result: Any, expected: str) -> tuple[Any, ...]:

@@ -127,10 +127,8 @@ def _make_pool(
     except (RuntimeError, TypeError) as error:  # EnvPool's word for a value that it cannot use
         if not config.options:
             raise
-        raise ValueError(
-            f"{name}: EnvPool does not take env.options {dict(config.options)}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+        what = f"{name}: EnvPool does not take env.options {dict(config.options)}"
+        raise ValueError(f"{what}: {str(error).splitlines()[0]}") from error
 
 
 def _make_gymnasium_id(name: str, config: EnvConfig, share: EnvShare) -> NumpyEnv:
@@ -148,11 +146,7 @@ def _make_gymnasium(make_env: MakeEnv, name: str, config: EnvConfig, share: EnvS
     )
 
 
-_FACTORIES = {
-    "procgen": _make_procgen,
-    "envpool": _make_envpool,
-    "gymnasium": _make_gymnasium_id,
-}
+_FACTORIES = dict(procgen=_make_procgen, envpool=_make_envpool, gymnasium=_make_gymnasium_id)
 
 
 def for_evaluation(config: EnvConfig) -> EnvConfig:
@@ -177,10 +171,8 @@ def resolve(env_id: str) -> tuple[Backend, str]:
     """
     prefix, colon, name = env_id.partition(":")
     if colon and prefix not in get_args(Backend):
-        raise ValueError(
-            f"env.id is {env_id!r}; expected a bare id, or one behind procgen:, envpool: or "
-            f"gymnasium:. For Gymnasium's `module:Id` write gymnasium:{env_id}."
-        )
+        what = f"env.id is {env_id!r}; expected an id behind procgen:, envpool: or gymnasium:"
+        raise ValueError(f"{what}. For Gymnasium's `module:Id` write gymnasium:{env_id}.")
     name = name if colon else env_id
     if prefix == "gymnasium":
         import_module_of(name)

@@ -76,10 +76,7 @@ def ensure_qt() -> QtSource:
         return "system"
     folder = _wheel_folder()
     if folder is None:
-        raise ImportError(
-            "Procgen draws with Qt 5, "
-            f"and neither the system nor the package PyQt5-Qt5 provides it here; {QT_REMEDIES}"
-        )
+        raise ImportError(f"Procgen draws with Qt 5, which is not installed here; {QT_REMEDIES}")
     if all(_loads(str(folder / name)) for name in QT_LIBRARIES):
         return "wheel"
     load_with_stand_ins(folder)
@@ -123,12 +120,12 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     """The bytes of an x86-64 ELF shared library whose functions do nothing and return zero.
 
     The layout is the least that glibc's loader accepts: one part with names and tables, and one
-    with code, if there is any.
+    with code.
     """
-    names = [soname.encode(), *(function.encode() for function in functions)]
-    strings = b"\0" + b"".join(name + b"\0" for name in names)
+    names = [soname, *functions]
+    strings = "\0".join(["", *names, ""]).encode()
     name_at = [1 + sum(len(name) + 1 for name in names[:index]) for index in range(len(names))]
-    num_segments, page = 4 if functions else 3, 0x1000
+    num_segments, page = 4, 0x1000
     dynamic_at = 64 + 56 * num_segments + (-56 * num_segments) % 16
     hash_at = dynamic_at + 7 * 16
     symbols_at = hash_at + 4 * (2 + 1 + 1 + len(functions)) + (4 * len(functions)) % 8
@@ -141,8 +138,8 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     # One bucket with all symbols in a chain, so that names are compared and never hashed: 1 → 2 → …
     # → 0, the end.
     count = len(functions)
-    chain = [0, *(index + 1 if index < count else 0 for index in range(1, count + 1))]
-    table = struct.pack(f"<{4 + count}I", 1, 1 + count, 1 if functions else 0, *chain)
+    chain = [0, *range(2, count + 1), *[0] * bool(count)]
+    table = struct.pack(f"<{4 + count}I", 1, 1 + count, min(count, 1), *chain)
     # Each a global function of the first section (any number but 0, which is "undefined") at the
     # one piece of code.
     symbols = bytes(24)
@@ -152,11 +149,10 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     # and PT_GNU_STACK without "execute": its absence would ask for an executable stack.
     segments = [
         (1, 6, 0, size, page),
+        (1, 5, code_at, len(code), page),  # PT_LOAD to read and execute, never written
         (2, 6, dynamic_at, len(dynamic), 8),
         (0x6474E551, 6, 0, 0, 16),
     ]
-    if functions:  # PT_LOAD to read and execute, never written
-        segments.insert(1, (1, 5, code_at, len(code), page))
     headers = b"".join(
         struct.pack("<IIQQQQQQ", kind, flags, at, at, at, length, length, align)
         for kind, flags, at, length, align in segments
@@ -165,11 +161,10 @@ def stand_in_library(soname: str, functions: Sequence[str] = ()) -> bytes:
     numbers = (3, 62, 1, 0, 64, 0, 0, 64, 56, num_segments, 64, 0, 0)
     header = identity + struct.pack("<HHIQQQIHHHHHH", *numbers)
     parts = [(0, header + headers), (dynamic_at, dynamic), (hash_at, table)]
-    parts += [(symbols_at, symbols), (strings_at, strings)]
-    library = bytearray()
-    for at, part in [*parts, (code_at, code)] if functions else parts:
+    library = b""
+    for at, part in (*parts, (symbols_at, symbols), (strings_at, strings), (code_at, code)):
         library = library.ljust(at, b"\0") + part
-    return bytes(library)
+    return library
 
 
 def envpool_has_own_qt() -> bool:

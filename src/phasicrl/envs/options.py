@@ -30,30 +30,24 @@ def checked_options(
     for key in given:
         if key not in takes and not takes_more:
             known = ", ".join(f"{option}={default}" for option, default in sorted(takes.items()))
-            raise ValueError(
-                f"{name} has no option {key!r}{nearest_name(key, takes)} (env.options); "
-                f"with their defaults it has: {known or 'none at all'}"
-            )
+            what = f"{name} has no option {key!r}{nearest_name(key, takes)} (env.options)"
+            raise ValueError(f"{what}; with their defaults it has: {known or 'none at all'}")
     return {key: _as_default(name, key, value, takes.get(key)) for key, value in given.items()}
 
 
 def _as_default(name: str, key: str, value: OptionValue, default: Any) -> Any:
     """One value in the type of its default."""
     if not isinstance(default, bool | int | float | str | None):
-        raise ValueError(
-            f"{name}: env.options cannot set {key}, which is {default!r}; "
-            "make the environment yourself, with make_env"
-        )
+        what = f"{name}: env.options cannot set {key}, which is {default!r}"
+        raise ValueError(f"{what}; make the environment yourself, with make_env")
     kind = type(default)
     read = value if not isinstance(value, str) or kind is str else _read(value, kind)
     if kind is float and isinstance(read, int) and not isinstance(read, bool):
         read = float(read)
     if default is not None and type(read) is not kind:
         words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
-        raise ValueError(
-            f"{name}: env.options has {key} = {value!r}; "
-            f"{words[kind]} was expected (its default is {default!r})"
-        )
+        expected = f"{words[kind]} was expected (its default is {default!r})"
+        raise ValueError(f"{name}: env.options has {key} = {value!r}; {expected}")
     return read
 
 
