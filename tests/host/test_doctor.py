@@ -137,7 +137,7 @@ def test_the_cores_that_are_used_and_why(
     cores: set[int], quota: float | None, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: cores)
     monkeypatch.setattr(machine, "cgroup_quota", lambda: quota)
     check = doctor._cpu()
     assert (check.status, check.found) == ("ok", found)

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from phasicrl.host.machine import usable_cores
-
 PATIENCE = 2.0
 """Seconds after which a run computes without a turn: who has it may have been stopped."""
 IMPATIENCE = 30.0
@@ -40,7 +38,7 @@ class Turns:
     def __init__(self, folder: Path | None = None) -> None:
         self._impatient_until = 0.0
         self._next = self._now = -1
-        cores = hashlib.sha256(repr(sorted(usable_cores())).encode()).hexdigest()[:8]
+        cores = hashlib.sha256(repr(sorted(os.sched_getaffinity(0))).encode()).hexdigest()[:8]
         folder = folder or Path(tempfile.gettempdir()) / f"phasicrl-{os.getuid()}"
         with suppress(OSError):  # nowhere to write: everybody computes at once
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -144,7 +144,7 @@ def _gpu() -> Check:
 
 def _cpu() -> Check:
     """Cores that runs use here, and why not all."""
-    used, allowed, quota = machine.num_cores(), len(machine.usable_cores()), machine.cgroup_quota()
+    used, allowed, quota = machine.num_cores(), len(os.sched_getaffinity(0)), machine.cgroup_quota()
     reasons = [f"{os.cpu_count()} in the machine"]
     if 0 < allowed < (os.cpu_count() or 1):
         reasons.append(f"this process may use {allowed}")
