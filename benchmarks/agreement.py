@@ -43,7 +43,7 @@ sys.path.insert(0, str(HERE))
 from references.cases import CASES, MISTAKE  # noqa: E402  # from the folder beside this file
 from versus import PEERS  # noqa: E402
 
-from phasicrl.host.provenance import commit_or_digest  # noqa: E402
+from phasicrl.host.provenance import commit  # noqa: E402
 
 REFERENCES = {
     "openai-ppg": (
@@ -263,14 +263,14 @@ def about(given: dict[str, Path | bool]) -> dict[str, Any]:
     found = {}
     for name, path in given.items():
         state = (
-            commit_or_digest(path)
+            commit(path) or "unknown"
             if isinstance(path, Path)
             else f"version {version('stable_baselines3')}"
         )
         found[name] = {"repository": REFERENCES[name][0], "commit": state}
     packages = ("torch", "numpy", "gymnasium", *(["gym"] if "cleanrl" in given else []))
     return {
-        "commit": commit_or_digest(PEERS),
+        "commit": commit(PEERS) or "unknown",
         "versions": {package: version(package) for package in packages},
         "references": found,
     }

@@ -25,7 +25,7 @@ from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import parse_config
 from phasicrl.experiments.batch_scale import scaled_batch
 from phasicrl.experiments.trials import ResultTable, Trial, fill_table, over_seeds
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
 
 COMMON = (
@@ -85,7 +85,7 @@ def measure(trial: Trial) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         train(replace(config, output_dir=folder), on_iteration=note)
     about = {"task": task, "arm": arm, "divided_by": size, "seed": str(trial.config.seed)}
-    made = {"commit": commit_or_digest()}
+    made = {"commit": commit() or "unknown"}
     return [
         about | {"env_steps": str(steps), "return": f"{value:.5g}"} | made
         for steps, value in points

@@ -239,9 +239,9 @@ def main() -> None:
         code.split("=", 1) for code in options.code or [f"now={Path(__file__).parents[1] / 'src'}"]
     )
     # Not at the top: with `--train` an older phasicrl is imported, which may not have it.
-    from phasicrl.host.provenance import commit_or_digest
+    from phasicrl.host.provenance import commit
 
-    made = {name: commit_or_digest(Path(code.split(",")[0])) for name, code in codes.items()}
+    made = {name: commit(Path(code.split(",")[0])) or "unknown" for name, code in codes.items()}
     earlier = (
         list(csv.DictReader(options.output.read_text().splitlines()))
         if options.output.exists()

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 
 KINDS = {
     "convolutions, forward": ("aten::mkldnn_convolution",),
@@ -49,7 +49,7 @@ def write_kernels(trace: Path, output: Path) -> None:
     end = max(event["ts"] + event["dur"] for event in events)
     kinds = {name: kind for kind, names in KINDS.items() for name in names}
     kinds[BACKWARD] = "backward"
-    rows = [("iteration", 0, round(end - begin), commit_or_digest())]
+    rows = [("iteration", 0, round(end - begin), commit() or "unknown")]
     rows += [
         (kinds[event["name"]], round(event["ts"] - begin), round(event["dur"]), rows[0][3])
         for event in sorted(events, key=lambda event: event["ts"])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from phasicrl.host.machine import num_cores
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
@@ -103,7 +103,7 @@ def main() -> None:
     if options.case is not None:
         print(json.dumps(measure(options.case, options.threads)))
         return
-    made = commit_or_digest()
+    made = commit() or "unknown"
     with options.output.open("w", newline="") as file:
         columns = [*USUAL, "repeat", "name", "value", "commit"]
         writer = csv.DictWriter(file, columns, lineterminator="\n")

@@ -46,7 +46,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 
 ROOT = Path(__file__).resolve().parents[1]
 PIECES = ("tests", "bench", "versus", "train")
@@ -780,7 +780,7 @@ def main(words: Sequence[str] | None = None, *, run: Callable[..., None] = run_c
     options = parser.parse_args(words)
     session = Session(
         options.results.resolve(), TOY if options.toy else Sizes(), start + 60 * options.minutes,
-        options.commit or commit_or_digest(ROOT),
+        options.commit or commit(ROOT) or "unknown",
         options.cleanrl, options.reference, options.archive, run,
     )  # fmt: skip
     if not options.status:

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 from phasicrl import get_preset, train
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 
 TRAIN = {
     "images": "train procgen-ppo --env.num-envs 1024 --ppo.num-steps 8 --total-env-steps 8192 "
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    made = commit_or_digest()
+    made = commit() or "unknown"
     with options.output.open("w", newline="") as file, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         commands = {what: (words, words.split()) for what, words in TRAIN.items()}

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.experiments.trials import ResultTable, Trial, fill_table
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
 
 FIELDS = "--model.channels 8 16 16 --total-env-steps 300_000"
@@ -38,7 +38,11 @@ Row = dict[str, str]
 def measure(trial: Trial) -> list[Row]:
     """Train once; returns a row for each evaluation."""
     rows: list[Row] = []
-    made = {"levels": trial.label[0], "seed": str(trial.config.seed), "commit": commit_or_digest()}
+    made = {
+        "levels": trial.label[0],
+        "seed": str(trial.config.seed),
+        "commit": commit() or "unknown",
+    }
 
     def note(trained: Run, record: dict[str, float]) -> None:
         if METRICS[0] in record:

@@ -28,7 +28,7 @@ from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.execution.compiled import compile_
 from phasicrl.host.machine import num_cores
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 from phasicrl.optimize import adam_
 
 ENVS, STEPS, MINIBATCHES, EPOCHS, OBS, WIDTH, ACTIONS = 4, 128, 4, 4, 4, 64, 2
@@ -165,7 +165,7 @@ def main() -> None:
     )
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
-    made = commit_or_digest()
+    made = commit() or "unknown"
     with options.output.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(

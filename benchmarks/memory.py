@@ -22,7 +22,7 @@ from versus import PEERS
 
 from phasicrl import get_preset
 from phasicrl.host.machine import peak_memory, processor
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.session.build import start_run
 
@@ -42,7 +42,7 @@ def main() -> None:
         with start_run(config) as run:
             found = {
                 "preset": options.preset,
-                "commit": commit_or_digest(PEERS),
+                "commit": commit(PEERS) or "unknown",
                 "processor": processor(),
                 "after start-up": peak_memory(),
             }

@@ -25,7 +25,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.host.machine import num_cores
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
 
 SETTINGS = {
@@ -51,7 +51,7 @@ def measure(trial: Trial) -> list[Row]:
     """Train once; returns a row for each iteration."""
     game, setting = trial.label
     rows: list[Row] = []
-    made = {"commit": commit_or_digest()}
+    made = {"commit": commit() or "unknown"}
 
     def note(trained: Run, record: dict[str, float]) -> None:
         kept = {name: f"{record[name]:.5g}" for name in METRICS if name in record}

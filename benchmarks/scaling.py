@@ -30,7 +30,7 @@ from phasicrl import train
 from phasicrl.cli import parse_config
 from phasicrl.distributed import Ranks
 from phasicrl.host.machine import num_cores, processor
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
 
 RUNS = {
@@ -151,7 +151,7 @@ def main() -> None:
                 for processes in (1, options.processes)[:: 1 if number % 2 else -1]:
                     found = pair[processes] = measured(name, processes)
                     where = {"run": name, "processes": processes, "round": number + 1}
-                    about = {"processor": processor(), "commit": commit_or_digest(PEERS)}
+                    about = {"processor": processor(), "commit": commit(PEERS) or "unknown"}
                     table.writerow(
                         found | where | about
                         | {key: f"{found[key]:.6g}" for key in

@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 from phasicrl.host.machine import describe, num_cores, package_version, processor
-from phasicrl.host.provenance import commit_or_digest
+from phasicrl.host.provenance import commit
 
 PEERS = Path(__file__).parent / "peers"
 PEERS_PACKAGES = (
@@ -574,7 +574,7 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
         **describe(),
         "mujoco": package_version("mujoco"),
         "threads": options.threads,
-        "commit": commit_or_digest(PEERS),
+        "commit": commit(PEERS) or "unknown",
     }
     for name in ("sb3", "cleanrl", "purejaxrl"):
         python = options.venvs / name / "bin" / "python"
@@ -595,7 +595,7 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
                 row["name"]: row["version"] for row in listed if row["name"] in PEERS_PACKAGES
             }
         if (folder := getattr(options, name, None)) is not None:
-            found[f"{name}'s folder"] = commit_or_digest(folder)
+            found[f"{name}'s folder"] = commit(folder) or "unknown"
     return found
 
 

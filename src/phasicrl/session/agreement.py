@@ -8,8 +8,8 @@ import time
 from phasicrl.config import Config
 from phasicrl.distributed import RankError, World
 from phasicrl.execution.plan import Machine, Plan
-from phasicrl.host import provenance
 from phasicrl.host.machine import versions
+from phasicrl.host.provenance import commit
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.lock import LOCK_FILE
 
@@ -21,11 +21,10 @@ def require_same_start(config: Config, world: World) -> None:
     """Refuse processes that would not train the same.
 
     Raises:
-        RankError: their configurations, versions or code differ; the message has what, and where.
+        RankError: their configurations, versions or commits differ; the message has the values.
     """
     world.require_same("configuration", config.values)
-    world.require_same("versions", versions)
-    world.require_same("code", lambda: {"source": provenance.tree()})
+    world.require_same("versions", lambda: versions() | {"commit": commit()})
 
 
 def require_shares(config: Config, world: World) -> None:

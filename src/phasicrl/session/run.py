@@ -23,8 +23,8 @@ from phasicrl.distributed import RankError, World
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Phase
-from phasicrl.host import provenance
 from phasicrl.host.machine import num_cores, processor, versions
+from phasicrl.host.provenance import commit
 from phasicrl.host.signals import Preempted, Signals, ToldToEnd
 from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
@@ -318,8 +318,7 @@ class Run:
             "plan": self.compute.plan.to_dict(),
             "machine": system,
             "versions": versions() | {"torch": torch.__version__},
-            "commit": provenance.commit(),
-            "source": provenance.tree(),
+            "commit": commit(),
         }
         self._steps_on_card = self.env_steps
         if self.world.is_first:
