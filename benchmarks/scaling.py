@@ -28,7 +28,7 @@ from versus import PEERS
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.distributed import Ranks
+from phasicrl.distributed import World
 from phasicrl.host.machine import num_cores, processor
 from phasicrl.host.provenance import commit
 from phasicrl.session.run import Run
@@ -57,9 +57,9 @@ def measure(name: str) -> Row:
     words = f"{RUNS[name]} --total-env-steps 100_000_000 --compute.num-threads {threads}"
     words += " --log.console off --log.no-tensorboard"
     seconds, exchanges, spent, counted = [], [], [0.0], [0]
-    plain = Ranks._exchange
+    plain = World._exchange
 
-    def timed(self: Ranks, exchange: Any) -> None:
+    def timed(self: World, exchange: Any) -> None:
         start = time.perf_counter()
         plain(self, exchange)
         spent[0] += time.perf_counter() - start
@@ -87,7 +87,7 @@ def measure(name: str) -> Row:
         where = os.environ.get("SCALING_FOLDER", folder)  # one that all processes share
         config = parse_config([*words.split(), "--output-dir", where])
         config = config.changed({"checkpoint.every_minutes": None})
-        with mock.patch.object(Ranks, "_exchange", timed):
+        with mock.patch.object(World, "_exchange", timed):
             run = train(config, on_iteration=alone)
     # PPG: an auxiliary phase belongs to every second iteration.
     middle = statistics.fmean if name == "procgen-ppg" else statistics.median

@@ -446,7 +446,7 @@ def test_a_process_group_without_variables_is_refused(tmp_path: Path) -> None:
     processes = start_ranks(tmp_path, 2, train_unnamed, tmp_path)
     assert ended(processes) == [2, 2]
     for words in said(tmp_path):
-        assert "a process group of 2 is there" in words and "LOCAL_WORLD_SIZE" in words
+        assert "initialized with 2 processes" in words and "LOCAL_WORLD_SIZE" in words
 
 
 def train_out_of_memory(folder: Path) -> None:

@@ -309,13 +309,9 @@ def test_files_are_on_the_disk_before_the_name_and_the_name_before_the_return(
 
 def test_a_chunk_of_another_number_of_processes_is_not_linked(tmp_path: Path) -> None:
     """Their shares were others, though the name is the same."""
-
-    class OneOfTwo(World):
-        size = 2
-
     many, few = torch.arange(4.0), torch.arange(2.0)
     save_checkpoint(
-        tmp_path, TREE, env_steps=1, keep=3, chunks={"a": lambda: {"x": few}}, world=OneOfTwo()
+        tmp_path, TREE, env_steps=1, keep=3, chunks={"a": lambda: {"x": few}}, world=World(size=2)
     )
     for steps in (2, 3):
         save(tmp_path, steps, chunks={"a": lambda: {"x": many}})
