@@ -149,8 +149,8 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
     changes = {} if rank is None else changes
     config, make_env = case(folder, base)
     # Adam divides by the gradient's size: one of nothing but rounding would be a whole step.
-    same = {"env.num_envs": 8, "total_env_steps": 5 * 64, "ppo.adam_eps": 1e-3}
-    config = config.changed(same | changes)
+    config = config.changed({"env.num_envs": 8, "ppo.adam_eps": 1e-3} | changes)
+    config = config.changed({"total_env_steps": 5 * config.batch_size})
     rows: list[dict[str, float]] = []
 
     def keep(run: Run, record: dict[str, float]) -> None:
