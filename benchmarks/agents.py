@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from phasicrl.exchange.package import release
-from phasicrl.experiments.trials import FIRST_REPORT_SEED, train_or_resume
-from phasicrl.experiments.video import film
+from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED, train_or_resume
+from phasicrl.lab.experiments.video import film
+from phasicrl.lab.export.package import release
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 

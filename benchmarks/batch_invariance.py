@@ -21,11 +21,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from phasicrl import train
-from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import parse_config
-from phasicrl.experiments.batch_scale import scaled_batch
-from phasicrl.experiments.trials import ResultTable, Trial, fill_table, over_seeds
 from phasicrl.host.provenance import commit
+from phasicrl.lab.experiments.batch_scale import scaled_batch
+from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table, over_seeds
+from phasicrl.session.bootstrap import bootstrap_interval
 from phasicrl.session.run import Run
 
 COMMON = (

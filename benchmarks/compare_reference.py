@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phasicrl.analysis.plot import Curve, Task, run_curves
+from phasicrl.lab.analysis.plot import Curve, Task, run_curves
 from phasicrl.runs.directory import RunDirectory
 
 METRICS = {

@@ -601,7 +601,7 @@ def keep_curve(session: Session, game: str, directory: Path, result: Result) -> 
 
     Why it cannot be drawn is noted.
     """
-    from phasicrl.analysis.plot import plot_runs
+    from phasicrl.lab.analysis.plot import plot_runs
 
     folder = session.results / "train" / game
     folder.mkdir(parents=True, exist_ok=True)

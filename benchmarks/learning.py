@@ -20,8 +20,7 @@ from pathlib import Path
 
 from phasicrl.algorithm import train
 from phasicrl.cli import parse_config
-from phasicrl.experiments.evaluate import evaluate
-from phasicrl.experiments.trials import (
+from phasicrl.lab.experiments.trials import (
     FIRST_REPORT_SEED,
     RETURN,
     ResultTable,
@@ -31,6 +30,7 @@ from phasicrl.experiments.trials import (
     over_seeds,
 )
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.evaluate import evaluate
 
 LEARNING_COLUMNS = (
     "preset", "seed", "env", "env_steps", "seconds", "return_100", "steps_to_threshold",

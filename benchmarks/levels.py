@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.host.provenance import commit
+from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.session.run import Run
 
 FIELDS = "--model.channels 8 16 16 --total-env-steps 300_000"

@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 
 from phasicrl import train
 from phasicrl.cli import parse_config
-from phasicrl.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.host.machine import num_cores
 from phasicrl.host.provenance import commit
+from phasicrl.lab.experiments.trials import ResultTable, Trial, fill_table
 from phasicrl.session.run import Run
 
 SETTINGS = {

@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 
 from phasicrl.cli import parse_config
 from phasicrl.config import Config
-from phasicrl.experiments.trials import ResultTable
+from phasicrl.lab.experiments.trials import ResultTable
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import runpy
 from pathlib import Path
 
 from phasicrl import EnvConfig, train
-from phasicrl.experiments.trials import (
+from phasicrl.lab.experiments.trials import (
     FIRST_REPORT_SEED,
     ResultTable,
     Row,

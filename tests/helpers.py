@@ -27,7 +27,7 @@ from phasicrl.config import (
     PPOConfig,
     RewardNormConfig,
 )
-from phasicrl.experiments.trials import Failure
+from phasicrl.lab.experiments.trials import Failure
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run

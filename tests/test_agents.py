@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from phasicrl.config_io import read_json
-from phasicrl.exchange.package import EVALUATION_FILE, check_package
-from phasicrl.experiments.evaluate import evaluate
+from phasicrl.lab.export.package import EVALUATION_FILE, check_package
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.evaluate import evaluate
 from tests.helpers import skip_without_envpool
 
 ROOT = Path(__file__).parents[1]

@@ -24,7 +24,7 @@ def test_no_public_name_is_a_modules_name() -> None:
     "before",
     [
         "",
-        "import phasicrl.algorithm, phasicrl.experiments.evaluate",
+        "import phasicrl.algorithm, phasicrl.session.evaluate",
         "from phasicrl.algorithm import learn",
     ],
 )
@@ -32,9 +32,9 @@ def test_functions_are_functions_and_modules_are_modules_whatever_was_imported_b
     before: str,
 ) -> None:
     code = f"""{before}
-import phasicrl.algorithm as page, phasicrl.experiments.evaluate, inspect
+import phasicrl.algorithm as page, phasicrl.session.evaluate, inspect
 from phasicrl import evaluate, resume, train
-assert all(map(inspect.ismodule, (page, phasicrl.algorithm, phasicrl.experiments.evaluate)))
+assert all(map(inspect.ismodule, (page, phasicrl.algorithm, phasicrl.session.evaluate)))
 assert all(map(inspect.isfunction, (train, resume, evaluate, phasicrl.train, phasicrl.evaluate)))
 assert page.train is train and "Start reading here" in page.__doc__"""
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,8 +17,8 @@ from types import ModuleType
 import pytest
 
 from phasicrl import cli
-from phasicrl.exchange.package import release
 from phasicrl.host.provenance import commit
+from phasicrl.lab.export.package import release
 from tests.test_pages_run import small_presets
 from tests.test_results import rows_of
 

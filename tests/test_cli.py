@@ -20,8 +20,6 @@ import pytest
 
 from phasicrl import cli
 from phasicrl.algorithm import train
-from phasicrl.analysis.compare import Comparison
-from phasicrl.analysis.plot import plot_runs
 from phasicrl.cli import arguments_for, main, parse_config
 from phasicrl.config import (
     ASKED_IMPORTS,
@@ -32,15 +30,17 @@ from phasicrl.config import (
     field_paths,
 )
 from phasicrl.config_io import SCHEMA, nearest_name
-from phasicrl.exchange import export
-from phasicrl.exchange.package import Package
-from phasicrl.experiments import evaluate as evaluation
-from phasicrl.experiments.evaluate import Evaluation, evaluate
-from phasicrl.experiments.run_suite import SuiteResult, run_suite
-from phasicrl.experiments.video import film
-from phasicrl.host import bench, doctor
+from phasicrl.lab import bench, doctor
+from phasicrl.lab.analysis.compare import Comparison
+from phasicrl.lab.analysis.plot import plot_runs
+from phasicrl.lab.experiments.run_suite import SuiteResult, run_suite
+from phasicrl.lab.experiments.video import film
+from phasicrl.lab.export import export
+from phasicrl.lab.export.package import Package
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session import evaluate as evaluation
+from phasicrl.session.evaluate import Evaluation, evaluate
 from phasicrl.session.run import Run
 from tests.helpers import TRAIN
 
@@ -814,30 +814,30 @@ def test_a_warning_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     ("words", "where", "found", "said"),
     [
         (
-            ["export", "run"], "phasicrl.exchange.export.export_policy",
+            ["export", "run"], "phasicrl.lab.export.export.export_policy",
             export.Export(Path("run/policy.onnx"), {"inputs": {}, "outputs": {}}, 1_000, 2e-7),
             {"path": "run/policy.onnx", "about": {"inputs": {}, "outputs": {}},
              "observations": 1_000, "difference": 2e-7},
         ),
         (
-            ["release", "run"], "phasicrl.exchange.package.release",
+            ["release", "run"], "phasicrl.lab.export.package.release",
             [Package(Path("release/x"), ())], [{"path": "release/x", "evaluations": []}],
         ),
         (
-            ["report", "run"], "phasicrl.analysis.report.write_report",
+            ["report", "run"], "phasicrl.lab.analysis.report.write_report",
             Path("run/report.html"), ["run/report.html"],
         ),
         (
-            ["plot", "run"], "phasicrl.analysis.plot.plot_runs",
+            ["plot", "run"], "phasicrl.lab.analysis.plot.plot_runs",
             [Path("a.png"), Path("a.csv")], ["a.png", "a.csv"],
         ),
         (
-            ["video", "run"], "phasicrl.experiments.video.film",
+            ["video", "run"], "phasicrl.lab.experiments.video.film",
             (Path("run/a.mp4"), PLAYED), {"path": "run/a.mp4", **PLAYED.to_dict()},
         ),
-        (["hub", "pull", "a/x"], "phasicrl.exchange.hub.pull", Path("x"), ["x"]),
+        (["hub", "pull", "a/x"], "phasicrl.lab.export.hub.pull", Path("x"), ["x"]),
         (
-            ["suite", "fig3"], "phasicrl.experiments.run_suite.run_suite",
+            ["suite", "fig3"], "phasicrl.lab.experiments.run_suite.run_suite",
             SuiteResult(Comparison("return", "raw", (), (), (), ()), ()),
             {"comparison": {"metric": "return", "units": "raw", "results": [], "overall": [],
                             "missed": [], "files": [], "target": None, "notes": []}, "files": []},

@@ -16,10 +16,10 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config
-from phasicrl.experiments.evaluate import evaluate
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params
 from phasicrl.rollout import Samples
 from phasicrl.session.build import start_run
+from phasicrl.session.evaluate import evaluate
 from tests.helpers import Levers, tiny, tiny_aux
 
 COMBINATIONS = [

@@ -20,7 +20,7 @@ import pytest
 from phasicrl import cli
 from phasicrl.algorithm import train
 from phasicrl.config import _NO_DIFFERENCE, LogConfig, field_paths
-from phasicrl.exchange.export import export_policy
+from phasicrl.lab.export.export import export_policy
 from phasicrl.presets import get_preset
 from phasicrl.runs.metrics import METRICS
 from tests.helpers import look_up

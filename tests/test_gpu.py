@@ -24,12 +24,12 @@ from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import Config, RewardNormConfig
 from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Plan
-from phasicrl.experiments.evaluate import evaluate
-from phasicrl.host.bench import measure
+from phasicrl.lab.bench import measure
 from phasicrl.presets import get_preset
 from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import start_run
+from phasicrl.session.evaluate import evaluate
 from phasicrl.session.run import Run
 from tests.execution.test_compute import both, setting
 from tests.golden import FILE, Image, runs

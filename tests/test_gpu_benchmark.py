@@ -25,7 +25,7 @@ import torch
 
 from phasicrl import cli
 from phasicrl.config import Config
-from phasicrl.host import bench
+from phasicrl.lab import bench
 from phasicrl.runs.directory import RunDirectory
 from tests.helpers import skip_without_envpool
 from tools import offline_bundle

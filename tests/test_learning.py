@@ -15,9 +15,9 @@ import pytest
 
 from phasicrl.algorithm import train
 from phasicrl.config import Config, LogConfig
-from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.evaluate import evaluate
 from tests.golden import Image
 from tests.helpers import tiny, tiny_aux
 

@@ -20,9 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "phasicrl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_FUNCTION_LINES = 50
-MAX_ROOM_LINES = 2000
-# All of the package. The design asks for 9,000: see docs/architecture.md for where it stands.
-MAX_CODE_LINES = 16_340
+READING_PATH = ("algorithm", "phases", "learner", "objectives", "returns", "collect", "rollout")
+# Lines of code by part. The design asks for 7,700, 3,400, 1,150, 400 and 18,000: lower these
+# with each cut.
+LIMITS = {
+    "core": 10_110,
+    "lab": 3_545,
+    "reading path": 1_150,
+    "largest file": 730,
+    "tests": 23_520,
+}
 
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve"}
@@ -156,21 +163,18 @@ class TestEveryFile:
         ]
 
 
-def test_package_stays_small():
-    lines = {named(path): len(code_lines(path.read_text())) for path in SOURCES}
-    assert sum(lines.values()) < MAX_CODE_LINES, dict(
-        sorted(lines.items(), key=lambda item: -item[1])
-    )
-
-
-@pytest.mark.parametrize(
-    "room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
-)
-def test_rooms_stay_small(room: str):
-    assert (
-        sum(len(code_lines(path.read_text())) for path in SOURCES if room in path.parts)
-        < MAX_ROOM_LINES
-    )
+def test_every_part_stays_within_its_limit():
+    lines = {path: len(code_lines(path.read_text())) for path in SOURCES}
+    in_lab = {path for path in SOURCES if "lab" in path.relative_to(PACKAGE).parts}
+    tests = (ROOT / "tests").rglob("*.py")
+    found = {
+        "core": sum(lines[path] for path in lines if path not in in_lab),
+        "lab": sum(lines[path] for path in in_lab),
+        "reading path": sum(lines[PACKAGE / f"{name}.py"] for name in READING_PATH),
+        "largest file": max(lines.values()),
+        "tests": sum(len(code_lines(path.read_text())) for path in tests),
+    }
+    assert not {part: found[part] for part in LIMITS if found[part] > LIMITS[part]}
 
 
 def test_every_module_has_a_name_of_its_own():

@@ -21,9 +21,9 @@ import pytest
 from phasicrl import cli
 from phasicrl.algorithm import train
 from phasicrl.config import Config
-from phasicrl.experiments import suites, trials
-from phasicrl.experiments.evaluate import Evaluation, evaluate
+from phasicrl.lab.experiments import suites, trials
 from phasicrl.presets import PRESETS, Preset, get_preset
+from phasicrl.session.evaluate import Evaluation, evaluate
 from tests.helpers import run_here
 from tests.test_docs import ROOT, TEXTS, commands, own_commands
 

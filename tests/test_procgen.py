@@ -13,11 +13,11 @@ import pytest
 
 from phasicrl.algorithm import train
 from phasicrl.config import AuxConfig, Config, LogConfig
-from phasicrl.experiments.evaluate import evaluate
-from phasicrl.experiments.video import film
+from phasicrl.lab.experiments.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS
+from phasicrl.session.evaluate import evaluate
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="needs the extra `procgen`"

@@ -11,7 +11,7 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import AuxConfig, ObsNormConfig
-from phasicrl.experiments.batch_scale import scaled_batch
+from phasicrl.lab.experiments.batch_scale import scaled_batch
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.objectives import decoupled_surrogate_loss, surrogate_loss
 from phasicrl.presets import get_preset

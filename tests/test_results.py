@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from phasicrl.experiments.trials import FIRST_REPORT_SEED, ResultTable
+from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED, ResultTable
 from phasicrl.presets import PRESETS
 from tools import reference_pages, result_tables
 

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import batch_invariance, draw_trace, levels, precision
-from phasicrl.analysis.plot import draw_curves, save_figure
-from phasicrl.experiments.run_suite import suite_curves
-from phasicrl.experiments.suites import SUITES
-from phasicrl.experiments.trials import ResultTable
+from phasicrl.lab.analysis.plot import draw_curves, save_figure
+from phasicrl.lab.experiments.run_suite import suite_curves
+from phasicrl.lab.experiments.suites import SUITES
+from phasicrl.lab.experiments.trials import ResultTable
 from tools.result_tables import RESULTS, RUN_SUITES, read
 
 ROOT = Path(__file__).parents[1]

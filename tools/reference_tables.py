@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phasicrl.analysis.references import FOLDER
+from phasicrl.lab.analysis.references import FOLDER
 
 POINTS = 48
 CURVES = {

@@ -18,14 +18,14 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import batch_invariance, levels
-from phasicrl.analysis.plot import Curve, Task, reference_curves
-from phasicrl.analysis.scores import PROCGEN_BOUNDS, normalized
-from phasicrl.analysis.statistics import bootstrap_interval
 from phasicrl.cli import parse_config
 from phasicrl.envs.procgen import GAMES
-from phasicrl.experiments.suites import SUITES
-from phasicrl.experiments.trials import RETURN
+from phasicrl.lab.analysis.plot import Curve, Task, reference_curves
+from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized
+from phasicrl.lab.experiments.suites import SUITES
+from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.bootstrap import bootstrap_interval
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 sys.path.append(str(RESULTS.parent))  # where scripts import each other by name

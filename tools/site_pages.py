@@ -27,11 +27,12 @@ OF_ROOT = {
 """Pages of the repository's root, and what the site calls them."""
 MODULES = (
     "phasicrl.algorithm", "phasicrl.config", "phasicrl.presets", "phasicrl.phases",
-    "phasicrl.objectives", "phasicrl.returns", "phasicrl.experiments.evaluate",
-    "phasicrl.experiments.run_suite", "phasicrl.experiments.video", "phasicrl.analysis.plot",
-    "phasicrl.analysis.compare", "phasicrl.analysis.report", "phasicrl.sweeps.sweep",
-    "phasicrl.sweeps.search", "phasicrl.exchange.export",
-    "phasicrl.exchange.package", "phasicrl.runs.directory",
+    "phasicrl.objectives", "phasicrl.returns", "phasicrl.session.evaluate",
+    "phasicrl.lab.experiments.run_suite", "phasicrl.lab.experiments.video",
+    "phasicrl.lab.analysis.plot",
+    "phasicrl.lab.analysis.compare", "phasicrl.lab.analysis.report", "phasicrl.lab.sweeps.sweep",
+    "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",
+    "phasicrl.lab.export.package", "phasicrl.runs.directory",
 )  # fmt: skip
 """What the Python reference shows."""
 _LINK = re.compile(r"(\]\()([^)#\s]+)")

@@ -124,7 +124,7 @@ class Side:
             found.put(i, "rewards, normalized", reward)
             record = self.phases.policy_phase(learner, rollout, reward)
             if learner.auxiliary_phase_is_due:
-                record |= self.phases.auxiliary_phase(learner, run.buffer, stage=stage)
+                record |= self.phases.auxiliary_phase(learner, run.buffer, on_stage=stage)
             if run.buffer.is_full:
                 run.buffer.clear()
             found.put(

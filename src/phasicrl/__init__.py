@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         RewardNormConfig,
         ValueNormConfig,
     )
-    from phasicrl.experiments.evaluate import evaluate
     from phasicrl.presets import get_preset
+    from phasicrl.session.evaluate import evaluate
 
 _HOME = {
     "ActionConfig": "config",
@@ -36,7 +36,7 @@ _HOME = {
     "PPOConfig": "config",
     "RewardNormConfig": "config",
     "ValueNormConfig": "config",
-    "evaluate": "experiments.evaluate",
+    "evaluate": "session.evaluate",
     "get_preset": "presets",
     "resume": "algorithm",
     "train": "algorithm",

@@ -50,8 +50,8 @@ from phasicrl.config_io import nearest_name, printable
 from phasicrl.presets import PRESETS, Preset, differences, get_preset
 
 if TYPE_CHECKING:
-    from phasicrl.analysis.compare import Comparison
-    from phasicrl.experiments.trials import Trial
+    from phasicrl.lab.analysis.compare import Comparison
+    from phasicrl.lab.experiments.trials import Trial
     from phasicrl.session.run import Run
 
 _PLAIN_WARNING = warnings.formatwarning
@@ -375,7 +375,7 @@ def _train(words: list[str]) -> None:
         with options.working():
             config = _scaled(config, options.scale_batch)
     from phasicrl.algorithm import train
-    from phasicrl.experiments.trials import train_or_resume
+    from phasicrl.lab.experiments.trials import train_or_resume
 
     start = train_or_resume if options.resume == "auto" else train
     _run(options, lambda: start(config))
@@ -394,7 +394,7 @@ def _help_beside_knobs() -> str:
 
 def _scaled(config: Config, factor: float) -> Config:
     """The configuration for batches of another size; what changes is printed."""
-    from phasicrl.experiments.batch_scale import scaled_batch
+    from phasicrl.lab.experiments.batch_scale import scaled_batch
 
     scaled = scaled_batch(config, factor)
     if os.environ.get("RANK", "0") != "0":  # of several processes, one says it
@@ -656,8 +656,8 @@ def _print_result(run: Run) -> None:
 
 def _suite(words: list[str]) -> None:
     """Train an experiment of the papers, and draw it: `phasicrl suite fig3 [--jobs 2 …]`."""
-    from phasicrl.experiments.run_suite import run_suite
-    from phasicrl.experiments.suites import SUITES
+    from phasicrl.lab.experiments.run_suite import run_suite
+    from phasicrl.lab.experiments.suites import SUITES
 
     if words in ([], ["--json"]):
         known = {name: {"about": each.about, "small": each.small} for name, each in SUITES.items()}
@@ -689,7 +689,7 @@ def _sweep(words: list[str]) -> None:
 
 def _make_sweep(words: list[str]) -> None:
     """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
-    from phasicrl.sweeps.sweep import make_sweep
+    from phasicrl.lab.sweeps.sweep import make_sweep
 
     arguments, own, _ = arguments_for("sweep make", make_sweep, words)
     _answer_made(own, arguments["directory"], make_sweep(**arguments))
@@ -697,7 +697,7 @@ def _make_sweep(words: list[str]) -> None:
 
 def _make_search(words: list[str]) -> None:
     """Write a search for settings with Optuna, or give one more trials; nothing is trained yet."""
-    from phasicrl.sweeps.search import make_search
+    from phasicrl.lab.sweeps.search import make_search
 
     arguments, own, _ = arguments_for("sweep search", make_search, words)
     _answer_made(own, arguments["directory"], make_search(**arguments))
@@ -711,7 +711,7 @@ def _answer_made(own: _Output, directory: Path, added: int) -> None:
 
 def _run_sweep(words: list[str]) -> None:
     """Train or resume the trials of a sweep that are not finished."""
-    from phasicrl.sweeps.sweep import run_sweep
+    from phasicrl.lab.sweeps.sweep import run_sweep
 
     def on_trial(id: str, state: str) -> None:
         print(printable(f"{id}: {state}"), flush=True)
@@ -724,7 +724,7 @@ def _run_sweep(words: list[str]) -> None:
 
 def _sweep_status(words: list[str]) -> None:
     """Show state, steps and last return of each trial, and the best one of a search."""
-    from phasicrl.sweeps.sweep import sweep_status
+    from phasicrl.lab.sweeps.sweep import sweep_status
 
     arguments, own, _ = arguments_for("sweep status", sweep_status, words)
     _answer_status(own, **arguments)
@@ -736,7 +736,7 @@ def _answer_status(own: _Output, directory: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from phasicrl.sweeps.sweep import sweep_status
+    from phasicrl.lab.sweeps.sweep import sweep_status
 
     statuses = sweep_status(directory)
     scored = [status for status in statuses if status.state == "complete"]
@@ -772,7 +772,7 @@ def _bench(words: list[str]) -> None:
         words = ["PRESET", *words]
     if not words or words[0].startswith("-"):
         raise ValueError("name a preset first: `phasicrl bench PRESET`; `phasicrl presets` has all")
-    from phasicrl.host.bench import measure, print_report
+    from phasicrl.lab.bench import measure, print_report
 
     arguments, own, rest = arguments_for(
         "bench PRESET", measure, words[1:], without=("config",), own=_BenchOutput, others=True
@@ -813,7 +813,7 @@ _PLAYED_ON = {
 
 def _evaluate(words: list[str]) -> None:
     """Play episodes that the agent has not trained on, and report their returns."""
-    from phasicrl.experiments.evaluate import evaluate, generalization_gaps
+    from phasicrl.session.evaluate import evaluate, generalization_gaps
 
     arguments, own, _ = arguments_for(
         "evaluate", evaluate, words, without=("policies", "steps_file"), own=_EvaluateOptions
@@ -860,7 +860,7 @@ def _print_evaluation(title: str, rows: list[dict[str, Any]]) -> None:
 
 def _video(words: list[str]) -> None:
     """Film the agent of a run; no screen needed."""
-    from phasicrl.experiments.video import film
+    from phasicrl.lab.experiments.video import film
 
     arguments, own, _ = arguments_for("video", film, words)
     path, result = film(**arguments)
@@ -871,7 +871,7 @@ def _video(words: list[str]) -> None:
 
 def _export(words: list[str]) -> None:
     """Write a policy as a file for other tools: `phasicrl export RUN [--format torch]`."""
-    from phasicrl.exchange.export import export_policy
+    from phasicrl.lab.export.export import export_policy
 
     arguments, own, _ = arguments_for("export", export_policy, words)
     made = export_policy(**arguments)
@@ -886,7 +886,7 @@ def _export(words: list[str]) -> None:
 
 def _play(words: list[str]) -> None:
     """Let an exported policy act in its environments: `phasicrl play RUN [--file FILE]`."""
-    from phasicrl.exchange.export import play_exported, policy_file
+    from phasicrl.lab.export.export import play_exported, policy_file
 
     arguments, own, _ = arguments_for("play", play_exported, words)
     played = play_exported(**arguments).to_dict()
@@ -901,7 +901,7 @@ def _play(words: list[str]) -> None:
 
 def _release(words: list[str]) -> None:
     """Write packages of trained agents to give away: `phasicrl release RUN … [--output DIR]`."""
-    from phasicrl.exchange.package import release
+    from phasicrl.lab.export.package import release
 
     arguments, own, _ = arguments_for("release", release, words)
     packages = release(**arguments)
@@ -919,7 +919,7 @@ def _hub(words: list[str]) -> None:
 
 def _push(words: list[str]) -> None:
     """Upload a package of `phasicrl release`: `phasicrl hub push DIR OWNER/NAME [--dry-run]`."""
-    from phasicrl.exchange.hub import push
+    from phasicrl.lab.export.hub import push
 
     arguments, own, _ = arguments_for("hub push", push, words)
     names = push(**arguments)
@@ -929,7 +929,7 @@ def _push(words: list[str]) -> None:
 
 def _pull(words: list[str]) -> None:
     """Download a package: `phasicrl hub pull OWNER/NAME [--output DIR]`."""
-    from phasicrl.exchange.hub import pull
+    from phasicrl.lab.export.hub import pull
 
     arguments, own, _ = arguments_for("hub pull", pull, words)
     own.say([pull(**arguments)])
@@ -937,7 +937,7 @@ def _pull(words: list[str]) -> None:
 
 def _plot(words: list[str]) -> None:
     """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
-    from phasicrl.analysis.plot import plot_runs
+    from phasicrl.lab.analysis.plot import plot_runs
 
     arguments, own, _ = arguments_for("plot", plot_runs, words)
     own.say(plot_runs(**arguments))
@@ -945,7 +945,7 @@ def _plot(words: list[str]) -> None:
 
 def _report(words: list[str]) -> None:
     """Write a page about runs, with a diagnosis: `phasicrl report RUN … [--output FILE]`."""
-    from phasicrl.analysis.report import write_report
+    from phasicrl.lab.analysis.report import write_report
 
     arguments, own, _ = arguments_for("report", write_report, words)
     own.say([write_report(**arguments)])
@@ -953,7 +953,7 @@ def _report(words: list[str]) -> None:
 
 def _compare(words: list[str]) -> None:
     """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
-    from phasicrl.analysis.compare import compare_runs
+    from phasicrl.lab.analysis.compare import compare_runs
 
     arguments, own, _ = arguments_for("compare", compare_runs, words)
     comparison = compare_runs(**arguments)
@@ -965,7 +965,7 @@ def _print_comparison(comparison: Comparison, files: Sequence[Path]) -> None:
     """Print who is where, and what was written."""
     from rich.console import Console
 
-    from phasicrl.analysis.compare import tables
+    from phasicrl.lab.analysis.compare import tables
 
     console = Console()
     for table in tables(comparison):
@@ -1046,7 +1046,7 @@ def _doctor(words: list[str]) -> None:
     """Say what works on this machine, and the remedy for what does not."""
     from rich.console import Console
 
-    from phasicrl.host.doctor import as_table, diagnose
+    from phasicrl.lab.doctor import as_table, diagnose
 
     _, own, _ = arguments_for("doctor", diagnose, words)
     with own.working(), Console().status("looking at everything that can be used; some seconds …"):

@@ -23,8 +23,8 @@ from phasicrl.cli import main, parse_config
 from phasicrl.config import Config, EnvConfig, IdleKnobError
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.options import checked_options
-from phasicrl.experiments.evaluate import evaluate
 from phasicrl.presets import get_preset
+from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import make_evaluation_envs
 from tests.envs.counting import Counting
 from tests.helpers import tiny
@@ -270,7 +270,7 @@ def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> No
     assert set(evaluate(run.directory, episodes=3, policies=("greedy",))[0].lengths) == {4}
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
-    from phasicrl.experiments.video import film
+    from phasicrl.lab.experiments.video import film
 
     _, result = film(run.directory, episodes=2, size=16)
     assert result.lengths == (4, 4)
@@ -280,7 +280,7 @@ def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> No
 def test_what_envpool_films_are_drawn_from_has_the_options_too(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
-    from phasicrl.experiments.video import film
+    from phasicrl.lab.experiments.video import film
 
     config = tiny(tmp_path)
     config = config.changed(

@@ -23,9 +23,9 @@ from phasicrl.envs import processes
 from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import EnvError, TimeStep
-from phasicrl.experiments.evaluate import evaluate
 from phasicrl.models.distributions import Categorical
 from phasicrl.seeding import env_seeds
+from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import UnderWay
 from phasicrl.session.run import Run
 from phasicrl.session.step_table import StepTable

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import CheckpointConfig, Config
-from phasicrl.experiments.evaluate import evaluate
+from phasicrl.session.evaluate import evaluate
 from phasicrl.session.run import Run
 from tests.faults.conftest import Fault
 from tests.faults.harness import KINDS, small

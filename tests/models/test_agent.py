@@ -21,10 +21,10 @@ from phasicrl.config import (
     ValueNormConfig,
     ValuePath,
 )
-from phasicrl.experiments.evaluate import evaluate
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss
 from phasicrl.rollout import AuxiliarySamples, PolicySamples
+from phasicrl.session.evaluate import evaluate
 from tests.helpers import Corridor, tiny
 
 S, L, A = 3, 4, 5

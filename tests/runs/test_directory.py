@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from phasicrl import resume, train
-from phasicrl.analysis.report import write_report
 from phasicrl.config import Config, LogConfig
 from phasicrl.config_io import printable
+from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory, read_config
 from tests.helpers import corridor, tiny
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, Levels, ModelConfig
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.experiments.evaluate import evaluate
-from phasicrl.experiments.video import film
+from phasicrl.lab.experiments.video import film
 from phasicrl.session import run as run_module
 from phasicrl.session import validation
+from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import Episodes
 from phasicrl.session.run import Run
 from tests.golden import Image

@@ -1,0 +1,1 @@
+"""What is done with many runs and trained agents. The core never imports it."""

@@ -1,0 +1,144 @@
+"""Train a suite: a row for each run, a figure, and who is better than whom.
+
+Kind: effects (trains, writes files).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from phasicrl.host.machine import optional_module
+from phasicrl.lab.analysis.compare import Comparison, Units, compare_curves
+from phasicrl.lab.analysis.plot import Curve, Task, draw_curves, save_figure
+from phasicrl.lab.experiments import trials
+from phasicrl.lab.experiments.suites import Scale, suite_named
+from phasicrl.lab.experiments.trials import Trial
+
+COLUMNS = (
+    "task", "arm", "budget", "seed", "env_steps", "return_100", "greedy_mean", "value_loss",
+    "seconds", "commit", "curve",
+)  # fmt: skip
+"""Of a suite's table.
+
+`value_loss` is the mean over the run; `curve` has the return at each fortieth of the budget.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """The results of a suite.
+
+    Attributes:
+        comparison: of the arms at the end of training.
+        files: that were written.
+    """
+
+    comparison: Comparison
+    files: tuple[Path, ...]
+
+
+def run_suite(
+    name: str,
+    *,
+    tasks: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    total_env_steps: int | None = None,
+    scale: Scale = "small",
+    jobs: int = 1,
+    output_dir: Path = Path("runs/suites"),
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> SuiteResult:
+    """Train an experiment of the source documents, and draw what it shows.
+
+    Runs that are there already are not repeated, also those of another suite; what was cut off goes
+    on from its last checkpoint.
+
+    Args:
+        name: Of the suite: fig2 to fig9, value-epochs, seeds-table, skip-aux, n-aux, details,
+            ppo-details, penalties, rates, mva, tricks, tricks-one-out.
+        tasks: Games of Procgen, names with presets (halfcheetah), or ids of environments; none:
+            those of the suite.
+        seeds: Of the runs; none: as many as were published, from 101 on.
+        total_env_steps: Budget of each run; none: the one of its settings.
+        scale: As published, or small: a night on two cores.
+        jobs: Runs at a time; they share the cores.
+        output_dir: Gets the runs, the table and the figure.
+        on_trial: called with each run whose row is written.
+
+    Raises:
+        ValueError: an unknown suite or task, fewer than one job, or arms that cannot be trained on
+            a task; nothing was trained. Or no arm has a return of every seed: all rows are written.
+        FailedTrialsError: some runs failed; all others have their rows.
+    """
+    suite = suite_named(name)
+    optional_module("matplotlib", "suites need matplotlib", "plot")  # or fail after the training
+    seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
+    threads, runs = trials.threads_of_each(jobs), list[Trial]()
+    for task in tasks or suite.tasks(scale):
+        for arm, config in suite.arms(suite.base(task, scale)):
+            budget = config.total_env_steps if total_env_steps is None else total_env_steps
+            config = config.changed({"total_env_steps": budget})
+            config = trials.ready(config, task, output_dir, threads=threads)
+            runs += trials.over_seeds((task, arm, str(budget)), config, seeds)
+    stem = output_dir / f"{name}-{scale}"
+    table = trials.ResultTable(Path(f"{stem}.csv"), COLUMNS, ("task", "arm", "budget"))
+    untrained = {", ".join(run.label[:2]): run.config for run in table.missing(runs)}
+    trials.refuse_untrainable(untrained.items())
+    output_dir.mkdir(parents=True, exist_ok=True)
+    # Seed by seed: what has been trained when it is stopped is a whole comparison.
+    runs.sort(key=lambda run: run.config.seed)
+    for run in trials.fill_table(table, runs, measure, jobs=jobs):
+        on_trial(run)
+    curves = suite_curves(table.rows_of(runs))
+    figure = draw_curves(curves, "episodic return, last 100 episodes", f"{name}: {suite.about}")
+    images = save_figure(figure, stem, f"suite {name}, {scale}")
+    comparison = compare_curves(curves, metric=trials.RETURN, units=_units(runs))
+    return SuiteResult(comparison, (table.path, *images))
+
+
+def measure(trial: Trial) -> list[trials.Row]:
+    """Train, and return one row with what was reached."""
+    about = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
+    return [about | trials.reached(trials.train_unless_diverged(trial.config).path)]
+
+
+def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
+    """The curves in a suite's table, by task and arm, over the seeds.
+
+    An arm is left out, with a warning, if some seed has no return at all.
+
+    Raises:
+        ValueError: that holds for every arm.
+    """
+    grouped: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        grouped.setdefault((row["arm"], row["task"]), []).append(row)
+    curves = []
+    for (arm, task), members in grouped.items():
+        values = np.array([[float(point) for point in row["curve"].split()] for row in members])
+        seen = np.isfinite(values).all(axis=0)
+        steps = trials.curve_grid(int(members[0]["budget"]))
+        if seen.any():
+            env_id, levels = Task.read(task)
+            curve = Curve(arm, env_id, steps[seen], values[:, seen], distribution=levels)
+            curves.append(curve)
+            continue
+        blank = [row["seed"] for row in members if "nan" in row["curve"].split()[-1]]
+        said = f"no episode had ended by {int(steps[-1]):,} steps with seed {', '.join(blank)}"
+        warnings.warn(f"{arm} on {task} is left out: {said}", RuntimeWarning, stacklevel=2)
+    if not curves:
+        raise ValueError("nothing to compare: no arm has a return of every seed; give more steps")
+    return curves
+
+
+def _units(runs: Sequence[Trial]) -> Units:
+    """Procgen's bounds if there is nothing but its games, else none."""
+    envs = [run.config.env for run in runs]
+    if any(not env.id.startswith("procgen:") for env in envs):
+        return "raw"
+    return "procgen-hard" if envs[0].distribution == "hard" else "procgen-easy"

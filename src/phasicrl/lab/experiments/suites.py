@@ -1,0 +1,378 @@
+"""Suites: what each experiment of the source documents compares, as configurations.
+
+Kind: values (nothing is trained here).
+
+A suite has tasks and arms. An arm changes named fields of a task's settings, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from phasicrl.config import Config, RewardNormConfig
+from phasicrl.config_io import nearest_name
+from phasicrl.envs.procgen import GAMES
+from phasicrl.lab.experiments.tricks import Arm, arms_with, beside_base, checked, details, rungs
+from phasicrl.presets import PRESETS, get_preset
+
+Scale = Literal["small", "paper"]
+
+_SMALL_IMAGES: dict[str, Any] = {
+    "env.num_envs": 32,
+    "ppo.num_steps": 64,
+    "model.channels": (4, 8, 8),
+    "total_env_steps": 300_000,
+}
+"""Procgen on two cores: easy levels, an eighth of a rollout, a quarter of the channels.
+
+A run of PPG takes one of them more than an hour, of PPO a quarter of one.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A task's settings, which arms change.
+
+    Attributes:
+        ppg: its settings of PPG.
+        ppo: its settings of PPO.
+        images: whether it is a game of Procgen.
+    """
+
+    ppg: Config
+    ppo: Config
+    images: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """An experiment of a source.
+
+    Attributes:
+        about: what it shows, and where it is from.
+        arms: makes what is compared; the first one is what the others are held against.
+        small: the tasks of the small scale.
+        small_steps: budget of each run there; None: that of the task's settings.
+        paper: the tasks as published.
+        levels: of Procgen as published: hard with 100M steps, or easy with 25M.
+        num_seeds: as published.
+    """
+
+    about: str
+    arms: Callable[[Base], Sequence[Arm]]
+    small: tuple[str, ...]
+    small_steps: int | None = None
+    paper: tuple[str, ...] = GAMES
+    levels: Literal["hard", "easy"] = "hard"
+    num_seeds: int = 3
+
+    def tasks(self, scale: Scale) -> tuple[str, ...]:
+        """The tasks of a scale."""
+        return self.small if scale == "small" else self.paper
+
+    def base(self, task: str, scale: Scale) -> Base:
+        """A task's settings.
+
+        Raises:
+            ValueError: there is no such task.
+        """
+        if task in GAMES:
+            ending = "-paper" if scale == "paper" and self.levels == "hard" else ""
+            changes = {"env.id": f"procgen:{task}"} | (_SMALL_IMAGES if scale == "small" else {})
+            names = f"procgen-ppg{ending}", f"procgen-ppo{ending}"
+        elif f"{task}-ppo" in PRESETS:
+            changes = {}
+            names = f"{task}-ppg", f"{task}-ppo"
+        elif ":" in task or "/" in task or "-v" in task:
+            changes = {"env.id": task}
+            names = "classic-ppg", "classic-ppo"
+        else:
+            known = [*GAMES, *(name[:-4] for name in PRESETS if name.endswith("-ppg"))]
+            raise ValueError(
+                f"there is no task {task!r}{nearest_name(task, known)}; give a game of Procgen, a "
+                "name with presets `…-ppg` and `…-ppo`, or the id of an environment"
+            )
+        if scale == "small" and self.small_steps:
+            changes = changes | {"total_env_steps": self.small_steps}
+        ppg, ppo = (get_preset(name).changed(changes) for name in names)
+        return Base(ppg, ppo, images=task in GAMES)
+
+
+def suite_named(name: str) -> Suite:
+    """The suite of that name.
+
+    Raises:
+        ValueError: there is none; the nearest name is given.
+    """
+    if name not in SUITES:
+        nearest = nearest_name(name, SUITES)
+        raise ValueError(f"there is no suite {name!r}{nearest}; accepted: {', '.join(SUITES)}")
+    return SUITES[name]
+
+
+def _vary(
+    symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
+) -> Callable[[Base], list[Arm]]:
+    """Arms of PPG with other values of a field; the paper's are for images."""
+
+    def arms(base: Base) -> list[Arm]:
+        values = images if base.images else vectors
+        return arms_with(base.ppg, {f"{symbol} = {value}": {field: value} for value in values})
+
+    return arms
+
+
+def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
+    """Arms of PPG with fields changed."""
+    return lambda base: arms_with(base.ppg, changes)
+
+
+def _ppg_and_ppo(base: Base) -> list[Arm]:
+    """Both algorithms with their settings."""
+    return [("PPG", base.ppg), ("PPO", base.ppo)]
+
+
+def _codes_of_the_table(base: Base) -> list[Arm]:
+    """The paper's algorithms as presets have them, and what differs in the codes of the table."""
+    of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
+    arms = [*_ppg_and_ppo(base), *arms_with(base.ppg, of_openai)]
+    if base.images:
+        settings = base.ppg.values()
+        scale = {path: settings[path] for path in ("env.id", *_SMALL_IMAGES)}
+        codes = {
+            "CleanRL's PPG": "compat-cleanrl-ppg",
+            "CleanRL's PPO": "compat-cleanrl-ppo-procgen",
+        }
+        arms += [(arm, get_preset(name).changed(scale)) for arm, name in codes.items()]
+    return arms
+
+
+def _value_networks(base: Base) -> list[Arm]:
+    """PPO with one network, and with two."""
+    paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
+    return arms_with(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
+
+
+def _where_values_are_trained(base: Base) -> list[Arm]:
+    """In both phases, or in the policy phase alone: as often as before, and twice as often."""
+    alone = {"aux.value_coef": 0.0}
+    changes: dict[str, dict[str, Any]] = {
+        "values trained": {"aux.value_coef": 1.0},
+        "values not trained": alone,
+        "values not trained, twice E_V": alone
+        | {"ppo.value_epochs": 2 * base.ppg.ppo.value_epochs},
+    }
+    return arms_with(base.ppg, changes)
+
+
+def _fewer_updates(base: Base) -> list[Arm]:
+    """Auxiliary epochs over all data of a phase, and over parts of it."""
+    assert base.ppg.aux is not None
+    half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
+    last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
+    changes: dict[str, dict[str, Any]] = {
+        "N = N_π": {},
+        "N = N_π / 2": {"aux.iterations_per_epoch": half},
+        "N = N_π / 4": {"aux.iterations_per_epoch": quarter},
+        "the last N_π / 4 alone": last,
+    }
+    return arms_with(base.ppg, changes)
+
+
+def _report_settings(base: Base) -> list[Arm]:
+    """The PPO of source 004 on a task, and what it changed one by one."""
+    learned = {"action.std": "softplus", "action.std_value": 0.1}
+    through_tanh = learned | {"action.std": "softplus_tanh"}
+    normalized, tanh = {"action.rescale": True}, {"action.mean": "tanh"}
+    rate = {"ppo.learning_rate": 1e-3, "ppo.value_learning_rate": 1e-3}
+    changes: dict[str, dict[str, Any]] = {
+        "σ fixed": {},
+        "σ learned": learned,
+        "σ fixed, actions normalized": normalized,
+        "σ learned, actions normalized": learned | normalized,
+        "σ fixed, actions normalized, tanh": normalized | tanh,
+        "σ learned, actions normalized, tanh": learned | normalized | tanh,
+        "σ learned through tanh, actions normalized, tanh": through_tanh | normalized | tanh,
+        "rewards not normalized": {"reward_norm": None},
+        "σ fixed, ten times as large": {"action.std_value": 0.5},
+        "learning rate 1e-3": rate,
+        "learning rate 1e-3, σ learned": rate | learned,
+        "learning rate 1e-3, actions normalized": rate | normalized,
+        "learning rate 1e-3, actions normalized, tanh": rate | normalized | tanh,
+    }
+    return arms_with(get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id}), changes)
+
+
+_HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
+"""Of Baselines' PPO: orthogonal."""
+_ORTHOGONAL: dict[str, Any] = {"model.init": "orthogonal"} | _HEADS
+_NORMALIZED: dict[str, Any] = {
+    "model.init": "normalized", "model.head_init": None,
+    "model.policy_head_scale": 0.1, "model.value_head_scale": 0.1,
+}  # fmt: skip
+_DETAILS: dict[str, dict[str, Any]] = {
+    "auxiliary phase on whole segments": {"aux.minibatch_by": "segments"},
+    "auxiliary phase on transitions": {"aux.minibatch_by": "transitions"},
+    "policy phase on whole segments": {"ppo.minibatch_by": "segments"},
+    "policy phase on transitions": {"ppo.minibatch_by": "transitions"},
+    "advantages normalized by batch": {"ppo.advantage_norm": "batch"},
+    "advantages normalized by minibatch": {"ppo.advantage_norm": "minibatch"},
+    "weights normalized": _NORMALIZED,
+    "weights orthogonal": _ORTHOGONAL,
+    "weights PyTorch's, heads orthogonal": {"model.init": "torch"} | _HEADS,
+    "LayerNorm, weights orthogonal": {"model.layer_norm": True} | _ORTHOGONAL,
+    "Adam's ε 1e-8": {"ppo.adam_eps": 1e-8},
+    "Adam's ε 1e-5": {"ppo.adam_eps": 1e-5},
+    "one optimizer for both phases": {"aux.optimizer": "shared"},
+    "an optimizer for each phase": {"aux.optimizer": "own"},
+    "rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99},
+    "rewards normalized by the algorithm's γ": {"reward_norm.gamma": None},
+    "value targets of the policy phase": {"aux.recompute_targets": False},
+    "value targets computed anew": {"aux.recompute_targets": True},
+}
+"""Both ways to do what source 000 calls details that the paper does not name."""
+
+
+def _details(base: Base) -> list[Arm]:
+    """PPG on a task, and with one detail changed; what the task has already is no arm."""
+    ppg = base.ppg
+    assert ppg.aux is not None
+    left_out: set[str] = set()
+    for group, minibatches in (
+        ("ppo", ppg.ppo.num_minibatches), ("aux", ppg.aux.num_minibatches)
+    ):  # fmt: skip
+        if ppg.model.memory != "none":
+            left_out.add(f"{group}.minibatch_by transitions")
+        if ppg.env.num_envs % minibatches:
+            left_out.add(f"{group}.minibatch_by segments")
+    if ppg.reward_norm is None or ppg.ppo.gamma == 0.99:
+        left_out |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
+    changes = {
+        name: change
+        for name, change in _DETAILS.items()
+        if not left_out & {f"{path} {value}" for path, value in change.items()}
+    }
+    return beside_base("PPG", ppg, changes)
+
+
+def _penalties(base: Base) -> list[Arm]:
+    """What keeps a policy near to the old one, with normalized rewards and without."""
+    penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
+    kept: dict[str, dict[str, Any]] = {
+        "clipping": {},
+        "KL penalty": penalty,
+        "adaptive KL penalty": penalty | {"ppo.kl_penalty_target": 0.01},
+    }
+    rewards: dict[str, dict[str, Any]] = {
+        "rewards normalized": {"reward_norm": base.ppg.reward_norm or RewardNormConfig()},
+        "rewards as they are": {"reward_norm": None},
+    }
+    return arms_with(
+        base.ppg,
+        {f"{way}, {of}": kept[way] | rewards[of] for of in rewards for way in kept},
+    )
+
+
+def _rates_and_epochs(base: Base) -> list[Arm]:
+    """Policy epochs at the policy phase's learning rate, at a third of it and at three times it."""
+    rate = base.ppg.ppo.learning_rate
+    rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
+    epochs = (1, 3, 6) if base.images else (1, 3, 10)
+    return arms_with(
+        base.ppg,
+        {
+            f"{name}, E_π = {count}": {"ppo.learning_rate": value, "ppo.policy_epochs": count}
+            for name, value in rates.items()
+            for count in epochs
+        },
+    )
+
+
+_TABLE = ("starpilot", "bossfight", "bigfish")
+"""The games of source 000."""
+_REPORT = ("invertedpendulum", "reacher", "pendulum")
+_CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
+# On what a night of two cores is enough for: nobody has published PPG there. Rewards differ in
+# size: Acrobot's are -1, Pendulum's -16 to 0, Hopper's 1 and its speed.
+_of_the_paper = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
+_of_details = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
+_of_report = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)
+
+SUITES: dict[str, Suite] = {
+    "fig2": _of_the_paper(
+        "PPG and PPO (PPG paper, figure 2)", _ppg_and_ppo, small=("starpilot", "acrobot", "hopper")
+    ),
+    "fig3": _of_the_paper(
+        "policy epochs E_π (PPG paper, figure 3)",
+        _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20)),
+    ),
+    "value-epochs": _of_the_paper(
+        "value epochs E_V (source 001)",
+        _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20)),
+    ),
+    "fig4": _of_the_paper(
+        "auxiliary epochs E_aux (PPG paper, figure 4)",
+        _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9)),
+    ),
+    "fig5": _of_the_paper(
+        "policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
+        _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32)),
+    ),
+    "fig6": _of_the_paper(
+        "clipping, and a penalty on the divergence (PPG paper, figure 6)",
+        _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}),
+    ),
+    "fig7": _of_the_paper(
+        "two networks, and one (PPG paper, figure 7)",
+        _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}}),
+    ),
+    "fig8": _of_the_paper(
+        "PPO with one network, and with two (PPG paper, figure 8)", _value_networks
+    ),
+    "fig9": _of_the_paper(
+        "value training in the auxiliary phase, or none (PPG paper, figure 9)",
+        _where_values_are_trained,
+    ),
+    "seeds-table": Suite(
+        "the codes of source 000's table on three games, easy, 25M steps",
+        _codes_of_the_table, small=_TABLE, small_steps=150_000, paper=_TABLE, levels="easy",
+    ),
+    "skip-aux": _of_the_paper(
+        "each auxiliary phase, or every other one (source 000)",
+        _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
+        paper=_TABLE, levels="easy",
+    ),
+    "n-aux": _of_the_paper(
+        "auxiliary epochs over N of the N_π iterations (source 001)", _fewer_updates
+    ),
+    "details": _of_details(
+        "PPG with one detail of its code changed (source 000)", _details,
+        paper=_TABLE, levels="easy",
+    ),
+    "ppo-details": _of_details(
+        "PPO with one detail of its code changed", lambda base: checked(base.ppo, details)
+    ),
+    "penalties": _of_details(
+        "KL penalties, rewards normalized or not (source 001)", _penalties,
+        small=("pendulum", "hopper"),
+    ),
+    "rates": _of_details(
+        "policy epochs E_π at three learning rates (source 001)", _rates_and_epochs
+    ),
+    "mva": _of_report(
+        "deviations, normalized actions and rewards, learning rates (source 004)",
+        _report_settings, small=_REPORT, paper=_REPORT,
+    ),
+    "tricks": _of_report(
+        "PPO trick by trick, from REINFORCE up (source 003)",
+        lambda base: checked(base.ppo, rungs),
+    ),
+    "tricks-one-out": _of_report(
+        "PPO with all tricks, and with all but one (source 003)",
+        lambda base: checked(base.ppo, partial(rungs, mode="leave-one-out")),
+    ),
+}  # fmt: skip
+"""By the name that `phasicrl suite` knows it by."""

@@ -1,0 +1,394 @@
+"""Trials: configurations over seeds, each in a process of its own, and tables of their results.
+
+Kind: effects (trains, writes files).
+
+Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others. No table has
+both.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import importlib
+import io
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from phasicrl.algorithm import OnIteration, resume, train
+from phasicrl.config import ASKED_IMPORTS, Config, defaults, refuse_idle
+from phasicrl.config_io import replacing
+from phasicrl.envs.make import make_envs, resolve
+from phasicrl.host.machine import num_cores
+from phasicrl.host.signals import Preempted, Signals, ToldToEnd, when_parent_ends
+from phasicrl.optimize import DivergedError
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.build import make_agent, task_of
+from phasicrl.session.evaluate import evaluate
+from phasicrl.session.run import Run
+from phasicrl.session.warm_start import take_over
+
+Item = TypeVar("Item")
+T = TypeVar("T")
+Row = dict[str, Any]
+
+FIRST_REPORT_SEED = 101
+"""Seeds below are for choosing, the others for reporting."""
+RETURN = "charts/episodic_return_100"
+"""What curves are made of."""
+VALUE_LOSS = "losses/value_loss"
+_POINTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run that is to be trained.
+
+    Attributes:
+        label: what is trained, in words, apart from the seed.
+        config: its configuration, with its seed.
+    """
+
+    label: tuple[str, ...]
+    config: Config
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Label and seed, unique in a table."""
+        return (*self.label, str(self.config.seed))
+
+    def __str__(self) -> str:
+        """The key in words."""
+        return ", ".join(self.key)
+
+
+def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
+    """The same configuration with each of the seeds."""
+    return [Trial(label, replace(config, seed=seed)) for seed in seeds]
+
+
+def refuse_mixed_seeds(where: Path, seeds: Iterable[int], way: str) -> None:
+    """Refuse seeds for choosing and seeds for reporting in one place.
+
+    Args:
+        where: they would come together.
+        seeds: all of them.
+        way: out of it, for the message.
+    """
+    if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
+        chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
+        raise ValueError(f"{where} would have {chosen}, and others, which are reported; {way}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    """A CSV file with the rows of trials, compressed if its name ends with `.gz`.
+
+    Attributes:
+        path: of the file, which need not be there yet.
+        columns: its header.
+        label: the columns that a trial's label fills; `seed` is another column.
+    """
+
+    path: Path
+    columns: Sequence[str]
+    label: tuple[str, ...] = ("preset",)
+
+    def rows(self) -> list[dict[str, str]]:
+        """What the file has by now."""
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        text = (gzip.decompress(data) if self.path.suffix == ".gz" else data).decode()
+        return list(csv.DictReader(text.splitlines()))
+
+    def rows_of(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
+        """The rows of these trials."""
+        wanted = {trial.key for trial in trials}
+        return [row for row in self.rows() if self._key(row) in wanted]
+
+    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that the file has no row of.
+
+        Raises:
+            ValueError: seeds for choosing and seeds for reporting would come together in it.
+        """
+        there = {self._key(row) for row in self.rows()}
+        seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
+        refuse_mixed_seeds(self.path, seeds, "write them to another file")
+        return [trial for trial in trials if trial.key not in there]
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add the rows of one trial; the file is kept in the order of labels and seeds."""
+        everything = [*self.rows(), *({name: str(row[name]) for name in row} for row in rows)]
+        order = list(dict.fromkeys(self._key(row)[:-1] for row in everything))
+        everything.sort(key=lambda row: (order.index(self._key(row)[:-1]), int(row["seed"])))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(everything)
+        data = text.getvalue().encode()
+        # Without a time inside, the same rows are the same bytes.
+        packed = gzip.compress(data, mtime=0) if self.path.suffix == ".gz" else data
+        with replacing(self.path) as temporary:
+            temporary.write_bytes(packed)
+
+    def _key(self, row: dict[str, str]) -> tuple[str, ...]:
+        """The key of a row's trial."""
+        return (*(row[name] for name in self.label), row["seed"])
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a trial failed: its error, or the exit code of its process."""
+
+    reason: str
+
+
+class FailedTrialsError(RuntimeError):
+    """Some trials failed, the others were run."""
+
+    exit_code = 1
+
+
+def run_trials(
+    items: Iterable[Item], work: Callable[[Item], T], *, jobs: int = 1
+) -> Iterator[tuple[Item, T | Failure]]:
+    """Call a function on each item in a process of its own; yield results as they arrive.
+
+    A failed item does not stop the others. SIGTERM, Ctrl-C and closing the iterator end all
+    processes, each after saving its run.
+
+    Args:
+        items: read one by one, each when its process can start; picklable.
+        work: trains one item and returns what it reached; picklable.
+        jobs: processes at a time.
+
+    Raises:
+        Preempted: SIGTERM arrived.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    # Never "fork": threads of PyTorch and EnvPool may hold locks at that moment.
+    spawn, waiting = multiprocessing.get_context("spawn"), iter(items)
+    running: dict[Any, tuple[Item, BaseProcess]] = {}
+    # The loop raises what arrives: raised inside a destructor, an exception would be lost.
+    received: list[BaseException] = []
+    signals = Signals(lambda error: received.append(error) is None)
+    signals.install()
+    try:
+        while not received:
+            for item in itertools.islice(waiting, jobs - len(running)):
+                receiver, sender = spawn.Pipe(duplex=False)
+                child = spawn.Process(target=_run_child, args=(sender, ASKED_IMPORTS, work, item))
+                child.start()
+                sender.close()
+                running[receiver] = item, child
+            if not running:
+                return
+            for receiver in wait([*running], timeout=0.2):
+                item, child = running.pop(receiver)
+                yield item, _outcome(receiver, child)
+    finally:
+        signals.hold()
+        for _, child in running.values():
+            child.terminate()
+        for _, child in running.values():
+            child.join()
+        signals.remove()
+    error = received[0]
+    raise Preempted(str(error)) if isinstance(error, ToldToEnd) else error
+
+
+def _outcome(receiver: Any, child: BaseProcess) -> Any:
+    """What a process sent, or its exit code if it ended without a word."""
+    try:
+        return receiver.recv()
+    except EOFError:
+        child.join()
+        return Failure(f"its process ended with exit code {child.exitcode}")
+    finally:
+        child.join()
+
+
+def _run_child(
+    sender: Connection, modules: Sequence[str], work: Callable[[Any], Any], item: Any
+) -> None:
+    """Send what `work` returns, or its error, to the process that waits for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        outcome = call_with_imports(modules, work, item)
+    except Exception as error:
+        if not isinstance(error, ValueError | OSError | ImportError):
+            traceback.print_exc()
+        outcome = Failure(f"{type(error).__name__}: {error}")
+    sender.send(outcome)
+
+
+def call_with_imports(modules: Sequence[str], work: Callable[[Item], T], item: Item) -> T:
+    """Import modules, which may register environments, then call a function on an item."""
+    for module in modules:
+        importlib.import_module(module)
+    return work(item)
+
+
+def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tuple[Item, T]]:
+    """Yield the results among outcomes.
+
+    Raises:
+        FailedTrialsError: at the end, if there were failures; the message has each.
+    """
+    failed: list[str] = []
+    for item, outcome in outcomes:
+        if isinstance(outcome, Failure):
+            failed.append(f"\n  {item}: {outcome.reason}")
+        else:
+            yield item, outcome
+    if failed:
+        way = "the same command resumes them"
+        raise FailedTrialsError(f"{len(failed)} trials failed; {way}:{''.join(failed)}")
+
+
+def fill_table(
+    table: ResultTable,
+    trials: Sequence[Trial],
+    measure: Callable[[Trial], list[Row]],
+    jobs: int = 1,
+) -> Iterator[Trial]:
+    """Run the trials that a table lacks; yield each as soon as its rows are written.
+
+    An interrupted or failed run has no row: the same call resumes it.
+
+    Raises:
+        ValueError: seeds for choosing and seeds for reporting would come together in the table, or
+            a trial is there twice.
+        FailedTrialsError: some trials failed; all others have their rows.
+    """
+    twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
+    if twice:
+        raise ValueError(f"{twice[0]} is asked for twice; name each task and seed once")
+    for trial, rows in raise_failures(run_trials(table.missing(trials), measure, jobs=jobs)):
+        table.add(rows)
+        yield trial
+
+
+def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = None) -> Config:
+    """A configuration for a run among others: named by what it is, quiet, with its threads.
+
+    Args:
+        config: of the run.
+        stem: how the name begins; what is behind the last colon counts.
+        output_dir: its folder `runs` gets the run directory.
+        threads: of the run, and of EnvPool; None: chosen for this machine.
+    """
+    changes: dict[str, Any] = {"log.console": "off", "output_dir": str(output_dir / "runs")}
+    if threads is not None:
+        if not config.compute.device.startswith("cuda"):  # else it has no effect, and is refused
+            changes["compute.num_threads"] = threads
+        if resolve(config.env.id)[0] != "gymnasium":
+            changes["env.num_threads"] = threads
+    # Options at their defaults do not count: a version that has more of them finds its runs.
+    usual = defaults()
+    own = {path: value for path, value in config.identity().items() if value != usual.get(path)}
+    digest = hashlib.sha256(json.dumps(own, default=str, sort_keys=True).encode()).hexdigest()
+    changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
+    return config.changed(changes)
+
+
+def threads_of_each(jobs: int) -> int | None:
+    """Threads of each of several runs that share the cores of this machine; None for one alone."""
+    if jobs < 1:
+        raise ValueError(f"jobs is {jobs}; give at least 1")
+    return None if jobs == 1 else max(1, num_cores() // jobs)
+
+
+def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
+    """Refuse configurations that cannot be trained: make environments and an agent of each.
+
+    Raises:
+        ValueError: the message names the arm.
+    """
+    for arm, config in arms:
+        try:
+            with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
+                refuse_idle(config, task_of(envs))
+                agent = make_agent(config, envs)
+                if config.init_from is not None:
+                    take_over(agent, config.init_from)
+        except ValueError as error:
+            raise ValueError(f"{arm}: {error}") from None
+
+
+def train_or_resume(config: Config, *, on_iteration: OnIteration | None = None) -> Run:
+    """Go on with the newest run of this experiment, seed and length; train if there is none."""
+    begun = [files for files in RunDirectory.of(config) if files.checkpoints]
+    if begun:
+        return resume(begun[-1].path, on_iteration=on_iteration)
+    return train(config, on_iteration=on_iteration)
+
+
+def train_unless_diverged(
+    config: Config, *, on_iteration: OnIteration | None = None
+) -> RunDirectory:
+    """As `train_or_resume`; a run that diverges, or did so before, stays where it was."""
+    begun = RunDirectory.of(config)
+    if begun and "diverged" in begun[-1].card:
+        return begun[-1]
+    try:
+        return RunDirectory(train_or_resume(config, on_iteration=on_iteration).directory)
+    except DivergedError:
+        return RunDirectory.of(config)[-1]
+
+
+def curve_grid(budget: int) -> NDArray[np.float64]:
+    """The steps at which a curve is kept."""
+    return np.linspace(0.0, budget, _POINTS + 1)[1:]
+
+
+def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> Row:
+    """What a run has come to; one that diverged stays where it was.
+
+    Args:
+        directory: of the run.
+        make_env: makes its environment, if that is one of your own.
+    """
+    files = RunDirectory(directory)
+    diverged = "diverged" in files.card
+    has_rows = files.last_rows(1)  # none if it diverged in its first iteration
+    rows = files.metrics(RETURN, VALUE_LOSS, "time/total") if has_rows else []
+    losses = [row[VALUE_LOSS] for row in rows if math.isfinite(row.get(VALUE_LOSS, math.nan))]
+    returns = [(row["env_steps"], row[RETURN]) for row in rows if RETURN in row]
+    curve = []
+    for at in curve_grid(files.config.total_env_steps):
+        seen = [value for steps, value in returns if steps <= at + files.config.batch_size / 2]
+        curve.append(seen[-1] if seen else math.nan)
+    greedy = math.nan
+    if not diverged:
+        greedy = evaluate(directory, policies=("greedy",), make_env=make_env)[0].mean_return
+    return {
+        "env_steps": int(rows[-1]["env_steps"]) if rows else 0,
+        "return_100": round(returns[-1][1] if returns else math.nan, 3),
+        "greedy_mean": round(greedy, 3),
+        "value_loss": f"{np.mean(losses) if losses else math.nan:.4g}",
+        "seconds": round(sum(row["time/total"] for row in rows), 1),
+        "commit": files.card.get("commit") or "unknown",
+        "curve": " ".join(f"{value:.5g}" for value in curve),
+    }

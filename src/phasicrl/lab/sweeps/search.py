@@ -1,0 +1,226 @@
+"""A search for settings with Optuna. Kind: effects.
+
+`search.json` says what is searched. The study is `study.log`, a journal that any number of
+processes share. The process that holds the lock of a trial asks the study for settings, or goes on
+with those that an interrupted process got.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from phasicrl.config import Config, refuse_unasked_import
+from phasicrl.config_io import read_json
+from phasicrl.host.machine import optional_module
+from phasicrl.lab.analysis.scores import interquartile_mean
+from phasicrl.lab.experiments import trials as runner
+from phasicrl.lab.sweeps import sweep
+from phasicrl.learner import Record
+from phasicrl.presets import get_preset
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.run import Run
+
+optuna = optional_module("optuna", "a search needs Optuna", "search")
+STUDY, _SLOT = "study.log", "slot"
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is searched, as `search.json` has it.
+
+    Attributes:
+        base: configuration that the settings are put into.
+        values: a list of choices or a range by option, see `distribution`.
+        seeds: each trial trains all of them.
+        rungs: equal parts of the budget; after each the seeds' scores are reported.
+    """
+
+    base: Config = field(default_factory=Config)
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seeds: tuple[int, ...] = sweep.SEEDS
+    rungs: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse a search without anything to train."""
+        sweep.refuse_no_lists(self.values)
+        if not self.values or not self.seeds or self.rungs < 1:
+            given = f"{len(self.values)} options, {len(self.seeds)} seeds, {self.rungs} rungs"
+            raise ValueError(f"there is nothing to search ({given}); give at least 1 of each")
+
+
+def distribution(values: list[Any]) -> Any:
+    """Optuna's distribution of an option.
+
+    Args:
+        values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, whole numbers if both bounds are;
+            anything else is a list of choices.
+
+    Raises:
+        ValueError: there is nothing between the bounds.
+    """
+    match values:
+        case ["log" | "uniform" as scale, int(low), int(high)]:
+            return optuna.distributions.IntDistribution(low, high, log=scale == "log")
+        case ["log" | "uniform" as scale, int() | float() as low, int() | float() as high]:
+            return optuna.distributions.FloatDistribution(low, high, log=scale == "log")
+        case _:  # as text, since Optuna has no lists
+            return optuna.distributions.CategoricalDistribution([*map(json.dumps, values)])
+
+
+def make_search(
+    directory: Path,
+    preset: str,
+    values: Path,
+    *,
+    trials: int = 20,
+    seeds: Sequence[int] = sweep.SEEDS,
+    rungs: int = 5,
+) -> int:
+    """Write a search for settings with Optuna, or give one more trials. Nothing is trained yet.
+
+    Args:
+        directory: Of the search.
+        preset: Configuration that the settings are put into.
+        values: JSON file with the values of each option: `["log", 1e-5, 1e-3]`,
+            `["uniform", 1, 6]`, or a list of choices.
+        trials: Number of settings that are tried in all.
+        seeds: Of the runs of each trial, below 101.
+        rungs: Parts of the budget; after each a trial is pruned if it is worse than the median of
+            the others there. 1: none is pruned.
+
+    Returns:
+        Number of new trials.
+
+    Raises:
+        ValueError: seeds for reporting, nothing to search, values that cannot be trained, or
+            another sweep in the same folder; nothing was written.
+        ImportError: Optuna is not installed.
+    """
+    if max(seeds, default=0) >= runner.FIRST_REPORT_SEED:
+        way = f"settings are chosen on seeds below {runner.FIRST_REPORT_SEED}"
+        raise ValueError(f"seeds has {max(seeds)}; {way}, and reported on the others")
+    search = Search(get_preset(preset), read_json(values), tuple(sorted({*seeds})), rungs)
+    for path, listed in search.values.items():
+        try:
+            is_choice = hasattr(distribution(listed), "choices")
+        except ValueError as error:
+            raise ValueError(f"{path} is {listed}: {error}") from None
+        ends = listed if is_choice else listed[1:]
+        runner.refuse_untrainable(sweep.grid(search.base, {path: ends}))
+    file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
+    if there and not (file.exists() and sweep.read_as(Search, file) == search):
+        raise ValueError(f"{directory} has another sweep; give this search a folder of its own")
+    sweep.write(file, search)
+    new = {directory / f"{slot:04d}" / sweep.TRIAL for slot in range(trials)} - there
+    for path in new:
+        sweep.write(path, search.base)
+    return len(new)
+
+
+def open_study(directory: Path, *, seed: int = 0) -> Any:
+    """Open the study of a search.
+
+    Args:
+        directory: of the search.
+        seed: of the sampler; each trial needs another one.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = directory / STUDY
+    lock = optuna.storages.journal.JournalFileOpenLock(str(path))
+    journal = optuna.storages.journal.JournalFileBackend(str(path), lock)
+    lock.acquire()
+    try:  # Optuna could not read a line behind one that a full disk has cut
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    finally:
+        lock.release()
+    return optuna.create_study(
+        storage=optuna.storages.JournalStorage(journal),
+        study_name="search",
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        pruner=optuna.pruners.MedianPruner(),
+    )
+
+
+def train_search_trial(folder: Path, *, threads: int | None) -> sweep.Outcome:
+    """Train a trial of a search, or resume it; this process holds its lock."""
+    search, slot = sweep.read_as(Search, folder.parent / sweep.SEARCH), int(folder.name)
+    study = open_study(folder.parent, seed=slot)
+    begun = [one for one in study.trials if one.user_attrs.get(_SLOT) == slot]
+    if begun:  # by an interrupted process
+        trial = optuna.Trial(study, begun[0]._trial_id)
+    else:
+        trial = study.ask({path: distribution(x) for path, x in search.values.items()})
+        trial.set_user_attr(_SLOT, slot)
+    frozen = study.trials[trial.number]
+    if not frozen.state.is_finished():
+        frozen = _train(folder, search, study, trial, threads)
+    return sweep.Outcome(frozen.state.name.lower(), frozen.value)
+
+
+def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | None) -> Any:
+    """Train all seeds of a trial and tell the study; returns Optuna's record of the trial.
+
+    All are trained to the end of a rung before any is trained further, so that the reported score
+    is the interquartile mean over the seeds after equal steps.
+    """
+    decoded = {path: json.loads(x) if isinstance(x, str) else x for path, x in trial.params.items()}
+    try:
+        _, config = sweep.with_settings(search.base, decoded)
+    except ValueError as error:  # these values do not go together
+        trial.set_user_attr("error", str(error))
+        return study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    refuse_unasked_import(config)
+    sweep.write(folder / sweep.TRIAL, replace(config, seed=search.seeds[0]))
+    config = runner.ready(config, config.name, folder, threads=threads)
+    runs = [replace(config, seed=seed) for seed in search.seeds]
+    reported, score = study.trials[trial.number].intermediate_values, math.nan
+    for rung in range(1, search.rungs + 1):
+        until = math.ceil(config.budget * rung / search.rungs)
+        if until < max(reported, default=0):
+            continue  # an interrupted process has reported it, and gone on
+        scores = [score_at(_train_until(run, until), until) for run in runs]
+        score = float(interquartile_mean(np.array(scores)[:, None]))
+        if until not in reported and math.isfinite(score):
+            trial.report(score, until)
+        if rung < search.rungs and trial.should_prune():
+            return study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    # No score if no episode has ended.
+    fail = None if math.isfinite(score) else optuna.trial.TrialState.FAIL
+    return study.tell(trial, None if fail else score, state=fail)
+
+
+def _train_until(config: Config, until: int) -> RunDirectory:
+    """Train a run until a number of steps, unless it has diverged or has come so far."""
+
+    def stop(run: Run, record: Record) -> Literal["stop"] | None:
+        return "stop" if run.env_steps >= until else None
+
+    begun = RunDirectory.of(config)
+    if begun and (rows := begun[-1].last_rows(1)) and rows[-1]["env_steps"] >= until:
+        return begun[-1]
+    return runner.train_unless_diverged(config, on_iteration=stop)
+
+
+def score_at(files: RunDirectory, until: int) -> float:
+    """The return of a run after so many steps; one that diverged has its lowest return.
+
+    NaN if no episode has ended.
+    """
+    if not files.last_rows(1):
+        return math.nan
+    batch, rows = files.config.batch_size, files.metrics(runner.RETURN)
+    seen = [row[runner.RETURN] for row in rows
+            if runner.RETURN in row and row["env_steps"] < until + batch]  # fmt: skip
+    if not seen:
+        return math.nan
+    return min(seen) if rows[-1]["env_steps"] < until else seen[-1]

@@ -1,0 +1,319 @@
+"""Sweeps: make a folder with a trial for each configuration and seed, and train them.
+
+Kind: effects (trains, writes files).
+
+`ID/trial.json` is the configuration of a trial, `ID/runs/` has its run directories, and
+`ID/outcome.json` what came of it once it is finished. The process that trains it holds the lock of
+`ID`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from phasicrl.config import ASKED_IMPORTS, Config, refuse_unasked_import, shown
+from phasicrl.config_io import SCHEMA, from_json, read_json, read_text, write_json
+from phasicrl.host.machine import optional_module
+from phasicrl.lab.experiments import trials
+from phasicrl.lab.experiments.trials import Failure
+from phasicrl.presets import PRESETS, differences, get_preset
+from phasicrl.runs.directory import RunDirectory, read_config
+from phasicrl.runs.lock import RunLock
+
+T = TypeVar("T")
+TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
+OPEN = ("pending", "stopped")
+"""States in which a trial can be trained."""
+SEEDS = (1, 2, 3)
+"""Seeds of a sweep unless others are given: settings are chosen on them."""
+_SET_BY_SWEEP = ("seed", "name", "output_dir", "log.console")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a trial, as `outcome.json` has it once the trial is finished.
+
+    Attributes:
+        state: done, diverged; of a search complete, pruned, fail, as Optuna has it.
+        score: of a search: interquartile mean of the return over the seeds.
+    """
+
+    state: str = "done"
+    score: float | None = None
+
+
+def read_as(kind: type[T], path: Path) -> T:
+    """Read a dataclass from a JSON file.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    try:
+        return from_json(kind, read_text(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def make_sweep(
+    directory: Path,
+    presets: Sequence[str],
+    *,
+    values: Path | None = None,
+    seeds: Sequence[int] = SEEDS,
+) -> int:
+    """Write a trial for each preset, combination of values and seed. Nothing is trained yet.
+
+    Args:
+        directory: Of the sweep. Trials that it already has stay as they are.
+        presets: Names of presets.
+        values: JSON file with a list of values for each option: `{"ppo.clip": [0.1, 0.2]}`.
+        seeds: Of the runs: 1 to 10 to choose settings by, from 101 on to report them.
+
+    Returns:
+        Number of new trials.
+
+    Raises:
+        ValueError: values that cannot be trained, seeds for choosing and seeds for reporting in one
+            sweep, or a search in the same folder; nothing was written.
+    """
+    if (directory / SEARCH).exists():
+        raise ValueError(f"{directory} has a search; give the grid a folder of its own")
+    lists = read_json(values) if values else {}
+    refuse_no_lists(lists)
+    arms = [arm for preset in presets for arm in grid(get_preset(preset), lists)]
+    used = [read_config(path).seed for path in directory.glob(f"*/{TRIAL}")]
+    trials.refuse_mixed_seeds(directory, [*used, *seeds], "give each kind a folder of its own")
+    trials.refuse_untrainable(arms)
+    new: dict[Path, Config] = {}
+    for (_, config), seed in itertools.product(arms, seeds):
+        name = trials.ready(config, config.name, directory).name
+        path = directory / f"s{seed:03d}-{name}-{config.total_env_steps}" / TRIAL
+        if not path.exists():
+            new[path] = replace(config, seed=seed)
+    for path, config in new.items():
+        write(path, config)
+    return len(new)
+
+
+def refuse_no_lists(values: Mapping[str, Any]) -> None:
+    """Refuse anything but a list of values for each option."""
+    for path, listed in values.items():
+        if not isinstance(listed, list) or not listed:
+            raise ValueError(f"{path} is {listed!r}; expected a list of values")
+
+
+def grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
+    """Names and configurations of every combination of values on top of a configuration.
+
+    Raises:
+        ValueError: as for `with_settings`, or an environment whose module was not asked for.
+    """
+    combinations = itertools.product(*values.values())
+    arms = [with_settings(base, dict(zip(values, each, strict=True))) for each in combinations]
+    for _, config in arms:
+        refuse_unasked_import(config)
+    return arms
+
+
+def with_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Config]:
+    """Name and configuration of an arm; the environment is not part of the name.
+
+    Raises:
+        ValueError: unknown options, options that a sweep sets itself, or values that do not go
+            together; the message names the arm.
+    """
+    changes = {path: tuple(x) if isinstance(x, list) else x for path, x in settings.items()}
+    words = [f"{path}={shown(x)}" for path, x in changes.items() if path != "env.id"]
+    arm = " ".join([base.name, *words])
+    try:
+        if taken := [path for path in changes if path in _SET_BY_SWEEP]:
+            raise ValueError(f"{taken[0]} is set by the sweep itself; leave it out")
+        config = base.changed(changes, reset_idle=True, keep=changes)
+        config = Config.from_json(config.to_json())  # with values of other types refused
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{arm}: {error}") from None
+    if config.init_from is not None:  # relative to where the sweep is made, not trained
+        config = replace(config, init_from=str(Path(config.init_from).resolve()))
+    return arm, config
+
+
+def write(path: Path, value: Any) -> None:
+    """Write a dataclass as a JSON file, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"schema": SCHEMA} | dataclasses.asdict(value))
+
+
+def trial_folders(directory: Path) -> list[Path]:
+    """The folders of a sweep's trials, seed by seed: the first ones are a whole comparison.
+
+    Raises:
+        ValueError: there are none.
+    """
+    folders = sorted(path.parent for path in directory.glob(f"*/{TRIAL}"))
+    if not folders:
+        way = f"`phasicrl sweep make {directory} PRESET` makes them"
+        raise ValueError(f"{directory} has no trials of a sweep; {way}")
+    return folders
+
+
+def run_sweep(
+    directory: Path,
+    *,
+    jobs: int = 1,
+    shard: str = "1/1",
+    ray: tuple[str, ...] | None = None,
+    cpus: int = 1,
+    gpus: float = 0.0,
+    on_trial: Callable[[str, str], None] = lambda id, state: None,
+) -> None:
+    """Train the trials of a sweep or a search that are not finished, or resume them.
+
+    A trial that another process trains is skipped. SIGTERM and Ctrl-C stop all with a checkpoint.
+
+    Args:
+        directory: Of the sweep.
+        jobs: Trials at a time on this machine; they share the cores.
+        shard: I/N: every N-th trial from the I-th on, for one of N machines.
+        ray: Train each trial as a task of the Ray cluster at this address, or of the current one.
+        cpus: Ray: cores of each trial.
+        gpus: Ray: GPUs of each trial, or a part of one.
+        on_trial: called with the name of each trial that has ended here, and its state.
+
+    Raises:
+        ValueError: numbers that cannot be, or not a sweep.
+        FailedTrialsError: some trials failed; the others were trained.
+    """
+    first, _, number = shard.partition("/")
+    if not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
+        raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
+    folders = trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
+    left = (folder for folder in folders if outcome_of(folder).state in OPEN)
+    if ray is None:
+        train = partial(train_trial, threads=trials.threads_of_each(jobs))
+        outcomes = trials.run_trials(left, train, jobs=jobs)
+    else:
+        train = partial(train_trial, threads=cpus)
+        outcomes = _run_on_ray(left, train, ray[0] if ray else "auto", cpus, gpus)
+    for folder, state in trials.raise_failures(outcomes):
+        on_trial(folder.name, state)
+
+
+def train_trial(folder: Path, *, threads: int | None = None) -> str:
+    """Train a trial, or resume it; returns its state, `running` if another process has its lock."""
+    try:
+        lock = RunLock(folder)
+    except ValueError:
+        return "running"
+    with closing(lock):
+        if not (folder / OUTCOME).is_file():
+            write(folder / OUTCOME, _train(folder, threads))
+        return read_as(Outcome, folder / OUTCOME).state
+
+
+def _train(folder: Path, threads: int | None) -> Outcome:
+    """Train a trial, or resume it; this process holds its lock."""
+    if (folder.parent / SEARCH).is_file():
+        from phasicrl.lab.sweeps.search import train_search_trial
+
+        return train_search_trial(folder, threads=threads)
+    config = read_config(folder / TRIAL)
+    refuse_unasked_import(config)
+    config = trials.ready(config, config.name, folder, threads=threads)
+    run = trials.train_unless_diverged(config)
+    return Outcome("diverged" if "diverged" in run.card else "done")
+
+
+def _run_on_ray(
+    folders: Iterable[Path], train: Callable[[Path], str], address: str, cpus: int, gpus: float
+) -> Iterator[tuple[Path, str | Failure]]:
+    """Train each trial as a task of a Ray cluster, which starts it again if its node is lost."""
+    ray = optional_module("ray", "this needs Ray", "ray")
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False)
+    task = ray.remote(trials.call_with_imports).options(
+        num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD"
+    )
+    running = {task.remote([*ASKED_IMPORTS], train, folder): folder for folder in folders}
+    try:
+        while running:
+            (ended,), _ = ray.wait([*running], num_returns=1)
+            try:
+                outcome = ray.get(ended)
+            except ray.exceptions.RayError as error:
+                outcome = Failure(str(error).strip().splitlines()[-1])
+            yield running.pop(ended), outcome
+    finally:
+        for each in running:  # none, unless interrupted: then each saves its run
+            ray.cancel(each)
+        ray.wait([*running], num_returns=len(running)) if running else None
+
+
+def outcome_of(folder: Path) -> Outcome:
+    """The outcome of a trial; before it has one, the state pending, running or stopped."""
+    if (folder / OUTCOME).is_file():
+        return read_as(Outcome, folder / OUTCOME)
+    try:
+        RunLock(folder).close()
+    except ValueError:
+        return Outcome("running")
+    return Outcome("stopped" if any(folder.glob("runs/*")) else "pending")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStatus:
+    """The progress of a trial.
+
+    Attributes:
+        id: name of its folder.
+        arm: name of its preset, and its settings that differ from that.
+        env: environment.
+        state: pending, running, stopped (`sweep run` resumes it), or that of its outcome.
+        env_steps: environment steps of its runs so far.
+        return_100: mean over its runs of the last mean return of 100 episodes; None without one.
+        score: score in a search, by which its trials are judged.
+    """
+
+    id: str
+    arm: str
+    env: str
+    state: str
+    env_steps: int
+    return_100: float | None
+    score: float | None
+
+
+def sweep_status(directory: Path) -> list[TrialStatus]:
+    """State, steps and last return of each trial.
+
+    Args:
+        directory: Of the sweep.
+
+    Raises:
+        ValueError: not a sweep, or a file is damaged.
+    """
+    return [_status_of(folder) for folder in trial_folders(directory)]
+
+
+def _status_of(folder: Path) -> TrialStatus:
+    """The progress of a trial."""
+    config, outcome = read_config(folder / TRIAL), outcome_of(folder)
+    base = PRESETS[config.name].config if config.name in PRESETS else Config()
+    own = {path: new for path, (_, new) in differences(config, base).items()}
+    words = [f"{path}={shown(new)}" for path, new in own.items() if path not in ("seed", "env.id")]
+    steps, returns = 0, []
+    for run in folder.glob("runs/*"):
+        rows = RunDirectory(run).last_rows(5)  # in the last of which no episode may have ended
+        steps += rows[-1]["env_steps"] if rows else 0
+        last = [row[trials.RETURN] for row in rows if isinstance(row.get(trials.RETURN), float)]
+        returns += last[-1:]
+    return TrialStatus(
+        folder.name, " ".join([config.name, *words]), config.env.id, outcome.state, steps,
+        sum(returns) / len(returns) if returns else None, outcome.score,
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Published results that the package carries are what was published."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phasicrl.lab.analysis import plot
+from phasicrl.lab.analysis.compare import compare_runs
+from phasicrl.lab.analysis.plot import Task, plot_runs, reference_curves
+from phasicrl.lab.analysis.references import FOLDER, KINDS, REFERENCES
+from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized
+from phasicrl.lab.experiments.trials import RETURN
+from tests.lab.analysis.test_plot import make_runs, read_csv
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    return plot._published_rows(name)
+
+
+def test_each_reference_has_a_table_and_each_table_a_source() -> None:
+    assert {path.name.removesuffix(".csv.gz") for path in FOLDER.glob("*")} == REFERENCES.keys()
+    assert sum(path.stat().st_size for path in FOLDER.glob("*")) < 150_000
+    for name in REFERENCES:
+        assert all(float(row["step"]) > 0 and row["episodic_return"] for row in rows(name)), name
+
+
+def test_the_curves_of_the_paper_give_its_headline() -> None:
+    """Mean normalized return over 16 games at 100M steps: .76 of PPG, .58 of PPO (abstract)."""
+    last: dict[tuple[str, str, str], tuple[int, float]] = {}
+    for row in rows("ppg-paper"):
+        key = (row["experiment"], row["run"], row["game"])
+        point = (int(row["step"]), float(row["episodic_return"]))
+        last[key] = max(last.get(key, (0, 0.0)), point)
+    scores: dict[str, list[float]] = defaultdict(list)
+    for (experiment, _, game), (step, value) in last.items():
+        assert step > 99e6
+        scores[experiment].append(normalized(value, PROCGEN_BOUNDS["hard"][game]))
+    assert np.mean(scores["ppg"]) == pytest.approx(0.76, abs=0.015)
+    assert np.mean(scores["ppo"]) == pytest.approx(0.58, abs=0.015)
+    assert len(scores["ppg"]) == len(scores["ppo"]) == 48 and len(scores["e-pi-6"]) == 16
+
+
+def test_the_paper_s_reference_is_its_two_algorithms_unless_others_are_named() -> None:
+    def drawn(*wanted: str) -> set[str]:
+        curves = reference_curves(
+            Path("ppg-paper"),
+            RETURN,
+            ends={Task("procgen:starpilot", "hard"): 1e8},
+            experiments=wanted,
+        )
+        assert all(curve.runs.shape[0] == (1 if "pi" in curve.label else 3) for curve in curves)
+        return {curve.label for curve in curves}
+
+    assert drawn() == {"ppg", "ppo"} and drawn("e-pi-1", "e-pi-6") == {"e-pi-1", "e-pi-6"}
+
+
+def test_curves_begin_where_learning_does() -> None:
+    points = Counter((r["experiment"], r["run"], r["game"]) for r in rows("baselines-easy"))
+    assert len(points) == 30 and min(points.values()) >= 40
+    steps = [int(row["step"]) for row in rows("baselines-easy")]
+    assert min(steps) < 50_000 and max(steps) > 49e6
+
+
+def test_a_name_is_enough_and_versions_of_tasks_do_not_matter(tmp_path: Path) -> None:
+    """Our run of CartPole-v1 beside RL Zoo's number, which was reached after 100,000 steps."""
+    pytest.importorskip("matplotlib")
+    runs = make_runs(tmp_path, [0.0] * 999 + [450.0, 9.0], env="gymnasium:CartPole-v1")
+    ours, theirs = compare_runs(runs, reference=Path("zoo")).results
+    assert ours.steps == theirs.steps == 100_000
+    assert theirs.scores == (500.0,) and theirs.published
+    table = read_csv(plot_runs(runs, output=tmp_path / "drawn", reference=Path("zoo"))[2])
+    assert [row["mean"] for row in table if row["published"] == "1"] == ["500.0"]
+
+
+def test_the_last_returns_of_baselines_are_those_of_its_curves_and_of_its_normalized_means() -> (
+    None
+):
+    last: dict[tuple[str, str, int], dict[str, float]] = defaultdict(dict)
+    for row in rows("baselines-final"):
+        key = (row["experiment"], row["split"], int(row["step"]))
+        last[key][row["game"]] = float(row["episodic_return"])
+    means = {("easy", "train", 25): 0.645, ("easy", "train", 50): 0.734,
+             ("hard", "train", 100): 0.626, ("hard", "train", 200): 0.749,
+             ("easy-200", "train", 25): 0.599, ("easy-200", "test", 25): 0.357,
+             ("hard-500", "train", 200): 0.512, ("hard-500", "test", 200): 0.276}  # fmt: skip
+    for (levels, split, millions), mean in means.items():
+        found = last.pop((levels, split, millions * 1_000_000))
+        bounds = PROCGEN_BOUNDS[levels.split("-")[0]]  # type: ignore[index]
+        scores = [normalized(value, bounds[game]) for game, value in found.items()]
+        assert len(scores) == 16 and np.mean(scores) == pytest.approx(mean, abs=0.002), levels
+    assert not last
+    curves: dict[str, list[float]] = defaultdict(list)
+    for row in rows("baselines-easy"):
+        if int(row["step"]) > 48e6:
+            curves[row["game"]].append(float(row["episodic_return"]))
+    finals = {row["game"]: float(row["episodic_return"]) for row in rows("baselines-final")
+              if row["experiment"] == "easy" and int(row["step"]) == 50_000_000}  # fmt: skip
+    for game, values in curves.items():
+        assert finals[game] == pytest.approx(np.mean(values), rel=0.1, abs=0.3), game
+
+
+def test_the_table_of_source_000_stands_beside_runs() -> None:
+    ends = {Task("procgen:starpilot", "easy"): 25e6}
+    curves = reference_curves(Path("procgen-easy-25m"), RETURN, ends=ends)
+    assert {curve.label: float(curve.runs[0, -1]) for curve in curves} == {
+        "cleanrl-ppg": 34.82, "cleanrl-ppo": 32.47, "openai-ppg": 42.01
+    }  # fmt: skip
+
+
+def test_unseen_levels_of_the_hard_protocol_have_a_published_number() -> None:
+    (curve,) = reference_curves(
+        Path("baselines-final"), "evaluation/return", ends={Task("procgen:starpilot", "hard"): 2e8},
+        experiments=("hard-500",),
+    )  # fmt: skip
+    assert curve.runs[0, -1] == pytest.approx(4.06) and curve.num_levels == 500
+
+
+def test_each_table_of_procgen_says_which_levels_were_played() -> None:
+    said = {
+        (name, row["experiment"] if name == "baselines-final" else "*"):
+            (row["distribution"], row["num_levels"])
+        for name in REFERENCES
+        for row in rows(name)
+    }  # fmt: skip
+    assert said == {
+        ("ppg-paper", "*"): ("hard", "0"),
+        ("baselines-easy", "*"): ("easy", "0"),
+        ("baselines-easy-200", "*"): ("easy", "200"),
+        ("baselines-final", "easy"): ("easy", "0"),
+        ("baselines-final", "hard"): ("hard", "0"),
+        ("baselines-final", "easy-200"): ("easy", "200"),
+        ("baselines-final", "hard-500"): ("hard", "500"),
+        ("procgen-easy-25m", "*"): ("easy", "0"),
+        **{(name, "*"): ("", "") for name in ("zoo", "tianshou", "slm-lab", "cleanrl")},
+    }
+
+
+def test_what_is_no_curve_of_a_training_says_what_it_is() -> None:
+    curves = [key for key in REFERENCES if len({row["step"] for row in rows(key)}) > 20]
+    assert REFERENCES.keys() - KINDS.keys() == {*curves}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "expected"), [("easy", {"easy", "easy-200"}), ("hard", {"hard", "hard-500"})]
+)
+def test_of_a_table_with_both_difficulties_the_run_s_is_taken(
+    distribution: str, expected: set[str]
+) -> None:
+    ends = {Task("procgen:starpilot", distribution): 2e8}
+    with pytest.warns(UserWarning, match="of baselines-final: .* levels of starpilot"):
+        curves = reference_curves(Path("baselines-final"), RETURN, ends=ends)
+    assert {curve.label for curve in curves} == expected

@@ -1,0 +1,260 @@
+"""The page: whole, safe, alone, and as wide as the screen it is on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phasicrl.algorithm import train
+from phasicrl.cli import main
+from phasicrl.lab.analysis import report
+from phasicrl.lab.analysis.report import write_report
+from phasicrl.runs.directory import RunDirectory
+from tests.browser import in_a_browser, needs_chromium
+from tests.helpers import corridor, tiny, tiny_aux
+
+VOID = {"meta", "br", "wbr", "img", "input", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """Says which elements are open, and keeps what addresses there are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    config = tiny(folder, aux=tiny_aux(), name="cartpole-ppg").changed(
+        {"ppo.clip": 0.123, "total_env_steps": 512}
+    )
+    return train(config, make_env=corridor).directory
+
+
+def test_a_page_is_whole_and_loads_nothing(run: Path) -> None:
+    (run / "videos").mkdir()
+    (run / "videos" / "film.mp4").write_bytes(b"film")  # where `phasicrl video` puts it
+    path = write_report([run])
+    assert path == run / "report.html"
+    page = Page(text := path.read_text())
+    shutil.rmtree(run / "videos")
+    assert page.open == []
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert "script" not in page.names and "@import" not in text and "url(http" not in text
+    assert "data:video/mp4;base64,ZmlsbQ==" in page.addresses and "videos/film.mp4<" in text
+    for heading in ("Diagnosis", "Returns", "Policy", "Values", "Auxiliary phase", "Settings"):
+        assert f"<h2>{heading}</h2>" in text
+    steps = [row["env_steps"] for row in RunDirectory(run).metrics()]
+    assert f"<dd>{steps[-1]:,.0f} of " in text
+    assert page.names.count("svg") >= 10 and "#010203" not in text and "#0405" not in text
+
+
+def test_settings_that_differ_from_the_preset_are_marked(run: Path) -> None:
+    text = write_report([run]).read_text()
+    (row,) = re.findall(r"<tr[^>]*><td>ppo.<wbr>clip</td>.*", text)
+    assert 'class="changed"' in row and "<td>0.123</td>" in row and "preset: 0.2" in row
+    (row,) = re.findall(r"<tr[^>]*><td>budget_<wbr>rounding</td>.*", text)
+    assert "changed" not in row
+
+
+def test_the_evaluations_and_the_time_that_they_took_are_told(run: Path, tmp_path: Path) -> None:
+    assert "<h2>Evaluations" not in write_report([run]).read_text()
+    files = RunDirectory(Path(shutil.copytree(run, tmp_path / "evaluated")))
+    rows = files.metrics()
+    for number, row in enumerate(rows):
+        row |= {"time/total": 3.0, "time/rollout": 2.0, "time/evaluation": 1.0}
+        row |= {f"time/{part}": 0.0 for part in ("policy", "value", "auxiliary")}
+        row |= {"evaluation/return": float(number), "evaluation/length": 7.0}
+        row |= {"evaluation/best_return": float(number)} if number < 9 else {}
+    lines = [json.dumps(row | {k: None for k, v in row.items() if v != v}) for row in rows]
+    (files.path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    text = write_report([files.path]).read_text()
+    table = text[text.index("<h2>Evaluations") : text.index("<h2>Where the time")]
+    said = [re.findall("<td>(.*?)</td>", line) for line in table.split("<tr>")[2:]]
+    assert [line[0] for line in (said[0], said[-1])] == [
+        f"{rows[at]['env_steps']:,.0f}" for at in (0, -1)
+    ]
+    assert len(rows) > 12 and len(said) == 12
+    assert said[0][1:] == ["0", "7", "0"] and said[-1][1:] == [f"{len(rows) - 1}", "7", ""]
+    assert "<dt>best evaluated</dt><dd>8</dd>" in text
+    # Four seconds an iteration: the parts add up.
+    for part, share in (("rollout", 50), ("evaluation", 25), ("else", 25)):
+        assert f"</span>{part} {share} %" in text
+
+
+def test_names_are_escaped(run: Path, tmp_path: Path) -> None:
+    strange = tmp_path / "<script>alert(1)<"
+    shutil.copytree(run, strange)
+    text = write_report([strange], output=tmp_path / "page.html").read_text()
+    assert "<script" not in text and "&lt;script&gt;alert(1)" in text
+
+
+def test_runs_side_by_side_say_in_what_they_differ(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RunDirectory(run).config.changed({"seed": 7, "output_dir": str(tmp_path)})
+    other = train(config, make_env=corridor).directory
+    page = tmp_path / "both.html"
+    assert main(["report", str(run), str(other), "--output", str(page)]) == 0
+    assert capsys.readouterr().out.strip() == str(page)
+    text = page.read_text()
+    assert Page(text).open == []
+    assert (
+        "<td>seed</td><td>3</td><td>7</td>" in text
+        and "<td>ppo.<wbr>clip</td><td>"
+        not in (text[text.index("In what the runs differ") : text.index("<h2>Settings")])
+    )
+    for each in (run, other):
+        assert each.name in text
+
+
+def test_the_folder_of_a_page_is_made(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "not" / "there" / "page.html"
+    assert write_report([run], output=page) == page and page.is_file()
+
+
+def test_more_runs_than_colors_are_all_drawn(run: Path, tmp_path: Path) -> None:
+    alone = write_report([run], output=tmp_path / "one.html").read_text().count("stroke-width: 1.6")
+    many = [tmp_path / str(number) for number in range(len(report._COLORS) + 2)]
+    for each in many:
+        shutil.copytree(run, each)
+    text = write_report(many, output=tmp_path / "many.html").read_text()
+    assert alone >= 10 and text.count("stroke-width: 1.6") == len(many) * alone
+
+
+def test_a_run_that_is_given_twice_is_there_once(run: Path) -> None:
+    once = write_report([run]).read_text()
+    path = write_report([run, run / ".." / run.name])
+    assert path == run / "report.html" and path.read_text() == once
+
+
+def test_mistakes_are_refused(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(ValueError, match="at least one run"):
+        write_report([])
+    with pytest.raises(ValueError, match="from 0 to 1; given was 2"):
+        write_report([run], smooth_share=2)
+    with pytest.raises(ValueError, match=r"x\.pdf: pages end with \.html"):
+        write_report([run], output=tmp_path / "x.pdf")
+    with pytest.raises(ValueError, match="run directory"):
+        write_report([tmp_path])
+
+
+PROBE = """
+const style = view.getComputedStyle;
+const all = [...page.body.querySelectorAll('*')], drawings = [...page.querySelectorAll('svg')];
+const isText = each => each.nodeType === 3 && each.data.trim();
+const behind = each => {
+  while (each && style(each).backgroundColor === 'rgba(0, 0, 0, 0)') each = each.parentElement;
+  return each ? style(each).backgroundColor : 'none';
+};
+const ink = each => each.closest('svg') ? style(each).fill : style(each).color;
+const bold = each => style(each).stroke !== 'none' && parseFloat(style(each).strokeWidth) > 1.5;
+found = {
+  width: page.documentElement.scrollWidth, drawings: drawings.length,
+  drawn: drawings[0].getBoundingClientRect().width, page: behind(page.body),
+  texts: all.filter(each => [...each.childNodes].some(isText) && each.getClientRects().length)
+    .map(each => [ink(each), behind(each)]),
+  lines: [...page.querySelectorAll('svg path')].filter(bold).map(each => style(each).stroke),
+  parts: [...page.querySelectorAll('.bar span')].map(each => style(each).backgroundColor),
+};
+"""
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of `rgb(r, g, b)` (WCAG 2.1)."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    linear = [
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+
+def contrast(one: str, other: str) -> float:
+    """From 1, the same, to 21, black on white."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
+    assert contrast("rgb(119, 119, 119)", "rgb(255, 255, 255)") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.long
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_it_as_wide_as_the_screen_and_legibly(
+    run: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    copies = [
+        tmp_path / f"run{number}" for number in range(1, len(report._COLORS))
+    ]  # each color once
+    runs = [run, *(Path(shutil.copytree(run, copy)) for copy in copies)]
+    page = tmp_path / "page.html"
+    seen = in_a_browser(write_report(runs, output=page), PROBE, tmp_path, width=width, dark=dark)
+    assert seen["width"] <= width and 250 < seen["drawn"] < width and seen["drawings"] >= 10
+    assert (luminance(seen["page"]) < 0.05) == dark
+    assert len(seen["texts"]) > 100
+    for ink, behind in seen["texts"]:
+        assert contrast(ink, behind) >= 4.5, (ink, behind)  # WCAG 1.4.3
+    assert len(set(seen["lines"])) == len(runs) and len(seen["lines"]) >= 10 * len(runs)
+    for color in {*seen["lines"], *seen["parts"]}:
+        assert contrast(color, seen["page"]) >= 3, color  # WCAG 1.4.11
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        write_report([run], output=page)
+    assert page.read_text() == "before" and list(tmp_path.iterdir()) == [page]
+
+
+def test_links_in_a_run_are_refused_and_films_are_few(run: Path, tmp_path: Path) -> None:
+    """A received run could have the page written elsewhere, or a secret put into it."""
+    received = tmp_path / "received"
+    shutil.copytree(run, received)
+    (secret := tmp_path / "secret").write_text("mine")
+    for name in ("report.html", "videos/x.mp4", "x.mp4"):
+        link = received / name
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(secret)
+        with pytest.raises(ValueError, match="is a link; a run directory may hold none"):
+            write_report([received])
+        link.unlink()
+    assert secret.read_text() == "mine"
+    (received / "y.mp4").mkdir()
+    for number in range(9):
+        (received / "videos" / f"{number}.mp4").write_text(f"film {number}")
+    page = Page(write_report([received]).read_text())
+    assert sum(address.startswith("data:video") for address in page.addresses) == 6

@@ -1,0 +1,165 @@
+"""Scores of many runs in one number: by hand, and by definitions that are written out slowly."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from phasicrl.lab.analysis import scores
+from phasicrl.lab.analysis.scores import (
+    MEASURES,
+    estimate,
+    interquartile_mean,
+    median_steps,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+    score_matrix,
+    steps_to_reach,
+)
+
+RUNS = np.random.default_rng(3).normal(0.6, 0.4, (5, 3))
+
+
+def test_the_interquartile_mean_by_hand() -> None:
+    """Of 1 … 8 the middle half is 3 … 6."""
+    assert interquartile_mean(np.arange(1.0, 9.0).reshape(4, 2)) == 4.5
+    # Of ten, two are cut from each side: a quarter, rounded down, as scipy's trim_mean does.
+    assert interquartile_mean(np.array([[-99.0, 0, 1, 2, 3], [4, 5, 6, 7, 1e9]])) == 3.5
+
+
+def test_the_others_by_hand() -> None:
+    two = np.array([[0.0, 1.0, 5.0], [1.0, 3.0, 7.0]])
+    assert MEASURES["mean"](two) == pytest.approx(17 / 6)
+    assert MEASURES["median"](two) == 2.0  # of 0.5, 2 and 6
+    # Above the target counts as at it: 1 + 0 + 0 + 0 + 0 + 0 are lacking.
+    assert optimality_gap(two) == pytest.approx(1 / 6)
+    assert optimality_gap(two, target=4.0) == pytest.approx((4 + 3 + 0 + 3 + 1 + 0) / 6)
+
+
+def test_the_probability_of_improvement_counts_pairs() -> None:
+    others = np.random.default_rng(4).normal(0.5, 0.4, (4, 3)).round(1)
+    mine = RUNS.round(1)
+    by_task = []
+    for task in range(3):
+        pairs = itertools.product(mine[:, task], others[:, task])
+        by_task.append(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
+    found = probability_of_improvement(mine, others)
+    assert found.value == pytest.approx(np.mean(by_task))
+    assert found.low < found.value < found.high
+    turned = probability_of_improvement(others, mine)
+    assert turned.value == pytest.approx(1 - found.value)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_an_interval_is_that_of_runs_drawn_within_each_task(name: str) -> None:
+    """Against a slow bootstrap with another stream of numbers."""
+    draw, measure = np.random.default_rng(11), MEASURES[name]
+    slow = []
+    for _ in range(4000):
+        columns = [RUNS[draw.integers(5, size=5), task] for task in range(3)]
+        slow.append(float(measure(np.stack(columns, axis=1))))
+    found = estimate(RUNS, measure)
+    assert found.value == float(measure(RUNS))
+    near = 0.06 * (found.high - found.low)
+    assert [found.low, found.high] == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=near)
+
+
+def test_rliable_says_the_same() -> None:
+    """What rliable 1.2.0 printed of these scores, with 10,000 resamples (4,000 of pairs)."""
+    draw = np.random.default_rng(3)
+    mine, others = draw.normal(0.6, 0.4, (5, 3)), draw.normal(0.5, 0.4, (4, 3))
+    theirs = {
+        "IQM": (0.4484738017501668, 0.2593, 0.6503),
+        "mean": (0.5131167016658145, 0.2561, 0.7719),
+        "median": (0.4343605809451483, 0.2560, 0.6139),
+        "optimality gap": (0.5765877953483207, 0.4032, 0.7694),
+    }
+    for name, (value, low, high) in theirs.items():
+        found = estimate(mine, MEASURES[name])
+        assert found.value == pytest.approx(value, abs=1e-12)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=0.01)
+    found = probability_of_improvement(mine, others)
+    assert found.value == pytest.approx(0.35, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((0.15, 0.5667), abs=0.01)
+    share, low_edge, high_edge = performance_profile(mine, np.linspace(0, 1.5, 7))
+    assert share[:4] == pytest.approx([13 / 15, 0.8, 0.4, 0.2])
+    assert low_edge[:4] == pytest.approx([10 / 15, 0.6, 2 / 15, 1 / 15])
+    assert high_edge[:4] == pytest.approx([1, 1, 10 / 15, 0.4])
+
+
+def test_tasks_are_not_drawn() -> None:
+    """Runs of a task agree, tasks do not: nothing is uncertain."""
+    found = estimate([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]])
+    assert found.low == found.value == found.high
+
+
+def test_the_same_scores_give_the_same_interval_in_blocks_of_any_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
+    monkeypatch.setattr(scores, "DRAWS_AT_ONCE", 1000)
+    pieces = estimate(RUNS), performance_profile(RUNS, [0.5])[1]
+    assert whole == pieces
+
+
+def test_a_profile_is_the_share_above_each_threshold() -> None:
+    levels = [-1.0, 0.5, RUNS.max(), 9.0]
+    share, low, high = performance_profile(RUNS, levels)
+    slow = [np.mean([score > level for score in RUNS.flat]) for level in levels]
+    assert share.tolist() == pytest.approx(slow)
+    assert share[0] == 1 and share[2] == share[3] == 0  # at the best run none is above it
+    assert (low <= share).all() and (share <= high).all() and low[1] < high[1]
+
+
+def test_steps_until_a_score_is_reached() -> None:
+    assert steps_to_reach([100, 200, 300], [1.0, 4.0, 2.0], 2.0) == 200
+    assert steps_to_reach([100, 200], [1.0, 4.0], 5.0) == np.inf
+
+
+def test_the_median_of_steps_counts_runs_that_never_arrive_as_the_latest() -> None:
+    """Of five draws from five the median is the least with chance 5.8 %, below the last 94.2 %."""
+    never = float("inf")
+    found = median_steps([300, never, 200, 500, 400])
+    assert (found.value, found.low, found.high) == (400, 200, never)
+    found = median_steps([100, 300])
+    assert (found.value, found.low, found.high) == (200, 100, 300)
+    found = median_steps([100, never])
+    assert (found.value, found.low, found.high) == (never, 100, never)
+    found = median_steps([never, never])
+    assert (found.value, found.low, found.high) == (never, never, never)
+
+
+def test_the_bounds_of_procgen() -> None:
+    easy, hard = scores.PROCGEN_BOUNDS["easy"], scores.PROCGEN_BOUNDS["hard"]
+    assert len(easy) == len(hard) == 16 and easy.keys() == hard.keys()
+    printed = scores.PROCGEN_BOUNDS["easy-paper"]
+    assert {game for game in easy if easy[game] != printed[game]} == {"jumper", "leaper"}
+    assert scores.normalized(2.5 + 61.5 / 2, easy["starpilot"]) == pytest.approx(0.5)
+    assert all(low < high for of in (easy, hard) for low, high in of.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"a": [1.0], "b": [1.0, 2.0]}, "different numbers of runs"),
+        ({}, "no scores"),
+        ({"a": [1.0], "b": []}, "no scores"),
+        ({"a": [1.0], "b": [float("nan")]}, "some scores of b"),
+    ],
+)
+def test_scores_that_cannot_be_compared_are_refused(
+    given: dict[str, list[float]], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        score_matrix(given)
+
+
+def test_scores_by_task_are_runs_by_tasks() -> None:
+    assert score_matrix({"a": [1, 2], "b": [3, 4]}).tolist() == [[1, 3], [2, 4]]
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        estimate([1.0, 2.0])
+    with pytest.raises(ValueError, match="3 tasks are compared with 2"):
+        probability_of_improvement(RUNS, RUNS[:, :2])

@@ -1,0 +1,443 @@
+"""Suites: what they compare is what the papers did, and no run is made twice."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasicrl.envs.procgen import GAMES
+from phasicrl.lab.experiments import trials
+from phasicrl.lab.experiments.run_suite import run_suite, suite_curves
+from phasicrl.lab.experiments.suites import SUITES, suite_named
+from phasicrl.lab.experiments.trials import Trial
+from phasicrl.optimize import DivergedError
+from phasicrl.presets import differences, get_preset
+from phasicrl.runs.directory import RunDirectory
+from tests.helpers import run_here
+
+
+def arms(name: str, task: str, scale: Any = "paper") -> dict[str, dict[str, Any]]:
+    """What each arm changes of the paper's PPG, by the arm's name."""
+    suite = SUITES[name]
+    base = suite.base(task, scale)
+    return {
+        arm: {field: new for field, (_, new) in differences(config, base.ppg).items()}
+        for arm, config in suite.arms(base)
+    }
+
+
+def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
+    suite = SUITES["fig2"]
+    assert suite.tasks("paper") == GAMES and len(GAMES) == 16 and suite.num_seeds == 3
+    base = suite.base("miner", "paper")
+    paper = {"env.id": "procgen:miner"}
+    assert suite.arms(base) == [
+        ("PPG", get_preset("procgen-ppg-paper").changed(paper)),
+        ("PPO", get_preset("procgen-ppo-paper").changed(paper)),
+    ]
+    assert base.ppg.env.distribution == "hard" and base.ppg.total_env_steps == 100_000_000
+
+
+def test_sweeps_have_the_paper_s_values_and_change_nothing_else() -> None:
+    assert arms("fig3", "miner") == {
+        f"E_π = {n}": {"ppo.policy_epochs": n} if n > 1 else {} for n in range(1, 7)
+    }
+    assert arms("value-epochs", "miner") == {
+        f"E_V = {n}": {"ppo.value_epochs": n} if n > 1 else {} for n in (1, 2, 3, 6)
+    }
+    assert arms("fig4", "miner") == {
+        f"E_aux = {n}": {"aux.epochs": n} if n != 6 else {} for n in (1, 2, 3, 6, 9)
+    }
+    assert arms("fig5", "miner") == {
+        f"N_π = {n}": {"aux.every": n} if n != 32 else {} for n in (2, 4, 8, 16, 32)
+    }
+
+
+def test_the_pairs_of_figures_6_to_9() -> None:
+    assert arms("fig6", "miner")["KL penalty"] == {"ppo.clip": None, "ppo.kl_penalty": 1.0}
+    assert arms("fig7", "miner")["one network"] == {"model.value_path": "detached"}
+    assert arms("fig9", "miner") == {
+        "values trained": {},
+        "values not trained": {"aux.value_coef": 0.0},
+        "values not trained, twice E_V": {"aux.value_coef": 0.0, "ppo.value_epochs": 2},
+    }
+    paths = [config.model.value_path for _, config in SUITES["fig8"].arms(base("fig8", "miner"))]
+    assert paths == ["shared", "separate"]
+
+
+def base(name: str, task: str, scale: Any = "paper") -> Any:
+    return SUITES[name].base(task, scale)
+
+
+def test_the_two_savings_of_the_sources() -> None:
+    assert arms("skip-aux", "bigfish") == {
+        "all phases": {}, "every other phase": {"aux.run_every": 2}
+    }  # fmt: skip
+    assert arms("n-aux", "bigfish") == {
+        "N = N_π": {},
+        "N = N_π / 2": {"aux.iterations_per_epoch": 16},
+        "N = N_π / 4": {"aux.iterations_per_epoch": 8},
+        "the last N_π / 4 alone": {"aux.iterations_per_epoch": 8, "aux.iterations_from": "last"},
+    }
+    assert base("skip-aux", "bigfish").ppg.env.distribution == "easy"
+    of_table = SUITES["seeds-table"].arms(base("seeds-table", "bigfish"))
+    ppg, ppo, of_openai, *of_cleanrl = (config for _, config in of_table)
+    assert ppg.total_env_steps == ppo.total_env_steps == 25_000_000 and ppo.aux is None
+    assert differences(of_openai, ppg) == {"reward_norm.gamma": (None, 0.99)}
+    bigfish = {"env.id": "procgen:bigfish"}
+    presets = "compat-cleanrl-ppg", "compat-cleanrl-ppo-procgen"
+    assert of_cleanrl == [get_preset(name).changed(bigfish) for name in presets]
+    small = [
+        config for _, config in SUITES["seeds-table"].arms(base("seeds-table", "bigfish", "small"))
+    ]
+    shapes = {(one.env.num_envs, one.ppo.num_steps, one.model.channels, one.total_env_steps)
+              for one in small}  # fmt: skip
+    assert len(small) == 5 and shapes == {(32, 64, (4, 8, 8), 150_000)}
+    assert len(SUITES["seeds-table"].arms(base("seeds-table", "hopper", "small"))) == 3
+
+
+ORTHOGONAL_HEADS = {"model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
+
+
+def test_details_are_changed_one_at_a_time_from_the_paper_s_settings() -> None:
+    assert arms("details", "bigfish") == {
+        "PPG": {},
+        "auxiliary phase on transitions": {"aux.minibatch_by": "transitions"},
+        "policy phase on transitions": {"ppo.minibatch_by": "transitions"},
+        "advantages normalized by minibatch": {"ppo.advantage_norm": "minibatch"},
+        "weights orthogonal": {"model.init": "orthogonal"} | ORTHOGONAL_HEADS,
+        "weights PyTorch's, heads orthogonal": {"model.init": "torch"} | ORTHOGONAL_HEADS,
+        "LayerNorm, weights orthogonal": {"model.init": "orthogonal", "model.layer_norm": True}
+        | ORTHOGONAL_HEADS,
+        "Adam's ε 1e-5": {"ppo.adam_eps": 1e-5},
+        "one optimizer for both phases": {"aux.optimizer": "shared"},
+        "rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99},
+        "value targets computed anew": {"aux.recompute_targets": True},
+    }
+
+
+def test_details_that_a_task_has_already_or_cannot_have_are_no_arms() -> None:
+    normalized = {"model.init": "normalized", "model.policy_head_scale": 0.1,
+                  "model.value_head_scale": 0.1}  # fmt: skip
+    on_acrobot = arms("details", "acrobot", "small")
+    assert on_acrobot == {
+        "PPG": {},
+        "auxiliary phase on whole segments": {"aux.minibatch_by": "segments"},
+        "policy phase on whole segments": {"ppo.minibatch_by": "segments"},
+        "advantages normalized by batch": {"ppo.advantage_norm": "batch"},
+        "weights normalized": normalized,
+        "weights PyTorch's, heads orthogonal": {"model.init": "torch"},
+        "LayerNorm, weights orthogonal": {"model.layer_norm": True},
+        "Adam's ε 1e-8": {"ppo.adam_eps": 1e-8},
+        "one optimizer for both phases": {"aux.optimizer": "shared"},
+        "value targets computed anew": {"aux.recompute_targets": True},
+    }
+    # 16 segments cannot be dealt out to 32 minibatches, nor 4 to 16.
+    hopper, pendulum = (arms("details", task, "small") for task in ("hopper", "pendulum"))
+    assert on_acrobot.keys() - hopper.keys() == {"policy phase on whole segments"}
+    assert on_acrobot.keys() - pendulum.keys() == {
+        "policy phase on whole segments", "auxiliary phase on whole segments"
+    }  # fmt: skip
+    # Pendulum's own γ is 0.9.
+    assert pendulum["rewards normalized by γ 0.99"] == {"reward_norm.gamma": 0.99}
+    remembering = arms("details", "cartpole-masked-velocity", "small")
+    assert not any("transitions" in arm for arm in remembering)
+    assert not any("rewards" in arm for arm in arms("details", "atari", "small"))
+
+
+def test_details_of_ppo_are_those_that_have_an_effect_on_the_task() -> None:
+    def changed(task: str) -> dict[str, dict[str, Any]]:
+        of_task = base("ppo-details", task, "small")
+        return {
+            arm: {field: new for field, (_, new) in differences(config, of_task.ppo).items()}
+            for arm, config in SUITES["ppo-details"].arms(of_task)
+        }
+
+    everywhere: dict[str, dict[str, Any]] = {
+        "PPO": {},
+        "values learn returns of λ = 1": {"ppo.value_target": "monte_carlo"},
+        "advantages' deviation by n − 1": {"ppo.advantage_std": "unbiased"},
+        "running return as in Gymnasium": {"reward_norm.reset_at": "termination"},
+        "value clipping": {"ppo.value_clip": 0.2},
+        "value rate × 3": {"ppo.value_learning_rate": 3e-3},
+        "stop at a KL of 0.015": {"ppo.target_kl": 0.015},
+        "stop at a KL of 0.015 by k1": {"ppo.target_kl": 0.015, "ppo.epoch_kl": "k1"},
+    }
+    assert changed("pendulum") == everywhere | {
+        # Its second network sees other targets then, as advantages are made anew each epoch.
+        "policy epochs first": {"ppo.epoch_order": "policy_first"},
+        "actions as drawn": {"action.squash": "none"},
+        # A tanh stretches by itself.
+        "actions through tanh": {"action.squash": "tanh", "action.rescale": False},
+        # Episodes of 200 steps, rollouts of 4 × 512.
+        "whole episodes of 4 × 512": {"ppo.collect_by": "episodes"},
+    }
+    # Discrete actions; half of 8 × 128 steps cannot hold an episode of 500.
+    shape = {"ppo.num_steps": 1024, "env.num_envs": 1}
+    assert changed("acrobot") == everywhere | {
+        "rollouts 1 × 1024": shape,
+        "whole episodes of 1 × 1024": shape | {"ppo.collect_by": "episodes"},
+    }
+    # Atari's preset has one network, clips values itself, and leaves rewards as they are; its
+    # episodes may have 27,000 steps. Segments of one environment cannot be dealt out to four.
+    on_atari, remembering = changed("atari").keys(), changed("cartpole-masked-velocity").keys()
+    assert on_atari == {
+        "PPO", "values learn returns of λ = 1", "advantages' deviation by n − 1",
+        "stop at a KL of 0.015", "stop at a KL of 0.015 by k1", "policy epochs first",
+    }  # fmt: skip
+    assert remembering == everywhere.keys()
+
+
+def test_penalties_with_rewards_of_both_kinds() -> None:
+    penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
+    adaptive = penalty | {"ppo.kl_penalty_target": 0.01}
+    raw = {"reward_norm": None}
+    found = {
+        arm: {name: new for name, new in change.items() if not name.startswith("reward_norm.")}
+        for arm, change in arms("penalties", "bigfish").items()
+    }
+    assert found == {
+        "clipping, rewards normalized": {},
+        "KL penalty, rewards normalized": penalty,
+        "adaptive KL penalty, rewards normalized": adaptive,
+        "clipping, rewards as they are": raw,
+        "KL penalty, rewards as they are": penalty | raw,
+        "adaptive KL penalty, rewards as they are": adaptive | raw,
+    }
+
+
+def test_rates_and_epochs_are_changed_together() -> None:
+    def settings(task: str, scale: str) -> dict[str, tuple[float, int, int, float]]:
+        made = SUITES["rates"].arms(base("rates", task, scale))
+        return {
+            arm: (one.ppo.learning_rate, one.ppo.policy_epochs, one.ppo.value_epochs,
+                  one.aux.learning_rate)
+            for arm, one in made if one.aux is not None
+        }  # fmt: skip
+
+    assert settings("acrobot", "small") == {
+        f"{name}, E_π = {epochs}": (pytest.approx(rate), epochs, 8, 5e-4)
+        for name, rate in (("rate", 1e-3), ("rate / 3", 1e-3 / 3), ("rate × 3", 3e-3))
+        for epochs in (1, 3, 10)
+    }
+    on_images = settings("bigfish", "paper")
+    assert [values[1] for values in on_images.values()] == [1, 3, 6] * 3
+    assert on_images["rate × 3, E_π = 1"] == (pytest.approx(1.5e-3), 1, 1, 5e-4)
+
+
+def test_the_report_s_arms_change_its_own_settings() -> None:
+    report = get_preset("compat-mva-ppo").changed({"env.id": "envpool:Reacher-v5"})
+    changed = {
+        arm: set(differences(config, report))
+        for arm, config in SUITES["mva"].arms(base("mva", "reacher"))
+    }
+    learned, rates = {"action.std", "action.std_value"}, {
+        "ppo.learning_rate", "ppo.value_learning_rate"
+    }  # fmt: skip
+    assert changed == {
+        "σ fixed": set(),
+        "σ learned": learned,
+        "σ fixed, actions normalized": {"action.rescale"},
+        "σ learned, actions normalized": learned | {"action.rescale"},
+        "σ fixed, actions normalized, tanh": {"action.rescale", "action.mean"},
+        "σ learned, actions normalized, tanh": learned | {"action.rescale", "action.mean"},
+        "σ learned through tanh, actions normalized, tanh": learned
+        | {"action.rescale", "action.mean"},
+        "rewards not normalized": {"reward_norm"},
+        "σ fixed, ten times as large": {"action.std_value"},
+        "learning rate 1e-3": rates,
+        "learning rate 1e-3, σ learned": rates | learned,
+        "learning rate 1e-3, actions normalized": rates | {"action.rescale"},
+        "learning rate 1e-3, actions normalized, tanh": rates | {"action.rescale", "action.mean"},
+    }
+
+
+def test_the_help_names_every_suite() -> None:
+    said = " ".join((run_suite.__doc__ or "").split())
+    assert all(name in said for name in SUITES if name not in {f"fig{n}" for n in range(3, 9)})
+
+
+@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_every_arm_of_every_task_can_be_made_and_differs_from_the_others(
+    name: str, scale: Any
+) -> None:
+    suite = SUITES[name]
+    for task in suite.tasks(scale):
+        made = suite.arms(suite.base(task, scale))
+        assert len(made) > 1 and len({arm for arm, _ in made}) == len(made)
+        identities = [config.identity() for _, config in made]
+        assert all(identities.count(one) == 1 for one in identities), task
+
+
+def test_small_images_are_easy_narrow_and_have_several_phases() -> None:
+    small = base("fig5", "starpilot", "small").ppg
+    assert small.env.distribution == "easy" and small.model.channels == (4, 8, 8)
+    assert small.total_env_steps >= 4 * 32 * small.batch_size
+
+
+def test_small_budgets_are_those_of_the_committed_tables() -> None:
+    for name, suite in SUITES.items():
+        path = Path(__file__).parents[3] / "benchmarks" / "results" / "suites" / f"{name}-small.csv"
+        if name == "seeds-table":
+            assert not path.exists()  # a night, which nobody has had yet
+            continue
+        with path.open() as file:
+            trained = {(row["task"], int(row["budget"])) for row in csv.DictReader(file)}
+        for task in suite.tasks("small"):
+            steps = {config.total_env_steps for _, config in suite.arms(suite.base(task, "small"))}
+            assert {(task, budget) for budget in steps} <= trained
+
+
+def test_a_task_may_be_the_id_of_an_environment() -> None:
+    assert base("fig2", "gymnasium:CartPole-v1", "small").ppg.env.id == "gymnasium:CartPole-v1"
+    with pytest.raises(ValueError, match=r"no task 'starpilto' \(did you mean 'starpilot'\?\)"):
+        base("fig2", "starpilto")
+    with pytest.raises(ValueError, match="there is no suite 'fig1'"):
+        suite_named("fig1")
+
+
+def run(tmp_path: Path, name: str = "fig6", **options: Any) -> tuple[Any, list[tuple[str, ...]]]:
+    told: list[tuple[str, ...]] = []
+    tasks = options.pop("tasks", ("gymnasium:CartPole-v1",))
+    found = run_suite(
+        name, tasks=tasks, total_env_steps=2048, output_dir=tmp_path,
+        on_trial=lambda trial: told.append(trial.key), **options,
+    )  # fmt: skip
+    return found, told
+
+
+@pytest.fixture
+def quick_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate nothing, and train in this process."""
+    from phasicrl.session.evaluate import Evaluation
+
+    evaluation = [Evaluation("greedy", (7.0,), (7,))]
+    monkeypatch.setattr(trials, "evaluate", lambda *_, **__: evaluation)
+    monkeypatch.setattr(trials, "run_trials", run_here)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("quick_evaluation")
+def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_path: Path) -> None:
+    found, told = run(tmp_path, seeds=(101, 102))
+    task = "gymnasium:CartPole-v1"
+    wanted = [
+        (task, arm, "2048", seed) for seed in ("101", "102") for arm in ("clipping", "KL penalty")
+    ]
+    assert told == wanted and all(file.is_file() for file in found.files)
+    with (tmp_path / "fig6-small.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sorted((row["arm"], row["seed"]) for row in rows) == sorted(
+        (key[1], key[3]) for key in wanted
+    )
+    (directory,) = (
+        there.path for there in map(RunDirectory, (tmp_path / "runs").iterdir())
+        if there.config.seed == 102 and there.config.ppo.clip is None
+    )  # fmt: skip
+    metrics = RunDirectory(directory).metrics("charts/episodic_return_100")
+    last = float(metrics[-1]["charts/episodic_return_100"])
+    (row,) = (row for row in rows if (row["arm"], row["seed"]) == ("KL penalty", "102"))
+    curve = [float(point) for point in row["curve"].split()]
+    assert curve[-1] == pytest.approx(last, rel=1e-3) and len(curve) == 40
+    assert float(row["greedy_mean"]) == 7.0 and row["env_steps"] == "2048"
+    name = "losses/value_loss"
+    losses = [metrics[name] for metrics in RunDirectory(directory).metrics(name)]
+    assert len(losses) == 2 and losses[0] != losses[1]
+    assert float(row["value_loss"]) == pytest.approx(sum(losses) / 2, rel=1e-3)
+    # Again: nothing is trained. As another suite: what it shares is taken from there.
+    assert run(tmp_path, seeds=(101, 102))[1] == []
+    before = set((tmp_path / "runs").iterdir())
+    run(tmp_path, "skip-aux", seeds=(101,))
+    assert len(set((tmp_path / "runs").iterdir()) - before) == 1
+
+
+def test_a_task_that_cannot_be_trained_is_refused_before_anything_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gymnasium:Nope-v0, clipping: .*Nope-v0"):
+        run_suite("fig6", tasks=("cartpole", "gymnasium:Nope-v0"), output_dir=tmp_path)
+    with pytest.raises(ValueError, match="cartpole, clipping, 300000, 101 is asked for twice"):
+        run_suite("fig6", tasks=("cartpole",), seeds=(101, 101), output_dir=tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("quick_evaluation")
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = trials.train
+
+    def cut(config: Any, **_: Any) -> Any:
+        original(config, on_iteration=lambda *_: "stop")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "train", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, seeds=(101,))
+    monkeypatch.setattr(trials, "train", original)
+    assert len(run(tmp_path, seeds=(101,))[1]) == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("quick_evaluation")
+def test_a_run_that_diverges_is_a_row_and_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = trials.train
+
+    def diverging(config: Any, **_: Any) -> Any:
+        if config.ppo.clip is None:
+            files = original(config, on_iteration=lambda *_: "stop").files
+            files.write_card(files.card | {"diverged": True})
+            raise DivergedError("not finite")
+        return original(config)
+
+    monkeypatch.setattr(trials, "train", diverging)
+    run(tmp_path, seeds=(101,))
+    with (tmp_path / "fig6-small.csv").open() as file:
+        row = next(row for row in csv.DictReader(file) if row["arm"] == "KL penalty")
+    curve = row["curve"].split()
+    assert row["env_steps"] == "1024" and row["greedy_mean"] == "nan"
+    assert curve[-1] == curve[-10] != "nan"
+
+
+def test_a_curve_begins_where_all_seeds_have_a_return() -> None:
+    blank = {"task": "t", "arm": "a", "budget": "400"}
+    points = np.arange(40.0)
+    texts = [" ".join(["nan"] * skip + [f"{x:g}" for x in points[skip:]]) for skip in (2, 5)]
+    rows = [{**blank, "seed": str(101 + i), "curve": text} for i, text in enumerate(texts)]
+    (curve,) = suite_curves(rows)
+    assert curve.steps[0] == 60.0 and curve.runs.shape == (2, 35) and curve.mean[-1] == 39.0
+
+
+def test_an_arm_without_a_return_of_every_seed_is_left_out_and_said() -> None:
+    def row(arm: str, seed: int, point: str) -> dict[str, str]:
+        curve = " ".join([point] * 40)
+        return {"task": "t", "arm": arm, "budget": "400", "seed": str(seed), "curve": curve}
+
+    learns = [row("learns", 101, "1"), row("learns", 102, "2")]
+    half = [row("half", 101, "1"), row("half", 102, "nan")]
+    message = "half on t is left out: no episode had ended by 400 steps with seed 102$"
+    with pytest.warns(RuntimeWarning, match=message):
+        (curve,) = suite_curves(learns + half)
+    assert curve.label == "learns" and curve.runs.shape == (2, 40)
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="nothing to compare: no"):
+        suite_curves(half)
+
+
+def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Trial] = []
+
+    def none_left(table: Any, asked: list[Trial], measure: Any, jobs: int) -> Any:
+        seen.extend(asked)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(trials, "fill_table", none_left)
+    monkeypatch.setattr(trials, "num_cores", lambda: 8)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, seeds=(101,), jobs=4)
+    assert {trial.config.compute.num_threads for trial in seen} == {2}
+    with pytest.raises(ValueError, match="jobs is 0; give at least 1"):
+        run(tmp_path, jobs=0)

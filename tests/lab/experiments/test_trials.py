@@ -1,0 +1,248 @@
+"""Trials: each run once, rows in order, and seeds for choosing apart from seeds for reporting."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasicrl.config import Config, EnvConfig
+from phasicrl.lab.experiments import trials as trials_module
+from phasicrl.lab.experiments.trials import (
+    FailedTrialsError,
+    Failure,
+    ResultTable,
+    Trial,
+    fill_table,
+    over_seeds,
+    ready,
+    run_trials,
+)
+from phasicrl.presets import get_preset
+from tests.faults.harness import wait_for
+from tests.helpers import is_there, run_here
+
+CONFIG = Config(env=EnvConfig(id="x"))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials_module, "run_trials", run_here)
+
+
+def table(path: Path) -> ResultTable:
+    return ResultTable(path, ("preset", "seed", "reached"))
+
+
+def rows_of(trial: Trial) -> list[dict[str, Any]]:
+    return [
+        {"preset": trial.label[0], "seed": trial.config.seed, "reached": 10 * trial.config.seed}
+    ]
+
+
+def read(path: Path) -> list[tuple[str, str, str]]:
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    return [
+        (row["preset"], row["seed"], row["reached"]) for row in csv.DictReader(text.splitlines())
+    ]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
+def test_each_run_is_made_once_and_rows_are_in_the_order_of_labels_and_seeds(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    ppo, ppg = over_seeds(("ppo",), CONFIG, (102, 101)), over_seeds(("ppg",), CONFIG, (101,))
+    made = [trial.key for trial in fill_table(table(path), [ppo[0], *ppg], rows_of)]
+    assert made == [("ppo", "102"), ("ppg", "101")]
+    before = path.read_bytes()
+    assert [trial.key for trial in fill_table(table(path), [*ppo, *ppg], rows_of)] == [
+        ("ppo", "101")
+    ]
+    assert read(path) == [("ppo", "101", "1010"), ("ppo", "102", "1020"), ("ppg", "101", "1010")]
+    assert list(fill_table(table(path), [*ppo, *ppg], rows_of)) == []
+    path.unlink()
+    list(fill_table(table(path), [ppo[0], *ppg], rows_of))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_may_have_several_rows_and_a_label_several_words(tmp_path: Path) -> None:
+    results = ResultTable(
+        tmp_path / "x.csv", ("game", "setting", "seed", "steps"), label=("game", "setting")
+    )
+
+    def measure(trial: Trial) -> list[dict[str, Any]]:
+        game, setting = trial.label
+        return [
+            {"game": game, "setting": setting, "seed": trial.config.seed, "steps": steps}
+            for steps in (5, 10)
+        ]
+
+    trials = [
+        Trial((game, setting), CONFIG) for game in ("heist", "maze") for setting in ("fp32", "bf16")
+    ]
+    assert len(list(fill_table(results, trials, measure))) == 4
+    assert [row["steps"] for row in results.rows()] == ["5", "10"] * 4
+    assert results.missing([*trials, Trial(("heist", "fp64"), CONFIG)]) == [
+        Trial(("heist", "fp64"), CONFIG)
+    ]
+
+
+@pytest.mark.parametrize("name", ["some.csv", "some.csv.gz"])
+def test_a_full_disk_leaves_the_rows_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    first, second = over_seeds(("ppo",), CONFIG, (101, 102))
+    table(tmp_path / name).add(rows_of(first))
+
+    def write(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(OSError, match="no space left"):
+        table(tmp_path / name).add(rows_of(second))
+    assert read(tmp_path / name) == [("ppo", "101", "1010")]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.usefixtures("here")
+def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    with pytest.raises(ValueError, match="below 101, on which settings are chosen"):
+        table(path).missing(over_seeds(("ppo",), CONFIG, (100, 101)))
+    table(path).add(rows_of(Trial(("ppo",), CONFIG.changed({"seed": 101}))))
+    with pytest.raises(ValueError, match="write them to another file"):
+        next(fill_table(table(path), over_seeds(("ppg",), CONFIG, (1,)), rows_of))
+    assert read(path) == [("ppo", "101", "1010")]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_failed_run_is_reported_after_the_others_have_their_rows(tmp_path: Path) -> None:
+    def measure(trial: Trial) -> list[dict[str, Any]]:
+        if trial.config.seed == 102:
+            raise OSError("the disk is full")
+        return rows_of(trial)
+
+    trials = over_seeds(("ppo",), CONFIG, (101, 102, 103))
+    with pytest.raises(FailedTrialsError, match=r"1 trials failed.*\n  ppo, 102: the disk is full"):
+        list(fill_table(table(tmp_path / "x.csv"), trials, measure))
+    assert [row[1] for row in read(tmp_path / "x.csv")] == ["101", "103"]
+
+
+def meet_fault(name: str) -> str:
+    """Return, fail, or end the process in one of several ways."""
+    if name == "error":
+        raise RuntimeError("out of memory")
+    if name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "hangs":
+        os._exit(4)  # as faulthandler does after a deadline
+    return f"{name}, with {sys.modules['of_a_user'].__file__}"
+
+
+@pytest.mark.long
+def test_trials_run_in_processes_of_their_own_and_none_stops_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They import what the command line was told to import."""
+    (tmp_path / "of_a_user.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(trials_module, "ASKED_IMPORTS", ["of_a_user"])
+    names = ["error", "killed", "hangs", "one", "two"]
+    found = dict(run_trials(names, meet_fault, jobs=3))
+    assert found == {
+        "error": Failure("RuntimeError: out of memory"),
+        "killed": Failure("its process ended with exit code -9"),
+        "hangs": Failure("its process ended with exit code 4"),
+        "one": f"one, with {tmp_path / 'of_a_user.py'}",
+        "two": f"two, with {tmp_path / 'of_a_user.py'}",
+    }
+    assert not multiprocessing.active_children()
+
+
+def save_when_told(folder: Path, seed: int) -> None:
+    """Leave word of this process, and save a run when told to end."""
+
+    def save(*_: object) -> None:
+        (folder / f"{seed} saved").touch()
+        sys.exit(75)
+
+    signal.signal(signal.SIGTERM, save)
+    (folder / f"{seed} began").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+def test_processes_save_their_runs_when_the_one_that_started_them_ends(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    program = f"""if True:
+        from functools import partial
+        from {__name__} import *
+        list(run_trials([1, 2, 3], partial(save_when_told, Path({str(tmp_path)!r})), jobs=2))
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], stderr=subprocess.DEVNULL
+    )
+    pids = [int(wait_for(lambda seed=seed: text(tmp_path / f"{seed} began"))) for seed in (1, 2)]
+    parent.send_signal(number)
+    codes = {signal.SIGTERM: 75, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}
+    assert parent.wait(30) == codes[number]
+    wait_for(lambda: not any(is_there(pid) for pid in pids))
+    assert {path.name for path in tmp_path.glob("* saved")} == {"1 saved", "2 saved"}
+    assert not (tmp_path / "3 began").exists()
+
+
+def text(path: Path) -> str | None:
+    """What a file has, once it is there."""
+    return path.read_text() if path.exists() else None
+
+
+def test_a_trial_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    with pytest.raises(ValueError, match="ppo, 101 is asked for twice"):
+        list(fill_table(table(path), over_seeds(("ppo",), CONFIG, (101, 102, 101)), rows_of))
+    assert not path.exists()
+
+
+def test_a_version_with_another_knob_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = get_preset("cartpole-ppg")
+    names = [ready(config, "x", Path()).name]
+    names.append(ready(config.changed({"ppo.clip": 0.123}), "x", Path()).name)
+    plain = Config.identity
+    monkeypatch.setattr(Config, "identity", lambda self: {"a.knob": None} | plain(self))
+    assert ready(config, "x", Path()).name == names[0] != names[1]
+
+
+def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:
+    quiet = {
+        "log.console": "off",
+        "log.tensorboard": False,
+        "output_dir": str(tmp_path / "runs"),
+        "total_env_steps": 2048,
+    }
+    config = get_preset("classic-ppo").changed({"env.id": "gymnasium:CartPole-v1", **quiet})
+    script = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "learning.py"))
+    (trial,) = over_seeds(("classic-ppo --x",), config, (1,))
+    (row,) = script["learning_row"](trial, threshold=1.0)
+    names = ("preset", "seed", "env", "env_steps", "steps_to_threshold")
+    wanted = ["classic-ppo --x", 1, "gymnasium:CartPole-v1", 2048, 1024]
+    assert [row[name] for name in names] == wanted
+    assert row["greedy_mean"] >= row["greedy_min"] > 0
+    assert all(row[name] for name in ("seconds", "return_100", "sampled_mean"))

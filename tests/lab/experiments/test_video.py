@@ -1,0 +1,261 @@
+"""Films: images enlarged by whole factors, sides that H.264 accepts, frames not black."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from phasicrl.algorithm import train
+from phasicrl.config import EnvConfig, ModelConfig
+from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.lab.experiments import video
+from phasicrl.lab.experiments.video import film
+from phasicrl.session.filming import enlarge, tile
+from tests.golden import Image
+from tests.helpers import Corridor, corridor, read_film, tiny
+
+pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
+
+
+def test_images_are_laid_out_in_a_square() -> None:
+    images = np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones(
+        (3, 2, 4, 3), dtype=np.uint8
+    )
+    sheet = tile(images + 1)
+    assert sheet.shape == (4, 8, 3)
+    assert (
+        (sheet[:2, :4] == 1).all()
+        and (sheet[:2, 4:] == 2).all()
+        and (sheet[2:, :4] == 3).all()
+        and (sheet[2:, 4:] == 0).all()
+    )
+    assert tile(images[:1]).shape == (2, 4, 3)
+
+
+def test_pixels_are_repeated_and_sides_are_even() -> None:
+    image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
+    large = enlarge(image, 3)
+    assert large.shape == (4, 6, 3)  # factor 3, then padded to even height
+    assert (
+        (large[:3, :3] == image[0, 0]).all()
+        and (large[:3, 3:6] == image[0, 1]).all()
+        and (large[3] == 0).all()
+    )
+    assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
+
+
+def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
+    run = train(config, make_env=Image)
+    path, result = film(run.directory, episodes=2, num_envs=1, size=64, make_env=Image)
+    assert path.parent == run.directory / "videos" and len(result.returns) == 2
+    images = read_film(path, 64, 64)
+    assert images.shape == (12, 64, 64, 3)  # 2 × (first + 5 steps)
+    assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
+
+
+def test_what_was_played_says_on_which_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(video, "film_episodes", lambda *_, **__: ((1.0,), (5,)))
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    for levels in ("unseen", "train"):
+        assert film(run, levels=levels, make_env=corridor)[1].levels == levels
+
+
+def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
+    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    with pytest.raises(ValueError, match="levels is train, which has no effect without a"):
+        film(run.directory, levels="train")
+
+
+def test_films_of_other_weights_or_levels_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(video, "film_episodes", lambda *_, **__: ((1.0,), (5,)))
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    names = [
+        film(run, levels=levels, weights=weights, make_env=corridor)[0].name
+        for levels in ("unseen", "train")
+        for weights in ("last", "best")
+    ]
+    assert names == [
+        f"sampled-seed0{others}.mp4" for others in ("", "-best", "-train", "-train-best")
+    ]
+
+
+def test_an_environment_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor)
+    with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
+        film(run.directory, make_env=corridor)
+
+
+class Drawn(Corridor):
+    """A corridor that draws where the agent is: brighter from cell to cell."""
+
+    def __init__(self, render_mode: str | None = "rgb_array") -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> np.ndarray:
+        return np.full((16, 32, 3), 40 + 40 * self._at, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        np.zeros((16, 32, 3), np.int64), np.zeros((16, 32, 4), np.uint8),
+        np.zeros((16, 32), np.uint8), None,
+    ],
+)  # fmt: skip
+def test_what_is_no_image_is_refused(tmp_path: Path, shown: Any) -> None:
+    class Shows(Drawn):
+        def render(self) -> Any:
+            return shown
+
+    run = train(tiny(tmp_path), make_env=Shows)
+    with pytest.raises(ValueError, match=r"render\(\) returned .*; \[height, width, 3\] of uint8"):
+        film(run.directory, make_env=Shows)
+    assert not list(run.directory.glob("videos/*.mp4"))
+
+
+def vectors(kind: Callable[[], gym.Env]) -> MakeVectorEnv:
+    same_step = AutoresetMode.SAME_STEP
+    return lambda num_envs: SyncVectorEnv([kind] * num_envs, autoreset_mode=same_step)
+
+
+def test_a_vector_environment_of_ones_own_is_filmed_as_it_renders(tmp_path: Path) -> None:
+    """Two corridors side by side; each image is as bright as the cell is far."""
+    run = train(tiny(tmp_path), make_vector_env=vectors(Drawn))
+    path, result = film(
+        run.directory, episodes=2, num_envs=2, size=16, make_vector_env=vectors(Drawn)
+    )
+    images = read_film(path, 16, 64).astype(int)
+    assert len(images) >= max(result.lengths) and len(result.returns) == 2
+    shown = images.mean(axis=(1, 3)).reshape(-1, 2, 32)
+    assert (shown.std(axis=2) < 8).all()  # each is of one color, but for the codec
+    cells = (shown.mean(axis=2) - 40) / 40
+    assert np.abs(cells - cells.round()).max() < 0.2
+    assert set(cells[0].round()) <= {0, 1} and (np.abs(np.diff(cells.round(), axis=0)) <= 3).all()
+    assert cells.max() > 0.5
+
+
+def test_a_vector_environment_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
+    config = replace(tiny(tmp_path), model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
+    run = train(config, make_vector_env=vectors(Image))
+    path, _ = film(run.directory, episodes=1, size=64, make_vector_env=vectors(Image))
+    assert read_film(path, 64, 64).max() > 150
+
+
+def test_a_vector_environment_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_vector_env=vectors(Corridor))
+    with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
+        film(run.directory, make_vector_env=vectors(Corridor))
+
+    class Blind(SyncVectorEnv):
+        def render(self) -> None:
+            return None
+
+    with pytest.raises(ValueError, match="returned nothing; one for each of its 1 env"):
+        film(run.directory, make_vector_env=lambda num_envs: Blind([Drawn] * num_envs))
+    with pytest.raises(ValueError, match="make_env and make_vector_env were both given"):
+        film(run.directory, make_env=Drawn, make_vector_env=vectors(Drawn))
+
+
+class Counting(Drawn):
+    """Draws how many of the seven steps of its episode were taken."""
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, *_ = super().step(action)
+        return obs, 1.0, self._steps == 7, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((16, 32, 3), 20 * self._steps, np.uint8)
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode])
+def test_the_last_image_of_an_episode_is_shown_and_none_of_the_next_one_instead(
+    tmp_path: Path, mode: AutoresetMode | None
+) -> None:
+    """A vector that resets itself in the step of the end repeats the image before."""
+    own: dict[str, Any] = {"make_env": Counting}
+    if mode is not None:
+        own = {"make_vector_env": lambda n: SyncVectorEnv([Counting] * n, autoreset_mode=mode)}
+    run = train(tiny(tmp_path), **own)
+    path, _ = film(run.directory, episodes=2, size=16, **own)
+    shown = read_film(path, 16, 32).mean(axis=(1, 2, 3)) / 20
+    end = 6 if mode is AutoresetMode.SAME_STEP else 7
+    assert shown == pytest.approx([*range(7), end] * 2, abs=0.2)
+
+
+def test_an_environment_that_is_made_anew_is_filmed_from_then_on(tmp_path: Path) -> None:
+    class Fragile(Counting):
+        num_faults = 0
+
+        def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            if self._steps == 3 and not Fragile.num_faults:
+                Fragile.num_faults = 1
+                raise RuntimeError("broken")
+            return super().step(action)
+
+    run = train(tiny(tmp_path).changed({"env.max_restarts": 2}), make_env=Counting)
+    with pytest.warns(RuntimeWarning, match="it is made anew"):
+        path, _ = film(run.directory, episodes=1, size=16, make_env=Fragile)
+    shown = read_film(path, 16, 32).mean(axis=(1, 2, 3)) / 20
+    assert shown == pytest.approx([*range(4), 0, *range(8)], abs=0.2)
+
+
+def test_an_environment_that_draws_itself_is_filmed(tmp_path: Path) -> None:
+    pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
+    config = tiny(tmp_path)
+    config = replace(
+        config, env=replace(config.env, id="gymnasium:CartPole-v1"), total_env_steps=64
+    )
+    run = train(config)
+    path, _ = film(run.directory, episodes=1, size=100)
+    images = read_film(path, 400, 600)
+    # A white field with a cart on it.
+    assert len(images) > 5 and images.mean() > 150 and images.std() > 1
+
+
+def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
+    for renderer in ("MjrContext", "mjr_render"):  # what needs OpenGL
+        monkeypatch.setattr(mujoco, renderer, lambda *_: pytest.fail("OpenGL was asked for"))
+    config = tiny(tmp_path)
+    config = replace(config, env=replace(config.env, id="gymnasium:Hopper-v5"), total_env_steps=64)
+    path, _ = film(train(config).directory, num_envs=2, episodes=2, size=240)
+    images = read_film(path, 240, 480)
+    left, right = images[:, :, :240].astype(int), images[:, :, 240:].astype(int)
+    assert len(images) > 5 and np.abs(left - right).max() > 50, (
+        "each environment is drawn by its own camera"
+    )
+    assert np.abs(left[0] - left[-1]).max() > 50, "it moves"
+
+
+@pytest.mark.parametrize(
+    "size", [{"num_envs": 10**6}, {"episodes": 0}, {"fps": 0}, {"size": 10**6}, {"num_envs": 0}]
+)
+def test_sizes_that_no_film_has_are_refused_before_anything_is_opened(size: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(size))):
+        film("nothing is looked for there", **size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["film.gif", "film"])
+def test_a_file_that_is_no_film_is_refused_before_anything_is_played(
+    tmp_path: Path, name: str
+) -> None:
+    run, output = train(tiny(tmp_path), make_env=corridor).directory, tmp_path / "films" / name
+    with pytest.raises(ValueError, match=rf"{name}: films end with \.mp4; give .*/film\.mp4$"):
+        film(run, output=output, make_env=corridor)
+    assert not output.parent.exists()

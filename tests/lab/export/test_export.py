@@ -1,0 +1,274 @@
+"""Exported policies say what the agent says, and act as it does."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from phasicrl.algorithm import train
+from phasicrl.config import (
+    ActionConfig,
+    Config,
+    EnvConfig,
+    ModelConfig,
+    ObsNormConfig,
+    ValueNormConfig,
+)
+from phasicrl.lab.export.export import export_policy, open_policy, play_exported, policy_file
+from phasicrl.models.memory import RecurrentMemory
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.build import make_agent
+from phasicrl.session.evaluate import evaluate
+from phasicrl.session.evaluation import make_evaluation_envs
+from tests.envs.counting import Structured
+from tests.helpers import Levers, corridor, tiny, tiny_aux
+
+MLP = ModelConfig(encoder="mlp", hidden_sizes=(16,), activation="tanh", policy_head_scale=1.0)
+MakeEnv = Callable[[], gym.Env[Any, Any]]
+
+
+def masked_with_memory(directory: Path) -> Config:
+    config = tiny(directory, aux=tiny_aux(), model=replace(MLP, memory="lstm", memory_size=8))
+    return replace(config, ppo=replace(config.ppo, minibatch_by="segments"))
+
+
+def gaussian(directory: Path) -> Config:
+    return tiny(
+        directory, env=EnvConfig(id="gymnasium:Pendulum-v1", num_envs=4), obs_norm=ObsNormConfig(),
+        value_norm=ValueNormConfig(), action=ActionConfig(squash="clip"),
+        model=replace(MLP, value_path="detached"),
+    )  # fmt: skip
+
+
+def of_all_kinds(directory: Path) -> Config:
+    model = replace(MLP, encoder="impala", channels=(4,), memory="gru", memory_size=4)
+    config = tiny(
+        directory, model=model, obs_norm=ObsNormConfig(),
+        action=ActionConfig(squash="tanh", std="softplus"),
+    )  # fmt: skip
+    return replace(config, ppo=replace(config.ppo, minibatch_by="segments"))
+
+
+def images(directory: Path) -> Config:
+    env = EnvConfig(id="procgen:coinrun", num_envs=4)
+    return tiny(directory, env=env, aux=tiny_aux(), model=ModelConfig(policy_head_scale=1.0))
+
+
+CASES: dict[str, tuple[Callable[[Path], Config], MakeEnv | None]] = {
+    "numbers": (lambda directory: tiny(directory, model=MLP), corridor),
+    "masked with memory": (masked_with_memory, partial(Levers, masked=True)),
+    "gaussian": (gaussian, None),
+    "of all kinds": (of_all_kinds, Structured),
+    "images": (images, None),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.long] * (case in ("of all kinds", "images")))
+        for case in CASES
+    ],
+)
+def test_a_file_says_what_the_agent_says_and_plays_the_same_episodes(
+    case: str, tmp_path: Path
+) -> None:
+    config, make_env = CASES[case]
+    run = train(config(tmp_path), make_env=make_env).directory
+    made = export_policy(run, make_env=make_env, observations=1_000)
+    assert made.path == run / "policy.onnx" and made.difference <= 1e-5
+    assert made.observations >= 1_000
+    if case == "images":
+        return  # its episodes take seconds
+    played = play_exported(run, episodes=6, make_env=make_env)
+    (wanted,) = evaluate(run, episodes=6, policies=("greedy",), make_env=make_env)
+    assert played.lengths == wanted.lengths and played.policy == "greedy"
+    assert played.returns == pytest.approx(wanted.returns, rel=1e-5)
+
+
+def test_a_program_of_torch_export_says_the_same_for_any_number_of_environments(
+    tmp_path: Path,
+) -> None:
+    make_env = partial(Levers, masked=True)
+    run = train(masked_with_memory(tmp_path), make_env=make_env).directory
+    made = export_policy(run, format="torch", make_env=make_env, observations=1_000)
+    assert made.path == run / "policy.pt2" and made.difference <= 1e-5
+    export_policy(run, make_env=make_env, observations=80)
+    policies = [open_policy(run / name) for name in ("policy.pt2", "policy.onnx")]
+    assert policies[0].about == policies[1].about == made.about
+    assert list(made.about["inputs"].values()) == [
+        "observed, [B, 3] float32",
+        "where an episode begins, [B] bool",
+        "new_state of the step before; any where first is true, [B, 32] float32",  # 2 × (8 + 8)
+        "true where an option is allowed, [B, 3] bool",
+    ]
+    rng = np.random.default_rng(0)
+    for num_envs in (1, 5):
+        size = (num_envs, made.about["state_size"])
+        inputs = {
+            "obs": rng.random((num_envs, 3), np.float32),
+            "first": np.array([True, False, True, False, False])[:num_envs],
+            "state": rng.random(size, np.float32),
+            "action_mask": np.array([[True, True, False]] * num_envs),
+        }
+        one, other = (policy(inputs) for policy in policies)
+        assert list(one) == list(other) == ["action", "log_probs", "value", "new_state"]
+        for name in one:
+            np.testing.assert_allclose(one[name], other[name], rtol=0, atol=1e-5)
+        assert (one["log_probs"][:, 2] < -1e30).all() and (one["action"] < 2).all()
+        begun = inputs | {"state": np.where(inputs["first"][:, None], 7, inputs["state"])}
+        np.testing.assert_array_equal(policies[1](begun)["new_state"], other["new_state"])
+
+
+class TwoWidths(gym.Env[np.ndarray, Any]):
+    """Its discrete components are not in the order of their widths, and one is a number."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Tuple(
+        (gym.spaces.Discrete(4), gym.spaces.Box(-3, 3, (1,)), gym.spaces.Discrete(2))
+    )
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+def test_what_comes_out_is_in_the_order_of_the_space(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path, model=MLP), make_env=TwoWidths).directory
+    policy = open_policy(export_policy(run, make_env=TwoWidths, observations=8).path)
+    obs = torch.tensor([[0.3, -0.4], [-0.9, 0.1]])
+    said = policy({"obs": obs.numpy()})
+    files = RunDirectory(run)
+    envs = make_evaluation_envs(
+        files.config, num_envs=2, levels="unseen", seed=0, make_env=TwoWidths
+    )
+    agent = make_agent(files.config, envs)
+    agent.load_state_dict(files.weights())
+    with torch.no_grad():
+        distribution, _ = agent.policy(
+            obs.unsqueeze(1), torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, 0)
+        )
+        # A component's options one by one: all else of the action stays the same.
+        base = torch.tensor([0.0, said["mean"][0, 0], 0.0]).expand(2, 1, 3)
+        for component, columns in ((0, range(4)), (2, range(4, 6))):
+            options = []
+            for option in range(len(columns)):
+                action = base.clone()
+                action[..., component] = option
+                options.append(distribution.log_prob(action)[:, 0])
+            wanted = torch.stack(options, -1).log_softmax(-1).numpy()
+            got = said["log_probs"][:, list(columns)]
+            np.testing.assert_allclose(got, wanted, atol=1e-5)
+            np.testing.assert_array_equal(said["action"][:, component], got.argmax(-1))
+        np.testing.assert_allclose(said["action"][:, 1], said["mean"][:, 0].clip(-3, 3), atol=1e-6)
+    assert distribution.stds is not None
+    assert said["std"] == pytest.approx(distribution.stds[:, 0].numpy(), rel=1e-5)
+
+
+def test_a_file_that_says_something_else_is_not_given_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(masked_with_memory(tmp_path), make_env=partial(Levers, masked=True)).directory
+    (run / "policy.onnx").write_bytes(b"a good one of before")
+    right = RecurrentMemory._step
+
+    def forgetful(self: Any, features: Any, first: Any, state: Any) -> Any:
+        return right(self, features, torch.zeros_like(first), state)
+
+    monkeypatch.setattr(RecurrentMemory, "_step", forgetful)
+    with pytest.raises(ValueError, match="does not say what the agent says"):
+        export_policy(run, make_env=partial(Levers, masked=True), observations=80)
+    (kept,) = run.glob("*policy*")
+    assert kept.read_bytes() == b"a good one of before"
+
+
+def float64_cartpole() -> gym.Env[Any, Any]:
+    return gym.wrappers.DtypeObservation(gym.make("CartPole-v1"), np.float64)
+
+
+def test_a_file_that_was_tried_on_one_observation_takes_batches_of_any_size(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    made = export_policy(run, format="torch", make_env=corridor, observations=1)
+    assert made.observations == 2  # one of each of the two environments that torch.export needs
+    policy = open_policy(made.path)
+    for num_envs in (1, 2, 5):
+        obs = np.zeros((num_envs, 2), np.float32)
+        assert policy({"obs": obs})["action"].shape == (num_envs,)
+
+
+def test_inputs_say_their_shape_and_dtype_and_the_pages_program_gives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Observations of float64 are learned from as float32, and so they go in."""
+    run = train(tiny(tmp_path), make_env=float64_cartpole).directory
+    made = export_policy(run, make_env=float64_cartpole, observations=8)
+    assert made.about["inputs"] == {"obs": "observed, [B, 4] float32"}
+    page = Path(__file__).parents[3] / "docs/export.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+    env = float64_cartpole()
+    monkeypatch.setattr(gym, "make", lambda name: env)
+    monkeypatch.chdir(run)
+    exec(block, {"__name__": "page"})
+    assert float(capsys.readouterr().out) >= 8  # a pole falls no faster
+
+
+def test_the_file_that_was_exported_last_is_played(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    export_policy(run, format="torch", make_env=corridor, observations=8)
+    (run / "policy.onnx").write_bytes(b"an old one")
+    for older, newer in (("policy.onnx", "policy.pt2"), ("policy.pt2", "policy.onnx")):
+        os.utime(run / older, ns=(10, 10))
+        os.utime(run / newer, ns=(20, 20))
+        assert policy_file(run) == run / newer and policy_file(run / older) == run / older
+    with pytest.raises(ValueError, match="cannot be read as ONNX"):
+        play_exported(run, episodes=2, make_env=corridor)
+    os.utime(run / "policy.pt2", ns=(30, 30))
+    assert len(play_exported(run, episodes=2, make_env=corridor).returns) == 2
+
+
+class Undecided(torch.nn.Module):
+    """Asks a tensor for its value."""
+
+    num_features = 2
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs if obs.sum() > 0 else -obs
+
+
+def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train(tiny(tmp_path), make_env=corridor).directory
+    with pytest.raises(ValueError, match="has no exported policy; `phasicrl export"):
+        play_exported(run, make_env=corridor)
+    with pytest.raises(ValueError, match=r"files of onnx end with \.onnx"):
+        export_policy(run, output=tmp_path / "policy.bin", make_env=corridor)
+    with pytest.raises(ValueError, match="give at least 1"):
+        export_policy(run, observations=0, make_env=corridor)
+    export_policy(run, make_env=corridor, observations=8)
+    with pytest.raises(ValueError, match=r"exported for the observation_space .* give the run"):
+        play_exported(run, make_env=Levers)
+    (tmp_path / "policy.onnx").write_bytes(b"no")
+    with pytest.raises(ValueError, match="cannot be read as ONNX"):
+        open_policy(tmp_path)
+    (tmp_path / "policy.pt2").write_bytes(b"no")
+    with pytest.raises(ValueError, match="cannot be read by torch"):
+        open_policy(tmp_path / "policy.pt2")
+    with pytest.raises(ValueError, match="there is no file"):
+        open_policy(tmp_path / "other.onnx")
+    own = train(tiny(tmp_path), make_env=corridor, make_encoder=lambda _: Undecided()).directory
+    with pytest.raises(ValueError, match=r"torch\.export cannot follow this network"):
+        export_policy(own, make_env=corridor, make_encoder=lambda _: Undecided())
+    monkeypatch.setattr("phasicrl.lab.export.export.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'phasicrl\[export\]'"):
+        export_policy(run, make_env=corridor)

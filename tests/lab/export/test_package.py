@@ -1,0 +1,269 @@
+"""Packages of trained agents: whole, checked, of use as run directories; and the hub's client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+
+from phasicrl.algorithm import resume, train
+from phasicrl.config import EnvConfig, EvaluationConfig, LogConfig
+from phasicrl.lab.export import package as package_module
+from phasicrl.lab.export.export import play_exported
+from phasicrl.lab.export.hub import pull, push
+from phasicrl.lab.export.package import (
+    EVENTS_FILE,
+    FILES,
+    HASHES_FILE,
+    check_package,
+    page,
+    release,
+)
+from phasicrl.runs.checkpoint import digest_of_file
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.session.evaluate import Evaluation, evaluate
+from phasicrl.session.run import Run
+from tests.helpers import corridor, rows_of, tiny
+from tests.lab.analysis.test_plot import make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return train(tiny(tmp_path / "runs"), make_env=corridor).directory
+
+
+@pytest.fixture
+def package(run: Path, tmp_path: Path) -> Path:
+    (made,) = release([run], output=tmp_path / "out", episodes=4, make_env=corridor)
+    return made.path
+
+
+def test_a_package_is_of_use_as_a_run_directory_and_names_no_folder_of_its_machine(
+    run: Path, tmp_path: Path
+) -> None:
+    (made,) = release([run], output=tmp_path / "out", episodes=4, onnx=True, make_env=corridor)
+    assert made.path == tmp_path / "out" / "tiny-corridor-s3"
+    files = {*FILES, HASHES_FILE} - {EVENTS_FILE}  # which the run did not write
+    assert {entry.name for entry in made.path.iterdir()} == files
+    assert RunDirectory(made.path).metrics() == RunDirectory(run).metrics()
+    wanted = evaluate(run, episodes=4, make_env=corridor)
+    assert list(made.evaluations) == evaluate(made.path, episodes=4, make_env=corridor) == wanted
+    assert play_exported(made.path, episodes=4, make_env=corridor) == wanted[0]
+    written = json.loads((made.path / "evaluation.json").read_text())["results"]
+    assert [tuple(each["returns"]) for each in written] == [each.returns for each in wanted]
+    again = train(tiny(tmp_path / "runs", init_from=str(made.path)), make_env=corridor)
+    assert again.env_steps == 128
+    for name in files:
+        if name != "policy.onnx":
+            assert str(tmp_path).encode() not in (made.path / name).read_bytes(), name
+    text = (made.path / "README.md").read_text()
+    head = text.split("---")[1].strip().splitlines()
+    index = json.loads(head[-1].removeprefix("model-index: "))
+    greedy = made.evaluations[0]
+    assert index[0]["results"][0]["metrics"][0]["value"].startswith(f"{greedy.mean_return:.2f} +/-")
+    assert "128 environment steps, seed 3" in text
+
+
+def test_the_events_of_all_processes_of_a_run_are_packed_in_one_file(tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = tiny(tmp_path / "runs", log=LogConfig(console="off"))
+
+    def stop_once(run: Run, _: Any) -> Any:
+        return "stop" if run.iteration == 2 else None
+
+    run = train(config, make_env=corridor, on_iteration=stop_once).directory
+    resume(run, make_env=corridor)
+    assert len(list(run.glob("events.out.tfevents.*"))) == 2
+    (made,) = release([run], output=tmp_path / "out", episodes=4, make_env=corridor)
+    assert EVENTS_FILE in check_package(made.path)
+    found = events.EventAccumulator(str(made.path)).Reload().Scalars("losses/entropy")
+    rows = rows_of(RunDirectory(run))
+    assert [event.step for event in found] == [row["env_steps"] for row in rows] and len(rows) == 4
+    wanted = [row["losses/entropy"] for row in rows]
+    assert [event.value for event in found] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "runs", evaluation=EvaluationConfig(every_iterations=1, episodes=4))
+    run = train(config, make_env=corridor).directory
+    files = RunDirectory(run)
+    at = {row["env_steps"]: row["evaluation/return"] for row in rows_of(files)}
+    assert at[files.steps_of_weights("best")] == max(at.values())
+    (made,) = release([run], output=tmp_path, weights="best", episodes=1, make_env=corridor)
+    packed = RunDirectory(made.path)
+    assert packed.card["env_steps"] == files.steps_of_weights("best")
+    for name, tensor in files.weights("best").items():
+        assert torch.equal(packed.weights()[name], tensor)
+
+
+def test_the_best_run_of_each_environment(tmp_path: Path) -> None:
+    runs = [
+        train(tiny(tmp_path / "runs", seed=seed), make_env=corridor).directory for seed in (3, 4, 5)
+    ]
+    for run, value in zip(runs, (1.0, 3.0, 2.0), strict=True):
+        row = {"env_steps": 128, "iteration": 4, "phase": 0, "charts/episodic_return_100": value}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
+    assert made.path.name == "tiny-corridor-s4"
+
+
+def test_the_best_run_of_each_environment_however_it_is_spelled(tmp_path: Path) -> None:
+    runs = [
+        train(tiny(tmp_path / "runs", seed=seed), make_env=corridor).directory for seed in (3, 4)
+    ]
+    for run, value, env in zip(runs, (1.0, 3.0), ("corridor", "gymnasium:corridor"), strict=True):
+        row = {"env_steps": 128, "iteration": 4, "phase": 0, "charts/episodic_return_100": value}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        config = RunDirectory(run).config.changed({"env.id": env})
+        (run / "config.json").write_text(config.to_json())
+    (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
+    assert made.path.name == "tiny-corridor-s4"
+
+
+def test_each_difficulty_is_a_task_with_a_best_run_of_its_own(tmp_path: Path) -> None:
+    easy, hard = EnvConfig(id="procgen:maze"), EnvConfig(id="procgen:maze", distribution="hard")
+    runs = [
+        make_run(tmp_path / name, [(100, value)], env=env)
+        for name, env, value in (("a", easy, 20.0), ("b", hard, 9.0), ("c", hard, 8.0))
+    ]
+    assert [best.path for best in package_module._best_of_each(runs)] == runs[:2]
+
+
+def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:
+    """As of code that was installed from a wheel: its card has `"commit": null`."""
+    files = RunDirectory(run)
+    found = [Evaluation("greedy", (1.0, 3.0), (5, 7))]
+    for card in ({"commit": None}, {}):
+        assert "seed 3, commit unknown." in page(files.config, card, found)
+    assert "seed 3, commit abc." in page(files.config, {"commit": "abc"}, found)
+    env = EnvConfig(id="mine:<img src=x>[a](b)_c_-v0")
+    text = page(replace(files.config, env=env), {}, found).partition("\n---\n")[2]
+    assert r"on &lt;img src=x&gt;\[a\](b)\_c\_-v0" in text and "<img" not in text
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: (path / "config.json").write_text("{}"), "its SHA-256 is another"),
+        (lambda path: (path / "run.py").write_text("1"), "holds what it does not list: run.py"),
+        (lambda path: (path / "card.json").unlink(), "which is no file there"),
+        (lambda path: (path / HASHES_FILE).unlink(), "is no package"),
+        (lambda path: (path / HASHES_FILE).write_text("a b c\n"), "does not list the files"),
+        (lambda path: with_listed(path, "../evil.json"), "does not list the files"),
+        (lambda path: link(path), "which is no file there"),
+    ],
+)
+def test_a_package_that_was_changed_is_refused(package: Path, damage: Any, said: str) -> None:
+    check_package(package)
+    damage(package)
+    with pytest.raises(ValueError, match=said):
+        check_package(package)
+
+
+def with_listed(path: Path, name: str) -> None:
+    (path / name).write_text("1")
+    text = (path / HASHES_FILE).read_text()
+    (path / HASHES_FILE).write_text(f"{text}{digest_of_file(path / name)}  {name}\n")
+
+
+def link(path: Path) -> None:
+    kept = path.parent / "kept.json"
+    shutil.move(path / "config.json", kept)
+    (path / "config.json").symlink_to(kept)
+
+
+def test_mistakes_are_told(run: Path, package: Path) -> None:
+    with pytest.raises(ValueError, match="there already"):
+        release([run], output=package.parent, make_env=corridor)
+    with pytest.raises(ValueError, match="at least one run"):
+        release([])
+    with pytest.raises(ValueError, match="give OWNER/NAME"):
+        push(package, "name")
+
+
+class Hub:
+    """The client, with a folder in place of the hub."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.made = folder, []
+
+    def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> None:
+        self.made.append((repository, private))
+        (self.folder / repository).mkdir(parents=True, exist_ok=exist_ok)
+
+    def upload_folder(
+        self, *, repo_id: str, folder_path: str, allow_patterns: list[str],
+        delete_patterns: list[str], commit_message: str,
+    ) -> None:  # fmt: skip
+        for name in delete_patterns:
+            (self.folder / repo_id / name).unlink(missing_ok=True)
+        for name in allow_patterns:
+            shutil.copy(Path(folder_path) / name, self.folder / repo_id / name)
+
+    def snapshot_download(
+        self, repository: str, *, revision: str | None, local_dir: str, allow_patterns: list[str]
+    ) -> str:
+        assert revision is None
+        (Path(local_dir) / ".cache").mkdir(parents=True)
+        for file in (self.folder / repository).iterdir():
+            if file.name in allow_patterns:
+                shutil.copy(file, local_dir)
+        return local_dir
+
+
+def test_what_is_pushed_is_pulled_and_checked(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    names = push(package, "me/agent", dry_run=True)
+    assert set(names) == {*FILES, HASHES_FILE} - {"policy.onnx", EVENTS_FILE} and not hub.made
+    assert push(package, "me/agent", private=True) == names and hub.made == [("me/agent", True)]
+    (tmp_path / "hub/me/agent/evil.py").write_text("1")  # is not fetched
+    (tmp_path / "hub/me/agent/policy.onnx").write_text("1")  # of a package before
+    push(package, "me/agent")
+    got = pull("me/agent", output=tmp_path / "got")
+    assert sorted(entry.name for entry in got.iterdir()) == sorted(names)
+    assert evaluate(got, episodes=2, make_env=corridor) == evaluate(
+        package, episodes=2, make_env=corridor
+    )
+    with pytest.raises(ValueError, match="there already"):
+        pull("me/agent", output=got)
+    (tmp_path / "hub/me/agent/config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"me/agent: .*SHA-256 is another"):
+        pull("me/agent", output=tmp_path / "other")
+    assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".pull-*"))
+
+
+def test_a_package_that_is_cut_off_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(package_module, "evaluate", cut)
+    with pytest.raises(KeyboardInterrupt):
+        release([run], output=tmp_path / "release", make_env=corridor)
+    assert not list((tmp_path / "release").iterdir())
+    with pytest.raises(ValueError, match="is to hold two runs"):
+        release([run, run], output=tmp_path / "release", make_env=corridor)
+
+
+def test_the_calls_are_those_of_the_client_that_is_installed() -> None:
+    """The stand-in above takes what the real one takes."""
+    import inspect
+
+    for name, real in (
+        ("create_repo", huggingface_hub.HfApi.create_repo),
+        ("upload_folder", huggingface_hub.HfApi.upload_folder),
+        ("snapshot_download", huggingface_hub.snapshot_download),
+    ):
+        ours = set(inspect.signature(getattr(Hub, name)).parameters) - {"self", "repository"}
+        assert ours <= set(inspect.signature(real).parameters), name

@@ -1,0 +1,321 @@
+"""A sweep: its grid, who trains what, what is skipped, reported and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasicrl.algorithm import train
+from phasicrl.cli import main
+from phasicrl.config import Config
+from phasicrl.lab.experiments import trials
+from phasicrl.lab.experiments.trials import FailedTrialsError
+from phasicrl.lab.sweeps import sweep
+from phasicrl.lab.sweeps.sweep import (
+    OUTCOME,
+    SEARCH,
+    TRIAL,
+    Outcome,
+    grid,
+    make_sweep,
+    run_sweep,
+    sweep_status,
+    train_trial,
+    trial_folders,
+    write,
+)
+from phasicrl.presets import get_preset
+from phasicrl.runs.directory import RunDirectory, read_config
+from phasicrl.runs.lock import RunLock
+from tests.faults.harness import differences, small, wait_for
+from tests.helpers import rows_of, run_here
+
+
+def values(folder: Path, **lists: Any) -> Path:
+    """A file of values; `__` in a name stands for the dot of an option."""
+    file = folder / "values.json"
+    file.write_text(json.dumps({name.replace("__", "."): lists[name] for name in lists}))
+    return file
+
+
+def written(folder: Path, *configs: Config) -> Path:
+    """A sweep of configurations, each a trial named by its place."""
+    for number, config in enumerate(configs):
+        write(folder / str(number) / TRIAL, config)
+    return folder
+
+
+def three(tmp_path: Path) -> Path:
+    """A sweep of a small run over three seeds."""
+    config = small(tmp_path, "ppo", total_env_steps=2 * 64)
+    return written(tmp_path / "sweep", *(replace(config, seed=seed) for seed in (1, 2, 3)))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "run_trials", run_here)
+
+
+def test_a_grid_has_every_combination(tmp_path: Path) -> None:
+    envs = ["gymnasium:CartPole-v1", "gymnasium:Acrobot-v1"]
+    base = small(tmp_path, "ppo")
+    arms = grid(base, {"ppo.clip": [0.1, None], "model.hidden_sizes": [[8], []], "env.id": envs})
+    clips = [(config.ppo.clip, config.model.hidden_sizes, config.env.id) for _, config in arms]
+    assert clips == [(c, h, e) for c in (0.1, None) for h in ((8,), ()) for e in envs]
+    assert arms[0][0] == f"{base.name} ppo.clip=0.1 model.hidden_sizes=8", "compared on all envs"
+    assert grid(base, {}) == [(base.name, base)]
+
+
+def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    close = [0.123412, 0.123388]
+    assert make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=close)) == 6
+    before = {path: path.read_text() for path in folder.glob(f"*/{TRIAL}")}
+    more = values(tmp_path, ppo__clip=[*close, 0.3])
+    assert make_sweep(folder, ["classic-ppo", "classic-ppg"], values=more, seeds=(1, 2)) == 8
+    assert all(path.read_text() == text for path, text in before.items())
+    configs = [read_config(path / TRIAL) for path in trial_folders(folder)]
+    assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
+    assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
+    made = get_preset("classic-ppo").changed({"ppo.clip": 0.3, "seed": 2})
+    assert made in configs
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ([1], "no object"),
+        ({"ppo.clip": 0.1}, "ppo.clip is 0.1; expected a list of values"),
+        ({"ppo.clip": []}, "ppo.clip is []; expected a list"),
+        ({"ppo.clip": ["a"]}, "ppo.clip=a: "),
+        ({"ppo.clip": [{"a": [1]}]}, "ppo.clip=a=[1]: "),
+        ({"ppo.bootstrap_truncation": ["no"]}, "ppo.bootstrap_truncation is 'no'"),
+        ({"ppo.clip": [-1]}, "classic-ppo ppo.clip=-1: "),
+        ({"model.hidden_sizes": [[[1]]]}, "model.hidden_sizes"),
+        ({"ppo": [3]}, "ppo=3: "),
+        ({"ppo.lerning_rate": [1]}, "did you mean 'ppo.learning_rate'?"),
+        ({"seed": [1, 2]}, "seed is set by the sweep itself"),
+        ({"env.id": ["procgen:starpilto"]}, "did you mean"),
+        ({"env.id": ["gymnasium:sent_with_it:X-v0"]}, "if you trust it, add --import sent_with_it"),
+        ({"init_from": ["nowhere"]}, "nowhere is not a run directory"),
+    ],
+)
+def test_values_that_cannot_be_trained_are_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tree: Any, says: str
+) -> None:
+    (tmp_path / "values.json").write_text(json.dumps(tree))
+    words = ["--values", str(tmp_path / "values.json")]
+    assert main(["sweep", "make", str(tmp_path / "sweep"), "classic-ppo", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error and "Traceback" not in error
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
+    with pytest.raises(ValueError, match="give each kind a folder of its own"):
+        make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / SEARCH).touch()
+    with pytest.raises(ValueError, match="has a search; give the grid a folder of its own"):
+        make_sweep(tmp_path / "search", ["classic-ppo"])
+
+
+def test_weights_to_begin_with_are_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(small(tmp_path / "runs", "ppo", total_env_steps=64)).directory
+    monkeypatch.chdir(tmp_path)
+    ((_, config),) = grid(small(tmp_path, "ppo"), {"init_from": [f"runs/{run.name}"]})
+    assert config.init_from == str(run.resolve())
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_finished_or_trained_elsewhere_is_skipped(tmp_path: Path) -> None:
+    folder, ended = three(tmp_path), list[tuple[str, str]]()
+    states = [status.state for status in sweep_status(folder)]
+    assert states == ["pending"] * 3
+    with closing(RunLock(folder / "1")):
+        run_sweep(folder, on_trial=lambda *words: ended.append(words))
+        assert ended == [("0", "done"), ("2", "done")] and train_trial(folder / "1") == "running"
+        assert [status.state for status in sweep_status(folder)] == ["done", "running", "done"]
+    before = sorted((folder / "0").rglob("*"))
+    run_sweep(folder, on_trial=lambda *words: ended.append(words))
+    assert ended[2:] == [("1", "done")] and sorted((folder / "0").rglob("*")) == before
+    for status in sweep_status(folder):
+        (run,) = (folder / status.id / "runs").iterdir()
+        assert status.env_steps == 128
+        assert status.return_100 == RunDirectory(run).metrics(trials.RETURN)[-1][trials.RETURN]
+
+
+@pytest.mark.usefixtures("here")
+def test_an_interrupted_trial_is_resumed_and_a_diverged_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {"ppo.learning_rate": 1e30, "ppo.max_grad_norm": None}
+    good = small(tmp_path, "ppo")
+    folder = written(tmp_path / "sweep", good, good.changed(bad))
+    plain = trials.train
+
+    def interrupted(config: Config, **how: Any) -> None:
+        plain(config, on_iteration=lambda run, _: "stop" if run.iteration == 9 else None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(folder)
+    assert sweep_status(folder)[0].state == "stopped" and sweep_status(folder)[0].env_steps == 576
+    monkeypatch.setattr(trials, "train", plain)
+    run_sweep(folder)
+    assert [status.state for status in sweep_status(folder)] == ["done", "diverged"]
+    whole = RunDirectory(train(good).directory)
+    (run,) = map(RunDirectory, (folder / "0" / "runs").iterdir())
+    assert not list(differences(whole.weights(), run.weights()))
+    assert not list(differences(rows_of(whole), rows_of(run)))
+
+
+@pytest.mark.usefixtures("here")
+def test_a_failed_trial_is_reported_and_the_others_are_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one whose files are damaged or hostile."""
+    folder = three(tmp_path)
+    for text in ("{", "[]", '{"seed": "x"}', '{"env": 3}', '{"env": {"id": "gymnasium:sent:X"}}'):
+        (folder / "1" / TRIAL).write_text(text.replace('{"', '{"schema": 1, "', 1))
+        with pytest.raises(FailedTrialsError, match="1 trials failed"):
+            run_sweep(folder)
+        assert main(["sweep", "run", str(folder)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: 1 trials failed") and "Traceback" not in error
+        assert str(folder / "1") in error and "sent" not in sys.modules
+    states = {path.parent.name for path in folder.glob(f"*/{OUTCOME}")}
+    assert states == {"0", "2"}
+    (folder / "0" / OUTCOME).write_text('{"schema": 1, "state": [3]}')
+    for command in ("run", "status"):
+        assert main(["sweep", command, str(folder)]) == 2
+        assert "outcome.json: state is [3]" in capsys.readouterr().err
+
+
+def test_shards_are_disjoint_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path / "sweep", *[small(tmp_path, "ppo")] * 8)
+    taken: list[str] = []
+
+    def take(items: Any, work: Any, *, jobs: int) -> Any:
+        taken.extend(item.name for item in items)
+        return iter(())
+
+    monkeypatch.setattr(trials, "run_trials", take)
+    for number in (1, 2, 3, 8, 11):
+        taken.clear()
+        for first in range(1, number + 1):
+            run_sweep(folder, shard=f"{first}/{number}")
+        assert sorted(taken) == [str(n) for n in range(8)]
+    for wrong in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2", ""):
+        with pytest.raises(ValueError, match="expected I/N"):
+            run_sweep(folder, shard=wrong)
+    with pytest.raises(ValueError, match="has no trials of a sweep; `phasicrl sweep make"):
+        run_sweep(tmp_path)
+
+
+def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "sweep"
+    make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
+    write(next(iter(trial_folders(folder))) / OUTCOME, Outcome("done"))
+    assert main(["sweep", "status", str(folder), "--json"]) == 0
+    (status,) = json.loads(capsys.readouterr().out)
+    assert (status["arm"], status["state"]) == ("classic-ppo ppo.clip=0.1", "done")
+    assert main(["sweep", "status", str(folder)]) == 0
+    assert "classic-ppo" in capsys.readouterr().out
+
+
+def begin(folder: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "phasicrl", "sweep", "run", str(folder), "--jobs", "2"]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def locked_by(folder: Path) -> int:
+    """The process that trains a trial."""
+    return json.loads((folder / ".lock").read_text())["pid"]
+
+
+def has_begun(folder: Path, rows: int = 15) -> bool:
+    """Whether every trial has some rows of metrics."""
+    runs = [[*(each / "runs").glob("*")] for each in trial_folders(folder)]
+    return all(of and len(RunDirectory(of[0]).last_rows(rows)) == rows for of in runs)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_killed_and_interrupted_trials_are_resumed_to_the_unbroken_run(tmp_path: Path) -> None:
+    """One process is killed, and the other told to end with the one that started it."""
+    long = small(tmp_path / "whole", "ppo", total_env_steps=150 * 64)
+    folder = written(tmp_path / "sweep", long, replace(long, seed=2))
+    runner = begin(folder)
+    wait_for(lambda: has_begun(folder), 120)
+    os.kill(locked_by(folder / "0"), signal.SIGKILL)
+    wait_for(lambda: sweep.outcome_of(folder / "0").state == "stopped")
+    runner.terminate()
+    output = runner.communicate(timeout=60)[0]
+    assert runner.returncode == 75 and "Traceback" not in output
+    assert [status.state for status in sweep_status(folder)] == ["stopped"] * 2
+    runner = begin(folder)
+    output = runner.communicate(timeout=240)[0]
+    assert runner.returncode == 0 and "0: done" in output and "1: done" in output
+    for number, seed in enumerate((long.seed, 2)):
+        (run,) = map(RunDirectory, (folder / str(number) / "runs").iterdir())
+        assert len(run.card["resumed"]) == 1
+        whole = RunDirectory(train(replace(long, seed=seed)).directory)
+        assert not list(differences(whole.weights(), run.weights()))
+        assert not list(differences(rows_of(whole), rows_of(run)))
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_of_two_nodes_trains_it_though_one_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+    long = small(tmp_path, "ppo", total_env_steps=150 * 64)
+    folder = written(tmp_path / "sweep", long, replace(long, seed=2), long)
+    (folder / "2" / TRIAL).write_text("{")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    before = signal.getsignal(signal.SIGTERM)  # Ray takes it, and does not give it back
+    size: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=size)
+    try:
+        # This process belongs to the node that there is now, which stays.
+        ray.init(address=cluster.address, log_to_driver=False)
+        node = cluster.add_node(**size)
+        cluster.wait_for_nodes()
+        assert len(ray.nodes()) == 2 and ray.cluster_resources()["CPU"] == 2
+
+        def lose_a_node() -> None:
+            wait_for(lambda: has_begun(folder, 5), 120)
+            cluster.remove_node(node, allow_graceful=False)
+
+        (folder / "2" / TRIAL).rename(folder / "damaged")
+        loser = threading.Thread(target=lose_a_node)
+        loser.start()
+        run_sweep(folder, ray=(str(cluster.address),))
+        loser.join()
+        (folder / "damaged").rename(folder / "2" / TRIAL)
+        with pytest.raises(FailedTrialsError, match=r"sweep/2: .*trial.json"):
+            run_sweep(folder, ray=())
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        signal.signal(signal.SIGTERM, before)
+    assert [sweep.outcome_of(folder / name).state for name in "01"] == ["done", "done"]
+    runs = [RunDirectory(run) for run in folder.glob("*/runs/*")]
+    assert sorted(len(run.card["resumed"]) for run in runs) == [0, 1]

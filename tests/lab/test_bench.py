@@ -1,0 +1,198 @@
+"""What `bench` reports: relations that hold on every machine. No test looks at a clock."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from phasicrl import algorithm, cli
+from phasicrl.config import ModelConfig
+from phasicrl.host.provenance import commit
+from phasicrl.lab import bench
+from phasicrl.lab.bench import measure
+from tests.helpers import corridor, tiny, tiny_aux
+
+
+@pytest.fixture(autouse=True)
+def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured does not depend on for how long."""
+    monkeypatch.setattr(bench, "_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
+    model = ModelConfig(encoder="mlp", hidden_sizes=(16, 8), value_path="separate")
+    report = measure(
+        config.changed({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}),
+        seconds=0.01,
+        make_env=corridor,
+    )
+    assert sum(report.split.values()) == pytest.approx(1)
+    assert ("auxiliary" in report.split) == phases and all(
+        0 <= share < 1 for share in report.split.values()
+    )
+    assert report.passes == {
+        "forward and backward": 2 + (3 if phases else 0),
+        "forward": 1 + phases,
+    }
+    # Multiply-adds of a step: the layers of both networks, whose heads have two actions and one
+    # value, and an auxiliary head.
+    num_inputs, trunk = 2, 16 * 8
+    forward = {
+        "policy": num_inputs * 16 + trunk + 8 * (2 + phases),
+        "value": num_inputs * 16 + trunk + 8,
+    }
+    policy_alone = num_inputs * 16 + trunk + 8 * 2
+    # Backward: each layer twice, for its weights and its input, of which the first needs only the
+    # former.
+    backward = {name: 2 * count - num_inputs * 16 for name, count in forward.items()}
+    both = sum(forward.values())
+    expected = 2 * (
+        report.passes["forward and backward"] * (both + sum(backward.values()))
+        + both
+        + phases * policy_alone
+    )
+    assert report.gflops_per_step * 1e9 == pytest.approx(expected)
+    rates = {rate.name: rate for rate in report.rates}
+    assert set(rates) == {"whole loop", "rollout", "update", "networks alone"}
+    assert all(0 < rate.low <= rate.per_second <= rate.high for rate in rates.values())
+    assert report.rate("whole loop") < min(report.rate("rollout"), report.rate("update"))
+    assert report.config.total_env_steps == config.total_env_steps
+    assert any("phases of 2 iterations instead of 4" in note for note in report.notes) == phases
+    assert not list(tmp_path.iterdir()), "a measurement leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("changes", "forward"),
+    [
+        ({}, 1),
+        ({"ppo.recompute_advantages": True}, 1 + 2),
+        ({"ppo.target_kl": 0.1}, 1 + 3),
+        ({"ppo.kl_penalty": 1.0, "ppo.kl_estimate": "exact"}, 1 + 1),
+        ({"ppo.proximal_decay": 0.9}, 1 + 3),
+        ({"ppo.recompute_advantages": True, "ppo.schedule": "adaptive_kl"}, 1 + 2 + 3),
+        ({"aux": tiny_aux(every=2, recompute_targets=True)}, 1 + 2),
+    ],
+)
+def test_every_look_at_an_observation_is_a_pass(
+    tmp_path: Path, changes: dict[str, Any], forward: float
+) -> None:
+    """Acting, and in three epochs: values anew, divergences, π_old, and the averaged policy."""
+    config = tiny(tmp_path).changed({"ppo.policy_epochs": 3, "ppo.value_epochs": 3} | changes)
+    report = measure(config, seconds=0.01, make_env=corridor)
+    assert report.passes["forward"] == forward
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("aux", "every", "passes"),
+    [
+        ({"every": 8, "iterations_per_epoch": 4, "epochs": 3}, 2, 1.5),  # half of the data a pass
+        ({"every": 8, "iterations_per_epoch": 6, "epochs": 2}, 4, 1.5),
+        ({"every": 3, "iterations_per_epoch": 2, "epochs": 3}, 3, 2.0),
+        ({"every": 4, "run_every": 2, "epochs": 4}, 2, 2.0),
+    ],
+)
+def test_cut_phases_have_the_same_work_for_a_step(
+    tmp_path: Path, aux: dict[str, int], every: int, passes: float
+) -> None:
+    config = tiny(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
+    report = measure(config, seconds=0.01, make_env=corridor)
+    assert config.aux is not None and report.config.aux is not None
+    assert (
+        report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
+    )
+    assert report.passes == {
+        "forward and backward": 1 + passes,
+        "forward": 1 + 1 / config.aux.run_every,
+    }
+    assert report.split["auxiliary"] > 0
+
+
+def test_what_is_ignored_is_switched_off(tmp_path: Path) -> None:
+    """Checkpoints, rows of epochs, displays; a project of Weights & Biases stays without effect."""
+    config = tiny(tmp_path).changed(
+        {
+            "checkpoint.every_iterations": 1,
+            "log.epochs": True,
+            "log.wandb": True,
+            "log.wandb_project": "foo",
+            "evaluation.every_iterations": 1,
+        }
+    )
+    config = measure(config, seconds=0.01, make_env=corridor).config
+    assert not config.checkpoint.while_training and not config.log.epochs and not config.log.wandb
+    assert config.log.console == "off" and not config.log.tensorboard
+    assert config.evaluation.every_iterations is None
+
+
+def test_a_trace_has_an_auxiliary_phase_where_some_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every second phase, the trace goes on for two."""
+    phases: list[int] = []
+    plain, record = algorithm.auxiliary_phase, bench._write_trace
+
+    def count(learner: Any, *args: Any, **more: Any) -> Any:
+        phases.append(learner.iteration)
+        return plain(learner, *args, **more)
+
+    def trace(run: Any, path: Path) -> str:
+        phases.clear()
+        return record(run, path)
+
+    monkeypatch.setattr(algorithm, "auxiliary_phase", count)
+    monkeypatch.setattr(bench, "_write_trace", trace)
+    config = tiny(tmp_path, aux=tiny_aux(every=2, run_every=2))
+    measure(config, seconds=0.01, make_env=corridor, trace=tmp_path / "trace.json")
+    assert len(phases) == 1 and (tmp_path / "trace.json").is_file()
+
+
+def test_a_vector_environment_of_ones_own_is_measured(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make(num_envs: int) -> SyncVectorEnv:
+        made.append(num_envs)
+        return SyncVectorEnv([corridor] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    config = tiny(tmp_path)
+    assert measure(config, seconds=0.01, make_vector_env=make).rate("rollout") > 0
+    assert made == [config.env.num_envs]
+
+
+@pytest.mark.long
+def test_the_command_prints_a_table_and_saves_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, trace = tmp_path / "bench.json", tmp_path / "trace.json"
+    words = ["bench", "cartpole-ppo", "--env.num-envs=2", "--ppo.num-steps=16"]
+    words += ["--ppo.num-minibatches=2", "--seconds=0.01", f"--output={output}", f"--trace={trace}"]
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    kernels = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"aten::addmm", "aten::tanh"} <= kernels and "kernels of one phase" in printed
+    assert "whole loop" in printed and "of the networks alone" in printed
+    saved = json.loads(output.read_text())
+    assert (
+        saved["config"]["env"]["num_envs"] == 2
+        and saved["machine"]["torch"]
+        and saved["machine"]["commit"] == commit()
+        and saved["share_of_limit"] > 0
+    )
+
+
+def test_a_preset_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench"]) == cli.USER_ERROR
+    assert "phasicrl bench PRESET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
+def test_a_length_of_time_that_never_ends_is_refused(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(ValueError, match=f"seconds is {seconds}"):
+        measure(tiny(tmp_path), seconds=seconds)

@@ -1,0 +1,78 @@
+"""What `phasicrl doctor` finds, and that nothing it tries can end it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+
+import pytest
+from rich.console import Console
+
+from phasicrl.host import machine
+from phasicrl.lab import doctor
+from phasicrl.lab.doctor import Check, as_table, diagnose
+
+
+def text_of(checks: list[Check]) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(as_table(checks))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+def test_this_machine_is_well() -> None:
+    checks = {check.name: check for check in diagnose()}
+    assert {"Python", "PyTorch", "GPU", "CPU", *doctor.PROBES, "memory", "disk"} == set(checks)
+    assert all(checks[name].status == "ok" for name in doctor.PROBES), checks
+    assert all(check.remedy for check in checks.values() if check.status != "ok")
+    assert "StarpilotEasy-v0: 3 × 64 × 64 uint8" in text_of(list(checks.values()))
+
+
+@pytest.mark.parametrize(
+    ("code", "found", "remedy"),
+    [
+        ("import os; os.abort()", "SIGABRT", "--force-reinstall numpy"),
+        ("raise ImportError('Procgen draws with Qt 5')", "Qt 5", "pip install PyQt5-Qt5"),
+        ("raise OSError('libEGL.so.1: no such file')", "libEGL", "apt install libegl1"),
+        ("import time; time.sleep(60)", "no answer within 1 s", "idle"),
+    ],
+)
+def test_what_is_broken_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, code: str, found: str, remedy: str
+) -> None:
+    monkeypatch.setattr(doctor, "PROBES", {"a probe": ("numpy", "all", code)})
+    monkeypatch.setattr(doctor, "PROBE_SECONDS", 1.0 if "sleep" in code else 60.0)
+    check = doctor._probe("a probe")
+    assert check.status == "broken" and found in check.found and remedy in check.remedy
+    assert "broken" in text_of([check])
+
+
+def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "package_version", lambda _: None)
+    for name, (_, extra, _) in doctor.PROBES.items():
+        check = doctor._probe(name)
+        assert (check.status, check.remedy) == ("missing", f"pip install 'phasicrl[{extra}]'")
+
+
+def test_the_table_shows_names_and_remedies_as_they_are() -> None:
+    check = Check("[b]", "missing", "no [video] here", "pip install 'phasicrl[plot]'")
+    shown = text_of([check])
+    assert all(text in shown for text in (check.name, check.found, check.remedy))
+
+
+def test_little_memory_and_disk_are_warned_of() -> None:
+    assert doctor._space("memory", 2**30, 2**32, "less") == Check(
+        "memory", "warning", "1.0 GiB free", "less"
+    )
+    assert doctor._space("memory", 2**32, 2**32, "less").status == "ok"
+    assert doctor._space("memory", None, 2**32, "less").status == "ok"
+
+
+def test_the_cores_that_are_used_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 2, 3})
+    monkeypatch.setattr(machine, "cgroup_quota", lambda: None)
+    assert doctor._cpu().found == "3 of 4 cores used (affinity 3)"
+    monkeypatch.setattr(machine, "cgroup_quota", lambda: 1.25)
+    assert doctor._cpu().found == "1 of 4 cores used (affinity 3, container's limit 1.25)"

@@ -1,0 +1,257 @@
+"""Evaluation: which episodes count, what is reported, on which levels."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from phasicrl.algorithm import train
+from phasicrl.config import EnvConfig, EvaluatedLevels
+from phasicrl.models.agent import Agent
+from phasicrl.presets import get_preset
+from phasicrl.seeding import derive_seed, env_seeds
+from phasicrl.session import evaluation as of_runs
+from phasicrl.session.build import start_run
+from phasicrl.session.evaluate import Evaluation, evaluate, generalization_gaps
+from phasicrl.session.evaluation import make_evaluation_envs, play
+from tests.helpers import Corridor, Levers, corridor, tiny
+
+
+class Countdown(gym.Env[np.ndarray, np.int64]):
+    """Episodes of 2 steps in one environment and of 9 in the next.
+
+    Whoever takes the first that finish favors the short ones.
+    """
+
+    made = 0
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        Countdown.made += 1
+        self._length = 2 if Countdown.made % 2 else 9
+
+    def reset(
+        self, *, seed: int | None = None, options: object = None
+    ) -> tuple[np.ndarray, dict[str, object]]:
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
+        self._steps += 1
+        return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
+
+
+def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(
+    tmp_path: Path,
+) -> None:
+    with start_run(
+        tiny(tmp_path, env=EnvConfig(id="countdown", num_envs=4)), make_env=Countdown
+    ) as run:
+        envs = make_evaluation_envs(
+            run.config, num_envs=2, levels="unseen", seed=0, make_env=Countdown
+        )
+        result = play(run.agent, envs, episodes=7, policy="greedy", seed=0)
+        envs.close()
+    lengths = sorted(result.lengths)
+    assert len(lengths) == 7 and lengths.count(2) in (3, 4) and lengths.count(9) in (3, 4)
+    assert sorted(result.returns) == [float(length) for length in lengths]
+
+
+def test_the_report_by_hand() -> None:
+    report = Evaluation("greedy", (1.0, 2.0, 6.0), (3, 5, 7)).to_dict()
+    assert (
+        report["mean_return"] == 3
+        and report["median_return"] == 2
+        and report["mean_length"] == 5
+        and report["episodes"] == 3
+    )
+    assert report["std_return"] == pytest.approx((14 / 3) ** 0.5)
+    interval = report["interval_95"]
+    assert isinstance(interval, list)
+    low, high = interval
+    assert 1 <= low < 3 < high <= 6
+
+
+def test_greedy_takes_the_most_likely_action_and_sampled_draws(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor)
+    torch.nn.init.zeros_(run.agent.policy_head.linear.weight)
+    # Right is a little likelier everywhere.
+    run.agent.policy_head.linear.bias.data = torch.tensor([0.0, 0.3])
+    run.save()
+    greedy, sampled = evaluate(run.directory, episodes=20, make_env=lambda: Corridor(limit=30))
+    assert set(greedy.lengths) <= {3, 4} and set(greedy.returns) == {1.0}  # straight to the end
+    assert max(sampled.lengths) > 4
+
+
+def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
+    run = train(tiny(tmp_path), make_env=corridor)
+    path = tmp_path / "steps.csv"
+    results = evaluate(
+        run.directory, episodes=20, make_env=lambda: Corridor(limit=30), steps_file=path
+    )
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    for result in results:
+        ends = {}
+        for row in (row for row in rows if row["policy"] == result.policy):
+            key, step, so_far = (
+                (row["env"], int(row["episode"])),
+                int(row["step"]),
+                float(row["return"]),
+            )
+            before = ends.get(key, (0, 0.0))
+            # None is missing, none is there twice.
+            assert step == before[0] + 1 and so_far == before[1] + float(row["reward"])
+            ends[key] = (step, so_far)
+            assert result.policy == "sampled" or row["action_0"] == row["mean_0"]
+            assert 0 <= float(row["entropy"]) <= np.log(2) + 1e-6 and "std_0" not in row
+        counted = [
+            (str(env), episode) for env in range(16) for episode in range(2 if env < 4 else 1)
+        ]
+        assert sorted(ends) == sorted(counted), (
+            "no step of an episode beyond an environment's share"
+        )
+        assert sorted(ends.values()) == sorted(zip(result.lengths, result.returns, strict=True))
+    assert {row["policy"] for row in rows} == {"greedy", "sampled"}
+
+
+def test_the_file_of_steps_has_mean_and_deviation_of_continuous_actions(tmp_path: Path) -> None:
+    config = tiny(tmp_path).changed({"action.std": "fixed", "action.std_value": 0.25})
+    run = train(config, make_env=lambda: Levers(discrete=False))
+    path = tmp_path / "steps.csv"
+    evaluate(
+        run.directory,
+        episodes=16,
+        policies=("sampled",),
+        make_env=lambda: Levers(discrete=False),
+        steps_file=path,
+    )
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert {float(row["std_0"]) for row in rows} == {0.25}
+    # Component 0 is the lever to pull.
+    noise = np.array([float(row["action_1"]) - float(row["mean_1"]) for row in rows])
+    assert (
+        {row["mean_0"] for row in rows} <= {"0.0", "1.0", "2.0"}
+        and 0.15 < noise.std() < 0.35
+        and abs(noise.mean()) < 0.2
+    )
+
+
+def test_the_same_seed_gives_the_same_episodes_and_another_one_others(tmp_path: Path) -> None:
+    directory = train(tiny(tmp_path), make_env=corridor).directory
+    first, second, other = (
+        evaluate(directory, episodes=20, policies=("sampled",), seed=seed, make_env=corridor)
+        for seed in (0, 0, 1)
+    )
+    assert first == second != other
+
+
+def test_evaluation_leaves_the_run_alone(tmp_path: Path) -> None:
+    directory = train(tiny(tmp_path), make_env=corridor).directory
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    evaluate(directory, episodes=3, make_env=corridor)
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[EnvConfig] = []
+    monkeypatch.setattr(of_runs, "make_envs", lambda config, seed: seen.append(config))
+    preset = get_preset("procgen-ppg")
+    config = replace(preset, env=replace(preset.env, num_levels=200))
+    make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
+    make_evaluation_envs(config, num_envs=4, levels="train", seed=0)
+    assert [(env.num_levels, env.num_envs) for env in seen] == [
+        (0, 4),
+        (200, 4),
+    ]
+
+
+def test_both_kinds_of_levels_one_after_the_other_and_their_gap(tmp_path: Path) -> None:
+    directory, path = train(tiny(tmp_path), make_env=corridor).directory, tmp_path / "steps.csv"
+    both = evaluate(directory, episodes=4, levels="both", make_env=corridor, steps_file=path)
+    assert [(each.levels, each.policy) for each in both] == [
+        ("unseen", "greedy"), ("unseen", "sampled"), ("train", "greedy"), ("train", "sampled"),
+    ]  # fmt: skip
+    # In an environment without levels they are the same episodes.
+    assert [each.returns for each in both[:2]] == [each.returns for each in both[2:]]
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    steps = Counter((row["levels"], row["policy"]) for row in rows)
+    assert [steps[each.levels, each.policy] for each in both] == [sum(x.lengths) for x in both]
+    by_hand = [
+        Evaluation("greedy", (1.0, 2.0), (1, 1), "unseen"),
+        Evaluation("sampled", (0.0,), (1,), "unseen"),
+        Evaluation("greedy", (4.0, 5.0), (1, 1), "train"),
+        Evaluation("sampled", (-1.0,), (1,), "train"),
+    ]
+    assert generalization_gaps(by_hand) == {"greedy": 3.0, "sampled": -1.0}
+    assert generalization_gaps(by_hand[:2]) == generalization_gaps(by_hand[2:]) == {}
+
+
+def test_seeds_of_evaluation_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(of_runs, "make_envs", lambda config, seed: seen.append(seed))
+    for seed in range(20):
+        make_evaluation_envs(get_preset("procgen-ppg"), num_envs=4, levels="unseen", seed=seed)
+    evaluation = {env for seed in seen for env in env_seeds(seed, 16)}
+    training = {env for seed in range(20) for env in env_seeds(derive_seed(seed, "env", 0), 64)}
+    assert not evaluation & training and len(set(seen)) == 20
+
+
+def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> None:
+    with start_run(tiny(tmp_path), make_env=corridor) as run:
+        with pytest.raises(ValueError, match=r"no agent.safetensors yet"):
+            evaluate(run.directory, make_env=corridor)
+        run.save()
+        config = replace(run.config, model=replace(run.config.model, hidden_sizes=(9,)))
+        (run.directory / "config.json").write_text(config.to_json())
+        with pytest.raises(
+            ValueError, match=r"do not fit the network .*; a run with an encoder of your own"
+        ):
+            evaluate(run.directory, make_env=corridor)
+        with pytest.raises(ValueError, match="episodes is 0"):
+            evaluate(run.directory, episodes=0, make_env=corridor)
+
+
+def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(tmp_path).changed({"compute.policy_precision": "bf16"})
+    run = train(config, make_env=corridor)
+    seen: set[object] = set()
+    policy = Agent.policy
+
+    def spy(self: Agent, *args: Any, **options: Any) -> Any:
+        seen.add(options["precision"])
+        return policy(self, *args, **options)
+
+    monkeypatch.setattr(Agent, "policy", spy)
+    evaluate(run.directory, episodes=2, make_env=corridor)
+    assert seen == {"bf16"}
+
+
+@pytest.mark.parametrize("levels", ["train", "both"])
+def test_levels_of_what_was_trained_on_all_of_them_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels: EvaluatedLevels
+) -> None:
+    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
+    said = rf"levels is {levels}, but .* trained on all levels \(env\.num_levels 0\); leave it at"
+    with pytest.raises(ValueError, match=said):
+        evaluate(run.directory, episodes=2, levels=levels)
+
+
+def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
+    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    for levels in ("train", "both"):
+        with pytest.raises(ValueError, match=f"levels is {levels}, which has no effect without a"):
+            evaluate(run.directory, episodes=2, levels=levels)
