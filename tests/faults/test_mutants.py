@@ -28,7 +28,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("collect.py", 'self._first = state["first"]', 'self._first = ~state["first"]', RESUME),
     ("envs/replay.py", "self._lengths[ended] = 0", "pass", RESUME),
     (
-        "runs/metrics.py", 'os.truncate(path, kept["bytes"])', "pass",
+        "runs/metrics.py", "self._file.truncate(self.size)", "pass",
         "tests/runs/test_metrics.py",
     ),
     (

@@ -17,6 +17,7 @@ import torch
 from phasicrl.config import Config, EnvConfig, LogConfig, PPOConfig
 from phasicrl.optimize import MeanAccumulator
 from phasicrl.runs import console, metrics
+from phasicrl.runs.console import Display
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS, MetricsLog
 from tests.helpers import Clock
@@ -114,14 +115,12 @@ def test_every_metric_has_a_group_and_a_sentence() -> None:
 
 
 def test_a_row_holds_the_place_in_the_run_and_every_metric(tmp_path: Path, clock: Clock) -> None:
-    with MetricsLog(tmp_path / "run", config()) as log:
+    with MetricsLog(tmp_path, config()) as log:
         clock.now += 2.5
         log.write(
             {"losses/entropy": 0.25, "charts/num_episodes": 3}, env_steps=128, iteration=1, phase=0
         )
-    rows = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rows == [
         {
             "env_steps": 128,
@@ -170,8 +169,11 @@ def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
         for iteration in range(1, 6):
             clock.now += 10
             write_rows(log, iteration, iteration)
+            if iteration == 3:
+                kept = log.state_dict()
     clock.now += 10_000  # the pause between the two processes is not part of the run
-    with MetricsLog(tmp_path, config(), resumed_at=3 * BATCH) as log:
+    with MetricsLog(tmp_path, config(), kept=kept) as log:
+        assert log.state_dict() == kept
         clock.now += 10
         write_rows(log, 4, 4)
     rows = RunDirectory(tmp_path).metrics()
@@ -180,26 +182,50 @@ def test_a_resumed_run_has_every_row_once(tmp_path: Path, clock: Clock) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+@pytest.mark.parametrize("lost", [None, 10_000, 10, 1])
+def test_a_resumed_run_keeps_the_whole_rows_that_are_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: int | None
+) -> None:
+    with MetricsLog(tmp_path, config()) as log:
+        write_rows(log, 1, 2)
+        kept = log.state_dict()
+    path = tmp_path / "metrics.jsonl"
+    if lost is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-lost])
+    with MetricsLog(tmp_path, config(console="plain"), kept=kept) as log:
+        write_rows(log, 3, 3)
+    rows = [row["env_steps"] / BATCH for row in RunDirectory(tmp_path).metrics()]
+    assert rows == ([1, 3] if lost in (10, 1) else [3])
+    assert "metrics.jsonl has lost rows" in capsys.readouterr().out
+
+
+def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) -> None:
+    kept, epochs = None, {"kind": "policy", "epoch": 1}
+    for part, asked in enumerate([False, True, False, True]):
+        with MetricsLog(tmp_path, config(epochs=asked), kept=kept) as log:
+            log.epoch({}, env_steps=part, iteration=part, **epochs)
+            kept = log.state_dict()
+            log.epoch({}, env_steps=99, iteration=99, **epochs)  # after the checkpoint
+    lines = (tmp_path / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["env_steps"] for line in lines] == [1, 3, 99]
+
+
 @pytest.mark.parametrize(
     "tail", ['{"env_steps": 384, "iter', '{"env_steps": 384, "iteration": 3}'[:-1], "\0" * 40, "12"]
 )
 def test_a_line_torn_by_a_crash_is_dropped(tmp_path: Path, tail: str) -> None:
     with MetricsLog(tmp_path, config()) as log:
         write_rows(log, 1, 2)
+        kept = log.state_dict()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(tail)
     assert len(RunDirectory(tmp_path).metrics()) == 2
-    with MetricsLog(tmp_path, config(), resumed_at=2 * BATCH) as log:
+    with MetricsLog(tmp_path, config(), kept=kept) as log:
         write_rows(log, 3, 3)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["env_steps"] for line in lines] == [BATCH, 2 * BATCH, 3 * BATCH]
-
-
-def test_a_last_line_that_lost_only_its_line_break_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 128}')
-    with MetricsLog(tmp_path, config(), resumed_at=BATCH) as log:
-        write_rows(log, 2, 2)
-    assert [row["env_steps"] for row in RunDirectory(tmp_path).metrics()] == [BATCH, 2 * BATCH]
 
 
 def test_a_line_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
@@ -208,46 +234,71 @@ def test_a_line_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) -> None
         RunDirectory(tmp_path).metrics()
 
 
-def test_resuming_before_the_first_row_and_without_a_file(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path, config(), resumed_at=0) as log:
-        write_rows(log, 1, 2)
-    with MetricsLog(tmp_path, config(), resumed_at=0) as log:
-        write_rows(log, 1, 1)
-    assert [row["env_steps"] for row in RunDirectory(tmp_path).metrics()] == [BATCH]
-
-
 def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, config()) as log:
         write_rows(log, 1, 1)
-    with pytest.raises(
-        FileExistsError, match="holds the metrics of an earlier run; resume that run"
-    ):
+    with pytest.raises(FileExistsError, match=r"metrics\.jsonl"):
         MetricsLog(tmp_path, config())
+
+
+def test_of_several_processes_those_that_log_nothing_have_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MetricsLog(None, config(console="plain", tensorboard=True, epochs=True)) as log:
+        log.progress("rollout")
+        write_rows(log, 1, 1)
+        log.message("hello")
+        log.flush()
+    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
 
 
 def test_the_display_is_told_everything_and_closed(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with MetricsLog(tmp_path, config(console="plain"), resumed_at=BATCH) as log:
+    with MetricsLog(tmp_path, config(console="plain")) as log:
         clock.now += 60  # environments, networks, compilers
-        log.progress("rollout", env_steps=BATCH)
+        log.progress("rollout")
         clock.now += 4
         log.message("checkpoint saved")
-        write_rows(log, 2, 2, losses__entropy=2.7)
+        write_rows(log, 1, 1, losses__entropy=2.7)
         clock.now += 1
-        write_rows(log, 3, 3)
+        write_rows(log, 2, 2)
+    log.close()
     assert capsys.readouterr().out.splitlines() == [
         "checkpoint saved",
-        " 20.0 %  256/1.28k steps  32 steps/s  entropy 2.70  32 s left",
-        " 30.0 %  384/1.28k steps  51 steps/s  18 s left",
+        " 10.0 %  128/1,280 steps  32 steps/s  entropy 2.7  0:00:36 left",
+        " 20.0 %  256/1,280 steps  51 steps/s  entropy 2.7  0:00:20 left",
     ]
 
 
-def test_closing_twice_is_harmless(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, config())
-    log.close()
-    log.flush()
-    log.close()
+class Interruption(BaseException):
+    """A signal, as it comes while the display is drawn."""
+
+
+@pytest.mark.parametrize("error", [OSError(5, "EIO"), ValueError("closed"), SystemExit(1)])
+def test_a_display_that_fails_is_silenced_and_loses_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The terminal is closed: a signal comes, and what the display does for its end fails."""
+
+    def draw(display: Display, stage: str) -> None:
+        try:
+            if stage == "interrupted":
+                raise Interruption
+        finally:
+            raise error
+
+    monkeypatch.setattr(Display, "progress", draw)
+    monkeypatch.setattr(console, "silence", lambda stream: None)
+    with MetricsLog(tmp_path, config(console="plain")) as log:
+        log.progress("rollout")
+        assert log._display.kind == "off"
+        with pytest.raises(Interruption):
+            log.progress("interrupted")
+        try:
+            raise Interruption  # one that is handled already is not raised again
+        except Interruption:
+            log.progress("rollout")
 
 
 def tensorboard_scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
@@ -279,9 +330,11 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(
     module = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
     monkeypatch.setattr(module, "time", SimpleNamespace(time=clock))
     with MetricsLog(tmp_path, config(tensorboard=True)) as log:
-        write_rows(log, 1, 4)
+        write_rows(log, 1, 2)
+        kept = log.state_dict()
+        write_rows(log, 3, 4)
     clock.now += 1
-    with MetricsLog(tmp_path, config(tensorboard=True), resumed_at=2 * BATCH) as log:
+    with MetricsLog(tmp_path, config(tensorboard=True), kept=kept) as log:
         log.write({"charts/SPS": 30.0}, env_steps=3 * BATCH, iteration=3, phase=0)
     assert tensorboard_scalars(tmp_path)["charts/SPS"] == [
         (BATCH, 1.0),
@@ -330,10 +383,12 @@ def test_wandb_gets_the_same_names_and_a_resumed_run_goes_on_under_its_id(
 ) -> None:
     wandb = FakeWandB()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "run").mkdir()
     settings = config(wandb=True, wandb_project="games", wandb_entity="us")
     with MetricsLog(tmp_path / "run", settings) as log:
         write_rows(log, 1, 1, losses__entropy=math.inf)
-    with MetricsLog(tmp_path / "run", settings, resumed_at=BATCH) as log:
+        kept = log.state_dict()
+    with MetricsLog(tmp_path / "run", settings, kept=kept) as log:
         write_rows(log, 2, 2)
     assert wandb.rows == [
         {"env_steps": BATCH, "charts/SPS": 1.0},
@@ -357,7 +412,7 @@ def test_without_wandb_the_error_names_the_extra(
 
 def plain(log: MetricsLog) -> MetricsLog:
     """The log, on a display that prints."""
-    log._display = console.open_display(config(console="plain"), 0, sys.stdout)
+    log._display = Display(config(console="plain"), 0, sys.stdout)
     return log
 
 
@@ -366,7 +421,7 @@ def test_rows_that_a_full_disk_refuses_are_written_later(
 ) -> None:
     log = plain(MetricsLog(tmp_path, config()))
     write_rows(log, 1, 1)
-    rows = log._file
+    rows = log._files["metrics.jsonl"]
     whole = rows._file
 
     class Full:
@@ -386,7 +441,7 @@ def test_rows_that_a_full_disk_refuses_are_written_later(
     state = log.state_dict()
     log.close()
     assert [row["iteration"] for row in RunDirectory(tmp_path).metrics()] == [1, 2, 3, 4]
-    assert state["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size
+    assert state["bytes"] == {"metrics.jsonl": (tmp_path / "metrics.jsonl").stat().st_size}
     assert "metrics.jsonl cannot be written" in capsys.readouterr().out
 
 
@@ -410,27 +465,3 @@ def test_a_sink_that_fails_is_switched_off(
     log.close()
     assert sink.calls == 1 and len(RunDirectory(tmp_path).metrics()) == 3
     assert capsys.readouterr().out.count("warning: the sink is switched off") == 1
-
-
-def test_a_resumed_run_is_cut_to_its_checkpoint_and_says_what_was_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = MetricsLog(tmp_path, config())
-    write_rows(log, 1, 3)
-    kept = log.state_dict()
-    write_rows(log, 4, 6)
-    log.close()
-    path = tmp_path / "metrics.jsonl"
-    whole = path.read_bytes()
-    for contents, rows, says in (
-        (whole, [1, 2, 3], ""),
-        (whole.replace(b'"iteration": 2', b'"iteration": 7'), [1, 7, 3], "3 rows are kept"),
-        (whole[5:], [2, 3], "2 rows are kept as they are, 1 damaged"),
-        (whole[: kept["bytes"] - 1], [1, 2, 3], "3 rows are kept"),
-    ):
-        path.write_bytes(contents)
-        plain_config = config(console="plain")
-        MetricsLog(tmp_path, plain_config, resumed_at=3 * BATCH, kept=kept).close()
-        assert [row["iteration"] for row in RunDirectory(tmp_path).metrics()] == rows
-        said = capsys.readouterr().out
-        assert (says in said) if says else "warning" not in said

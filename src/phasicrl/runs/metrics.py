@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -24,8 +23,8 @@ from typing import Any
 from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
 from phasicrl.host.machine import optional_module
-from phasicrl.runs.console import Display, Values, open_display, silence
-from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE, read_row
+from phasicrl.runs.console import Display, Values
+from phasicrl.runs.directory import EPOCHS_FILE, METRICS_FILE
 
 METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
@@ -104,94 +103,80 @@ METRICS: dict[str, str] = {
 }
 """Every metric: its name, and what it means with its unit."""
 
-_FSYNC_SECONDS = 10.0
-
 
 class MetricsLog:
-    """Where a run's numbers go.
+    """Writes the metrics of a run to its files, TensorBoard, Weights & Biases and the display.
 
-    Use it as a context manager: the display leaves the terminal as it found it.
+    Args:
+        run_dir: run directory; None writes nothing: of several processes, the first one logs.
+        config: settings of the run; `config.log` says where the numbers go.
+        kept: `state_dict` of the log when the checkpoint was saved from which the run resumes.
+            Later rows are cut off, so that none appears twice.
+
+    Raises:
+        FileExistsError: the folder holds metrics of an earlier run, and this one does not resume
+            it.
+        ModuleNotFoundError: `log.wandb` is on and Weights & Biases is not installed.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        config: Config,
-        *,
-        resumed_at: int | None = None,
-        kept: dict[str, Any] | None = None,
+        self, run_dir: Path | None, config: Config, *, kept: dict[str, Any] | None = None
     ) -> None:
-        """Open the files of `run_dir` and the display.
-
-        Args:
-            run_dir: folder of the run; made if it is not there.
-            config: the run's settings; `config.log` says where the numbers go.
-            resumed_at: environment steps of the checkpoint that the run goes on from. Later rows
-                are cut off, so that none appears twice.
-            kept: `state_dict` of the log when that checkpoint was made.
-
-        Raises:
-            FileExistsError: the folder holds metrics of an earlier run, and this one does not
-                resume it.
-            ModuleNotFoundError: `log.wandb` is on and Weights & Biases is not installed.
-        """
+        self._state = {"env_steps": 0, "seconds": 0.0, "bytes": {}} | (kept or {})
+        self._earlier_seconds: float = self._state["seconds"]
+        self._files: dict[str, _Rows] = {}
         self._sinks: list[_TensorBoard | _WandB] = []
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self._file, notices = _Rows.open(run_dir / METRICS_FILE, resumed_at, kept)
-        self._earlier_seconds = self._file.seconds
-        self._epochs: _Rows | None = None
-        try:
-            if config.log.epochs:
-                of_epochs = (kept or {}).get("epochs")
-                self._epochs, more = _Rows.open(run_dir / EPOCHS_FILE, resumed_at, of_epochs)
-                notices += more
-            notices += self._open_sinks(run_dir, config, resumed_at)
-        except BaseException:
-            for file in self._files:
-                file.close()
-            raise
-        # The clocks start last: opening the sinks takes seconds that say nothing about the speed of
-        # the run.
-        self._started = self._synced = monotonic()
-        self._display = open_display(config, resumed_at or 0, sys.stdout)
+        notices: list[str] = []
+        with ExitStack() as undo:
+            if run_dir is not None:
+                for name in (METRICS_FILE, EPOCHS_FILE)[: 1 + config.log.epochs]:
+                    size = None if kept is None else kept["bytes"].get(name, 0)
+                    self._files[name] = file = _Rows(run_dir / name, size)
+                    undo.callback(file.close)
+                    if file.lost:
+                        was = "rows that were there when the checkpoint was saved"
+                        notices.append(f"warning: {file.path} has lost {was}")
+                notices += self._open_sinks(run_dir, config, is_resumed=kept is not None)
+            self._close = undo.pop_all()
+        # The clock starts last: opening the sinks takes seconds that say nothing about the speed.
+        self._started = monotonic()
+        stream = None if run_dir is None else sys.stdout
+        self._display = Display(config, self._state["env_steps"], stream)
+        self._close.callback(self.flush)
+        self._close.callback(self._send, lambda sink: sink.close())
+        self._close.callback(self._show, lambda display: display.close())
         for notice in notices:
             self.message(notice)
 
-    @property
-    def _files(self) -> list[_Rows]:
-        """The files of rows."""
-        return [self._file] if self._epochs is None else [self._file, self._epochs]
-
-    def _open_sinks(self, run_dir: Path, config: Config, resumed_at: int | None) -> list[str]:
-        """Open what the settings ask for; returns what the user must be told."""
+    def _open_sinks(self, run_dir: Path, config: Config, *, is_resumed: bool) -> list[str]:
+        """Open TensorBoard and Weights & Biases if requested; returns notices for the user."""
         if config.log.wandb:
             self._sinks.append(_WandB(run_dir, config))
         if config.log.tensorboard:
             try:
+                resumed_at = self._state["env_steps"] if is_resumed else None
                 self._sinks.append(_TensorBoard(run_dir, resumed_at))
             except ImportError:
                 remedy = "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
                 return [f"no TensorBoard events, it is not installed: {remedy}"]
         return []
 
-    def progress(self, stage: str, *, env_steps: int) -> None:
-        """Tell the display where the run is: `rollout`, `policy`, `auxiliary 2/6`.
-
-        Nearly free; call it as often as you like.
-        """
-        self._show(lambda display: display.progress(stage, env_steps))
+    def progress(self, stage: str) -> None:
+        """Show the stage of the iteration: `rollout`, `policy`, `auxiliary 2/6`."""
+        self._show(lambda display: display.progress(stage))
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
         """Write the metrics of one iteration to every sink. NaN and infinity are written as null.
 
         Raises:
-            ValueError: a name that is not in `METRICS`.
+            ValueError: a name that is not in `METRICS`, or the run directory is gone.
         """
         values = _checked(record)
         head = {"env_steps": int(env_steps), "iteration": int(iteration), "phase": int(phase)}
-        self._append(self._file, head, values)
+        self._state["env_steps"] = head["env_steps"]
+        self._append(METRICS_FILE, head, values)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._tell(lambda sink: sink.write(finite, env_steps))
+        self._send(lambda sink: sink.write(finite, env_steps))
         self._show(lambda display: display.record(values, env_steps))
 
     def epoch(
@@ -206,23 +191,20 @@ class MetricsLog:
             kind: policy (and value, where they are joint), value, or aux.
             epoch: its number in the policy phase or the auxiliary phase, from 1.
         """
-        if self._epochs is not None:
-            head = {"env_steps": env_steps, "iteration": iteration, "kind": kind, "epoch": epoch}
-            self._append(self._epochs, head, _checked(record))
+        head = {"env_steps": env_steps, "iteration": iteration, "kind": kind, "epoch": epoch}
+        self._append(EPOCHS_FILE, head, _checked(record))
 
-    def _append(self, file: _Rows, head: dict[str, Any], values: Values) -> None:
-        """Write a row; NaN and infinity as null."""
+    def _append(self, name: str, head: dict[str, Any], values: Values) -> None:
+        """Append a row to a file, if it is open; NaN and infinity as null."""
         seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
         known = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        try:
-            row = head | {"wall_time": seconds} | known
-            file.write(json.dumps(row, allow_nan=False), seconds)
-            if monotonic() - self._synced > _FSYNC_SECONDS:
-                self.flush()
-        except OSError as error:
-            self._synced = monotonic()
-            name = METRICS_FILE if file is self._file else EPOCHS_FILE
-            self.message(f"warning: {name} cannot be written ({error}); rows wait for that")
+        row = json.dumps(head | {"wall_time": seconds} | known, allow_nan=False) + "\n"
+        if (file := self._files.get(name)) is not None:
+            self._state["seconds"] = seconds
+            try:
+                file.write(row.encode())
+            except OSError as error:
+                self.message(f"warning: {name} cannot be written ({error}); rows wait for that")
 
     def episode(self, steps: Path, *, env_steps: int) -> None:
         """Draw every step of an episode in TensorBoard, as a run of its own inside this one.
@@ -231,13 +213,13 @@ class MetricsLog:
             steps: the table, CSV with a column `step` (`session.step_table`).
             env_steps: of the run, when the episode was played.
         """
-        self._tell(lambda sink: isinstance(sink, _TensorBoard) and sink.episode(steps, env_steps))
+        self._send(lambda sink: isinstance(sink, _TensorBoard) and sink.episode(steps, env_steps))
 
-    def _tell(self, what: Callable[[_TensorBoard | _WandB], object]) -> None:
-        """Tell every sink; one that fails is switched off."""
+    def _send(self, call: Callable[[_TensorBoard | _WandB], object]) -> None:
+        """Call every sink; one that fails is switched off."""
         for sink in [*self._sinks]:
             try:
-                what(sink)
+                call(sink)
             except Exception as error:  # whatever it is, it is no reason to lose the run
                 self._sinks.remove(sink)
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
@@ -246,27 +228,36 @@ class MetricsLog:
         """Show a line of text, above the live display if there is one."""
         self._show(lambda display: display.message(text))
 
-    def _show(self, what: Callable[[Display], None]) -> None:
-        """Show something; where nobody reads it (`| head -1`), the run goes on silently."""
+    def _show(self, call: Callable[[Display], None]) -> None:
+        """Call the display, and silence it where nobody reads it (`| head -1`, a closed terminal).
+
+        An interruption in the place of which the display's error was raised is raised again.
+        """
+        outer = sys.exception()
         try:
-            what(self._display)
-        except (OSError, SystemExit):  # rich makes the second of a broken pipe
-            self._display = silence(sys.stdout)
+            call(self._display)
+        except (OSError, ValueError, SystemExit) as error:  # rich exits on a broken pipe
+            self._display.silence()
+            cause = error.__context__
+            while cause is not None and cause is not outer:
+                if not isinstance(cause, Exception | SystemExit):
+                    raise cause from None
+                cause = cause.__context__
 
     def flush(self) -> None:
-        """Put the rows on the disk.
+        """Write the rows to the disk: no checkpoint may be ahead of its rows.
 
-        Call it before a checkpoint, so that no crash leaves one that is ahead of its rows.
+        Raises:
+            OSError: the disk is full, or takes nothing.
+            ValueError: the run directory is gone.
         """
-        if not self._file.closed:
-            for file in self._files:
-                file.flush()
-            self._synced = monotonic()
+        for file in self._files.values():
+            file.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Length and digest of the files of rows: a resumed run sees what was changed."""
-        epochs = {} if self._epochs is None else {"epochs": self._epochs.state_dict()}
-        return self._file.state_dict() | epochs
+        """Return the place in the run and the size of each file of rows."""
+        sizes = {name: file.size for name, file in self._files.items()}
+        return self._state | {"bytes": self._state["bytes"] | sizes}
 
     def close(self) -> None:
         """Close everything; calling it again does nothing.
@@ -274,14 +265,7 @@ class MetricsLog:
         Raises:
             OSError: the last rows cannot be written.
         """
-        if not self._file.closed:
-            with ExitStack() as stack:
-                for sink in self._sinks:
-                    stack.callback(sink.close)
-                for file in self._files:
-                    stack.callback(file.close)
-                stack.callback(self.flush)
-                stack.callback(self._show, lambda display: display.close())
+        self._close.close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -305,147 +289,53 @@ def _checked(record: Values) -> Values:
     return {name: float(record[name]) for name in METRICS if name in record}
 
 
-class NoLog:
-    """The log of a process whose numbers another one of the run writes down."""
-
-    def progress(self, stage: str, *, env_steps: int) -> None:
-        """See `MetricsLog`."""
-
-    def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
-        """See `MetricsLog`."""
-
-    def epoch(
-        self, record: Values, *, env_steps: int, iteration: int, kind: str, epoch: int
-    ) -> None:
-        """See `MetricsLog`."""
-
-    def episode(self, steps: Path, *, env_steps: int) -> None:
-        """See `MetricsLog`."""
-
-    def message(self, text: str) -> None:
-        """See `MetricsLog`."""
-
-    def flush(self) -> None:
-        """See `MetricsLog`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `MetricsLog`."""
-        return {}
-
-    def close(self) -> None:
-        """See `MetricsLog`."""
-
-
 class _Rows:
-    """The file of rows: appended to, with a digest of all of it. What a full disk refuses waits."""
+    """A file of rows to append to; rows that a full disk refuses wait for the next write.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        self._waiting = b""
-        self._digest = hashlib.sha256()
-        self._bytes = 0
-        self.seconds = 0.0
-        """Wall-clock time of the run at the last row."""
+    Args:
+        path: path of the file.
+        size: bytes that the checkpoint knows, beyond which the file is cut off; None: of a new run.
 
-    @classmethod
-    def open(
-        cls, path: Path, resumed_at: int | None, kept: dict[str, Any] | None
-    ) -> tuple[_Rows, list[str]]:
-        """Open the file; a resumed run's is cut to the rows up to its checkpoint.
+    Attributes:
+        size: bytes of all rows, waiting ones included.
+        lost: whether rows that the checkpoint knows are missing.
+    """
 
-        Returns:
-            The rows, and what the user must be told: the file is not what it was when the
-            checkpoint was made.
-        """
-        if resumed_at is None:
-            if path.exists() and path.stat().st_size > 0:
-                raise FileExistsError(
-                    f"{path} holds the metrics of an earlier run; "
-                    "resume that run, or give this one a folder of its own"
-                )
-            return cls(path), []
-        rows = cls(path)
-        if kept is not None and rows._take_back(path, kept):
-            return rows, []
-        rows.close()
-        rows, remark = cls._sorted_out(path, resumed_at)
-        return rows, [remark] if kept is not None else []
+    def __init__(self, path: Path, size: int | None) -> None:
+        self.path, self._waiting = path, b""
+        self._file = path.open("xb" if size is None else "ab", buffering=0)
+        self.size, found = size or 0, path.stat().st_size
+        self.lost = found < self.size
+        if self.lost:
+            self.size = path.read_bytes().rfind(b"\n") + 1  # without a torn last row
+        if self.size < found:
+            self._file.truncate(self.size)
 
-    def _take_back(self, path: Path, kept: dict[str, Any]) -> bool:
-        """Cut the file to the length that was kept; False if its digest is another then."""
-        digest, left = hashlib.sha256(), kept["bytes"]
-        with path.open("rb") as file:
-            while left and (part := file.read(min(left, 2**20))):
-                digest.update(part)
-                left -= len(part)
-        if left or digest.hexdigest() != kept["sha256"]:
-            return False
-        if path.stat().st_size > kept["bytes"]:
-            os.truncate(path, kept["bytes"])
-        self._digest = digest
-        self._bytes, self.seconds = kept["bytes"], kept["seconds"]
-        self.flush()
-        return True
-
-    @classmethod
-    def _sorted_out(cls, path: Path, resumed_at: int) -> tuple[_Rows, str]:
-        """Keep the lines that can be read as rows up to the checkpoint."""
-        shorter = path.with_name(path.name + ".tmp")
-        shorter.unlink(missing_ok=True)
-        rows, good, damaged = cls(shorter), 0, 0
-        with path.open(encoding="utf-8", errors="replace") as lines:  # a gigabyte, perhaps
-            for line in lines:
-                row = read_row(line)
-                damaged += row is None
-                if row is not None and row["env_steps"] <= resumed_at:
-                    rows.write(line.rstrip("\n"), float(row.get("wall_time", 0.0)))
-                    good += 1
-        rows.flush()
-        shorter.replace(path)
-        return rows, (
-            f"warning: {path} is not what it was when the checkpoint was made; "
-            f"{good} rows are kept as they are, {damaged} damaged lines are left out"
-        )
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._file.closed
-
-    def write(self, line: str, seconds: float) -> None:
+    def write(self, row: bytes) -> None:
         """Append a row: the end of this process does not lose it.
 
         Raises:
             OSError: the disk is full, or takes nothing; the row is tried again with the next.
+            ValueError: the file is not there any more.
         """
-        data = f"{line}\n".encode()
-        self._digest.update(data)
-        self._bytes += len(data)
-        self.seconds = seconds
-        self._waiting += data
-        self._write_waiting()
-
-    def _write_waiting(self) -> None:
+        self._waiting += row
+        self.size += len(row)
+        if not self.path.exists():
+            raise ValueError(
+                f"the run directory {self.path.parent} was removed, moved or unmounted; "
+                "put it back, and resume the run"
+            )
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def flush(self) -> None:
-        """Wait until the rows are on the disk.
-
-        Raises:
-            OSError: the disk is full, or takes nothing.
-        """
+        """Write waiting rows, and wait until all are on the disk; raises what `write` raises."""
         try:
-            self._write_waiting()
+            self.write(b"")
             os.fsync(self._file.fileno())
         except OSError as error:
             error.filename = self._file.name
             raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """Length, digest and seconds, as they are."""
-        digest = self._digest.hexdigest()
-        return {"bytes": self._bytes, "sha256": digest, "seconds": self.seconds}
 
     def close(self) -> None:
         """Close the file."""

@@ -36,7 +36,7 @@ from phasicrl.rollout import PhaseBuffer
 from phasicrl.runs.checkpoint import CheckpointError
 from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
 from phasicrl.runs.lock import RunLock
-from phasicrl.runs.metrics import MetricsLog, NoLog
+from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import load_part
 from phasicrl.seeding import derive_seed
 from phasicrl.session.agreement import plan_here, require_same_start, require_shared, require_shares
@@ -274,9 +274,9 @@ def _open_directory(
     resumed: RunDirectory | None,
     lock: RunLock | None,
     state: dict[str, Any] | None,
-) -> tuple[RunDirectory, RunLock | None, MetricsLog | NoLog]:
+) -> tuple[RunDirectory, RunLock | None, MetricsLog]:
     """The run directory, which the first process makes, locks and writes its metrics into."""
-    files, log = resumed, None
+    files = resumed
     if _is_over(config, resumed, state):
         config = replace(config, log=replace(config.log, tensorboard=False, wandb=False))
     with world.together("making the run directory"):
@@ -288,11 +288,11 @@ def _open_directory(
     files = RunDirectory(Path(world.of_first(str(files and files.path))))
     with world.together("opening the run directory"):
         require_shared(files, world)
-        if world.is_first:
-            resumed_at, kept = (_logged(config, state), state["log"]) if state else (None, None)
-            log = MetricsLog(files.path, config, resumed_at=resumed_at, kept=kept)
-            undo.enter_context(closing(log))
-    return files, lock, log or NoLog()
+        log = MetricsLog(
+            files.path if world.is_first else None, config, kept=state and state["log"]
+        )
+        undo.enter_context(closing(log))
+    return files, lock, log
 
 
 def _is_over(config: Config, resumed: RunDirectory | None, state: dict[str, Any] | None) -> bool:
@@ -300,12 +300,6 @@ def _is_over(config: Config, resumed: RunDirectory | None, state: dict[str, Any]
     if resumed is None or state is None:
         return False
     return min(state["env_steps"], resumed.card.get("env_steps", 0)) >= config.budget
-
-
-def _logged(config: Config, state: dict[str, Any]) -> int:
-    """The steps up to which a checkpoint's run had logged its metrics."""
-    under_way = state["auxiliary"] is not None
-    return state["env_steps"] - (config.batch_size if under_way else 0)
 
 
 def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:

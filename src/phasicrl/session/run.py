@@ -34,7 +34,7 @@ from phasicrl.runs.checkpoint import Chunks, digest_of_tensors, save_checkpoint
 from phasicrl.runs.console import duration
 from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
 from phasicrl.runs.lock import RunLock
-from phasicrl.runs.metrics import MetricsLog, NoLog
+from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, own_part
 from phasicrl.seeding import derive_seed
 from phasicrl.session.validation import Validation
@@ -89,7 +89,7 @@ class Run:
         learner: Learner,
         collector: Collector,
         buffer: PhaseBuffer,
-        log: MetricsLog | NoLog,
+        log: MetricsLog,
         *,
         lock: RunLock | None,
         envs_since: int = 0,
@@ -165,7 +165,7 @@ class Run:
 
     def stage(self, name: str) -> None:
         """Tell the display what is going on."""
-        self.log.progress(name, env_steps=self.env_steps)
+        self.log.progress(name)
 
     def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
         """Write a row for an epoch that has ended, if that is asked for.

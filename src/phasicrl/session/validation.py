@@ -18,7 +18,7 @@ from phasicrl.envs.protocol import VectorEnv
 from phasicrl.learner import Record
 from phasicrl.models.agent import Agent
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.runs.metrics import MetricsLog, NoLog
+from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
 from phasicrl.session.evaluation import (
     Episodes,
@@ -49,7 +49,7 @@ class Validation:
         self,
         config: Config,
         files: RunDirectory,
-        log: MetricsLog | NoLog,
+        log: MetricsLog,
         world: World,
         own: Mapping[str, Any],
     ) -> None:
