@@ -38,7 +38,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("runs/checkpoint.py", "                flush(folder)\n", "", SAVE),
     ("runs/checkpoint.py", "checkpoints(folder)[:-keep]", "checkpoints(folder)[:keep]", SAVE),
     (
-        "runs/checkpoint.py", "if said != _described(path / file):", "if False:",
+        "runs/checkpoint.py", "if digest != digest_of_file(path / file):", "if False:",
         "tests/runs/test_checkpoint.py -k flipped_bit",
     ),
     (

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -57,7 +58,8 @@ def sign(path: Path, **changes: Any) -> None:
     """Make a manifest for a checkpoint as it is now: whoever plants a file can plant its digest."""
     manifest = json.loads((path / "manifest.json").read_text()) | changes
     manifest.pop("sha256")
-    manifest["files"] = {name: checkpoint._described(path / name) for name in manifest["files"]}
+    (files,) = manifest["files"]
+    manifest["files"] = [{name: checkpoint.digest_of_file(path / name) for name in files}]
     (path / "manifest.json").write_text(
         json.dumps(manifest | {"sha256": checkpoint.digest_of_json(manifest)})
     )
@@ -227,7 +229,7 @@ def test_chunks_are_written_once_and_linked_afterwards(tmp_path: Path) -> None:
 
     save(tmp_path, 1, chunks={"a": chunk("a", 1.0)}, keep=1)
     save(tmp_path, 2, chunks={"a": chunk("a", 1.0), "b": chunk("b", 2.0)}, keep=1)
-    assert calls == ["a", "a", "b", "b"]  # each in one save, to be counted and then written
+    assert calls == ["a", "b"]
     # The checkpoint that wrote `a` is gone, the chunk is not.
     _, chunks, _ = load_checkpoint(tmp_path)
     assert chunks["a"]["x"].tolist() == [1.0] * 3 and chunks["b"]["x"].tolist() == [2.0] * 3
@@ -262,24 +264,22 @@ def test_a_pickle_in_the_place_of_a_file_is_not_executed(tmp_path: Path) -> None
     assert not canary.exists()
 
 
-def test_a_checkpoint_that_would_not_fit_is_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("room", [0, 100, 10_000, 500_000])
+def test_a_full_disk_leaves_what_was_saved_before_and_no_temporary_folder(
+    tmp_path: Path, room: int
 ) -> None:
-    save(tmp_path, 1, chunks={"a": lambda: {"x": torch.zeros(250_000)}})
+    """No file may have more than so many bytes."""
+    first = save(tmp_path, 1)
     before = sorted(tmp_path.rglob("*"))
-    usage = shutil.disk_usage(tmp_path)
-
-    def disk_usage(_: object) -> object:
-        return usage._replace(free=3_000_000)
-
-    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
-    many = {"b": lambda: {"x": torch.zeros(500_000)}}
-    with pytest.raises(OSError, match="a checkpoint needs 3 MB, 3 MB are free") as error:
-        save(tmp_path, 2, chunks={"a": lambda: {"x": torch.zeros(250_000)}, **many})
-    assert error.value.errno == errno.ENOSPC
-    assert sorted(tmp_path.rglob("*")) == before
-    # What is linked needs no room.
-    save(tmp_path, 3, chunks={"a": lambda: {"x": torch.zeros(250_000)}})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save(tmp_path, 2, chunks={"a": lambda: {"x": torch.zeros(250_000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(tmp_path.rglob("*")) == before and checkpoints(tmp_path) == [first]
+    save(tmp_path, 2)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc for names")
@@ -309,9 +309,14 @@ def test_files_are_on_the_disk_before_the_name_and_the_name_before_the_return(
 
 def test_a_chunk_of_another_number_of_processes_is_not_linked(tmp_path: Path) -> None:
     """Their shares were others, though the name is the same."""
+
+    class OneOfTwo(World):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, {}]
+
     many, few = torch.arange(4.0), torch.arange(2.0)
     save_checkpoint(
-        tmp_path, TREE, env_steps=1, keep=3, chunks={"a": lambda: {"x": few}}, world=World(size=2)
+        tmp_path, TREE, env_steps=1, keep=3, chunks={"a": lambda: {"x": few}}, world=OneOfTwo(size=2)
     )
     for steps in (2, 3):
         save(tmp_path, steps, chunks={"a": lambda: {"x": many}})

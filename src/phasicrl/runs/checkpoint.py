@@ -4,13 +4,12 @@ A checkpoint is a folder `step-000000123456` with `tensors.safetensors`, `state.
 middle of a PPG phase, one file for each rollout of it. One that was made after two epochs of an
 auxiliary phase has `-aux-002` in its name. Where several processes train the run, each writes its
 part, from the second on into files that begin with `rank-001.`. `manifest.json` is written last: it
-has the size and the SHA-256 of every file, and one of its own. Loading runs no code: files hold
-numbers, strings and tensors.
+has the SHA-256 of every file, and one of its own. Loading runs no code: files hold numbers, strings
+and tensors.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -18,7 +17,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections import ChainMap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,26 +33,13 @@ from phasicrl.distributed import ALONE, RankError, World
 MANIFEST = "manifest.json"
 _LARGEST_STATE = 2**28
 """Bytes: more is not read into memory."""
-_ROOM_BESIDE = 2**20
-"""Bytes for all that is no tensor: names, numbers, the file system's own."""
 _NAME = re.compile(r"step-(\d{12})(?:-aux-(\d{3}))?", re.ASCII)
-_PREFIX = re.compile(r"rank-\d{3}\.", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
-_DAMAGE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    SafetensorError,
-)
-"""What reading a damaged checkpoint may raise."""
 
 Chunks = dict[str, Callable[[], dict[str, Tensor]]]
 """Big parts that never change once they exist, by a name that is used for nothing else.
 
-They are called only when they must be written: once to be counted, and once more then.
+They are called only when they must be written.
 """
 
 
@@ -94,15 +81,14 @@ def save_checkpoint(
     try:
         with world.together("saving a checkpoint"):
             if world.is_first:
-                _begin(folder, temporary)
+                _make_empty(temporary)
         with world.together("saving a checkpoint"):
             files = _write_part(folder, temporary, tree, chunks or {}, world)
         parts = world.gather(files)
         with world.together("saving a checkpoint"):
             if world.is_first:
-                clock = {"env_steps": env_steps, "aux_epochs": aux_epochs, "processes": world.size}
-                every_file = {file: said for part in parts for file, said in part.items()}
-                manifest = {"schema": SCHEMA, "run": run, **clock, "files": every_file}
+                clock = {"env_steps": env_steps, "aux_epochs": aux_epochs}
+                manifest = {"schema": SCHEMA, "run": run, **clock, "files": parts}
                 _write_json(temporary / MANIFEST, manifest | {"sha256": digest_of_json(manifest)})
                 flush(temporary)
                 os.replace(temporary, final)
@@ -118,76 +104,51 @@ def save_checkpoint(
     return final
 
 
-def _begin(folder: Path, temporary: Path) -> None:
-    """Make the folder that a checkpoint is written into; what earlier attempts left is removed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for left_over in folder.glob(".*.tmp"):
+def _make_empty(temporary: Path) -> None:
+    """Make the folder to write a checkpoint into; remove what earlier attempts left."""
+    temporary.parent.mkdir(exist_ok=True)  # no parents: the run directory may be gone
+    for left_over in temporary.parent.glob(".*.tmp"):
         shutil.rmtree(left_over, ignore_errors=True)
     temporary.mkdir()
 
 
-def _refuse_full_disk(
-    folder: Path, tree: Any, chunks: Iterable[Callable[[], dict[str, Tensor]]]
-) -> None:
-    """Raise an `OSError` where a checkpoint needs more room than there is."""
-    needed = _num_bytes([tree, *(make() for make in chunks)]) + _ROOM_BESIDE
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        room = f"a checkpoint needs {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
-        raise OSError(errno.ENOSPC, room, str(folder))
-
-
-def _num_bytes(tree: Any) -> int:
-    """Sum the sizes of all tensors in a tree."""
-    if isinstance(tree, Tensor):
-        return tree.nbytes
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return sum(map(_num_bytes, parts)) if isinstance(tree, dict | list | tuple) else 0
 
 
 def _write_part(
     folder: Path, temporary: Path, tree: dict[str, Any], chunks: Chunks, world: World
-) -> dict[str, Any]:
-    """Write everything of one process but the manifest; returns what that says of each file."""
-    before, known = _chunks_before(folder, world)
-    of_rank = _prefix(world.rank)
-    named = {f"{of_rank}{name}.safetensors": make for name, make in chunks.items()}
-    _refuse_full_disk(folder, tree, [make for file, make in named.items() if file not in known])
-    tensors: dict[str, Tensor] = {}
-    state, file = _split(tree, "", tensors), f"{of_rank}tensors.safetensors"
-    files = {file: _write(temporary / file, tensors)}
-    for file, make in named.items():
-        if file in known and _link(before / file, temporary / file):
-            files[file] = known[file]
+) -> dict[str, str]:
+    """Write everything of one process but the manifest; returns the SHA-256 of each file."""
+    newest, known = _files_before(folder, world)
+    prefix, tensors, digests = _prefix(world.rank), {}, {}
+    state = _split(tree, "", tensors)
+    for name, make in {"tensors": lambda: tensors, **chunks}.items():
+        file = f"{prefix}{name}.safetensors"
+        if name in chunks and file in known and _link(newest / file, temporary / file):
+            digests[file] = known[file]
         else:
-            files[file] = _write(temporary / file, make())
-    file = f"{of_rank}state.json"
-    files[file] = _write_json(temporary / file, state)
-    return files
+            save_tensors(make(), temporary / file)
+            digests[file] = digest_of_file(temporary / file)
+    file = f"{prefix}state.json"
+    _write_json(temporary / file, state)
+    return digests | {file: digest_of_file(temporary / file)}
 
 
 def _prefix(rank: int) -> str:
-    """How the names of a process's files begin."""
+    """Return the beginning of the names of a process's files."""
     return f"rank-{rank:03d}." if rank else ""
 
 
-def _prefix_of(file: str) -> tuple[str, str]:
-    """How the name of a file of some process begins, and the rest of it."""
-    found = _PREFIX.match(file)
-    return (found.group(), file[found.end() :]) if found else ("", file)
+def _files_before(folder: Path, world: World) -> tuple[Path, dict[str, str]]:
+    """Return the newest checkpoint, and the SHA-256 of each file of this process in it.
 
-
-def _chunks_before(folder: Path, world: World) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint, and what its manifest says of its files.
-
-    Nothing, if it is damaged, or if other processes wrote it: they had other shares.
+    No files, if it is damaged, or if another number of processes saved it: they had other shares.
     """
     try:
         newest = checkpoints(folder)[-1]
-        manifest = _manifest(newest)
-        return newest, manifest["files"] if manifest["processes"] == world.size else {}
+        parts = _read_manifest(newest)["files"]
     except (IndexError, OSError, ValueError):
         return folder, {}
+    return newest, parts[world.rank] if len(parts) == world.size else {}
 
 
 class Part(NamedTuple):
@@ -225,8 +186,8 @@ def load_checkpoint(
     for path in reversed(checkpoints(folder)):
         try:
             tree, chunks = _load(path, run)
-        except _DAMAGE as error:
-            rejected.append(f"{path.name} cannot be used: {_said(error)}")
+        except Exception as error:
+            rejected.append(f"{path.name} cannot be used: {error}")
             continue
         for newer in checkpoints(folder)[-len(rejected) :] if rejected else []:
             os.replace(newer, newer.with_name(f"rejected-{newer.name}-{time.time_ns()}"))
@@ -243,17 +204,13 @@ def load_at(path: Path, *, rank: int = 0) -> Part:
     """
     try:
         return _load(path, "", rank)
-    except _DAMAGE as error:
-        raise ValueError(f"{path.name}: {_said(error)}") from None
+    except Exception as error:
+        raise ValueError(f"{path.name}: {error}") from None
 
 
 def num_processes(path: Path) -> int:
     """How many processes saved a checkpoint."""
-    return _manifest(path)["processes"]
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return len(_read_manifest(path)["files"])
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -289,26 +246,24 @@ def _load(path: Path, run: str, rank: int = 0) -> Part:
 
     The first process checks those of all.
     """
-    manifest = _manifest(path)
+    manifest = _read_manifest(path)
     if run and manifest["run"] != run:
         raise ValueError(f"it is of another run ({manifest['run']}; this one is {run})")
-    loaded: dict[str, dict[str, Tensor]] = {}
-    for file, said in manifest["files"].items():
-        prefix, name = _prefix_of(file)
-        if rank and prefix != _prefix(rank):
-            continue
+    parts, prefix = manifest["files"], _prefix(rank)
+    checked = ChainMap(*parts) if rank == 0 else parts[rank]
+    for file, digest in checked.items():
         if not (path / file).is_file() or (path / file).is_symlink() or Path(file).name != file:
             raise ValueError(f"{file} is not there, or is no plain file")
-        if said != _described(path / file):
+        if digest != digest_of_file(path / file):
             raise ValueError(f"{file} was changed or cut short since it was saved")
-        if prefix == _prefix(rank) and name.endswith(".safetensors"):
-            loaded[name.removesuffix(".safetensors")] = load_file(path / file)
+    own = [file for file in parts[rank] if file.endswith(".safetensors")]
+    loaded = {Path(file).stem.removeprefix(prefix): load_file(path / file) for file in own}
     tensors = loaded.pop("tensors")
-    state = read_json(path / f"{_prefix(rank)}state.json", _LARGEST_STATE)
+    state = read_json(path / f"{prefix}state.json", _LARGEST_STATE)
     return Part(_join(state, tensors), loaded)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself.
 
     Raises:
@@ -382,17 +337,10 @@ def save_tensors(
     flush(path)
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Write tensors and flush them to the disk; returns the file's size and digest."""
-    save_tensors(tensors, path)
-    return _described(path)
-
-
-def _write_json(path: Path, value: Any) -> dict[str, Any]:
-    """Write JSON and flush it to the disk; returns the file's size and digest."""
+def _write_json(path: Path, value: Any) -> None:
+    """Write JSON and flush it to the disk."""
     path.write_text(json.dumps(value), encoding="utf-8")
     flush(path)
-    return _described(path)
 
 
 def _link(source: Path, target: Path) -> bool:
@@ -402,11 +350,6 @@ def _link(source: Path, target: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _described(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file."""
-    return {"bytes": path.stat().st_size, "sha256": digest_of_file(path)}
 
 
 def digest_of_file(path: Path) -> str:
