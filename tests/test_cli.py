@@ -5,6 +5,7 @@ flags.
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import os
@@ -704,6 +705,17 @@ def test_machines_read_what_a_run_came_to(
     assert json.loads(capsys.readouterr().out) == found
     assert main(["train", "classic-ppo", *words, "--ppo.num-minibatches", "7", "--json"]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_a_stdout_of_few_letters_ends_no_run_in_a_folder_of_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    words = [*SMALL, "--log.no-tensorboard", "--output-dir", str(tmp_path / "größe")]
+    assert main(["train", "classic-ppo", *words]) == 0
+    sys.stdout.flush()
+    assert b"gr\\xf6\\xdfe" in written.getvalue()
 
 
 def test_a_machine_reads_what_an_exported_policy_reached(

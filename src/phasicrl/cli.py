@@ -81,6 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         _Common, args=given, prog="phasicrl", return_unknown_args=True, add_help=False
     )
     warnings.formatwarning = _format_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths may have any letters
     try:
         for module in common.modules:
             _import(module)
