@@ -134,15 +134,13 @@ class MetricsLog:
                     self._files[name] = file = _Rows(run_dir / name, size)
                     undo.callback(file.close)
                     if file.lost:
-                        was = "rows that were there when the checkpoint was saved"
-                        notices.append(f"warning: {file.path} has lost {was}")
+                        notices.append(f"warning: {run_dir / name} has lost rows of the checkpoint")
                 notices += self._open_sinks(run_dir, config, is_resumed=kept is not None)
             self._close = undo.pop_all()
         # The clock starts last: opening the sinks takes seconds that say nothing about the speed.
         self._started = monotonic()
         stream = None if run_dir is None else sys.stdout
         self._display = Display(config, self._state["env_steps"], stream)
-        self._close.callback(self.flush)
         self._close.callback(self._send, lambda sink: sink.close())
         self._close.callback(self._show, lambda display: display.close())
         for notice in notices:
@@ -252,6 +250,7 @@ class MetricsLog:
             ValueError: the run directory is gone.
         """
         for file in self._files.values():
+            file.require()
             file.flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -302,7 +301,7 @@ class _Rows:
     """
 
     def __init__(self, path: Path, size: int | None) -> None:
-        self.path, self._waiting = path, b""
+        self._path, self._waiting = path, b""
         self._file = path.open("xb" if size is None else "ab", buffering=0)
         self.size, found = size or 0, path.stat().st_size
         self.lost = found < self.size
@@ -318,28 +317,38 @@ class _Rows:
             OSError: the disk is full, or takes nothing; the row is tried again with the next.
             ValueError: the file is not there any more.
         """
+        self.require()
         self._waiting += row
         self.size += len(row)
-        if not self.path.exists():
-            raise ValueError(
-                f"the run directory {self.path.parent} was removed, moved or unmounted; "
-                "put it back, and resume the run"
-            )
+        self._write_waiting()
+
+    def require(self) -> None:
+        """Raise a `ValueError` if the file is not there any more."""
+        if not self._path.exists():
+            gone = f"the run directory {self._path.parent} was removed, moved or unmounted"
+            raise ValueError(f"{gone}; put it back, and resume the run")
+
+    def _write_waiting(self) -> None:
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def flush(self) -> None:
-        """Write waiting rows, and wait until all are on the disk; raises what `write` raises."""
+        """Write waiting rows, and wait until all are on the disk.
+
+        Raises:
+            OSError: the disk is full, or takes nothing.
+        """
         try:
-            self.write(b"")
+            self._write_waiting()
             os.fsync(self._file.fileno())
         except OSError as error:
             error.filename = self._file.name
             raise
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Flush and close the file."""
+        with closing(self._file):
+            self.flush()
 
 
 class _TensorBoard:
