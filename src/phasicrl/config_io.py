@@ -107,9 +107,10 @@ def read_json(path: Path, largest: int = 2**24) -> dict[str, Any]:
         ValueError: also if it holds something else.
         OSError: it cannot be read.
     """
+    text = read_text(path, largest)
     try:
-        value = json.loads(read_text(path, largest))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged: it holds no object")
@@ -210,7 +211,7 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
         item = typing.get_args(hint)[0]
         entries = typing.cast("list[Any] | tuple[Any, ...]", value)
         return tuple(_from_value(item, entry, path) for entry in entries)
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value

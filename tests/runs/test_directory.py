@@ -5,9 +5,11 @@ What is there, what is not yet, and what was not made by a run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,12 @@ import pytest
 import torch
 
 from phasicrl import resume, train
-from phasicrl.config import Config, LogConfig
+from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
 from phasicrl.config_io import printable
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory, read_config
-from tests.helpers import corridor, tiny
+from phasicrl.session.run import Run
+from tests.helpers import corridor, tiny, tiny_aux
 
 
 def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
@@ -66,16 +69,6 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"it holds run directories: give .*/\*"):
         files.metrics()
     assert files.card == {} and files.checkpoints == []
-
-
-def test_a_file_or_a_preset_in_place_of_a_run_is_told_what_to_give(tmp_path: Path) -> None:
-    file = RunDirectory.make(tiny(tmp_path)).path / "config.json"
-    with pytest.raises(ValueError, match=r"/config\.json is a file; give the folder of the run$"):
-        RunDirectory(file).config_for()
-    with pytest.raises(
-        ValueError, match=r"cartpole-ppo is a preset, .*; `phasicrl train cartpole-ppo` makes a run"
-    ):
-        RunDirectory(Path("cartpole-ppo")).config_for()
 
 
 def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
@@ -173,6 +166,59 @@ def test_links_among_the_files_of_a_run_are_refused(tmp_path: Path, link: str) -
     outside.rename(folder / link)
     whole.symlink_to(folder)
     resume(whole, make_env=corridor)  # a name for all of it is the user's own
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [None, True, 7, "\x1b[31m", [None], {"a": 1}, 10**400],
+    ids=["null", "true", "int", "text", "list", "object", "large"],
+)
+def test_json_of_other_types_is_read_or_refused_in_a_sentence(
+    tmp_path: Path, strange: object
+) -> None:
+    """Each value of the card and of a row of metrics in turn, and a number of the settings."""
+    run = train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: "stop")
+    card, (row,) = run.files.card, run.files.metrics()
+    for name in card:
+        run.files.write_card(card | {name: strange})
+        with contextlib.suppress(ValueError):
+            _ = run.files.env_id, run.files.config_for(make_env=corridor)
+            if name in ("run", "command", "resumed", "env_steps"):
+                resume(run.directory, make_env=corridor, on_iteration=lambda *_: "stop")
+    for name in row:
+        (run.directory / "metrics.jsonl").write_text(json.dumps(row | {name: strange}))
+        with contextlib.suppress(ValueError):
+            for read in run.files.metrics():
+                assert all(math.isnan(value) or float(value) == value for value in read.values())
+    text = run.config.to_json().replace('"gamma": 0.9', f'"gamma": {json.dumps(strange)}')
+    (run.directory / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"ppo\.gamma is"):
+        _ = run.files.config
+
+
+@pytest.mark.parametrize("aux", [None, tiny_aux(epochs=3)])
+@pytest.mark.parametrize("way", ["removed", "moved", "replaced"])
+def test_a_run_whose_directory_is_gone_ends_with_an_error_that_names_it(
+    tmp_path: Path, way: str, aux: AuxConfig | None
+) -> None:
+    def take(run: Run, _: object) -> None:
+        assert run.iteration == 1, "it goes on"
+        if way == "removed":
+            shutil.rmtree(run.directory)
+        else:
+            run.directory.rename(tmp_path / "elsewhere")
+        if way == "replaced":  # by the empty folder that something was mounted at
+            run.directory.mkdir()
+
+    config = tiny(tmp_path / "runs", aux=aux, checkpoint=CheckpointConfig(every_minutes=0.0))
+    with pytest.raises(
+        ValueError, match=r"tiny_corridor_s3.* was removed, moved or unmounted"
+    ) as error:
+        train(config, make_env=corridor, on_iteration=take)
+    assert str(vars(error.value)["run_directory"]) in str(error.value)
+    assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    if way != "removed":
+        assert RunDirectory(tmp_path / "elsewhere").checkpoints[-1].name == "step-000000000032"
 
 
 def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:

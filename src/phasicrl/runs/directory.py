@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, refuse_unasked_import, shown
 from phasicrl.config_io import read_json, read_text, replacing, write_json
-from phasicrl.presets import PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +39,11 @@ _MAY_CHANGE = (
     "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
 """How the paths of knobs begin that may change between two parts of a run."""
+_CARD_TYPES = {
+    "run": str, "command": list, "resumed": list, "own": list, "env_steps": int, "machine": dict,
+    "versions": dict,
+}  # fmt: skip
+"""Types of the values in `card.json` that are more than shown."""
 
 
 def each_once(runs: Iterable[Path]) -> list[Path]:
@@ -72,19 +76,16 @@ class RunDirectory:
             path = Path(config.output_dir) / (stem + suffix)
             try:
                 path.mkdir(parents=True)
-            except FileExistsError:
-                if not path.is_dir():
-                    given = f"output_dir {config.output_dir!r}"
-                    raise ValueError(f"{given} is a file; give a folder") from None
             except OSError as error:
+                if path.is_dir():
+                    continue
                 raise ValueError(
                     f"cannot make the run directory {path}: {error.strerror}; "
-                    "choose another --output-dir"
+                    "choose another output_dir"
                 ) from None
-            else:
-                made = cls(path)
-                made.write_config(config)
-                return made
+            made = cls(path)
+            made.write_config(config)
+            return made
         raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
 
     @staticmethod
@@ -154,25 +155,19 @@ class RunDirectory:
         Raises:
             ValueError: it is damaged.
         """
-        from phasicrl.runs.checkpoint import digest_of_json
-
         path = self.path / CARD_FILE
-        if not path.exists():
-            return {}
-        card = read_json(path)
-        digest = card.pop("sha256", None)
-        if digest is not None and digest != digest_of_json(card):
-            raise ValueError(
-                f"{path} was changed since it was written; restore it, or remove it: "
-                "the run then goes on without what it says"
-            )
+        card = read_json(path) if path.exists() else {}
+        for name, kind in _CARD_TYPES.items():
+            if name in card and not isinstance(card[name], kind):
+                raise ValueError(
+                    f"{path} is damaged: {name} is {card[name]!r}; expected {kind.__name__}. "
+                    "Restore the file or remove it"
+                )
         return card
 
     def write_card(self, card: dict[str, Any]) -> None:
         """Write what is known of how the run was made, replacing the file at once."""
-        from phasicrl.runs.checkpoint import digest_of_json
-
-        self.write_json(CARD_FILE, card | {"sha256": digest_of_json(card)})
+        self.write_json(CARD_FILE, card)
 
     def write_config(self, config: Config) -> None:
         """Write the configuration, replacing the file at once."""
@@ -196,11 +191,9 @@ class RunDirectory:
         damaged, wanted = 0, {*names, *PLACE}
         for number, line in enumerate(self._lines(), start=1):
             if damaged:
-                raise ValueError(
-                    f"line {damaged} of {self.path / METRICS_FILE} is damaged; "
-                    "remove it, or restore the file"
-                )
-            row = read_row(line)
+                where = f"line {damaged} of {self.path / METRICS_FILE}"
+                raise ValueError(f"{where} is damaged; remove it, or restore the file")
+            row = _read_row(line)
             if row is None:
                 damaged = number  # or torn, if it is the last: the process died while it wrote
                 continue
@@ -222,10 +215,10 @@ class RunDirectory:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096 * count))
             lines = file.read().decode(errors="replace").splitlines()[-count:]
-        return [row for line in lines if (row := read_row(line)) is not None]
+        return [row for line in lines if (row := _read_row(line)) is not None]
 
     def _lines(self) -> Iterator[str]:
-        """The lines of `metrics.jsonl`, of which a run that has just begun has none."""
+        """Yield the lines of `metrics.jsonl`; none if a run has just begun."""
         path = self.path / METRICS_FILE
         if not path.is_file():
             return self._check()
@@ -296,12 +289,11 @@ class RunDirectory:
     def refuse_special_files(self) -> None:
         """Refuse links, which lead elsewhere, and pipes, which block whoever opens them."""
         for path in (*self.path.glob("*"), *self.path.glob("*/*")):
+            if "wandb" in path.parts:  # Weights & Biases links its newest files
+                continue
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 what = "link" if path.is_symlink() else "special file"
-                raise ValueError(
-                    f"{path} is a {what}; a run directory may hold none: "
-                    "put a plain file in its place, or remove it"
-                )
+                raise ValueError(f"{path} is a {what}; a run directory may hold none: remove it")
 
     def refuse_changes(self, config: str) -> None:
         """Refuse a configuration that is not the one that a checkpoint was trained with.
@@ -328,11 +320,6 @@ class RunDirectory:
         """Refuse a folder that no run made."""
         if (self.path / CONFIG_FILE).is_file():
             return
-        if self.path.is_file():
-            raise ValueError(f"{self.path} is a file; give the folder of the run")
-        if (name := str(self.path)) in PRESETS:
-            way = f"`phasicrl train {name}` makes a run of it; give the folder of that"
-            raise ValueError(f"{name} is a preset, and no run directory has that name; {way}")
         hint = "give folders that `phasicrl train` made"
         if self.path.is_dir() and any(self.path.glob(f"*/{CONFIG_FILE}")):
             hint = f"it holds run directories: give {self.path}/*"
@@ -352,13 +339,20 @@ def read_config(file: Path) -> Config:
         raise ValueError(f"{file}: {error}") from None
 
 
-def read_row(line: str) -> dict[str, Any] | None:
+def _read_row(line: str) -> dict[str, Any] | None:
     """Read a line of a file of metrics; None if it is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and type(row.get("env_steps")) is int else None
+    is_row = isinstance(row, dict) and type(row.get("env_steps")) is int
+    return row if is_row and all(map(_is_metric, row.values())) else None
+
+
+def _is_metric(value: object) -> bool:
+    """Check for a number that fits into a float, or null."""
+    is_number = type(value) is float or (type(value) is int and abs(value) < 2**1023)
+    return value is None or is_number
 
 
 def _stem(config: Config) -> str:
