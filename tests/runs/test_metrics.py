@@ -202,7 +202,8 @@ def test_a_resumed_run_keeps_the_whole_rows_that_are_left(
 
 
 def test_rows_of_epochs_may_begin_and_stop_in_any_part_of_a_run(tmp_path: Path) -> None:
-    kept, epochs = None, {"kind": "policy", "epoch": 1}
+    kept: dict[str, Any] | None = None
+    epochs: Any = {"kind": "policy", "epoch": 1}
     for part, asked in enumerate([False, True, False, True]):
         with MetricsLog(tmp_path, config(epochs=asked), kept=kept) as log:
             log.epoch({}, env_steps=part, iteration=part, **epochs)

@@ -624,7 +624,7 @@ def test_a_run_with_parts_of_the_users_own_is_not_continued_without_them(tmp_pat
     directory = train(tiny(tmp_path), make_env=corridor).directory
     with pytest.raises(
         ValueError,
-        match=r"trained with an environment of its user's own; call this from Python with make_env",
+        match=r"trained with a user-defined environment; call this from Python with make_env",
     ):
         resume(directory)
 

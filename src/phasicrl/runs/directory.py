@@ -72,33 +72,34 @@ class RunDirectory:
             ValueError: it cannot be made there.
         """
         stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
-        for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-            path = Path(config.output_dir) / (stem + suffix)
+        path, number = Path(config.output_dir) / stem, 1
+        while True:
             try:
                 path.mkdir(parents=True)
+                break
             except OSError as error:
-                if path.is_dir():
-                    continue
-                raise ValueError(
-                    f"cannot make the run directory {path}: {error.strerror}; "
-                    "choose another output_dir"
-                ) from None
-            made = cls(path)
-            made.write_config(config)
-            return made
-        raise ValueError(f"{config.output_dir} holds a thousand runs named {stem} already")
+                if not path.is_dir():
+                    raise ValueError(
+                        f"cannot make the run directory {path}: {error.strerror}; "
+                        "choose another output_dir"
+                    ) from None
+            number += 1
+            path = path.with_name(f"{stem}-{number}")
+        made = cls(path)
+        made.write_config(config)
+        return made
 
     @staticmethod
     def of(config: Config) -> list[RunDirectory]:
         """Find the runs under `output_dir` of this experiment, seed and length, oldest first."""
-        wanted = (config.identity(), config.name, config.seed, config.total_env_steps)
-        found = []
-        for path in sorted(Path(config.output_dir).glob(f"{glob.escape(_stem(config))}_*")):
-            if (path / CONFIG_FILE).is_file():
-                there = RunDirectory(path).config
-                if (there.identity(), there.name, there.seed, there.total_env_steps) == wanted:
-                    found.append(RunDirectory(path))
-        return found
+
+        def key(config: Config) -> tuple[object, ...]:
+            return config.identity(), config.name, config.seed, config.total_env_steps
+
+        pattern = f"{glob.escape(_stem(config))}_*/{CONFIG_FILE}"
+        files = sorted(Path(config.output_dir).glob(pattern))
+        runs = [RunDirectory(file.parent) for file in files]
+        return [run for run in runs if key(run.config) == key(config)]
 
     @property
     def config(self) -> Config:
@@ -126,10 +127,9 @@ class RunDirectory:
         for what in self.card.get("own", ()):
             ways = [way for way, of in OWN_OBJECTS.items() if of == what and way in given]
             if ways and all(given[argument] is None for argument in ways):
-                article = "an" if what[0] in "aeiou" else "a"
                 way = " or ".join(f"{argument}=…" for argument in ways)
                 raise ValueError(
-                    f"{self.path} was trained with {article} {what} of its user's own; "
+                    f"{self.path} was trained with a user-defined {what}; "
                     f"call this from Python with {way}"
                 )
         config = self.config

@@ -126,38 +126,36 @@ class MetricsLog:
         self._earlier_seconds: float = self._state["seconds"]
         self._files: dict[str, _Rows] = {}
         self._sinks: list[_TensorBoard | _WandB] = []
-        notices: list[str] = []
+        stream = None if run_dir is None else sys.stdout
+        self._display = Display(config, self._state["env_steps"], stream)
         with ExitStack() as undo:
+            undo.callback(self._show, lambda display: display.close())
             if run_dir is not None:
-                for name in (METRICS_FILE, EPOCHS_FILE)[: 1 + config.log.epochs]:
-                    size = None if kept is None else kept["bytes"].get(name, 0)
-                    self._files[name] = file = _Rows(run_dir / name, size)
-                    undo.callback(file.close)
-                    if file.lost:
-                        notices.append(f"warning: {run_dir / name} has lost rows of the checkpoint")
-                notices += self._open_sinks(run_dir, config, is_resumed=kept is not None)
+                self._open(run_dir, config, kept, undo)
             self._close = undo.pop_all()
         # The clock starts last: opening the sinks takes seconds that say nothing about the speed.
         self._started = monotonic()
-        stream = None if run_dir is None else sys.stdout
-        self._display = Display(config, self._state["env_steps"], stream)
-        self._close.callback(self._send, lambda sink: sink.close())
-        self._close.callback(self._show, lambda display: display.close())
-        for notice in notices:
-            self.message(notice)
 
-    def _open_sinks(self, run_dir: Path, config: Config, *, is_resumed: bool) -> list[str]:
-        """Open TensorBoard and Weights & Biases if requested; returns notices for the user."""
+    def _open(
+        self, run_dir: Path, config: Config, kept: dict[str, Any] | None, undo: ExitStack
+    ) -> None:
+        """Open the files of rows, and TensorBoard and Weights & Biases if requested."""
+        for name in (METRICS_FILE, EPOCHS_FILE)[: 1 + config.log.epochs]:
+            size = None if kept is None else kept["bytes"].get(name, 0)
+            self._files[name] = file = _Rows(run_dir / name, size)
+            undo.callback(file.close)
+            if file.lost:
+                self.message(f"warning: {run_dir / name} has lost rows of the checkpoint")
+        undo.callback(self._send, lambda sink: sink.close())
         if config.log.wandb:
             self._sinks.append(_WandB(run_dir, config))
         if config.log.tensorboard:
             try:
-                resumed_at = self._state["env_steps"] if is_resumed else None
+                resumed_at = None if kept is None else kept["env_steps"]
                 self._sinks.append(_TensorBoard(run_dir, resumed_at))
             except ImportError:
                 remedy = "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
-                return [f"no TensorBoard events, it is not installed: {remedy}"]
-        return []
+                self.message(f"no TensorBoard events, it is not installed: {remedy}")
 
     def progress(self, stage: str) -> None:
         """Show the stage of the iteration: `rollout`, `policy`, `auxiliary 2/6`."""
