@@ -316,7 +316,12 @@ def test_a_chunk_of_another_number_of_processes_is_not_linked(tmp_path: Path) ->
 
     many, few = torch.arange(4.0), torch.arange(2.0)
     save_checkpoint(
-        tmp_path, TREE, env_steps=1, keep=3, chunks={"a": lambda: {"x": few}}, world=OneOfTwo(size=2)
+        tmp_path,
+        TREE,
+        env_steps=1,
+        keep=3,
+        chunks={"a": lambda: {"x": few}},
+        world=OneOfTwo(size=2),
     )
     for steps in (2, 3):
         save(tmp_path, steps, chunks={"a": lambda: {"x": many}})

@@ -112,8 +112,6 @@ def _make_empty(temporary: Path) -> None:
     temporary.mkdir()
 
 
-
-
 def _write_part(
     folder: Path, temporary: Path, tree: dict[str, Any], chunks: Chunks, world: World
 ) -> dict[str, str]:
