@@ -21,8 +21,9 @@ from phasicrl.config import Config, ObsNormConfig, RewardNormConfig, ValueNormCo
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
+from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
-from tests.helpers import corridor, open_run, tiny, tiny_aux
+from tests.helpers import Levers, corridor, open_run, tiny, tiny_aux
 
 
 def weights(run: Run) -> dict[str, Tensor]:
@@ -935,3 +936,46 @@ def test_a_step_says_of_how_many_steps_it_is_a_mean(tmp_path: Path) -> None:
     step = run.compute.gradient_step(loss, run.learner.settings("policy"))
     for one in (minibatch, minibatch.materialize()):
         assert step(one, torch.tensor(0.0))[2] == 32
+
+
+def test_observation_statistics_count_each_observation_once(tmp_path: Path) -> None:
+    """Over policy and auxiliary phases."""
+    config = tiny(tmp_path, aux=tiny_aux(every=2), total_env_steps=192)
+    run = train(replace(config, obs_norm=ObsNormConfig()), make_env=corridor)
+    counts = [
+        tensor.item()
+        for name, tensor in run.agent.reader.state_dict().items()
+        if name.endswith("count")
+    ]
+    assert counts == [run.env_steps] == [192]
+
+
+def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
+    """The unchanged policy has a divergence of 0 from itself, which needs its masks."""
+    config = tiny(tmp_path, aux=tiny_aux(every=1))
+    with start_run(config, make_env=lambda: Levers(masked=True)) as run:
+        compute_targets(run.collect(run.buffer.next_rollout()), torch.zeros(4, 8), config.ppo)
+        before = dist_params(run.agent, run.buffer.segments(), compute=run.compute, phase="aux")
+        samples = run.buffer.auxiliary_samples(before)
+        assert samples.action_mask is not None and not samples.action_mask.all()
+        assert config.aux is not None
+        loss = phases.AuxiliaryLoss(run.agent, config.aux)
+        _, terms = loss(samples)
+        assert terms["losses/aux/kl_loss"].item() == pytest.approx(0, abs=1e-6)
+        _, terms = loss(replace(samples, action_mask=None))
+        assert terms["losses/aux/kl_loss"].item() > 1e-3
+
+
+def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_path: Path) -> None:
+    config = replace(tiny(tmp_path), value_norm=ValueNormConfig())
+    run = open_run(config)
+    rollout = run.collect(run.buffer.next_rollout())
+    raw = rollout.value.clone()  # the heads' outputs: nothing is normalized yet
+    seen: list[Tensor] = []
+    with patch.object(phases, "_shuffled_minibatches", lambda *_, **__: iter(())):
+        policy_phase(run.learner, rollout, on_stage=lambda _: seen.append(rollout.value.clone()))
+    normalizer = run.agent.value_normalizer
+    assert normalizer is not None
+    mean, std = normalizer.units
+    torch.testing.assert_close(seen[0], (raw * std + mean).float())
+    assert not torch.allclose(seen[0], raw)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from phasicrl import phases
 from phasicrl.algorithm import train
 from phasicrl.config import AuxConfig, ObsNormConfig
 from phasicrl.lab.experiments.batch_scale import scaled_batch
+from phasicrl.models.agent import Agent
 from phasicrl.models.proximal import ProximalPolicy
 from phasicrl.objectives import decoupled_surrogate_loss, surrogate_loss
+from phasicrl.phases import PolicyPhaseLoss, auxiliary_phase, policy_phase
 from phasicrl.presets import get_preset
 from tests.helpers import corridor, open_run, tiny, tiny_aux
 
@@ -159,3 +165,63 @@ def test_decays_of_normalizers_scale_too(tmp_path: Path) -> None:
     scaled = scaled_batch(tiny(tmp_path, obs_norm=norm), 2)
     assert scaled.obs_norm is not None and scaled.obs_norm.decay == pytest.approx(0.81)
     assert AuxConfig().every == 32  # what the presets' phases are scaled from
+
+
+def test_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path: Path) -> None:
+    """By hand, for a uniform proximal policy; the behavior policy is another one."""
+    config = tiny(tmp_path).changed({"ppo.proximal_decay": 0.9, "ppo.clip": 0.01})
+    run = open_run(config)
+    rollout = run.collect(run.buffer.next_rollout())
+    num_actions = run.agent.policy_head.num_dist_params
+    uniform = torch.full((*rollout.log_prob.shape, num_actions), -math.log(num_actions))
+    samples = replace(
+        rollout.policy_samples(torch.zeros_like(rollout.value)),
+        old_dist_params=uniform,
+        old_log_prob=rollout.log_prob - 1.0,
+    )
+    loss = PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)
+    without, _ = loss(samples, torch.tensor(0.0))
+    with_penalty, terms = loss(samples, torch.tensor(1.0))
+    log_ratio = rollout.log_prob + math.log(num_actions)
+    assert log_ratio.abs().max() > 0.01, "the policy is not uniform"
+    torch.testing.assert_close(with_penalty - without, log_ratio.square().mean() / 2)
+    clipped = ((log_ratio.exp() - 1).abs() > 0.01).float().mean()
+    assert 0 < clipped < 1 and terms["losses/clipfrac"] == clipped
+
+
+def test_the_average_follows_each_step_and_starts_again_after_an_auxiliary_phase(
+    tmp_path: Path,
+) -> None:
+    """One minibatch: the loss sees the average of before the step, which then takes it in."""
+    config = tiny(tmp_path, aux=tiny_aux(every=1, epochs=1)).changed(
+        {"ppo.proximal_decay": 0.5, "ppo.num_minibatches": 1, "ppo.policy_epochs": 1}
+    )
+    run = open_run(config)
+    assert run.learner.proximal is not None
+    average = run.learner.proximal.agent
+
+    def policy_weights(agent: Agent) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in agent.networks()[0]]
+
+    seen: list[list[torch.Tensor]] = []
+    params = phases.dist_params
+
+    def spy(agent: Agent, *args: Any, **options: Any) -> torch.Tensor:
+        if agent is average:
+            seen.append(policy_weights(agent))
+        return params(agent, *args, **options)
+
+    start = policy_weights(run.agent)
+    with patch.object(phases, "dist_params", spy):
+        policy_phase(run.learner, run.collect(run.buffer.next_rollout()))
+    (before,) = seen
+    for at_start, averaged in zip(start, before, strict=True):
+        assert torch.equal(at_start, averaged)
+    for at_start, now, averaged in zip(
+        start, policy_weights(run.agent), policy_weights(average), strict=True
+    ):
+        # (0.5 · start + now) / (0.5 + 1)
+        torch.testing.assert_close(averaged, (0.5 * at_start + now) / 1.5)
+    auxiliary_phase(run.learner, run.buffer)
+    for now, averaged in zip(policy_weights(run.agent), policy_weights(average), strict=True):
+        assert torch.equal(now, averaged)

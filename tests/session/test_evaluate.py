@@ -15,7 +15,10 @@ import torch
 
 from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig, EvaluatedLevels
+from phasicrl.envs.make import make_envs
+from phasicrl.envs.protocol import TimeStep
 from phasicrl.models.agent import Agent
+from phasicrl.models.distributions import Policy
 from phasicrl.presets import get_preset
 from phasicrl.seeding import derive_seed, env_seeds
 from phasicrl.session import evaluation as of_runs
@@ -255,3 +258,28 @@ def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
     for levels in ("train", "both"):
         with pytest.raises(ValueError, match=f"levels is {levels}, which has no effect without a"):
             evaluate(run.directory, episodes=2, levels=levels)
+
+
+def test_memory_is_reset_between_episodes(tmp_path: Path) -> None:
+    """Every episode begins with the same observation, and so with the same policy."""
+    memory = {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"}
+
+    class FromTheLeft(Corridor):
+        def reset(self, **how: Any) -> Any:
+            super().reset(**how)
+            self._at = 0
+            return self._obs(), {}
+
+    begins, seen = [True], []
+
+    def on_step(_: Any, policy: Policy, action: Any, step: TimeStep, under_way: Any) -> None:
+        seen.append(policy.dist_params.flatten().tolist())
+        begins.append(bool(step.terminated | step.truncated))
+
+    config = tiny(tmp_path).changed(memory)
+    with start_run(config, make_env=FromTheLeft) as run:
+        envs = make_envs(config.env, num_envs=1, seed=0, make_env=FromTheLeft)
+        play(run.agent, envs, episodes=3, policy="sampled", seed=0, on_step=on_step)
+    first, *others = [params for begin, params in zip(begins, seen, strict=False) if begin]
+    assert len(others) == 2 and others == [first, first]
+    assert any(params != first for params in seen)

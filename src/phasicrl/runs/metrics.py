@@ -336,6 +336,8 @@ class _Rows:
         Raises:
             OSError: the disk is full, or takes nothing.
         """
+        if self._file.closed:  # a run that has ended may be saved again
+            return
         try:
             self._write_waiting()
             os.fsync(self._file.fileno())
