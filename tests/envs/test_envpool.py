@@ -747,3 +747,21 @@ def test_close_ends_the_threads() -> None:
     # A thread that is joined leaves the kernel's list a moment later.
     wait_for(lambda: added.isdisjoint(os.listdir("/proc/self/task")))
     assert step.shape == (8, 4)
+
+
+def test_a_single_thread_follows_its_caller() -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("one core")
+    before = set(os.listdir("/proc/self/task"))
+    envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=2, num_threads=1), seed=0)
+    try:
+        envs.reset()
+        for core in sorted(cores)[:2]:
+            os.sched_setaffinity(0, {core})
+            envs.step(torch.zeros(2, dtype=torch.long))
+            new = set(os.listdir("/proc/self/task")) - before
+            assert {core} in [os.sched_getaffinity(int(thread)) for thread in new]
+    finally:
+        os.sched_setaffinity(0, cores)
+        envs.close()

@@ -33,12 +33,14 @@ by tests in `tests/envs`):
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -74,6 +76,10 @@ REMEDY = "the simulation broke down: bound the actions, or report it to EnvPool 
 """For numbers that nobody can use."""
 
 
+_THREADS = "/proc/self/task"
+_current_core = ctypes.CDLL(None).sched_getcpu
+
+
 class EnvPoolEnv:
     """A pool of environments of one EnvPool task, in sync mode; a `NumpyEnv`."""
 
@@ -104,6 +110,7 @@ class EnvPoolEnv:
         check_spaces(self.name, self.observation_space, self.action_space)
         self._reader = BatchReader(self.name, self.observation_space, num_envs, remedy=REMEDY)
         self._actions = ActionLayout(self.action_space)
+        threads = set(os.listdir(_THREADS))
         self._pool: Any = envpool.make_gymnasium(
             task_id,
             num_envs=num_envs,
@@ -111,6 +118,10 @@ class EnvPoolEnv:
             seed=env_seeds(seed, num_envs, first=first_env),
             **options,
         )
+        # A single thread computes only while this one waits. On the same core it starts at once; a
+        # core that sleeps takes longer to wake than a quick step (docs/performance.md).
+        new_threads = set(os.listdir(_THREADS)) - threads if num_threads == 1 else set[str]()
+        self._followers, self._core = [int(thread) for thread in new_threads], -1
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         calls = _direct_calls(self._pool, told) or _public_calls(self._pool)
         self._step: Any = calls[0]
@@ -128,6 +139,11 @@ class EnvPoolEnv:
 
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; reset those that ended."""
+        if self._followers and (core := _current_core()) != self._core:
+            self._core = core
+            for thread in self._followers:
+                with suppress(OSError):  # a thread that only started the pool has ended
+                    os.sched_setaffinity(thread, {core})
         obs, reward, terminated, truncated, info = self._step(self._actions.unflatten(action))
         self._reader.num_steps += 1
         obs, reward = self._reader.obs(obs, "step"), self._reader.reward(reward)
