@@ -749,10 +749,9 @@ def test_close_ends_the_threads() -> None:
     assert step.shape == (8, 4)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_a_single_thread_follows_its_caller() -> None:
     cores = os.sched_getaffinity(0)
-    if len(cores) < 2:
-        pytest.skip("one core")
     before = set(os.listdir("/proc/self/task"))
     envs = make_envs(EnvConfig(id="envpool:CartPole-v1", num_envs=2, num_threads=1), seed=0)
     try:

@@ -39,6 +39,7 @@ def plan(machine: Machine, config: Config, **compute: Any) -> Plan:
         (GPU, IMAGES, {}, True),
         (GPU, IMAGES, {"compile": "off"}, False),
         (GPU, RECURRENT, {}, False),
+        (GPU, RECURRENT, {"compile": "on"}, False),
     ],
 )
 def test_steps_are_compiled_where_that_pays_and_works(

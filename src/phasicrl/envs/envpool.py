@@ -77,7 +77,6 @@ REMEDY = "the simulation broke down: bound the actions, or report it to EnvPool 
 
 
 _THREADS = "/proc/self/task"
-_current_core = ctypes.CDLL(None).sched_getcpu
 
 
 class EnvPoolEnv:
@@ -122,6 +121,7 @@ class EnvPoolEnv:
         # core that sleeps takes longer to wake than a quick step (docs/performance.md).
         new_threads = set(os.listdir(_THREADS)) - threads if num_threads == 1 else set[str]()
         self._followers, self._core = [int(thread) for thread in new_threads], -1
+        self._current_core = ctypes.CDLL(None).sched_getcpu
         told = ("level_seed", "prev_level_complete") if self._is_procgen else ()
         calls = _direct_calls(self._pool, told) or _public_calls(self._pool)
         self._step: Any = calls[0]
@@ -139,7 +139,7 @@ class EnvPoolEnv:
 
     def step(self, action: np.ndarray) -> NumpyStep:
         """Step every environment with its action `[B]` or `[B, K]`; reset those that ended."""
-        if self._followers and (core := _current_core()) != self._core:
+        if self._followers and (core := self._current_core()) != self._core:
             self._core = core
             for thread in self._followers:
                 with suppress(OSError):  # a thread that only started the pool has ended

@@ -6,25 +6,12 @@ import faulthandler
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NoReturn, Self
 
 from phasicrl.envs.protocol import EnvError
 
 STEP_SECONDS, RESET_SECONDS = 60, 300
 """Deadlines of a step and of a reset; the first reset includes making the environments."""
-_last_resorts: list[Callable[[EnvError], None]] = []
-
-
-@contextmanager
-def last_resort(end: Callable[[EnvError], None]) -> Iterator[None]:
-    """Register a function for trials; to be removed with their use of it."""
-    _last_resorts.append(end)
-    try:
-        yield
-    finally:
-        _last_resorts.remove(end)
 
 
 def end_process(error: EnvError) -> NoReturn:

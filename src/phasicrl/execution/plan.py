@@ -81,11 +81,11 @@ def make_plan(config: Config, machine: Machine, *, has_images: bool) -> Plan:
     """
     compute, on_gpu = config.compute, machine.device.startswith("cuda")
     if on_gpu:  # CUDA graphs need fixed shapes, which packed sequences do not have
-        pays = config.model.memory == "none"
+        compiled = compute.compile != "off" and config.model.memory == "none"
     else:  # convolutions spend their time in kernels that compiling does not change
         is_long = config.num_gradient_steps >= WORTH_COMPILING
         pays = is_long and machine.has_compiler and not has_images
-    compiled = compute.compile == "on" or (compute.compile == "auto" and pays)
+        compiled = compute.compile == "on" or (compute.compile == "auto" and pays)
     precision: dict[Phase, Precision] = {
         "policy": compute.policy_precision,
         "value": compute.policy_precision,
@@ -93,8 +93,10 @@ def make_plan(config: Config, machine: Machine, *, has_images: bool) -> Plan:
     }
 
     def micro_batch(phase: Phase) -> int | None:
-        if not has_images or compute.micro_batch != "auto":
-            return compute.micro_batch if has_images and compute.micro_batch != "auto" else None
+        if not has_images:
+            return None
+        if compute.micro_batch != "auto":
+            return compute.micro_batch
         return None if compiled or on_gpu else MICRO_BATCH[precision[phase]]
 
     minibatch_size = config.batch_size // config.ppo.num_minibatches

@@ -243,8 +243,7 @@ def _build_run(
             agent = make_agent(config, envs, make_encoder=own["make_encoder"]).to(machine.device)
             _check_memory(config, envs, agent, torch.device(machine.device))
             taken = [] if resumed or not config.init_from else take_over(agent, config.init_from)
-        has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
-        plan = make_plan(config, machine, has_images=has_images)
+        plan = make_plan(config, machine, has_images=bool(task_of(envs).has_images))
         plan = plan_here(world.of_first(plan), machine, world)
         files, lock, log = _open_directory(config, world, undo, resumed, lock, state)
         for remark in taken:
