@@ -36,9 +36,14 @@ class ConfigError(ValueError):
         return type(self), (self.problems,)
 
 
+def to_tree(knobs: Any) -> dict[str, Any]:
+    """Return the content of a dataclass's JSON file, with the schema number."""
+    return {"schema": SCHEMA} | dataclasses.asdict(knobs)
+
+
 def to_json(knobs: Any) -> str:
-    """Write a dataclass as indented JSON, with the schema number."""
-    return json.dumps({"schema": SCHEMA} | dataclasses.asdict(knobs), indent=2)
+    """Return `to_tree` as indented JSON."""
+    return json.dumps(to_tree(knobs), indent=2)
 
 
 def from_json(kind: type[T], text: str) -> T:

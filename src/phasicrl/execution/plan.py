@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from phasicrl.config import Config, Precision
 
@@ -65,10 +64,6 @@ class Plan:
     def on_gpu(self) -> bool:
         """Whether tensors are on a GPU."""
         return self.device.startswith("cuda")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, for a JSON file."""
-        return dataclasses.asdict(self)
 
 
 def make_plan(config: Config, machine: Machine, *, has_images: bool) -> Plan:

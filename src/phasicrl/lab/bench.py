@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from phasicrl.algorithm import learn
 from phasicrl.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
+from phasicrl.config_io import to_tree
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import describe, peak_memory
@@ -91,7 +92,7 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON."""
-        config = {"config": json.loads(self.config.to_json())}
+        config = {"config": to_tree(self.config)}
         values = dataclasses.asdict(self) | config | {"share_of_limit": self.share_of_limit}
         return json.dumps(values, indent=2)
 
@@ -133,7 +134,7 @@ def measure(
             limit, passes, flops = _networks(run)
             if trace is not None:
                 notes.append(_write_trace(run, trace))
-            machine = {**describe(), "commit": commit(), **run.compute.plan.to_dict()}
+            machine = {**describe(), "commit": commit(), **dataclasses.asdict(run.compute.plan)}
             if run.compute.plan.on_gpu:
                 machine["device"] = torch.cuda.get_device_name(run.compute.device)
             return Report(

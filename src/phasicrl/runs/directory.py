@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from phasicrl.config import Config, refuse_unasked_import, shown
-from phasicrl.config_io import read_json, read_text, replacing, write_json
+from phasicrl.config_io import read_json, read_text, replacing, to_tree, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,7 +171,7 @@ class RunDirectory:
 
     def write_config(self, config: Config) -> None:
         """Write the configuration, replacing the file at once."""
-        self.write_json(CONFIG_FILE, json.loads(config.to_json()))
+        self.write_json(CONFIG_FILE, to_tree(config))
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Write an object as a file of the run, replacing what was there at once."""

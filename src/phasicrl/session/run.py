@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import platform
 import sys
@@ -315,7 +316,7 @@ class Run:
             "exact_state": self.envs.exact_state,
             "processes": self.world.size,
             "device": str(self.compute.device),
-            "plan": self.compute.plan.to_dict(),
+            "plan": dataclasses.asdict(self.compute.plan),
             "machine": system,
             "versions": versions() | {"torch": torch.__version__},
             "commit": commit(),

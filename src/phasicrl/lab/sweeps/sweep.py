@@ -9,7 +9,6 @@ Kind: effects (trains, writes files).
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from phasicrl.config import ASKED_IMPORTS, Config, refuse_unasked_import, shown
-from phasicrl.config_io import SCHEMA, from_json, read_json, read_text, write_json
+from phasicrl.config_io import from_json, read_json, read_text, to_tree, write_json
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.trials import Failure
@@ -147,7 +146,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Confi
 def write(path: Path, value: Any) -> None:
     """Write a dataclass as a JSON file, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"schema": SCHEMA} | dataclasses.asdict(value))
+    write_json(path, to_tree(value))
 
 
 def trial_folders(directory: Path) -> list[Path]:
