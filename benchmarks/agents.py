@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED, train_or_resume
+from phasicrl.algorithm import train
+from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
 from phasicrl.lab.experiments.video import film
 from phasicrl.lab.export.package import release
 from phasicrl.presets import get_preset
@@ -29,8 +30,8 @@ PRESETS = (
 def trained(preset: str, seeds: range, runs: Path) -> list[Path]:
     """The runs of a preset, one for each seed."""
     quiet = {"log.console": "off", "output_dir": str(runs)}
-    config = get_preset(preset).changed(quiet)
-    return [train_or_resume(config.changed({"seed": seed})).directory for seed in seeds]
+    config = get_preset(preset).with_updates(quiet)
+    return [train(config.with_updates({"seed": seed}), resume="auto").directory for seed in seeds]
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 111 112 …] [--jobs 2]
 
 The largest batch comes from the knobs below; smaller ones have fewer environments. With the rules
-of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
+of `scaled_batch` and an averaged proximal policy, returns at the same number of environment steps
 should agree; with the same knobs at every size, and PPO's proximal policy, they should not. A row
 for each tenth of the run; runs that the file has already are not made again. Returns are those of
 16 episodes that are not trained on: of episodes in training the short ones end first, the more so
@@ -33,7 +33,7 @@ COMMON = (
     "--ppo.minibatch-by transitions --ppo.policy-epochs 1 --ppo.value-epochs 1 "
     "--ppo.schedule constant --ppo.advantage-norm batch --ppo.learning-rate 1.25e-4 "
     "--ppo.max-grad-norm none "
-    "--ppo.clip 0.2 --reward-norm none --compute.num-threads 1 --env.num-threads 1 "
+    "--ppo.clip 0.2 --reward-norm.per none --compute.num-threads 1 --env.num-threads 1 "
     "--evaluation.every-iterations 10 --evaluation.episodes 16 --evaluation.policy sampled "
     "--compute.compile off --log.console off --log.no-tensorboard"
 )
@@ -61,12 +61,12 @@ def asked(seeds: list[int], tasks: list[str]) -> list[Trial]:
     for task in tasks:
         for arm, (of_arm, by_rules) in ARMS.items():
             config = parse_config(f"{COMMON} {TASKS[task]} {of_arm}".split())
-            config = config.changed({"checkpoint.every_minutes": None})
+            config = config.with_updates({"checkpoint.every_minutes": None})
             for size in SIZES:
                 if by_rules:
                     scaled = scaled_batch(config, 1 / size)
                 else:
-                    scaled = config.changed({"env.num_envs": config.env.num_envs // size})
+                    scaled = config.with_updates({"env.num_envs": config.env.num_envs // size})
                 trials += over_seeds((task, arm, str(size)), scaled, seeds)
     return sorted(trials, key=lambda trial: trial.config.seed)
 
@@ -75,7 +75,7 @@ def measure(trial: Trial) -> list[Row]:
     """Train once; returns a row for each tenth of the run."""
     task, arm, size = trial.label
     every = trial.config.budget // trial.config.batch_size // POINTS
-    config = trial.config.changed({"evaluation.every_iterations": every})
+    config = trial.config.with_updates({"evaluation.every_iterations": every})
     points: list[tuple[int, float]] = []
 
     def note(run: Run, record: dict[str, float]) -> None:

@@ -136,7 +136,7 @@ def train(words: Sequence[str]) -> None:
                 rest.with_suffix(".resting").touch()
                 time.sleep(0.02)
 
-    config = parse_config(list(words[1:])).changed(
+    config = parse_config(list(words[1:])).with_updates(
         {"log.console": "off", "log.tensorboard": False, "checkpoint.every_minutes": None}
     )
     train(config, on_iteration=mark)

@@ -539,7 +539,7 @@ def training(sizes: Sizes, game: str, folder: Path) -> Any:
         "log.console": "off", "log.tensorboard": False,
         "checkpoint.every_minutes": None, "checkpoint.keep": 1,
     }  # fmt: skip
-    return get_preset("procgen-ppg").changed({**always, **sizes.training})
+    return get_preset("procgen-ppg").with_updates({**always, **sizes.training})
 
 
 def open_run(session: Session, game: str) -> Any:

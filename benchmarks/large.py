@@ -51,7 +51,7 @@ def measure(words: list[str], folder: Path) -> tuple[float, float]:
 
 def many_runs(folder: Path) -> list[str]:
     """Fifty run directories; returns their names."""
-    config = get_preset("cartpole-ppo").changed(
+    config = get_preset("cartpole-ppo").with_updates(
         {"total_env_steps": 1, "output_dir": str(folder), "log.console": "off"}
     )
     one = train(config).files.path

@@ -5,7 +5,7 @@ One row a run, see `learning_row`.
 usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 10] [--first-seed 101]
            [--threshold 475] [--jobs 1] [--runs FOLDER]
 for example: python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo
-    "cartpole-ppg:--reward-norm none"
+    "cartpole-ppg:--reward-norm.per none"
 
 Runs whose rows the file has already are not made again, so that a command that was stopped goes on.
 Settings are chosen on seeds 1 to 10, whose rows are in benchmarks/results/selection, and reported

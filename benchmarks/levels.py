@@ -62,7 +62,7 @@ def asked(levels: list[int], seeds: list[int], fields: str) -> list[Trial]:
             words = f"quickstart --env.id fruitbot --env.num-levels {number} --seed {seed} "
             words += f"--log.console off --log.no-tensorboard {EVALUATION} {fields} "
             words += "--compute.num-threads 1 --env.num-threads 1 --compute.micro-batch 64"
-            config = parse_config(words.split()).changed({"checkpoint.every_minutes": None})
+            config = parse_config(words.split()).with_updates({"checkpoint.every_minutes": None})
             trials.append(Trial((str(number),), config))
     return trials
 

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--preset", default="procgen-ppg")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = get_preset(options.preset).changed(
+        config = get_preset(options.preset).with_updates(
             {"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
         )
         with start_run(config) as run:

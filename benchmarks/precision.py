@@ -73,7 +73,9 @@ def asked(games: list[str], seeds: int, fields: str, num_threads: int) -> list[T
                 words = f"quickstart --env.id {game} --seed {seed} --log.console off "
                 words += f"--log.no-tensorboard {flags} {fields} --compute.num-threads "
                 words += f"{num_threads} --env.num-threads {num_threads} --compute.micro-batch 64"
-                config = parse_config(words.split()).changed({"checkpoint.every_minutes": None})
+                config = parse_config(words.split()).with_updates(
+                    {"checkpoint.every_minutes": None}
+                )
                 trials.append(Trial((game, setting), config))
     return trials
 

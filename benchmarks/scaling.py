@@ -86,7 +86,7 @@ def measure(name: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         where = os.environ.get("SCALING_FOLDER", folder)  # one that all processes share
         config = parse_config([*words.split(), "--output-dir", where])
-        config = config.changed({"checkpoint.every_minutes": None})
+        config = config.with_updates({"checkpoint.every_minutes": None})
         with mock.patch.object(World, "_exchange", timed):
             run = train(config, on_iteration=alone)
     # PPG: an auxiliary phase belongs to every second iteration.

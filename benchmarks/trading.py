@@ -61,7 +61,7 @@ def main() -> None:
     trials = [
         trial
         for arm, changes in ARMS.items()
-        for trial in over_seeds((arm,), EXAMPLE["config"].changed(quiet | changes), seeds)
+        for trial in over_seeds((arm,), EXAMPLE["config"].with_updates(quiet | changes), seeds)
     ]
     table = ResultTable(options.output, COLUMNS, label=("arm",))
     for trial in fill_table(table, trials, measure):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from phasicrl import evaluate, get_preset, train
 
-# aux=None here would make it PPO.
+# aux=AuxConfig() here would make it PPO.
 config = replace(get_preset("classic-ppg"), seed=3, total_env_steps=30_000)
 run = train(config)
 greedy, sampled = evaluate(run.directory, episodes=20)

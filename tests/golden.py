@@ -19,7 +19,7 @@ import numpy as np
 from phasicrl.algorithm import train
 from phasicrl.config import Config, ModelConfig, ObsNormConfig, RewardNormConfig, ValueNormConfig
 from phasicrl.spaces import choices
-from tests.helpers import corridor, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, corridor, tiny, tiny_aux
 
 FILE = Path(__file__).with_name("golden.json")
 
@@ -136,7 +136,9 @@ def basic_runs(folder: Path) -> dict[str, Case]:
     """PPO and PPG on numbers and images, with each of the value paths."""
     ppo = tiny(folder, total_env_steps=160)
     shared = replace(
-        ppo, model=replace(ppo.model, value_path="shared", init="orthogonal"), reward_norm=None
+        ppo,
+        model=replace(ppo.model, value_path="shared", init="orthogonal"),
+        reward_norm=RewardNormConfig(per="none"),
     )
     clipped = replace(
         shared,
@@ -159,7 +161,10 @@ def basic_runs(folder: Path) -> dict[str, Case]:
         "ppo-separate-segments": (ppo, corridor),
         "ppo-shared-transitions-clipped": (clipped, corridor),
         "ppo-value-epochs-first-kl": (apart, corridor),
-        "ppo-policy-epochs-first": (apart.changed({"ppo.epoch_order": "policy_first"}), corridor),
+        "ppo-policy-epochs-first": (
+            apart.with_updates({"ppo.epoch_order": "policy_first"}),
+            corridor,
+        ),
         "ppg-separate": (replace(ppo, aux=tiny_aux()), corridor),
         "ppg-detached-images": (
             replace(ppo, model=images, aux=tiny_aux(optimizer="shared")),
@@ -175,7 +180,7 @@ def short(folder: Path, changes: dict[str, Any], *, ppg: bool = False) -> Config
     """
     config = tiny(folder, aux=tiny_aux() if ppg else None, total_env_steps=96)
     memory = {"model.memory_size": 6} if "model.memory" in changes else {}
-    return config.changed({"ppo.max_grad_norm": 0.5, **memory, **changes})
+    return config.with_updates({"ppo.max_grad_norm": 0.5, **memory, **changes})
 
 
 def memory_and_action_runs(folder: Path) -> dict[str, Case]:
@@ -215,11 +220,11 @@ def memory_and_action_runs(folder: Path) -> dict[str, Case]:
 
 def normalizer_runs(folder: Path) -> dict[str, Case]:
     """Each normalizer alone; that of rewards by rollouts is in the basic runs."""
-    alone = {"reward_norm": None}
+    alone = {"reward_norm.per": "none"}
     ema = {"statistics": "ema", "decay": 0.6}
     return {
         "ppo-obs-norm": (
-            short(folder, {**alone, "obs_norm": ObsNormConfig(clip=1.5)}),
+            short(folder, {**alone, "obs_norm": ObsNormConfig(statistics="moments", clip=1.5)}),
             lambda: Echo(NUMBERS),
         ),
         "ppo-obs-norm-ema-tree": (
@@ -231,7 +236,7 @@ def normalizer_runs(folder: Path) -> dict[str, Case]:
             lambda: Echo(KEYS),
         ),
         "ppo-value-norm": (
-            short(folder, {**alone, "value_norm": ValueNormConfig()}),
+            short(folder, {**alone, "value_norm": VALUE_NORM}),
             lambda: Echo(KEYS),
         ),
         "ppo-value-norm-ema-shared": (
@@ -247,7 +252,7 @@ def normalizer_runs(folder: Path) -> dict[str, Case]:
             lambda: Echo(KEYS),
         ),
         "ppg-value-norm": (
-            short(folder, {**alone, "value_norm": ValueNormConfig()}, ppg=True),
+            short(folder, {**alone, "value_norm": VALUE_NORM}, ppg=True),
             lambda: Echo(KEYS),
         ),
     }
@@ -334,8 +339,8 @@ def estimator_runs(folder: Path) -> dict[str, Case]:
 def combined_runs(folder: Path) -> dict[str, Case]:
     """Much of it together."""
     norms = {
-        "obs_norm": ObsNormConfig(),
-        "value_norm": ValueNormConfig(),
+        "obs_norm": OBS_NORM,
+        "value_norm": VALUE_NORM,
         "reward_norm": RewardNormConfig(per="step"),
     }
     memory = {"model.memory": "lstm", "action.squash": "tanh", "action.std": "softplus", **norms}

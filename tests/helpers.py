@@ -24,8 +24,10 @@ from phasicrl.config import (
     EnvConfig,
     LogConfig,
     ModelConfig,
+    ObsNormConfig,
     PPOConfig,
     RewardNormConfig,
+    ValueNormConfig,
 )
 from phasicrl.lab.experiments.trials import Failure
 from phasicrl.runs.directory import RunDirectory
@@ -108,6 +110,10 @@ class Levers(gym.Env[np.ndarray, Any]):
         return {"action_mask": np.array([True, True, False])} if self.masked else {}
 
 
+OBS_NORM = ObsNormConfig(statistics="moments")
+VALUE_NORM = ValueNormConfig(statistics="moments")
+
+
 def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Config:
     """Four corridors, rollouts of eight steps; a run of it takes a fraction of a second."""
     config = Config(
@@ -118,8 +124,8 @@ def tiny(tmp_path: Path, *, aux: AuxConfig | None = None, **changes: Any) -> Con
         env=EnvConfig(id="corridor", num_envs=4),
         model=ModelConfig(encoder="mlp", hidden_sizes=(8,), activation="tanh"),
         ppo=PPOConfig(num_steps=8, gamma=0.9, num_minibatches=2),
-        aux=aux,
-        reward_norm=RewardNormConfig(),
+        aux=aux or AuxConfig(),
+        reward_norm=RewardNormConfig(per="rollout"),
         compute=ComputeConfig(device="cpu"),
         log=LogConfig(console="off", tensorboard=False),
         checkpoint=CheckpointConfig(every_minutes=None),

@@ -135,7 +135,7 @@ def case(folder: Path, name: str) -> golden.Case:
     """Configuration and environment of one of the runs."""
     config, make_env = golden.runs(folder)[REMEMBERING.get(name, name)]
     if name in REMEMBERING:
-        config = config.changed({"model.memory": "lstm", "model.memory_size": 6})
+        config = config.with_updates({"model.memory": "lstm", "model.memory_size": 6})
     return config, make_env
 
 
@@ -149,8 +149,8 @@ def measure(folder: Path, name: str, processes: int, rank: int | None) -> dict[s
     changes = {} if rank is None else changes
     config, make_env = case(folder, base)
     # Adam divides by the gradient's size: one of nothing but rounding would be a whole step.
-    config = config.changed({"env.num_envs": 8, "ppo.adam_eps": 1e-3} | changes)
-    config = config.changed({"total_env_steps": 5 * config.batch_size})
+    config = config.with_updates({"env.num_envs": 8, "ppo.adam_eps": 1e-3} | changes)
+    config = config.with_updates({"total_env_steps": 5 * config.batch_size})
     rows: list[dict[str, float]] = []
 
     def keep(run: Run, record: dict[str, float]) -> None:

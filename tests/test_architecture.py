@@ -19,6 +19,7 @@ from torch import Tensor
 
 import phasicrl
 from phasicrl.algorithm import learn
+from phasicrl.config import RewardNormConfig
 from phasicrl.runs.metrics import METRICS
 from tests.helpers import look_up, open_run, tiny, tiny_aux
 
@@ -53,7 +54,7 @@ def test_one_iteration_of_ppo_enters_few_files(tmp_path: Path) -> None:
     Environments, networks, the session and the world of processes are given to it, and what they
     call is theirs.
     """
-    config = tiny(tmp_path, reward_norm=None)
+    config = tiny(tmp_path, reward_norm=RewardNormConfig())
     run = open_run(replace(config, total_env_steps=2 * config.batch_size))
     of_trainer: set[str] = set()
     all_entered: set[str] = set()
@@ -156,7 +157,7 @@ def test_the_drawing_is_what_an_iteration_calls(tmp_path: Path) -> None:
     drawn = [
         name.split(".")[-1] for name in names if name.split(".")[-1] not in ("step", "forward")
     ]
-    config = tiny(tmp_path, aux=tiny_aux()).changed(
+    config = tiny(tmp_path, aux=tiny_aux()).with_updates(
         {"ppo.kl_penalty": 0.5, "ppo.kl_penalty_target": 0.01}
     )
     run = open_run(config)

@@ -57,7 +57,7 @@ def values(found: Sequence[dict[str, str]], column: str) -> set[str]:
 def test_learning(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "acrobot.csv"
     words = (
-        "acrobot-ppo", f"acrobot-ppg:--name none --reward-norm none {SHORT} --aux.every 2",
+        "acrobot-ppo", f"acrobot-ppg:--name none --reward-norm.per none {SHORT} --aux.every 2",
         "--threshold", "-80", "--seeds", "2", "--runs", tmp_path / "runs",
     )  # fmt: skip
     run(script, monkeypatch, table, *words)
@@ -119,7 +119,7 @@ def test_batch_invariance(
 
 
 def test_trading(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = script.EXAMPLE["config"].changed({"total_env_steps": 4096})
+    short = script.EXAMPLE["config"].with_updates({"total_env_steps": 4096})
     monkeypatch.setitem(script.EXAMPLE, "config", short)
     table = tmp_path / "trading.csv"
     run(script, monkeypatch, table, "--seeds", "1", "--runs", tmp_path / "runs")

@@ -23,6 +23,7 @@ from phasicrl.execution.compute import Compute
 from phasicrl.execution.plan import Plan
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
+from tests.helpers import OBS_NORM
 
 B, T, K = 3, 5, 3
 # Episodes of each environment as length and end. Over three rollouts of five steps (ends marked by
@@ -175,7 +176,7 @@ def make_agent(
         memory_size=8,
         value_path=value_path,
     )
-    norm = ObsNormConfig() if obs_norm else None
+    norm = OBS_NORM if obs_norm else ObsNormConfig()
     generator = Generator().manual_seed(seed)
     return Agent(
         Scripted.observation_space,

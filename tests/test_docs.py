@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,7 +20,8 @@ import pytest
 
 from phasicrl import cli
 from phasicrl.algorithm import train
-from phasicrl.config import _NO_DIFFERENCE, LogConfig, field_paths
+from phasicrl.config import _NO_DIFFERENCE, LogConfig, defaults
+from phasicrl.lab import commands as lab_commands
 from phasicrl.lab.export.export import export_policy
 from phasicrl.presets import get_preset
 from phasicrl.runs.metrics import METRICS
@@ -163,25 +165,24 @@ class Parsed(Exception):
 
 def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the command line takes these words, up to where something would be done."""
-    read = cli.arguments_for
 
-    def stop(*given: Any, **more: Any) -> Any:
-        found = read(*given, **more)
-        if given[0] == "bench PRESET":
-            cli.parse_config([words[1], *found[2]])
+    def parse(function: Any, *given: Any) -> None:
+        def stop(*_: Any, **__: Any) -> None:
+            raise Parsed
+
+        call(wraps(getattr(function, "func", function))(stop), *given)
+
+    def parse_run(words: list[str], *given: Any) -> None:
+        if not any(word == "RUN" or "$" in word or ".json" in word for word in words):
+            read_run(words, *given)
         raise Parsed
 
-    def parse(words: list[str]) -> Any:
-        if "RUN" not in words and not any("$" in word or ".json" in word for word in words):
-            config(words)
-        raise Parsed
-
-    config = cli.parse_config
-    monkeypatch.setattr(cli, "arguments_for", stop)
-    if words[0] == "train":
-        monkeypatch.setattr(cli, "parse_config", parse)
+    call, read_run = cli.call, cli.parse_run
+    for module in (cli, lab_commands):
+        monkeypatch.setattr(module, "call", parse)
+        monkeypatch.setattr(module, "parse_run", parse_run)
     try:
-        cli._dispatch(words)
+        cli.run_command(words, cli.all_commands(), "phasicrl")
     except Parsed:
         return True
     return words[0] == "suite"  # which needs no arguments
@@ -343,15 +344,15 @@ CURRENT = [name for name in TEXTS if name != "CHANGELOG.md"]  # that names what 
 def test_knobs_that_a_page_names_exist(name: str) -> None:
     groups = "env|model|action|ppo|aux|reward_norm|obs_norm|value_norm|compute|log|checkpoint"
     for path in re.findall(rf"`((?:{groups})\.[a-z_]+)`", TEXTS[name]):
-        assert path.endswith(".py") or path in field_paths(), f"{name} names {path}"
+        assert path.endswith(".py") or path in defaults(), f"{name} names {path}"
 
 
 @pytest.mark.parametrize("name", CURRENT)
 def test_flags_that_a_page_names_exist(name: str) -> None:
     """`--ppo.clip`, and `--env.no-action-masks` for a field that is on or off."""
     knobs, groups = (
-        {path.replace("_", "-") for path in field_paths()},
-        {path.partition(".")[0] for path in field_paths() if "." in path},
+        {path.replace("_", "-") for path in defaults()},
+        {path.partition(".")[0] for path in defaults() if "." in path},
     )
     for no, group, off, field in re.findall(r"--(no-)?([a-z-]+)\.(no-)?([a-z-]+)", TEXTS[name]):
         if group.replace("-", "_") in groups:

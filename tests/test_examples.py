@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.session.build import start_run
-from tests.helpers import corridor, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, corridor, tiny, tiny_aux
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
@@ -88,8 +87,11 @@ def test_the_heuristic_of_the_market_buys_below_and_sells_above_the_mean() -> No
 @pytest.mark.parametrize("aux", [False, True])
 def test_a_loop_of_ones_own_does_what_train_does_to_the_bit(tmp_path: Path, aux: bool) -> None:
     """Statistics, renewed advantages and the adapted weight of the KL penalty are not forgotten."""
-    norms = {"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}
-    config = tiny(tmp_path, aux=tiny_aux() if aux else None, **norms).changed(
+    norms = {
+        "obs_norm": OBS_NORM,
+        "value_norm": VALUE_NORM,
+    }
+    config = tiny(tmp_path, aux=tiny_aux() if aux else None, **norms).with_updates(
         {
             "ppo.policy_epochs": 2,
             "ppo.value_epochs": 2,

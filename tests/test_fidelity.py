@@ -86,7 +86,7 @@ def small(name: str, tmp_path: Path, **changes: Any) -> Config:
         "log.tensorboard": False, "compute.device": "cpu", "compute.compile": "off",
         "checkpoint.every_minutes": None, **changes,
     }  # fmt: skip
-    return get_preset(name).changed(changes)
+    return get_preset(name).with_updates(changes)
 
 
 def opened(config: Config, env: gym.Env[Any, Any] | None = None) -> Run:
@@ -191,7 +191,7 @@ def test_value_targets_by_hand(tmp_path: Path) -> None:
     """
     config = tiny(tmp_path)
     run = open_run(
-        config.changed({"env.num_envs": 1, "ppo.num_steps": 3, "ppo.num_minibatches": 1})
+        config.with_updates({"env.num_envs": 1, "ppo.num_steps": 3, "ppo.num_minibatches": 1})
     )
     rollout = run.buffer.next_rollout()
     rollout.value.copy_(torch.tensor([[1.0, 2.0, 4.0]]))
@@ -285,7 +285,7 @@ def test_the_divergence_after_an_epoch_by_hand(
 
     A step size of (almost) zero leaves the policy as it was.
     """
-    config = tiny(tmp_path).changed(
+    config = tiny(tmp_path).with_updates(
         {
             "ppo.epoch_kl": estimate,
             "ppo.target_kl": 1.0,
@@ -528,7 +528,7 @@ def test_a_run_ends_with_the_last_whole_rollout_or_the_one_after_it(
     rounding: str, iterations: int, end: int, tmp_path: Path
 ) -> None:
     rates: list[float] = []
-    config = tiny(tmp_path, total_env_steps=100, budget_rounding=rounding).changed(
+    config = tiny(tmp_path, total_env_steps=100, budget_rounding=rounding).with_updates(
         {"ppo.schedule": "linear", "ppo.learning_rate": 0.01}
     )
     run = train(

@@ -83,7 +83,7 @@ def images(folder: Path, **changes: Any) -> Config:
 @pytest.mark.parametrize(("device", "name"), GOLDEN_RUNS)
 def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_path: Path) -> None:
     config, make_env = runs(tmp_path)[name]
-    rows = measure_golden(config.changed({"compute.device": device}), make_env)
+    rows = measure_golden(config.with_updates({"compute.device": device}), make_env)
     assert len(rows) == len(GOLDEN[name])
     for index, (row, golden) in enumerate(zip(rows, GOLDEN[name], strict=True)):
         assert row.keys() == golden.keys()
@@ -170,7 +170,9 @@ def stopped_in_a_phase(folder: Path, device: str, **changes: Any) -> Run:
 def test_a_run_goes_on_where_there_is_another_device(device: str, tmp_path: Path) -> None:
     first, other = stopped_in_a_phase(tmp_path, device), OTHER[device]
     path = first.directory / "config.json"
-    path.write_text(Config.from_json(path.read_text()).changed({"compute.device": other}).to_json())
+    path.write_text(
+        Config.from_json(path.read_text()).with_updates({"compute.device": other}).to_json()
+    )
     seen: list[bool] = []
 
     def look(run: Run, _: dict[str, float]) -> None:
@@ -221,7 +223,7 @@ def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(
 @pytest.mark.parametrize("device", [GPU])
 def test_a_measurement_knows_how_much_of_the_device_was_taken(device: str, tmp_path: Path) -> None:
     report = measure(
-        tiny(tmp_path, aux=tiny_aux()).changed({"compute.device": device}),
+        tiny(tmp_path, aux=tiny_aux()).with_updates({"compute.device": device}),
         seconds=0.01,
         make_env=corridor,
     )
@@ -246,7 +248,7 @@ def test_a_procgen_preset_trains(
     changes: dict[str, Any] = {"compute.device": device, "compute.policy_precision": precision}
     if get_preset(preset).aux is not None:
         changes["compute.aux_precision"] = precision
-    run = train(small(preset, tmp_path).changed(changes))
+    run = train(small(preset, tmp_path).with_updates(changes))
     if device == "cuda":
         assert run.compute._compiled_calls and None not in run.compute._compiled_calls.values()
     losses = [
@@ -300,7 +302,7 @@ def test_rewards_are_normalized_by_steps_on_the_device(device: str, tmp_path: Pa
         for row in RunDirectory(train(config, make_env=corridor).directory).metrics()
     ]
     on_cpu = train(
-        config.changed({"compute.device": "cpu", "output_dir": str(tmp_path / "cpu")}),
+        config.with_updates({"compute.device": "cpu", "output_dir": str(tmp_path / "cpu")}),
         make_env=corridor,
     )
     assert scales == pytest.approx(
@@ -311,7 +313,7 @@ def test_rewards_are_normalized_by_steps_on_the_device(device: str, tmp_path: Pa
 def test_gymnasium_spaces_of_every_kind_reach_the_device(device: str, tmp_path: Path) -> None:
     """Trees of observations are bytes in the buffer, and become tensors there."""
     config, make_env = runs(tmp_path)["ppo-tree-multidiscrete"]
-    run = train(config.changed({"compute.device": device}), make_env=make_env)
+    run = train(config.with_updates({"compute.device": device}), make_env=make_env)
     assert (
         isinstance(make_env().observation_space, gym.spaces.Dict)
         and run.env_steps == run.config.budget

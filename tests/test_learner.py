@@ -42,7 +42,9 @@ def test_features_that_are_cut_off_are_counted(tmp_path: Path) -> None:
 
 
 def test_observations_that_are_cut_are_counted(tmp_path: Path) -> None:
-    config = tiny(tmp_path, obs_norm=ObsNormConfig(clip=0.5, from_first_rollout=False))
+    config = tiny(
+        tmp_path, obs_norm=ObsNormConfig(statistics="moments", clip=0.5, from_first_rollout=False)
+    )
     with open_run(config) as run:
         looked_at(run)
         rollout = run.buffer.rollout(0)
@@ -55,7 +57,9 @@ def test_observations_that_are_cut_are_counted(tmp_path: Path) -> None:
 
 
 def test_before_there_are_statistics_nothing_is_clipped(tmp_path: Path) -> None:
-    config = tiny(tmp_path, obs_norm=ObsNormConfig(clip=0.01, from_first_rollout=False))
+    config = tiny(
+        tmp_path, obs_norm=ObsNormConfig(statistics="moments", clip=0.01, from_first_rollout=False)
+    )
     with open_run(config) as run:
         rollout = run.collect(run.buffer.next_rollout())
         run.learner.start_iteration()
@@ -65,7 +69,7 @@ def test_before_there_are_statistics_nothing_is_clipped(tmp_path: Path) -> None:
 
 def test_a_long_run_is_looked_at_thirty_times(tmp_path: Path) -> None:
     config = tiny(tmp_path)
-    config = config.changed({"total_env_steps": 90 * config.batch_size})
+    config = config.with_updates({"total_env_steps": 90 * config.batch_size})
     with open_run(config) as run:
         rollout, found = run.collect(run.buffer.next_rollout()), []
         for _ in range(90):

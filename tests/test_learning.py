@@ -75,7 +75,7 @@ def quiet(preset: str, tmp_path: Path, **changes: Any) -> Config:
         "log.tensorboard": False,
         **changes,
     }
-    return get_preset(preset).changed(changes, reset_idle=True)
+    return get_preset(preset).with_updates(changes)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_long_code_needs_masks_and_memory(
         total_env_steps=100_000,
         **{"env.action_masks": masks, "model.memory": memory},
     )
-    config = config.changed({"env.id": "keypad", "env.observe": None})
+    config = config.with_updates({"env.id": "keypad", "env.observe": None})
     run = train(config, make_env=names["Keypad"])
     (greedy,) = evaluate(run.directory, episodes=50, policies=("greedy",), make_env=names["Keypad"])
     assert low <= greedy.mean_return < high
@@ -162,7 +162,7 @@ def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: 
         total_env_steps=100_000,
         **{"env.id": "recall", "env.observe": None},
     )
-    run = train(config.changed({"model.memory": memory}), make_env=Recall)
+    run = train(config.with_updates({"model.memory": memory}), make_env=Recall)
     (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Recall)
     assert low <= greedy.mean_return < high
 

@@ -55,7 +55,7 @@ def small(config: Config) -> Config:
     changes = SMALL | (SMALL_PHASE if config.aux else {})  # a phase of four rollouts, if any
     if config.env.id.startswith("procgen"):  # some episode ends
         changes |= {"total_env_steps": 512}
-    return config.changed(changes, reset_idle=True)
+    return config.with_updates(changes)
 
 
 def play_one_episode(run: Path, **options: Any) -> list[Evaluation]:
@@ -99,7 +99,7 @@ class Trained(dict[str, list[Path]]):
             "evaluation.every_iterations": 1,
             "evaluation.episodes": 2,
         }
-        made = [train(small(get_preset(preset)).changed(fields | evaluated)).directory]
+        made = [train(small(get_preset(preset)).with_updates(fields | evaluated)).directory]
         for seed in (2, 3, 4):  # the same run under other seeds
             copy = self._folder / f"{task}-{seed}"
             shutil.copytree(made[0], copy)
@@ -222,7 +222,7 @@ def test_torchrun_starts_a_run_of_several_processes_as_the_page_says(tmp_path: P
     words = commands("docs/distributed.md")[0]
     assert words[:2] == ["torchrun", "--nproc-per-node"]
     assert words[3:6] == ["-m", "phasicrl", "train"]
-    fields = small(get_preset(words[6])).changed({"output_dir": str(tmp_path)})
+    fields = small(get_preset(words[6])).with_updates({"output_dir": str(tmp_path)})
     (tmp_path / "small.json").write_text(fields.to_json())
     launch = [sys.executable, "-m", "torch.distributed.run", *words[1:2], "2", *words[3:6]]
     subprocess.run([*launch, "--from", str(tmp_path / "small.json")], check=True, timeout=200)

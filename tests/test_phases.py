@@ -17,13 +17,13 @@ from torch import Tensor
 
 from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
-from phasicrl.config import Config, ObsNormConfig, RewardNormConfig, ValueNormConfig
+from phasicrl.config import Config, RewardNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
-from tests.helpers import Levers, corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, open_run, tiny, tiny_aux
 
 
 def weights(run: Run) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(
 def test_whole_episodes_are_learned_from_as_if_the_other_steps_were_not_there(
     tmp_path: Path, norm: Literal["none", "batch", "minibatch"]
 ) -> None:
-    config = tiny(tmp_path).changed({
+    config = tiny(tmp_path).with_updates({
         "ppo.collect_by": "episodes", "ppo.num_steps": 24, "ppo.num_minibatches": 1,
         "ppo.minibatch_by": "transitions", "ppo.advantage_norm": norm,
     })  # fmt: skip
@@ -257,10 +257,10 @@ def test_policy_epochs_first_learn_what_joint_ones_learn_if_each_is_one_step(
     tmp_path: Path,
 ) -> None:
     """Of two networks each step moves its own, so that their order does not matter."""
-    base = tiny(tmp_path).changed({"ppo.num_minibatches": 1})
+    base = tiny(tmp_path).with_updates({"ppo.num_minibatches": 1})
     seen: list[str] = []
     joint, apart = (
-        open_run(base.changed({"ppo.epoch_order": order}))
+        open_run(base.with_updates({"ppo.epoch_order": order}))
         for order in ("value_first", "policy_first")
     )
     for run in (joint, apart):
@@ -278,7 +278,7 @@ def test_values_are_learned_after_policy_epochs_that_were_stopped(
     """A divergence above any bound ends the policy's part after one of its three epochs."""
     changes = {"ppo.policy_epochs": 3, "ppo.value_epochs": 2, "ppo.target_kl": 1e-12}
     changes |= {"ppo.epoch_order": "policy_first", "model.value_path": value_path}
-    run = open_run(tiny(tmp_path).changed(changes))
+    run = open_run(tiny(tmp_path).with_updates(changes))
     seen: list[str] = []
     policy_phase(run.learner, run.collect(run.buffer.next_rollout()), on_stage=seen.append)
     assert seen == ["policy", "value", "value"]
@@ -685,9 +685,9 @@ def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:
 
 def test_value_statistics_are_of_the_steps_that_count(tmp_path: Path) -> None:
     run = open_run(
-        tiny(tmp_path).changed({
+        tiny(tmp_path).with_updates({
             "ppo.collect_by": "episodes", "ppo.num_steps": 24, "ppo.num_minibatches": 1,
-            "ppo.minibatch_by": "transitions", "value_norm": ValueNormConfig(),
+            "ppo.minibatch_by": "transitions", "value_norm": VALUE_NORM,
         })
     )  # fmt: skip
     rollout = run.collect(run.buffer.next_rollout())
@@ -750,7 +750,7 @@ def test_values_are_clipped_around_the_rollouts_even_if_they_are_made_anew(
 
 
 def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> None:
-    config = replace(tiny(tmp_path), value_norm=ValueNormConfig())
+    config = replace(tiny(tmp_path), value_norm=VALUE_NORM)
     run = filled(config)
     assert run.agent.value_normalizer is not None
     run.agent.value_normalizer.update(torch.tensor([[0.0, 8.0]]))  # mean 4, deviation 4
@@ -769,7 +769,7 @@ def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(
 
     The same weights and metrics as without a break.
     """
-    config = tiny(tmp_path, aux=tiny_aux(epochs=3), obs_norm=ObsNormConfig())
+    config = tiny(tmp_path, aux=tiny_aux(epochs=3), obs_norm=OBS_NORM)
     whole, broken = filled(config), filled(config)
     expected = auxiliary_phase(whole.learner, whole.buffer)
     step, count = broken.compute.gradient_step, 0
@@ -836,7 +836,7 @@ def test_targets_of_a_phase_can_be_those_of_its_value_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against GAE by its sum, from values of now and rewards by the statistics of now."""
-    norm = RewardNormConfig()
+    norm = RewardNormConfig(per="rollout")
     run, seen = spied_phase(tmp_path, monkeypatch, reward_norm=norm)
     run.learner.config = replace(
         run.config, aux=replace(tiny_aux(every=2, epochs=1), recompute_targets=True)
@@ -881,7 +881,7 @@ def test_new_targets_have_the_scale_of_rewards_of_now_throughout(
 
     Each rollout was valued by what had been learned before it, and moved the scale itself.
     """
-    run, seen = spied_phase(tmp_path, monkeypatch, reward_norm=RewardNormConfig())
+    run, seen = spied_phase(tmp_path, monkeypatch, reward_norm=RewardNormConfig(per="rollout"))
     run.learner.config = replace(
         run.config,
         ppo=replace(run.config.ppo, gamma=0.9, estimator=estimator),
@@ -916,7 +916,7 @@ def test_new_targets_have_the_scale_of_rewards_of_now_throughout(
 
 def test_values_of_a_scale_that_is_not_known_are_kept(tmp_path: Path) -> None:
     """Those of the first rollout; and where rewards came from elsewhere, in whatever slot."""
-    run = filled(tiny(tmp_path, reward_norm=RewardNormConfig()))
+    run = filled(tiny(tmp_path, reward_norm=RewardNormConfig(per="rollout")))
     first = run.buffer.rollout(0)
     first.next_value.fill_(3.0)
     assert torch.equal(run.learner.rescale_to_current(first)[1], first.next_value)
@@ -941,7 +941,7 @@ def test_a_step_says_of_how_many_steps_it_is_a_mean(tmp_path: Path) -> None:
 def test_observation_statistics_count_each_observation_once(tmp_path: Path) -> None:
     """Over policy and auxiliary phases."""
     config = tiny(tmp_path, aux=tiny_aux(every=2), total_env_steps=192)
-    run = train(replace(config, obs_norm=ObsNormConfig()), make_env=corridor)
+    run = train(replace(config, obs_norm=OBS_NORM), make_env=corridor)
     counts = [
         tensor.item()
         for name, tensor in run.agent.reader.state_dict().items()
@@ -967,7 +967,7 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
 
 
 def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_path: Path) -> None:
-    config = replace(tiny(tmp_path), value_norm=ValueNormConfig())
+    config = replace(tiny(tmp_path), value_norm=VALUE_NORM)
     run = open_run(config)
     rollout = run.collect(run.buffer.next_rollout())
     raw = rollout.value.clone()  # the heads' outputs: nothing is normalized yet

@@ -12,7 +12,7 @@ import typing
 from functools import cache
 from pathlib import Path
 
-from phasicrl.config import NEEDS, Config, defaults, field_texts
+from phasicrl.config import Config, defaults, field_texts
 from phasicrl.presets import PRESETS, differences
 from phasicrl.runs.metrics import METRICS
 from tools.result_tables import beside, blocks, on_reacher, trained, without
@@ -72,18 +72,19 @@ def configuration_page() -> str:
     text = (
         "# Configuration\n\nEvery knob, as `config.py` has it. "
         "On the command line the path is the flag: `ppo.learning_rate` is `--ppo.learning-rate`. "
-        "`none` switches off what can be off; "
-        "`--aux none` makes PPG PPO, and naming any `--aux.…` field makes PPO PPG. "
-        "A knob that needs something which is not there has no effect: "
-        "it is refused, unless it is at its default. "
+        "`none` switches off what can be off; `--aux.epochs 0` makes PPG PPO. "
+        "An option without effect is reported when the run starts. "
         "[Some need more than a sentence](knobs.md).\n"
     )
     hints = typing.get_type_hints(Config)
-    groups = {field.name: _dataclass_of(hints[field.name]) for field in dataclasses.fields(Config)}
-    text += _table("", Config, skip={name for name, kind in groups.items() if kind})
+    groups = {
+        name: kind
+        for name, kind in hints.items()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+    text += _table("", Config, skip={*groups})
     for name, kind in groups.items():
-        if kind is not None:
-            text += _table(name, kind, skip=set())
+        text += _table(name, kind, skip=set())
     return NOTE + text
 
 
@@ -144,9 +145,9 @@ TRICKS = (
      "by n: OPPG ppo.py:69, Baselines ppo2/model.py:139; "
      "by n − 1: CleanRL ppo.py:262, SB3 ppo.py:218-219", "returns.normalize", "ppo.advantage_std"),
     ("observation normalization", "Baselines vec_normalize.py:36-40; source 003",
-     "normalize.ObservationNormalizer", "obs_norm"),
+     "normalize.ObservationNormalizer", "obs_norm.statistics"),
     ("reward normalization", "OPPG reward_normalizer.py:75-88", "normalize.RewardNormalizer",
-     "reward_norm"),
+     "reward_norm.per"),
     ("reward normalization by the algorithm's γ",
      "source 000; 0.99: OPPG reward_normalizer.py:66, Baselines vec_normalize.py:10 in "
      "train-procgen train.py:43",
@@ -158,7 +159,7 @@ TRICKS = (
      "OPPG reward_normalizer.py:91-105; Gymnasium stateful_reward.py:134-136",
      "learner.Learner.normalize_reward", "reward_norm.reset_at"),
     ("value-target normalization, Pop-Art", "van Hasselt et al. 2016; source 003",
-     "models.agent.Agent.update_value_statistics", "value_norm"),
+     "models.agent.Agent.update_value_statistics", "value_norm.statistics"),
     ("value clipping", "Baselines ppo2/model.py:72-80", "objectives.value_loss", "ppo.value_clip"),
     ("entropy bonus", "PPO paper, eq. 9", "models.distributions.Policy.entropy",
      "ppo.entropy_coef"),
@@ -212,7 +213,7 @@ TRICKS = (
     ("actions in [−1, 1]", "source 004", "models.heads.PolicyHead.env_action", "action.rescale"),
     ("memory", "Hochreiter & Schmidhuber 1997", "models.memory.RecurrentMemory", "model.memory"),
     ("two networks", "PPG paper, figure 1", "models.agent.Agent", "model.value_path"),
-    ("auxiliary phase", "PPG paper, eq. 3", "phases.auxiliary_phase", "aux"),
+    ("auxiliary phase", "PPG paper, eq. 3", "phases.auxiliary_phase", "aux.epochs"),
     ("several auxiliary epochs", "PPG paper, figure 4", "phases.auxiliary_phase", "aux.epochs"),
     ("several iterations before it", "PPG paper, figure 5", "config.Config.phase_length",
      "aux.every"),
@@ -233,14 +234,14 @@ RUNG_OF = {
     "env.action_masks": "action masking",
     "ppo.baseline": "baseline", "ppo.clip": "clipping", "ppo.gae_lambda": "TD(λ)",
     "model.init": "initialization",
-    "ppo.advantage_norm": "advantage normalization", "obs_norm": "state normalization",
-    "value_norm": "return normalization",
+    "ppo.advantage_norm": "advantage normalization", "obs_norm.statistics": "state normalization",
+    "value_norm.statistics": "return normalization",
     "ppo.max_grad_norm": "gradient clipping", "ppo.entropy_coef": "entropy bonus",
 }  # fmt: skip
 """What `experiments/tricks.py` calls the trick behind a knob."""
 OTHER_VALUES = (
     "normalized weights", "advantage normalization over the batch, not the minibatch",
-    "deviation through tanh",
+    "deviation through tanh", "reward normalization step by step",
 )  # fmt: skip
 """Tricks whose knob is that of another one."""
 ONE_OUT = {
@@ -251,11 +252,13 @@ ONE_OUT = {
 CHANGED_ON_REACHER = {
     "ppo.policy_epochs": "--ppo.policy-epochs 1 --ppo.value-epochs 1",
     "ppo.num_minibatches": "--ppo.num-minibatches 1",
-    "ppo.bootstrap_truncation": "--ppo.no-bootstrap-truncation", "obs_norm": "--obs-norm none",
+    "ppo.bootstrap_truncation": "--ppo.no-bootstrap-truncation",
+    "obs_norm.statistics": "--obs-norm.statistics none",
     "ppo.gae_lambda": "--ppo.gae-lambda 1.0",
     "ppo.clip": "--ppo.clip none", "model.policy_head_scale": "--model.policy-head-scale 1.0",
     "ppo.advantage_norm": "--ppo.advantage-norm none",
-    "reward_norm": "--reward-norm none", "model.init": "--model.init torch --model.head-init torch",
+    "reward_norm.per": "--reward-norm.per none",
+    "model.init": "--model.init torch --model.head-init torch",
     "ppo.max_grad_norm": "--ppo.max-grad-norm none",
     "ppo.recompute_advantages": "--ppo.no-recompute-advantages",
     "ppo.adam_eps": "--ppo.adam-eps 1e-8", "ppo.schedule": "--ppo.schedule constant",
@@ -382,7 +385,7 @@ def tricks_page() -> str:
         f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"
     )
     for trick, source, function, knob in TRICKS:
-        values = [_show(_value(PRESETS[name].config, knob)) for name in SHOWN]
+        values = [_show(PRESETS[name].config.values()[knob]) for name in SHOWN]
         # Another value of the same knob is another trick, which those runs did not measure.
         switched = "" if trick in OTHER_VALUES else knob
         elsewhere = [beside(*arms) for arms in IN_SUITES.get(trick, ())]
@@ -410,44 +413,16 @@ def _with_links(source: str) -> str:
     return source
 
 
-def _value(config: Config, path: str) -> object:
-    """A field by its path, nothing if its group is off; of a whole group only whether it is on."""
-    value: object = config
-    for name in path.split("."):
-        value = None if value is None else getattr(value, name)
-    return "on" if dataclasses.is_dataclass(value) else value
-
-
 def _table(name: str, kind: type, *, skip: set[str]) -> str:
     """One group of fields."""
     sentences = field_texts(kind)
-    text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}{_needs(name)}\n\n"
+    text = f"\n## {name or 'the run'}\n\n{(kind.__doc__ or '').strip()}\n\n"
     text += "| field | default | what it is |\n|---|---|---|\n"
     for field in dataclasses.fields(kind):
         if field.name not in skip:
             path = f"{name}.{field.name}" if name else field.name
-            about = f"{sentences[field.name]}{_needs(path)}"
-            text += f"| `{path}` | {_show(defaults()[path])} | {about} |\n"
+            text += f"| `{path}` | {_show(defaults()[path])} | {sentences[field.name]} |\n"
     return text
-
-
-def _needs(path: str) -> str:
-    """What a knob or group needs, as a sentence to be put behind others."""
-    words = [need.words for need in NEEDS if path in need.paths.split()]
-    return f" Needs {'; '.join(words)}." if words else ""
-
-
-def _dataclass_of(hint: object) -> type | None:
-    """The dataclass in a field's type, if there is one."""
-    options = typing.get_args(hint) or (hint,)
-    return next(
-        (
-            option
-            for option in options
-            if isinstance(option, type) and dataclasses.is_dataclass(option)
-        ),
-        None,
-    )
 
 
 def _show(value: object) -> str:

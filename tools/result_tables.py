@@ -559,7 +559,7 @@ def reward_norm_table() -> str:
     text = _head("rewards", "greedy, mean [95 %]", "last 100 training episodes")
     for title, label in (
         ("normalized (`cartpole-ppg`)", "cartpole-ppg"),
-        ("as they are (`--reward-norm none`)", "cartpole-ppg --reward-norm none"),
+        ("as they are (`--reward-norm.per none`)", "cartpole-ppg --reward-norm.per none"),
     ):
         training = [float(row["return_100"]) for row in rows if row["preset"] == label]
         text += f"| {title} | {reached(greedy_means(rows, label))} | {reached(training)} |\n"

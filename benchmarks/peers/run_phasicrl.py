@@ -19,7 +19,7 @@ most = math.inf
 if words[0] == "--marks":
     most, words = int(words[1]), words[2:]
 config = parse_config(words)
-config = config.changed({"log.console": "off", "checkpoint.every_minutes": None})
+config = config.with_updates({"log.console": "off", "checkpoint.every_minutes": None})
 
 
 def mark(run, record):

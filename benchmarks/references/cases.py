@@ -168,7 +168,8 @@ CASES = (
     Case(
         "ppo_continuous_action.py", "cleanrl", "ppo_continuous_action.py",
         "compat-cleanrl-ppo-continuous", _CONTINUOUS, 3, 1, 256,
-        {"spaces": (VECTOR, FORCES), "ends": "both"}, {"obs_norm": None}, minibatches=32,
+        {"spaces": (VECTOR, FORCES), "ends": "both"}, {"obs_norm.statistics": "none"},
+        minibatches=32,
     ),
     Case(
         "ppo_procgen.py", "cleanrl", "ppo_procgen.py", "compat-cleanrl-ppo-procgen", IMPALA,

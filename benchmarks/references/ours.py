@@ -68,7 +68,7 @@ class Side:
             losses_noted() as losses,
             patch.object(torch, "randperm", wraps=torch.randperm) as dealt,
         ):
-            config = self.presets.get_preset(case.preset).changed(
+            config = self.presets.get_preset(case.preset).with_updates(
                 QUIET | changes | {"output_dir": folder} | dict(case.changes)
             )
             orders: list[np.ndarray] = []

@@ -57,14 +57,19 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
 
 
 def train(
-    config: Config, *, on_iteration: OnIteration | None = None, **user_objects: Unpack[UserObjects]
+    config: Config,
+    *,
+    resume: Literal["never", "auto"] = "never",
+    on_iteration: OnIteration | None = None,
+    **user_objects: Unpack[UserObjects],
 ) -> Run:
-    """Train an agent from scratch. Without `config.aux` this is PPO.
+    """Train an agent from scratch. With `config.aux.epochs` 0 this is PPO.
 
     Processes that were started by `torchrun` train one agent together.
 
     Args:
         config: all options; `phasicrl.get_preset(name)` returns a named configuration.
+        resume: `auto` resumes the newest run of this experiment, seed and length, if there is one.
         on_iteration: called after each iteration with the run and its metrics. If it returns
             "stop", the run is saved and ends; `resume` continues to the end of the budget.
         user_objects: objects of your own.
@@ -87,7 +92,7 @@ def train(
     """
     with (
         join(device=config.compute.device, timeout=config.compute.rank_timeout) as world,
-        start_run(config, world=world, **user_objects) as run,
+        start_run(config, resume=resume, world=world, **user_objects) as run,
     ):
         learn(run, on_iteration)
         run.finish()

@@ -58,7 +58,7 @@ class Learner:
         self.config, self.agent, self.compute, self.generator = config, agent, compute, generator
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
-        if (norm := config.reward_norm) is not None:
+        if (norm := config.reward_norm).per != "none":
             options = {"gamma": config.reward_gamma, "clip": norm.clip}
             normalizer = RewardNormalizer(
                 config.env.num_envs, **options, per_step=norm.per == "step"
@@ -97,7 +97,7 @@ class Learner:
     def update_obs_norm_before_targets(self) -> bool:
         """Return whether the next rollout updates the observation statistics before its targets."""
         norm = self.config.obs_norm
-        return norm is not None and norm.from_first_rollout and self.iteration == 0
+        return norm.statistics != "none" and norm.from_first_rollout and self.iteration == 0
 
     def start_iteration(self) -> Record:
         """Count the iteration and set the learning rates; returns those of the policy phase."""
@@ -125,11 +125,10 @@ class Learner:
         Updates the running statistics first, and stores the previous scale in the rollout, which
         its values refer to.
         """
-        norm, normalizer = self.config.reward_norm, self.reward_normalizer
-        reward = self._clipped_reward(rollout)
+        reward, normalizer = self._clipped_reward(rollout), self.reward_normalizer
         if normalizer is None:
             return reward, {}
-        by_termination = norm is not None and norm.reset_at == "termination"
+        by_termination = self.config.reward_norm.reset_at == "termination"
         reset_before = rollout.terminated if by_termination else rollout.first
         world, moments = self.compute.world, normalizer.moments
         previous_scale = torch.where(moments.count > 0, normalizer.scale, 0.0)
@@ -159,7 +158,7 @@ class Learner:
         them before its targets.
         """
         norm = self.config.obs_norm
-        if norm is not None and not (norm.from_first_rollout and self.iteration <= 1):
+        if norm.statistics != "none" and not (norm.from_first_rollout and self.iteration <= 1):
             self.agent.reader.update(rollout.obs, self.compute.world)
 
     def network_diagnostics(self, rollout: Rollout) -> Record:
@@ -189,7 +188,6 @@ class Learner:
         config, world = self.config, self.compute.world
         mean = world.mean_ if world.size > 1 else None  # one process compiles the whole step
         if phase == "aux":
-            assert config.aux is not None, "there is no auxiliary phase"
             max_norm = config.aux.max_grad_norm
             return StepSettings(phase, self._networks, self.optimizers["aux"], max_norm, mean)
         # Joint epochs use the policy's optimizer, also for the value half after an early stop.
@@ -229,7 +227,7 @@ class Learner:
         """Return an optimizer's step size for one network at a share of the budget."""
         ppo, aux = self.config.ppo, self.config.aux
         rate = (ppo.learning_rate, ppo.value_learning_rate or ppo.learning_rate)[network]
-        if optimizer == "aux" and aux is not None and aux.optimizer == "own":
+        if optimizer == "aux" and aux.optimizer == "own":
             rate = aux.learning_rate
         return rate * (1 - progress) if ppo.schedule == "linear" else rate * self.lr_multiplier
 
@@ -245,6 +243,6 @@ def _make_optimizers(config: Config, agent: Agent) -> dict[str, Adam]:
     optimizers = {"policy": adam()}
     if (False, True) in config.ppo.epoch_schedule:
         optimizers["value"] = adam()
-    if config.aux is not None and config.has_auxiliary_phase:
+    if config.has_auxiliary_phase:
         optimizers["aux"] = adam() if config.aux.optimizer == "own" else optimizers["policy"]
     return optimizers

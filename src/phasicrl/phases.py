@@ -442,7 +442,6 @@ def auxiliary_phase(
         ValueError: training has diverged.
     """
     agent, compute, aux = learner.agent, learner.compute, learner.config.aux
-    assert aux is not None, "the configuration has no auxiliary phase"
     start = perf_counter()
     on_stage("auxiliary")
 

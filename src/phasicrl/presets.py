@@ -46,15 +46,15 @@ _PPG = Config(
     env=EnvConfig(id="procgen:starpilot", num_envs=64, distribution="easy"),
     model=ModelConfig(value_path="separate", encoder="impala", init="normalized"),
     ppo=PPOConfig(bootstrap_truncation=False),
-    aux=AuxConfig(),
-    reward_norm=RewardNormConfig(),
+    aux=AuxConfig(epochs=6),
+    reward_norm=RewardNormConfig(per="rollout"),
     total_env_steps=25_000_000,
 )
 _PPG_PAPER = replace(
     _PPG,
     name="procgen-ppg-paper",
     env=replace(_PPG.env, num_envs=256, distribution="hard"),
-    reward_norm=RewardNormConfig(gamma=0.99),
+    reward_norm=RewardNormConfig(per="rollout", gamma=0.99),
     total_env_steps=100_000_000,
 )
 _PPG_SINGLE = replace(
@@ -69,9 +69,11 @@ _PPO = replace(
     name="procgen-ppo",
     model=replace(_PPG.model, value_path="shared"),
     ppo=replace(_PPG.ppo, policy_epochs=3, value_epochs=3),
-    aux=None,
+    aux=AuxConfig(),
 )
-_PPO_PAPER = replace(_PPG_PAPER, name="procgen-ppo-paper", model=_PPO.model, ppo=_PPO.ppo, aux=None)
+_PPO_PAPER = replace(
+    _PPG_PAPER, name="procgen-ppo-paper", model=_PPO.model, ppo=_PPO.ppo, aux=AuxConfig()
+)
 
 # What is learned on few levels, and what of it holds on others: the protocols of the Procgen paper,
 # whose returns are of sampled actions, as these evaluations'. Otherwise PPG and PPO as above.
@@ -108,7 +110,7 @@ _CLEANRL_PPG = replace(
         _PPG.ppo, minibatch_by="transitions", value_clip=0.2, value_coef=0.5, max_grad_norm=0.5,
         advantage_std="unbiased",
     ),
-    aux=AuxConfig(optimizer="shared", max_grad_norm=0.5),
+    aux=AuxConfig(epochs=6, optimizer="shared", max_grad_norm=0.5),
     reward_norm=RewardNormConfig(per="step"),
 )  # fmt: skip
 _CLEANRL_PPO = replace(
@@ -120,7 +122,7 @@ _CLEANRL_PPO = replace(
     ppo=replace(
         _CLEANRL_PPG.ppo, policy_epochs=3, value_epochs=3, advantage_norm="minibatch", adam_eps=1e-5
     ),
-    aux=None,
+    aux=AuxConfig(),
 )
 _BASELINES_PPO = replace(
     _CLEANRL_PPO,
@@ -145,7 +147,7 @@ _CLASSIC_PPO = Config(
         minibatch_by="transitions", advantage_norm="minibatch", learning_rate=1e-3,
         schedule="linear", entropy_coef=0.0, adam_eps=1e-5, max_grad_norm=0.5,
     ),
-    reward_norm=RewardNormConfig(),
+    reward_norm=RewardNormConfig(per="rollout"),
     total_env_steps=100_000,
 )  # fmt: skip
 _CLASSIC_AUX = AuxConfig(
@@ -167,8 +169,8 @@ _MUJOCO_PPO = Config(
         advantage_norm="minibatch", learning_rate=3e-4, schedule="linear", adam_eps=1e-5,
         max_grad_norm=0.5,
     ),
-    reward_norm=RewardNormConfig(),
-    obs_norm=ObsNormConfig(),
+    reward_norm=RewardNormConfig(per="rollout"),
+    obs_norm=ObsNormConfig(statistics="moments"),
     total_env_steps=1_000_000,
 )  # fmt: skip
 # Wider networks and smaller steps for walking, chosen on seeds 1 to 5.
@@ -205,7 +207,7 @@ _ATARI_PPO = replace(
         value_coef=0.5, advantage_norm="minibatch", learning_rate=2.5e-4, schedule="linear",
         adam_eps=1e-5, max_grad_norm=0.5,
     ),
-    reward_norm=None,
+    reward_norm=RewardNormConfig(),
     total_env_steps=10_000_000,
 )  # fmt: skip
 
@@ -216,7 +218,7 @@ _CLEANRL_ATARI = replace(
     env=replace(_ATARI_PPO.env, options={"episodic_life": True}),
     ppo=replace(_ATARI_PPO.ppo, advantage_std="unbiased"),
 )
-_ATARI_AUX = AuxConfig(num_minibatches=8, learning_rate=2.5e-4, max_grad_norm=0.5)
+_ATARI_AUX = AuxConfig(epochs=6, num_minibatches=8, learning_rate=2.5e-4, max_grad_norm=0.5)
 
 # What other code bases run on classic and continuous control (semantics 2R; what is left is said in
 # docs/fidelity.md).
@@ -231,7 +233,7 @@ _CLEANRL_CLASSIC = replace(
         advantage_norm="minibatch", advantage_std="unbiased", learning_rate=2.5e-4,
         schedule="linear", adam_eps=1e-5, max_grad_norm=0.5, grad_norm_of="agent",
     ),
-    reward_norm=None,
+    reward_norm=RewardNormConfig(),
     total_env_steps=500_000,
 )  # fmt: skip
 _CLEANRL_CONTINUOUS = replace(
@@ -244,7 +246,7 @@ _CLEANRL_CONTINUOUS = replace(
         learning_rate=3e-4, entropy_coef=0.0,
     ),
     reward_norm=RewardNormConfig(per="step", reset_at="termination"),
-    obs_norm=ObsNormConfig(from_first_rollout=False),
+    obs_norm=ObsNormConfig(statistics="moments", from_first_rollout=False),
     total_env_steps=1_000_000,
 )  # fmt: skip
 _BASELINES_MUJOCO = replace(
@@ -294,7 +296,7 @@ _MVA = replace(
         learning_rate=1e-5, value_learning_rate=1e-5, schedule="linear", max_grad_norm=0.5,
     ),
     reward_norm=RewardNormConfig(per="step"),
-    obs_norm=ObsNormConfig(from_first_rollout=False),
+    obs_norm=ObsNormConfig(statistics="moments", from_first_rollout=False),
     total_env_steps=100_000,
 )  # fmt: skip
 
@@ -353,7 +355,7 @@ def _task_presets() -> list[Preset]:
     """`<environment>-ppo` and `<environment>-ppg` for every task."""
     presets = []
     for task, (ppo, aux, changes) in _TASKS.items():
-        ppo = ppo.changed(changes)
+        ppo = ppo.with_updates(changes)
         env = ppo.env.id.partition(":")[2] + ", no velocities" * (ppo.env.observe is not None)
         steps = f"{ppo.total_env_steps // 1000:,}k".replace(",000k", "M")
         on = f"on {env}, {steps} steps"
@@ -441,16 +443,11 @@ def get_preset(name: str) -> Config:
 
 
 def differences(config: Config, parent: Config) -> dict[str, tuple[Any, Any]]:
-    """Fields in which two configurations differ: (parent's value, config's value) by dotted path.
+    """Return the options in which two configurations differ, but for their names.
 
-    Names are left out. A group that is off in `config` is one entry; one that is off in `parent`
-    has an entry for each field that it switches on.
+    Returns:
+        (parent's value, config's value) by path.
     """
     ours, theirs = config.values(), parent.values()
-    found: dict[str, tuple[Any, Any]] = {}
-    for path in {**theirs, **ours}:
-        pair, group = (theirs.get(path), ours.get(path)), path.partition(".")[0]
-        of_group_off = path != group and ours[group] is None
-        if path != "name" and pair[0] != pair[1] and pair != (None, "on") and not of_group_off:
-            found[path] = pair
-    return found
+    pairs = {path: (theirs.get(path), ours.get(path)) for path in {**theirs, **ours}}
+    return {path: pair for path, pair in pairs.items() if path != "name" and pair[0] != pair[1]}

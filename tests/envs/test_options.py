@@ -19,8 +19,8 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 
 from phasicrl.algorithm import train
-from phasicrl.cli import main, parse_config
-from phasicrl.config import Config, EnvConfig, IdleKnobError
+from phasicrl.cli import main
+from phasicrl.config import Config, EnvConfig
 from phasicrl.envs.make import for_evaluation, make_envs
 from phasicrl.envs.options import checked_options
 from phasicrl.presets import get_preset
@@ -120,25 +120,6 @@ def test_options_are_data_that_keeps_its_value() -> None:
         ValueError, match=r"env.options is 3; an object of options by name was expected"
     ):
         Config.from_json('{"schema": 1, "env": {"options": 3}}')
-
-
-def test_a_command_line_adds_to_the_options_of_its_preset(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def options(*words: str) -> Any:
-        return parse_config(["compat-cleanrl-ppo-atari", *words]).env.options
-
-    assert options() == {"episodic_life": True}
-    words = ("--env.options", "noop_max=3", "--seed", "2", "--env.options", "a=b=c", "stack_num=2")
-    assert options(*words) == {
-        "episodic_life": True, "noop_max": "3", "a": "b=c", "stack_num": "2",
-    }  # fmt: skip
-    assert options("--env.options=episodic_life=False") == {"episodic_life": "False"}
-    assert options("--env.options", "none") == {}
-    assert options("--env.options", "None", "x=1") == {"x": "1"}
-    for words in (["noop_max"], ["=3"], []):
-        assert main(["train", "atari-ppo", "--env.options", *words, "--seed", "1"]) == 2
-        assert "--env.options takes KEY=VALUE, or `none`" in capsys.readouterr().err
 
 
 def refused(message: str, make_env: Any = None, **settings: Any) -> None:
@@ -257,13 +238,11 @@ def test_what_gymnasium_does_not_take_is_refused() -> None:
         id="gymnasium:CartPole-v1",
         options={"g": 3},
     )
-    with pytest.raises(IdleKnobError, match=r"mine: env.options is a=1, which has no effect"):
-        make_envs(EnvConfig(id="mine", num_envs=1, options={"a": 1}), seed=1, make_env=Counting)
 
 
 def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> None:
     config = tiny(tmp_path)
-    config = config.changed(
+    config = config.with_updates(
         {"env.id": "gymnasium:CartPole-v1", "env.options": {"max_episode_steps": "4"}}
     )
     run = train(config)
@@ -283,7 +262,7 @@ def test_what_envpool_films_are_drawn_from_has_the_options_too(tmp_path: Path) -
     from phasicrl.lab.experiments.video import film
 
     config = tiny(tmp_path)
-    config = config.changed(
+    config = config.with_updates(
         {
             "env.id": "envpool:CartPole-v1",
             "env.num_threads": 1,
@@ -353,7 +332,7 @@ def test_a_module_works_in_processes_and_a_run_that_was_received_does_not_import
 ) -> None:
     config = tiny(tmp_path / "runs")
     run = train(
-        config.changed(
+        config.with_updates(
             {
                 "env.id": module,
                 "env.num_envs": 2,

@@ -192,7 +192,7 @@ def test_a_process_that_dies_or_hangs_cuts_all_episodes(
 
 def restarting(tmp_path: Path, **changes: Any) -> Config:
     config = tiny(tmp_path, total_env_steps=128, aux=tiny_aux(every=2))
-    return config.changed({"env.max_restarts": 1000, **changes})
+    return config.with_updates({"env.max_restarts": 1000, **changes})
 
 
 def test_a_run_goes_on_and_counts_what_was_made_anew(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_run_goes_on_and_counts_what_was_made_anew(tmp_path: Path) -> None:
     assert sum(row["charts/env_restarts"] for row in rows) == num_envs * (128 // num_envs // 6)
     assert sum(row["charts/num_episodes"] for row in rows) == 0
     plain = train(
-        config.changed({"env.max_restarts": 0, "output_dir": str(tmp_path / "plain")}),
+        config.with_updates({"env.max_restarts": 0, "output_dir": str(tmp_path / "plain")}),
         make_env=partial(Fragile, 10**9),
     )
     assert all("charts/env_restarts" not in row for row in rows_of(plain.files))

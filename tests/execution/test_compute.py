@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasicrl import phases
 from phasicrl.algorithm import learn, train
-from phasicrl.config import ActionConfig, Config, ObsNormConfig, ValueNormConfig
+from phasicrl.config import ActionConfig, Config
 from phasicrl.execution import compiled
 from phasicrl.execution import compute as compute_module
 from phasicrl.execution.compiled import has_compiler
@@ -31,7 +31,7 @@ from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
 from phasicrl.session.run import Run
 from tests.golden import Image
-from tests.helpers import Corridor, Levers, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, Corridor, Levers, open_run, tiny, tiny_aux
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ def both(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
 
 
 def setting(tmp_path: Path, **changes: Any) -> Config:
-    return tiny(tmp_path, aux=tiny_aux()).changed(
+    return tiny(tmp_path, aux=tiny_aux()).with_updates(
         {"total_env_steps": 160, "ppo.max_grad_norm": 0.5, **changes}
     )
 
@@ -107,7 +107,13 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     ),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
     "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
-    "normalized": ({"obs_norm": ObsNormConfig(), "value_norm": ValueNormConfig()}, Corridor),
+    "normalized": (
+        {
+            "obs_norm": OBS_NORM,
+            "value_norm": VALUE_NORM,
+        },
+        Corridor,
+    ),
     "penalty": (
         {"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"},
         Corridor,
@@ -147,11 +153,11 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
         "ppo.baseline": False,
         "ppo.estimator": "monte_carlo",
         "ppo.entropy_coef": 0.0,
-        "aux": None,
+        "aux.epochs": 0,
         "compute.compile": "on",
         "ppo.objective": "log_prob",
     }
-    train(setting(tmp_path).changed({**changes, "ppo.clip": None}), make_env=Nothing)
+    train(setting(tmp_path).with_updates({**changes, "ppo.clip": None}), make_env=Nothing)
 
 
 class Looks(TorchDispatchMode):
@@ -228,7 +234,7 @@ def test_steps_compiled_for_a_gpu_equal_eager_ones(
 @pytest.mark.parametrize("name", CASES)
 def test_steps_on_a_gpu_equal_eager_ones(name: str, tmp_path: Path) -> None:
     changes, make_env = CASES[name]
-    both(setting(tmp_path, **changes).changed({"compute.device": "cuda"}), make_env)
+    both(setting(tmp_path, **changes).with_updates({"compute.device": "cuda"}), make_env)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -329,7 +335,7 @@ def test_smaller_micro_batches_are_advised_only_where_they_can_be_smaller(
         "model.activation": "relu",
     }
     with pytest.raises(MemoryError) as caught:
-        train(tiny(tmp_path).changed(small), make_env=Image)
+        train(tiny(tmp_path).with_updates(small), make_env=Image)
     assert ("compute.micro_batch is 4" in str(caught.value)) is (memory == "none")
 
 
@@ -514,7 +520,9 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
     found: dict[tuple[str, bool], tuple[list[Tensor], Tensor]] = {}
     for choice, others in itertools.product(("off", "on"), (False, True)):
         run = open_run(
-            setting(tmp_path, **{"compute.compile": choice, "ppo.max_grad_norm": None, "aux": None})
+            setting(
+                tmp_path, **{"compute.compile": choice, "ppo.max_grad_norm": None, "aux.epochs": 0}
+            )
         )
         rollout = run.collect(run.buffer.next_rollout())
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)

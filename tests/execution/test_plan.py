@@ -14,16 +14,16 @@ from phasicrl.presets import get_preset
 CPU = Machine(device="cpu", num_cores=4, has_compiler=True)
 GPU = Machine(device="cuda:0", num_cores=4, has_compiler=False)
 SHORT, IMAGES = (
-    get_preset("cartpole-ppo").changed({"total_env_steps": 10_000}),
+    get_preset("cartpole-ppo").with_updates({"total_env_steps": 10_000}),
     get_preset("procgen-ppg"),
 )
 RECURRENT = get_preset("cartpole-masked-velocity-ppo")
-LONG = SHORT.changed({"total_env_steps": 100_000_000})
+LONG = SHORT.with_updates({"total_env_steps": 100_000_000})
 
 
 def plan(machine: Machine, config: Config, **compute: Any) -> Plan:
     changes = {f"compute.{name}": value for name, value in compute.items()}
-    return make_plan(config.changed(changes), machine, has_images=config is IMAGES)
+    return make_plan(config.with_updates(changes), machine, has_images=config is IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_images_go_through_the_network_in_micro_batches(
 
 def test_threads_are_shared_where_there_is_much_to_do() -> None:
     assert plan(CPU, SHORT).num_threads == 1 and plan(CPU, IMAGES).num_threads == 4
-    large = SHORT.changed({"env.num_envs": WORTH_SHARING, "ppo.num_minibatches": 1})
+    large = SHORT.with_updates({"env.num_envs": WORTH_SHARING, "ppo.num_minibatches": 1})
     assert plan(CPU, large).num_threads == 4
     assert plan(CPU, IMAGES, num_threads=3).num_threads == 3
 

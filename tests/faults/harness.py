@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from phasicrl.algorithm import resume, train
-from phasicrl.config import CheckpointConfig, Config, EnvConfig, ObsNormConfig
+from phasicrl.config import CheckpointConfig, Config, EnvConfig
 from phasicrl.runs.checkpoint import load_checkpoint
 from phasicrl.runs.directory import RunDirectory
-from tests.helpers import rows_of, tiny, tiny_aux
+from tests.helpers import OBS_NORM, rows_of, tiny, tiny_aux
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.faults.harness"])
@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "model.memory": "lstm",
         "model.memory_size": 8,
         "ppo.minibatch_by": "segments",
-        "obs_norm": ObsNormConfig(),
+        "obs_norm": OBS_NORM,
     },
 }
 """What is trained: how it differs from a small PPO on CartPole."""
@@ -48,7 +48,7 @@ def small(folder: Path, kind: str, **changes: Any) -> Config:
         env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4),
         checkpoint=CheckpointConfig(every_minutes=0.0),
     )
-    return config.changed({"ppo.num_steps": 16} | KINDS[kind] | changes)
+    return config.with_updates({"ppo.num_steps": 16} | KINDS[kind] | changes)
 
 
 def run_directory(folder: Path) -> Path | None:

@@ -31,7 +31,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, T
     """A run that was stopped in the middle of a phase, and what becomes of it undamaged."""
     folder = tmp_path_factory.mktemp("stopped")
     config = tiny(folder, aux=tiny_aux(every=3), total_env_steps=256)
-    config = config.changed({"checkpoint.every_minutes": 0.0, "log.console": "plain"})
+    config = config.with_updates({"checkpoint.every_minutes": 0.0, "log.console": "plain"})
     run = train(
         config,
         make_env=corridor,

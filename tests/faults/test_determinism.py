@@ -45,7 +45,7 @@ def _is_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tensor],
 @pytest.mark.long
 @pytest.mark.fault("F-12", "evaluations, logs and checkpoints on or off: the same run", 6, 6)
 def test_what_watches_a_run_does_not_move_it(tmp_path: Path, fault: Fault) -> None:
-    plain = small(tmp_path / "plain", "ppg").changed({"total_env_steps": 640})
+    plain = small(tmp_path / "plain", "ppg").with_updates({"total_env_steps": 640})
     expected = _trained(plain)
     ways = list(WATCHED.items())
     for number in fault:
@@ -53,17 +53,17 @@ def test_what_watches_a_run_does_not_move_it(tmp_path: Path, fault: Fault) -> No
         evaluated = "evaluated" in changes
         folder = {"output_dir": str(tmp_path / str(number))}
         knobs = {path: value for path, value in changes.items() if path != "evaluated"}
-        assert _is_same(expected, _trained(plain.changed(folder | knobs), evaluated=evaluated)), (
-            name
-        )
+        assert _is_same(
+            expected, _trained(plain.with_updates(folder | knobs), evaluated=evaluated)
+        ), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.fault("F-13", "one seed twice is one run, two seeds are two", 2, 8)
 def test_only_the_seed_makes_another_run(tmp_path: Path, kind: str, fault: Fault) -> None:
-    base, found = small(tmp_path, kind).changed({"total_env_steps": 384}), []
+    base, found = small(tmp_path, kind).with_updates({"total_env_steps": 384}), []
     for seed in fault:
-        twice = [_trained(base.changed({"seed": seed + 1})) for _ in range(2)]
+        twice = [_trained(base.with_updates({"seed": seed + 1})) for _ in range(2)]
         assert _is_same(*twice)
         found.append(twice[0])
     assert not any(_is_same(one, other) for one, other in combinations(found, 2))
@@ -102,7 +102,7 @@ def test_a_changed_configuration_is_refused_with_a_diff(tmp_path: Path, fault: F
     for number in fault:
         path = ways[number]
         value, said = CHANGED.get(path) or (MAY_CHANGE[path], "")
-        file.write_text(Config.from_json(text).changed({path: value}).to_json())
+        file.write_text(Config.from_json(text).with_updates({path: value}).to_json())
         if said:
             with pytest.raises(ValueError, match="has changed since the checkpoint") as error:
                 resume(folder)

@@ -90,7 +90,7 @@ def _try(folder: Path, what: str, at: int | str, parallel: str) -> None:
     call = "reset" if isinstance(at, str) else "step"
     with pytest.raises(EnvError) as error:
         train(
-            config.changed({"env.parallel": parallel}),
+            config.with_updates({"env.parallel": parallel}),
             make_env=lambda: Misbehaving(what, at),
             on_iteration=lambda run, _: rows.append(run.env_steps),
         )

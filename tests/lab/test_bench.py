@@ -29,7 +29,7 @@ def test_parts_passes_and_operations(tmp_path: Path, phases: bool) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=4, epochs=3) if phases else None)
     model = ModelConfig(encoder="mlp", hidden_sizes=(16, 8), value_path="separate")
     report = measure(
-        config.changed({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}),
+        config.with_updates({"model": model, "ppo.policy_epochs": 2, "ppo.value_epochs": 2}),
         seconds=0.01,
         make_env=corridor,
     )
@@ -84,7 +84,7 @@ def test_every_look_at_an_observation_is_a_pass(
     tmp_path: Path, changes: dict[str, Any], forward: float
 ) -> None:
     """Acting, and in three epochs: values anew, divergences, π_old, and the averaged policy."""
-    config = tiny(tmp_path).changed({"ppo.policy_epochs": 3, "ppo.value_epochs": 3} | changes)
+    config = tiny(tmp_path).with_updates({"ppo.policy_epochs": 3, "ppo.value_epochs": 3} | changes)
     report = measure(config, seconds=0.01, make_env=corridor)
     assert report.passes["forward"] == forward
 
@@ -117,7 +117,7 @@ def test_cut_phases_have_the_same_work_for_a_step(
 
 def test_what_is_ignored_is_switched_off(tmp_path: Path) -> None:
     """Checkpoints, rows of epochs, displays; a project of Weights & Biases stays without effect."""
-    config = tiny(tmp_path).changed(
+    config = tiny(tmp_path).with_updates(
         {
             "checkpoint.every_iterations": 1,
             "log.epochs": True,

@@ -45,7 +45,7 @@ def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: 
     first, second = RunDirectory.make(config), RunDirectory.make(config)
     RunDirectory.make(replace(config, seed=4))
     RunDirectory.make(replace(config, total_env_steps=256))
-    RunDirectory.make(config.changed({"ppo.gamma": 0.5}))
+    RunDirectory.make(config.with_updates({"ppo.gamma": 0.5}))
     (tmp_path / "tiny_corridor_s3_empty").mkdir()
     asked = replace(config, log=LogConfig(console="plain", tensorboard=False))
     assert sorted(run.path for run in RunDirectory.of(asked)) == sorted((first.path, second.path))

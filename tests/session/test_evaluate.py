@@ -127,7 +127,7 @@ def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
 
 
 def test_the_file_of_steps_has_mean_and_deviation_of_continuous_actions(tmp_path: Path) -> None:
-    config = tiny(tmp_path).changed({"action.std": "fixed", "action.std_value": 0.25})
+    config = tiny(tmp_path).with_updates({"action.std": "fixed", "action.std_value": 0.25})
     run = train(config, make_env=lambda: Levers(discrete=False))
     path = tmp_path / "steps.csv"
     evaluate(
@@ -228,7 +228,7 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
 def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny(tmp_path).changed({"compute.policy_precision": "bf16"})
+    config = tiny(tmp_path).with_updates({"compute.policy_precision": "bf16"})
     run = train(config, make_env=corridor)
     seen: set[object] = set()
     policy = Agent.policy
@@ -276,7 +276,7 @@ def test_memory_is_reset_between_episodes(tmp_path: Path) -> None:
         seen.append(policy.dist_params.flatten().tolist())
         begins.append(bool(step.terminated | step.truncated))
 
-    config = tiny(tmp_path).changed(memory)
+    config = tiny(tmp_path).with_updates(memory)
     with start_run(config, make_env=FromTheLeft) as run:
         envs = make_envs(config.env, num_envs=1, seed=0, make_env=FromTheLeft)
         play(run.agent, envs, episodes=3, policy="sampled", seed=0, on_step=on_step)

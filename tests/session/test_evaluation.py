@@ -29,7 +29,7 @@ from tests.helpers import Corridor, Levers, read_film, rows_of, tiny, tiny_aux
 def evaluated(tmp_path: Path, **changes: Any) -> Config:
     """Four iterations, an evaluation after every second one."""
     few = {"evaluation.every_iterations": 2, "evaluation.episodes": 3}
-    return tiny(tmp_path, total_env_steps=128).changed(few | changes)
+    return tiny(tmp_path, total_env_steps=128).with_updates(few | changes)
 
 
 def split(row: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -44,7 +44,7 @@ def test_a_run_with_evaluations_is_the_run_without(tmp_path: Path, memory: str) 
     changes |= {"model.memory_size": 8} if memory == "lstm" else {}
     config = evaluated(tmp_path / "with", **changes)
     config = replace(config, aux=tiny_aux(every=2, minibatch_by="segments"))
-    plain = config.changed(
+    plain = config.with_updates(
         {
             "output_dir": str(tmp_path / "without"),
             "evaluation.every_iterations": None,
@@ -99,7 +99,7 @@ def test_the_best_weights_are_kept_and_can_be_evaluated_and_filmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 1, 3, 2 and 3 again the first 3 is the best, and is not written over by an equal."""
-    config = evaluated(tmp_path).changed({"evaluation.every_iterations": 1})
+    config = evaluated(tmp_path).with_updates({"evaluation.every_iterations": 1})
     with monkeypatch.context() as patch:
         seen = scores(patch, 1.0, 3.0, 2.0, 3.0)
         run = train(config, make_env=Corridor)
@@ -120,7 +120,7 @@ def test_both_kinds_of_levels_and_their_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is best is decided on levels that were not trained on: the first weights, of 2 and 1."""
-    config = evaluated(tmp_path).changed({"evaluation.levels": "both"})
+    config = evaluated(tmp_path).with_updates({"evaluation.levels": "both"})
     made: list[str] = []
     make = validation.make_evaluation_envs
 
@@ -142,7 +142,7 @@ def test_both_kinds_of_levels_and_their_gap(
 def test_a_resumed_run_knows_the_best_return_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = evaluated(tmp_path).changed({"evaluation.every_iterations": 1})
+    config = evaluated(tmp_path).with_updates({"evaluation.every_iterations": 1})
     seen = scores(monkeypatch, 1.0, 3.0, 2.0, 2.5)
     run = train(
         config, make_env=Corridor, on_iteration=lambda run, _: "stop" if len(seen) == 2 else None
@@ -156,11 +156,13 @@ def test_the_steps_of_the_first_episode_are_a_table_and_series_of_tensorboard(
     tmp_path: Path,
 ) -> None:
     """One episode of one environment, on unseen levels alone; a run that keeps them is the same."""
-    config = evaluated(tmp_path / "with").changed(
+    config = evaluated(tmp_path / "with").with_updates(
         {"evaluation.steps": True, "log.tensorboard": True, "action.std": "fixed"}
     )
-    config = config.changed({"action.std_value": 0.25})
-    plain = config.changed({"evaluation.steps": False, "output_dir": str(tmp_path / "without")})
+    config = config.with_updates({"action.std_value": 0.25})
+    plain = config.with_updates(
+        {"evaluation.steps": False, "output_dir": str(tmp_path / "without")}
+    )
     run, other = (train(each, make_env=lambda: Levers(discrete=False)) for each in (config, plain))
     theirs = other.files.weights()
     assert all(torch.equal(value, theirs[name]) for name, value in run.files.weights().items())
@@ -182,7 +184,7 @@ def test_the_steps_of_the_first_episode_are_a_table_and_series_of_tensorboard(
 
 def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
-    config = evaluated(tmp_path).changed({"evaluation.film": True})
+    config = evaluated(tmp_path).with_updates({"evaluation.film": True})
     config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
     run = train(config, make_env=Image)
     films = sorted((run.directory / "videos").iterdir())
@@ -193,7 +195,7 @@ def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> 
     assert (below.reshape(6, -1).max(1) > 200).all() and (below[0] != below[4]).any()
     bare = replace(config, evaluation=replace(config.evaluation, overlay=False))
     directory = train(
-        bare.changed({"output_dir": str(tmp_path / "bare")}), make_env=Image
+        bare.with_updates({"output_dir": str(tmp_path / "bare")}), make_env=Image
     ).directory
     (first, *_) = sorted((directory / "videos").iterdir())
     assert (read_film(first, 512, 512) == images[:, :512]).mean() > 0.9  # the same episode
@@ -202,7 +204,7 @@ def test_an_evaluation_is_filmed_with_what_the_policy_thinks(tmp_path: Path) -> 
 def test_what_cannot_be_filmed_is_said_once_and_the_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = evaluated(tmp_path).changed({"evaluation.film": True, "log.console": "plain"})
+    config = evaluated(tmp_path).with_updates({"evaluation.film": True, "log.console": "plain"})
     run = train(config, make_env=Corridor)
     assert run.env_steps == 128 and not (run.directory / "videos").exists()
     assert capsys.readouterr().out.count("no film: ") == 1
@@ -211,7 +213,7 @@ def test_what_cannot_be_filmed_is_said_once_and_the_run_goes_on(
 def test_a_disk_that_takes_no_best_weights_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = evaluated(tmp_path).changed({"log.console": "plain"})
+    config = evaluated(tmp_path).with_updates({"log.console": "plain"})
     save = run_module.RunDirectory.save_weights
 
     def full(files: Any, weights: Any, *, which: str = "last", **more: Any) -> None:
@@ -241,7 +243,7 @@ def test_what_only_adorns_an_evaluation_does_not_end_the_run(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no context")
 
-    config = evaluated(tmp_path).changed(
+    config = evaluated(tmp_path).with_updates(
         {"evaluation.steps": True, "evaluation.film": True, "log.console": "plain"}
     )
     config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
@@ -254,7 +256,7 @@ def test_what_only_adorns_an_evaluation_does_not_end_the_run(
     assert said.count("no film: no context") == 1
     pytest.importorskip("tensorboard")
     monkeypatch.setattr("phasicrl.runs.metrics._TensorBoard.episode", fail)
-    config = config.changed({"log.tensorboard": True, "output_dir": str(tmp_path / "board")})
+    config = config.with_updates({"log.tensorboard": True, "output_dir": str(tmp_path / "board")})
     assert train(config, make_env=NoGraphics).env_steps == 128
     assert capsys.readouterr().out.count("TensorBoard is switched off, it failed") == 1
 

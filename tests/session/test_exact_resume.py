@@ -107,7 +107,7 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
     ),
     "new-targets": (
         CutOff,  # final observations keep their value, in a scale of rewards that moves
-        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig()},
+        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig(per="rollout")},
     ),
     "masks-and-numbers": (partial(Levers, discrete=False, masked=True), {}),
     "masks-and-memory": (
@@ -120,13 +120,13 @@ OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OWN)
 def test_with_environments_of_ones_own(tmp_path: Path, name: str) -> None:
     make_env, changes = OWN[name]
-    config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=256).changed(changes)
+    config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=256).with_updates(changes)
     assert_resumed_is_unbroken(config, tmp_path, (2, 5), make_env=make_env)
 
 
 @pytest.mark.long
 def test_with_environments_in_processes(tmp_path: Path) -> None:
-    config = tiny(tmp_path, total_env_steps=128).changed(
+    config = tiny(tmp_path, total_env_steps=128).with_updates(
         {"env.parallel": "processes", "env.num_envs": 2, "ppo.num_steps": 16}
     )
     assert_resumed_is_unbroken(config, tmp_path, (2,), make_env=Drawing)
@@ -156,7 +156,7 @@ def test_with_vectors(tmp_path: Path, env_id: str, changes: dict[str, Any]) -> N
         tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=512),
         env=EnvConfig(id=env_id, num_envs=4),
     )
-    assert_resumed_is_unbroken(config.changed({"ppo.num_steps": 16} | changes), tmp_path, (3,))
+    assert_resumed_is_unbroken(config.with_updates({"ppo.num_steps": 16} | changes), tmp_path, (3,))
 
 
 @pytest.mark.long
@@ -173,7 +173,7 @@ def test_with_a_game_of_procgen(tmp_path: Path) -> None:
         "model.activation": "relu",
         "ppo.num_steps": 64,
     }
-    assert_resumed_is_unbroken(config.changed(small), tmp_path, (3,))
+    assert_resumed_is_unbroken(config.with_updates(small), tmp_path, (3,))
 
 
 def test_what_cannot_be_brought_back_is_said_and_goes_on(
@@ -205,7 +205,7 @@ class _Stop(Exception):
         {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
         {"aux.every": 4, "aux.iterations_per_epoch": 2, "log.tensorboard": True},
         {"aux.every": 4, "aux.iterations_per_epoch": 2, "aux.iterations_from": "last"},
-        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig()},
+        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig(per="rollout")},
     ],
     ids=["own-optimizer", "one-optimizer", "lstm", "part-of-the-data", "last-data", "new-targets"],
 )
@@ -214,7 +214,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
 ) -> None:
     """Stopped before and between epochs, it goes on with the next epoch: none is made twice."""
     config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
-    config = config.changed({"log.epochs": True} | changes)
+    config = config.with_updates({"log.epochs": True} | changes)
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)
     assert config.aux is not None
     checkpoint, at = Run.maybe_checkpoint, config.aux.every
@@ -257,7 +257,7 @@ def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
 ) -> None:
     """The iteration's end has the same clock, and its row is there; its checkpoint is not."""
     config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
-    config = config.changed({"checkpoint.every_minutes": 0.0, "checkpoint.keep": 1000})
+    config = config.with_updates({"checkpoint.every_minutes": 0.0, "checkpoint.keep": 1000})
     run = train(config, make_env=Drawing)
     names = [path.name for path in run.files.checkpoints]
     steps = f"step-{2 * config.batch_size:012d}"
@@ -276,10 +276,10 @@ def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
 def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path: Path) -> None:
     """Two value epochs, then a policy epoch; after every second iteration three auxiliary ones."""
     aux = tiny_aux(every=2, epochs=3, learning_rate=1e-4)
-    config = tiny(tmp_path, aux=aux, total_env_steps=128).changed(
+    config = tiny(tmp_path, aux=aux, total_env_steps=128).with_updates(
         {"ppo.value_epochs": 2, "ppo.value_learning_rate": 1e-3, "log.epochs": True}
     )
-    plain = config.changed({"log.epochs": False, "output_dir": str(tmp_path / "plain")})
+    plain = config.with_updates({"log.epochs": False, "output_dir": str(tmp_path / "plain")})
     run, other = train(config, make_env=Drawing), train(plain, make_env=Drawing)
     assert rows_of(run.files) == rows_of(other.files)
     assert not (other.directory / EPOCHS_FILE).exists()

@@ -263,13 +263,14 @@ def test_a_full_disk_does_not_end_a_run(
 
 
 @pytest.mark.parametrize(
-    "change", [{"ppo.clip": 0.1}, {"seed": 4}, {"reward_norm": None}, {"total_env_steps": 256}]
+    "change",
+    [{"ppo.clip": 0.1}, {"seed": 4}, {"reward_norm.per": "none"}, {"total_env_steps": 256}],
 )
 def test_a_configuration_that_changed_is_shown_and_refused(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
-    (run.directory / "config.json").write_text(run.config.changed(change).to_json())
+    (run.directory / "config.json").write_text(run.config.with_updates(change).to_json())
     ((path, value),) = change.items()
     with pytest.raises(
         ValueError, match=rf"config\.json has changed .*{path} was .*accept-config-changes"
@@ -283,7 +284,7 @@ def test_a_configuration_that_changed_is_shown_and_refused(
 def test_what_does_not_touch_the_result_may_change(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     (run.directory / "config.json").write_text(
-        run.config.changed({"checkpoint.keep": 9, "log.console": "plain"}).to_json()
+        run.config.with_updates({"checkpoint.keep": 9, "log.console": "plain"}).to_json()
     )
     assert resume(run.directory, make_env=corridor).config.checkpoint.keep == 9
 

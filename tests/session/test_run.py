@@ -45,7 +45,7 @@ from phasicrl.session import build
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
 from tests.golden import BOTH, Echo, Image
-from tests.helpers import Corridor, Levers, corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
 
@@ -211,10 +211,10 @@ UNBROKEN: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
         {"model.memory": "gru", "model.memory_size": 6, "model.value_path": "shared"},
         KEYS_AND_NUMBERS,
     ),
-    "obs-norm": ({"obs_norm": ObsNormConfig()}, KEYS_AND_NUMBERS),
+    "obs-norm": ({"obs_norm": OBS_NORM}, KEYS_AND_NUMBERS),
     "obs-norm-ema": ({"obs_norm": ObsNormConfig(statistics="ema", decay=0.6)}, KEYS_AND_NUMBERS),
     "reward-norm-steps": ({"reward_norm": RewardNormConfig(per="step")}, KEYS_AND_NUMBERS),
-    "value-norm": ({"value_norm": ValueNormConfig()}, KEYS_AND_NUMBERS),
+    "value-norm": ({"value_norm": VALUE_NORM}, KEYS_AND_NUMBERS),
     "value-norm-ema": (
         {"value_norm": ValueNormConfig(statistics="ema", decay=0.6)},
         KEYS_AND_NUMBERS,
@@ -267,7 +267,7 @@ def test_a_resumed_run_is_the_unbroken_one(
     """
     aux = AUXES[aux_name]
     changes, make_env = UNBROKEN[name]
-    config = tiny(tmp_path, aux=aux, total_env_steps=256, checkpoint=EVERY_ITERATION).changed(
+    config = tiny(tmp_path, aux=aux, total_env_steps=256, checkpoint=EVERY_ITERATION).with_updates(
         changes
     )
     with start_run(config, make_env=make_env) as unbroken:
@@ -325,7 +325,7 @@ def test_a_finished_run_resumes_to_nothing(
 ) -> None:
     """Nothing is written, not even a file of TensorBoard's; and it says so."""
     on = {"log.tensorboard": True, "log.epochs": True, "log.console": "plain"}
-    run = train(tiny(tmp_path).changed(on), make_env=corridor)
+    run = train(tiny(tmp_path).with_updates(on), make_env=corridor)
     before = contents(run.directory)
     capsys.readouterr()
     again = resume(run.directory, make_env=corridor)
@@ -561,8 +561,8 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
         "evaluation.levels": "both",
         "env.max_restarts": 1,
     }
-    more |= {"ppo.collect_by": "episodes", "ppo.num_steps": 20, "obs_norm": ObsNormConfig()}
-    tested = config.changed(more)
+    more |= {"ppo.collect_by": "episodes", "ppo.num_steps": 20, "obs_norm": OBS_NORM}
+    tested = config.with_updates(more)
     rows = [
         row
         for c in (config, apart, steered, tested)
@@ -756,12 +756,12 @@ class Steady(gym.Env[np.ndarray, np.int64]):
 def test_observations_enter_their_statistics_once_each_the_first_ones_before_they_are_learned_from(
     tmp_path: Path, first: bool
 ) -> None:
-    norm = ObsNormConfig(from_first_rollout=first)
+    norm = ObsNormConfig(statistics="moments", from_first_rollout=first)
     config = tiny(
         tmp_path,
         total_env_steps=64,
         obs_norm=norm,
-        value_norm=ValueNormConfig(),
+        value_norm=VALUE_NORM,
         checkpoint=EVERY_ITERATION,
     )
     with open_run(config) as run:
@@ -798,7 +798,7 @@ class Parts(Steady):
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_the_numbers_of_a_tree_begin_their_statistics_too(tmp_path: Path, memory: str) -> None:
-    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed(
+    config = tiny(tmp_path, obs_norm=OBS_NORM).with_updates(
         {"model.memory": memory, "ppo.num_steps": 40}
     )
     with start_run(config, make_env=Parts) as run:
@@ -828,8 +828,8 @@ def test_statistics_come_back_with_the_weights_and_a_resumed_run_does_not_begin_
     config = tiny(
         tmp_path,
         total_env_steps=96,
-        obs_norm=ObsNormConfig(),
-        value_norm=ValueNormConfig(),
+        obs_norm=OBS_NORM,
+        value_norm=VALUE_NORM,
         checkpoint=EVERY_ITERATION,
     )
     done = train(config, make_env=corridor)
@@ -870,12 +870,12 @@ def test_normalized_values_fall_to_the_true_one_and_do_not_run_away(
     Where the statistics move without the heads, values reach −1,200 here, and go on.
     """
     knobs: dict[str, Any] = {
-        "total_env_steps": 36 * 128, "reward_norm": None, "value_norm": ValueNormConfig(),
+        "total_env_steps": 36 * 128, "reward_norm.per": "none", "value_norm": VALUE_NORM,
         "ppo.num_steps": 32, "ppo.gamma": 0.99, "ppo.policy_epochs": 4, "ppo.value_epochs": 4,
         "ppo.num_minibatches": 4, "ppo.minibatch_by": "transitions", "ppo.learning_rate": 0.02,
         "ppo.schedule": "linear", "model.value_head_scale": 1.0,
     }  # fmt: skip
-    config = tiny(tmp_path).changed(knobs | changes)
+    config = tiny(tmp_path).with_updates(knobs | changes)
     means: list[float] = []
 
     def note(run: Run, record: dict[str, float]) -> None:
@@ -895,8 +895,11 @@ def test_constant_targets_are_met_at_once(tmp_path: Path) -> None:
     it.
     """
     config = tiny(
-        tmp_path, total_env_steps=64, reward_norm=None, value_norm=ValueNormConfig()
-    ).changed({"ppo.gamma": 0.0})
+        tmp_path,
+        total_env_steps=64,
+        reward_norm=RewardNormConfig(per="none"),
+        value_norm=VALUE_NORM,
+    ).with_updates({"ppo.gamma": 0.0})
     run = train(config, make_env=Steady)
     torch.testing.assert_close(
         run.buffer.rollouts.value, torch.full((1, 4, 8), -8.0), rtol=0, atol=0.01
@@ -907,7 +910,7 @@ def test_constant_targets_are_met_at_once(tmp_path: Path) -> None:
 def test_value_statistics_move_before_the_epochs_and_values_only_at_the_very_first(
     tmp_path: Path, second: bool
 ) -> None:
-    config = tiny(tmp_path, reward_norm=None, value_norm=ValueNormConfig())
+    config = tiny(tmp_path, reward_norm=RewardNormConfig(per="none"), value_norm=VALUE_NORM)
     with open_run(config) as run:
         normalizer = run.agent.value_normalizer
         assert normalizer is not None
@@ -985,7 +988,9 @@ SPACES: dict[str, gym.Space[Any]] = {
 def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
     tmp_path: Path, space: str, value_path: ValuePath
 ) -> None:
-    config = tiny(tmp_path, checkpoint=EVERY_ITERATION).changed({"model.value_path": value_path})
+    config = tiny(tmp_path, checkpoint=EVERY_ITERATION).with_updates(
+        {"model.value_path": value_path}
+    )
 
     def diverge(run: Run, record: dict[str, float]) -> None:
         assert run.iteration == 1, "an iteration with weights that are no numbers passed unseen"
@@ -1027,7 +1032,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_are_spoil
     tmp_path: Path, compiled: bool
 ) -> None:
     """In the last iteration too, after which nobody would look at the policy again."""
-    config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64).changed(
+    config = tiny(tmp_path, checkpoint=EVERY_ITERATION, total_env_steps=64).with_updates(
         {"compute.compile": "on" if compiled else "off"}
     )
     weights: list[Tensor] = []
@@ -1111,7 +1116,7 @@ def test_a_mask_of_ones_own_holds_at_the_start_and_a_resume_asks_for_it(tmp_path
 
 
 def test_rewards_are_clipped_for_learning_and_reported_as_they_are(tmp_path: Path) -> None:
-    config = tiny(tmp_path, reward_norm=None)
+    config = tiny(tmp_path, reward_norm=RewardNormConfig(per="none"))
     with open_run(replace(config, ppo=replace(config.ppo, reward_clip=0.25))) as run:
         rollout = run.buffer.next_rollout()
         run.collect(rollout)

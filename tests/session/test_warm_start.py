@@ -11,12 +11,15 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.warm_start import take_over
-from tests.helpers import corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, corridor, open_run, tiny, tiny_aux
 
 
 def begun(tmp_path: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
     """A run, and the weights that it ends with."""
-    run = train(tiny(tmp_path, obs_norm=ObsNormConfig()).changed(changes), make_env=corridor)
+    run = train(
+        tiny(tmp_path, obs_norm=OBS_NORM).with_updates(changes),
+        make_env=corridor,
+    )
     return run.directory, run.agent.state_dict()
 
 
@@ -24,8 +27,8 @@ def test_all_weights_and_statistics_are_those_of_the_other_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other, weights = begun(tmp_path)
-    config = tiny(tmp_path, obs_norm=ObsNormConfig(), seed=5).changed({"init_from": str(other)})
-    config = config.changed({"log.console": "plain"})
+    config = tiny(tmp_path, obs_norm=OBS_NORM, seed=5).with_updates({"init_from": str(other)})
+    config = config.with_updates({"log.console": "plain"})
     with open_run(config) as run:
         for name, tensor in run.agent.state_dict().items():
             assert torch.equal(tensor, weights[name]), name
@@ -36,10 +39,10 @@ def test_all_weights_and_statistics_are_those_of_the_other_run(
 def test_what_does_not_fit_begins_anew(tmp_path: Path) -> None:
     """A larger last layer: heads and what feeds them differ, the first layer is the same."""
     other, weights = begun(tmp_path, **{"model.hidden_sizes": (8, 4)})
-    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"model.hidden_sizes": (8, 6)})
+    config = tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"model.hidden_sizes": (8, 6)})
     with open_run(config) as run:
         fresh = run.agent.state_dict()
-    with open_run(config.changed({"init_from": str(other)})) as run:
+    with open_run(config.with_updates({"init_from": str(other)})) as run:
         found = run.agent.state_dict()
     same = {name for name in found if torch.equal(found[name], weights.get(name, torch.zeros(0)))}
     anew = {name for name in found if torch.equal(found[name], fresh[name])}
@@ -58,7 +61,7 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     (mean,) = (name for name in weights if name.endswith("moments.mean"))
     weights[mean] = torch.zeros(7, dtype=torch.float64)
     files.save_weights(weights, env_steps=1)
-    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"init_from": str(other)})
+    config = tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"init_from": str(other)})
     with open_run(config) as run:
         normalizer = run.agent.reader.normalizer
         assert normalizer is not None and normalizer.moments.count == 0
@@ -66,7 +69,7 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_resuming_does_not_begin_with_them_again(tmp_path: Path) -> None:
     other, _ = begun(tmp_path)
-    config = tiny(tmp_path, aux=tiny_aux()).changed({"init_from": str(other)})
+    config = tiny(tmp_path, aux=tiny_aux()).with_updates({"init_from": str(other)})
     whole = train(config, make_env=corridor)
     half = train(config, make_env=corridor, on_iteration=lambda run, record: "stop")
     resumed = resume(half.directory, make_env=corridor)
@@ -83,7 +86,7 @@ def test_a_run_that_gives_nothing_is_refused(tmp_path: Path, given: str, said: s
         files = RunDirectory(other)
         files.save_weights({"of.something.else": torch.zeros(3)}, env_steps=1)
         given = str(other)
-    config = tiny(tmp_path / "new").changed({"init_from": given})
+    config = tiny(tmp_path / "new").with_updates({"init_from": given})
     with pytest.raises(ValueError, match=said):
         open_run(config)
     assert not (tmp_path / "new").exists()
@@ -92,9 +95,9 @@ def test_a_run_that_gives_nothing_is_refused(tmp_path: Path, given: str, said: s
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (ValueNormConfig(), ValueNormConfig(statistics="ema")),
-        (ValueNormConfig(), None),
-        (None, ValueNormConfig()),
+        (VALUE_NORM, ValueNormConfig(statistics="ema")),
+        (VALUE_NORM, None),
+        (None, VALUE_NORM),
     ],
 )
 def test_value_heads_stay_with_the_units_of_their_outputs(
@@ -102,10 +105,10 @@ def test_value_heads_stay_with_the_units_of_their_outputs(
 ) -> None:
     """Statistics of another kind are not taken over, not even the mean alone; so no heads."""
     other, weights = begun(tmp_path, value_norm=before)
-    config = tiny(tmp_path, obs_norm=ObsNormConfig()).changed({"value_norm": after})
+    config = tiny(tmp_path, obs_norm=OBS_NORM).with_updates({"value_norm": after})
     with open_run(config) as run:
         fresh = run.agent.state_dict()
-    with open_run(config.changed({"init_from": str(other)})) as run:
+    with open_run(config.with_updates({"init_from": str(other)})) as run:
         found = run.agent.state_dict()
     for name, tensor in found.items():
         of_values = name.startswith(("value_normalizer.", "value_head.", "aux_value_head."))
@@ -113,7 +116,7 @@ def test_value_heads_stay_with_the_units_of_their_outputs(
     assert any(name.startswith("value_head.") for name in found)
 
 
-NONE, MOMENTS, EMA = None, ObsNormConfig(), ObsNormConfig(statistics="ema")
+NONE, MOMENTS, EMA = None, OBS_NORM, ObsNormConfig(statistics="ema")
 
 
 @pytest.mark.parametrize(
@@ -122,8 +125,8 @@ NONE, MOMENTS, EMA = None, ObsNormConfig(), ObsNormConfig(statistics="ema")
         (MOMENTS, NONE, "--obs-norm.statistics moments"),
         (EMA, NONE, "--obs-norm.statistics ema"),
         (EMA, MOMENTS, "--obs-norm.statistics ema"),
-        (NONE, MOMENTS, "--obs-norm none"),
-        (MOMENTS, ObsNormConfig(clip=5.0), ""),
+        (NONE, MOMENTS, "--obs-norm.statistics none"),
+        (MOMENTS, ObsNormConfig(statistics="moments", clip=5.0), ""),
         (NONE, NONE, ""),
     ],
 )
@@ -139,7 +142,7 @@ def test_first_layers_that_expect_other_observations_are_warned_of(
 
 def test_the_warning_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other, _ = begun(tmp_path)
-    config = tiny(tmp_path).changed({"init_from": str(other), "log.console": "plain"})
+    config = tiny(tmp_path).with_updates({"init_from": str(other), "log.console": "plain"})
     with open_run(config):
         said = " ".join(capsys.readouterr().out.split())
     assert "its first layers expect what --obs-norm.statistics moments gives" in said
@@ -149,5 +152,5 @@ def test_statistics_of_observations_of_another_kind_are_not_taken_in_part(tmp_pa
     other, weights = begun(tmp_path)
     assert (weights["reader.normalizer.shift"] != 0).any()
     config = tiny(tmp_path, obs_norm=ObsNormConfig(statistics="ema"))
-    with open_run(config.changed({"init_from": str(other)})) as run:
+    with open_run(config.with_updates({"init_from": str(other)})) as run:
         assert not run.agent.state_dict()["reader.normalizer.shift"].any()

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, get_args
 import gymnasium as gym
 
 from phasicrl.config import Backend as AnyBackend
-from phasicrl.config import EnvConfig, Options, Task, refuse_idle_env
+from phasicrl.config import EnvConfig
 from phasicrl.config_io import nearest_name
 from phasicrl.envs.bridge import Bridge, NumpyEnv
 from phasicrl.envs.envpool import (
@@ -97,8 +97,6 @@ def make_envs(
             backend, name = resolve(config.id)
             envs = _FACTORIES[backend](name, config, share)
     try:
-        task = Task(name=envs.name, backend=backend, has_masks=envs.has_masks)
-        refuse_idle_env(config, task)
         bridge = Bridge(envs, has_deadlines=config.parallel == "processes")
         return bridge if config.observe is None else PartialObservation(bridge, config.observe)
     except ValueError:
@@ -154,7 +152,7 @@ def for_evaluation(config: EnvConfig) -> EnvConfig:
     if not any(key in OF_TRAINING for key in config.options) or resolve(config.id)[0] != "envpool":
         return config
     kept = {key: value for key, value in config.options.items() if key not in OF_TRAINING}
-    return replace(config, options=Options(kept))
+    return replace(config, options=kept)
 
 
 def resolve(env_id: str) -> tuple[Backend, str]:

@@ -29,7 +29,7 @@ from phasicrl.envs.protocol import EnvError, ExactState
 from phasicrl.masks import find_blocked
 from phasicrl.spaces import ActionLayout, check_spaces, choices
 
-MakeVectorEnv = Callable[[int], "gym.vector.VectorEnv[Any, Any, Any]"]
+MakeVectorEnv = Callable[[int], gym.vector.VectorEnv[Any, Any, Any]]
 """Makes a vector environment of so many environments."""
 
 REMEDY = "repair the vector environment"

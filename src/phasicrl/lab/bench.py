@@ -127,7 +127,7 @@ def measure(
     notes: list[str] = []
     config = _shorten(config, notes.append)
     with tempfile.TemporaryDirectory() as folder:
-        endless = config.changed({"output_dir": folder, "total_env_steps": 10**12})
+        endless = config.with_updates({"output_dir": folder, "total_env_steps": 10**12})
         with start_run(endless, make_env=make_env, make_vector_env=make_vector_env) as run:
             run.compute.say = notes.append
             rates, split = _whole_loop(run, seconds)
@@ -158,7 +158,8 @@ def _shorten(config: Config, say: Callable[[str], None]) -> Config:
         "checkpoint": CheckpointConfig(every_minutes=None),
         "evaluation": EvaluationConfig(),
     }
-    if (aux := config.aux) is not None:
+    aux = config.aux
+    if config.has_auxiliary_phase:
         # The fewest iterations that pass as often over each step as the whole phase does.
         used = aux.iterations_per_epoch
         every = max(aux.every // math.gcd(aux.every, used or aux.every), 2)
@@ -166,7 +167,7 @@ def _shorten(config: Config, say: Callable[[str], None]) -> Config:
             changes["aux.every"] = every
             changes["aux.iterations_per_epoch"] = used and used * every // aux.every
             say(f"phases of {every} iterations instead of {aux.every}: the same work per step")
-    return config.changed(changes)
+    return config.with_updates(changes)
 
 
 def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]:
@@ -232,7 +233,7 @@ def _passes(run: Run) -> list[_Pass]:
     num_comparisons = ppo.uses_kl + (proximal is not None)  # by each epoch, or minibatch
     once = ppo.kl_penalty > 0 and ppo.kl_estimate == "exact" and proximal is None  # π_old
     passes.append(_Pass("policy", False, "policy", num_comparisons * with_policy + once))
-    if aux is not None and run.config.has_auxiliary_phase:
+    if run.config.has_auxiliary_phase:
         passes.append(_Pass("policy and value", True, "aux", run.config.aux_passes))
         passes.append(_Pass("policy", False, "aux", 1 / aux.run_every))
         if aux.recompute_targets:

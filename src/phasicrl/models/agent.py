@@ -83,9 +83,9 @@ class Agent(nn.Module):
         action_space: gym.Space[Any],
         config: ModelConfig,
         *,
-        action: ActionConfig | None = None,
-        obs_norm: ObsNormConfig | None = None,
-        value_norm: ValueNormConfig | None = None,
+        action: ActionConfig = ActionConfig(),
+        obs_norm: ObsNormConfig = ObsNormConfig(),
+        value_norm: ValueNormConfig = ValueNormConfig(),
         generator: Generator,
         auxiliary: bool,
         make_encoder: EncoderFactory | None = None,
@@ -117,12 +117,12 @@ class Agent(nn.Module):
         self.memory = memory(self.encoder)
         self.value_memory = None if self.value_encoder is None else memory(self.value_encoder)
         self.policy_head = PolicyHead(
-            action_space, self.memory.num_features, config, action or ActionConfig(), generator
+            action_space, self.memory.num_features, config, action, generator
         )
         self.value_head = value_head(self.value_memory or self.memory)
         self.aux_value_head = value_head(self.memory) if auxiliary else None
         self.value_normalizer: ValueNormalizer | None = None
-        if value_norm is not None:
+        if value_norm.statistics != "none":
             statistics, decay = value_norm.statistics, value_norm.decay
             self.value_normalizer = ValueNormalizer(statistics=statistics, decay=decay)
 

@@ -220,17 +220,17 @@ class ObservationReader(nn.Module):
         ValueError: there is nothing to normalize.
     """
 
-    def __init__(self, space: gym.Space[Any], norm: ObsNormConfig | None) -> None:
+    def __init__(self, space: gym.Space[Any], norm: ObsNormConfig) -> None:
         super().__init__()
         self.layout = ObservationLayout(space)
         boxes = [(path, box) for path, box in leaves(space) if isinstance(box, gym.spaces.Box)]
         self.parts = [(path, box) for path, box in boxes if not is_image(box)]
         self.normalizer: ObservationNormalizer | None = None
-        if norm is not None:
+        if norm.statistics != "none":
             size = sum(num_numbers(part) for _, part in self.parts)
             if not size:
                 nothing = f"obs_norm normalizes observed numbers, and there are none in {space}"
-                raise ValueError(f"{nothing}; switch it off with --obs-norm none")
+                raise ValueError(f"{nothing}; set obs_norm.statistics to none")
             self.normalizer = ObservationNormalizer(
                 size, statistics=norm.statistics, decay=norm.decay, clip=norm.clip
             )

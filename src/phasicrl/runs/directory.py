@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from phasicrl.config import Config, refuse_unasked_import, shown
+from phasicrl.config import Config, check_imports, format_value
 from phasicrl.config_io import read_json, read_text, replacing, to_tree, write_json
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class RunDirectory:
                 )
         config = self.config
         try:
-            refuse_unasked_import(config)
+            check_imports(config)
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG_FILE}: {error}") from None
         return config
@@ -306,7 +306,7 @@ class RunDirectory:
         """
         before, now = Config.from_json(config).values(), self.config.values()
         changed = [
-            f"{path} was {shown(before.get(path))} and is {shown(now.get(path))}"
+            f"{path} was {format_value(before.get(path))} and is {format_value(now.get(path))}"
             for path in {**before, **now}
             if before.get(path) != now.get(path) and not path.startswith(_MAY_CHANGE)
         ]

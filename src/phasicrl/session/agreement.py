@@ -36,7 +36,7 @@ def require_shares(config: Config, world: World) -> None:
     if world.size == 1:
         return
     num_envs = world.share(config.env.num_envs, "env.num_envs")
-    kinds = [("ppo", config.ppo)] + ([("aux", config.aux)] if config.aux else [])
+    kinds = [("ppo", config.ppo), ("aux", config.aux)][: 1 + config.has_auxiliary_phase]
     for name, knobs in kinds:
         by_segments = knobs.minibatch_by == "segments"
         samples = num_envs * (1 if by_segments else config.ppo.num_steps)

@@ -10,8 +10,9 @@ import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import gymnasium as gym
 import numpy as np
@@ -19,10 +20,10 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
-from phasicrl.config import Config, Task, refuse_idle
+from phasicrl.config import Backend, Config
 from phasicrl.config_io import refuse_wrong_types
 from phasicrl.distributed import ALONE, World
-from phasicrl.envs.make import make_envs
+from phasicrl.envs.make import make_envs, resolve
 from phasicrl.envs.protocol import EnvError, VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.envs.wrappers import HeuristicMask, MaskFunction
@@ -41,6 +42,7 @@ from phasicrl.runs.parts import load_part
 from phasicrl.seeding import derive_seed
 from phasicrl.session.agreement import plan_here, require_same_start, require_shared, require_shares
 from phasicrl.session.run import Run
+from phasicrl.session.unused import unused_options
 from phasicrl.session.warm_start import take_over
 from phasicrl.spaces import is_image, leaves
 
@@ -59,13 +61,16 @@ class UserObjects(TypedDict, total=False):
 def start_run(
     config: Config,
     *,
+    resume: Literal["never", "auto"] = "never",
     world: World = ALONE,
     **own: Unpack[UserObjects],
 ) -> Run:
     """Make a new run directory and everything a run needs.
 
     Args:
-        config: every knob.
+        config: every option.
+        resume: `auto` resumes the newest run of this experiment, seed and length instead, if there
+            is one.
         world: the processes that train it together.
         own: what the user brings as objects.
 
@@ -74,6 +79,11 @@ def start_run(
             made.
     """
     refuse_wrong_types(config)
+    for module in config.imports:
+        import_module(module)
+    begun = [files for files in RunDirectory.of(config) if files.checkpoints]
+    if resume == "auto" and begun:
+        return resume_run(begun[-1].path, world=world, **own)
     world.require_same("what they begin", lambda: {"this": "a new run"})
     run, _ = _build_run(config, _all_objects(own), world)
     with ExitStack() as stack:
@@ -190,20 +200,12 @@ def _open_envs(
 def _make_envs(
     config: Config, own: dict[str, Any], world: World, *, since: int = 0, env_steps: int = 0
 ) -> VectorEnv:
-    """This process's environments, with the user's masks.
-
-    Knobs without effect on them are refused.
-    """
+    """Make this process's environments, with the user's masks."""
     seed, mask_actions = derive_seed(config.seed, "env", since), own["mask_actions"]
     makers = {name: own[name] for name in ("make_env", "make_vector_env")}
     share = world.own(config.env.num_envs)
     which = {"num_envs": share.stop - share.start, "first_env": share.start}
     envs = make_envs(config.env, seed=seed, **which, **makers)
-    try:
-        refuse_idle(config, task_of(envs, has_heuristic=mask_actions is not None))
-    except ValueError:
-        envs.close()
-        raise
     if mask_actions is None:
         return envs
     # It counts the steps of these environments.
@@ -243,10 +245,11 @@ def _build_run(
             agent = make_agent(config, envs, make_encoder=own["make_encoder"]).to(machine.device)
             _check_memory(config, envs, agent, torch.device(machine.device))
             taken = [] if resumed or not config.init_from else take_over(agent, config.init_from)
-        plan = make_plan(config, machine, has_images=bool(task_of(envs).has_images))
+        has_images = any(is_image(part) for _, part in leaves(envs.observation_space))
+        plan = make_plan(config, machine, has_images=has_images)
         plan = plan_here(world.of_first(plan), machine, world)
         files, lock, log = _open_directory(config, world, undo, resumed, lock, state)
-        for remark in taken:
+        for remark in taken + ([] if resumed else _unused_options(config, envs, own)):
             log.message(remark)
         world.copy_first_(list(agent.state_dict().values()))
         compute = Compute(plan, say=log.message, world=world)
@@ -301,23 +304,17 @@ def _is_over(config: Config, resumed: RunDirectory | None, state: dict[str, Any]
     return min(state["env_steps"], resumed.card.get("env_steps", 0)) >= config.budget
 
 
-def task_of(envs: VectorEnv, *, has_heuristic: bool = False) -> Task:
-    """What the spaces of environments say about which knobs have an effect.
-
-    Their back end has been asked by `make_envs`.
-    """
-    parts = [part for _, part in leaves(envs.observation_space)]
-    actions = [part for _, part in leaves(envs.action_space)]
-    numbers = [part for part in parts if not is_image(part)]
-    return Task(
-        name=envs.name,
-        has_masks=True if envs.mask_size else None,
-        has_heuristic=has_heuristic,
-        has_images=len(numbers) < len(parts),
-        has_numbers=bool(numbers),
-        has_floats=any(isinstance(part, gym.spaces.Box) for part in numbers),
-        has_continuous_actions=any(isinstance(part, gym.spaces.Box) for part in actions),
-    )
+def _unused_options(config: Config, envs: VectorEnv, own: dict[str, Any]) -> list[str]:
+    """Return a warning for each thing without which options have no effect."""
+    backend: Backend = "own" if own["make_env"] else "vector"
+    if not (own["make_env"] or own["make_vector_env"]):
+        backend = resolve(config.env.id)[0]
+    unused = unused_options(config, envs, backend)
+    return [
+        f"warning: {', '.join(path for path in unused if unused[path] == what)}: "
+        f"no effect without {what}"
+        for what in dict.fromkeys(unused.values())
+    ]
 
 
 def make_agent(

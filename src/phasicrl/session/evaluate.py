@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from phasicrl.config import Config, EvaluatedLevels, Levels, PolicyKind
+from phasicrl.config_io import write_json
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.models.agent import Agent, EncoderFactory
@@ -84,6 +85,7 @@ def evaluate(
     make_encoder: EncoderFactory | None = None,
     weights: WeightsKind = "last",
     steps_file: Path | None = None,
+    json: Path | None = None,
 ) -> list[Evaluation]:
     """Play episodes that the agent has not trained on, and report their returns.
 
@@ -102,7 +104,8 @@ def evaluate(
         make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
         weights: The last that were saved, or the best by the evaluations of the run.
-        steps_file: gets every step as a row of CSV (`StepTable`).
+        steps_file: CSV file for every step (`StepTable`).
+        json: JSON file for the results.
 
     Raises:
         ValueError: not a run directory, no weights yet, or levels where all are of one kind.
@@ -131,6 +134,10 @@ def evaluate(
                     precision=config.compute.policy_precision,
                 )
             results.append(Evaluation(policy, *played, levels=which))
+    if json is not None:
+        rows = [result.to_dict() for result in results]
+        gaps = generalization_gaps(results)
+        write_json(json, {"run": str(run_dir), "results": rows, "gap": gaps})
     return results
 
 

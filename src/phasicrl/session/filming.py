@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.config import Config, Levels, Options, PolicyKind, Precision
+from phasicrl.config import Config, Levels, PolicyKind, Precision
 from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
@@ -279,7 +279,7 @@ def _open_rendered(
             options |= options_for(gym.spec(env_id), for_evaluation(config.env).options)
         # What is drawn must be in this process, and is made here: knobs of other back ends have no
         # effect on it.
-        here = {"parallel": "sync", "num_threads": None, "options": Options()}
+        here = {"parallel": "sync", "num_threads": None, "options": {}}
         envs = make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
     except gym.error.Error as error:
         why = f"its observations are vectors, and Gymnasium cannot draw it ({error})"

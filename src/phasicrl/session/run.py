@@ -501,5 +501,5 @@ class Run:
     def _chunk_name(self, slot: int) -> str:
         """A name that no other rollout of this run has, nor this one with other targets."""
         aux, auxiliary_began = self.config.aux, self.buffer.progress is not None
-        renewed = auxiliary_began and aux is not None and aux.recompute_targets
+        renewed = auxiliary_began and aux.recompute_targets
         return f"rollout-{self.learner.phase:06d}-{slot:03d}{'-renewed' * renewed}"

@@ -51,10 +51,9 @@ def take_over(agent: Agent, directory: str) -> list[str]:
     normalizers = [{name for name in each if name.startswith(_OBS_NORM)} for each in (own, theirs)]
     if normalizers[0] == normalizers[1]:
         return [said]
-    norm = files.config.obs_norm
-    way = "-norm none" if norm is None else f"-norm.statistics {norm.statistics}"
+    statistics = files.config.obs_norm.statistics
     return [
         said,
         f"warning: {directory} did not normalize observations as this run does; "
-        f"its first layers expect what --obs{way} gives them",
+        f"its first layers expect what obs_norm.statistics {statistics} gives",
     ]

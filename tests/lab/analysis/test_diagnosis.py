@@ -9,7 +9,7 @@ import pytest
 
 from phasicrl.config import Config, ObsNormConfig, RewardNormConfig
 from phasicrl.lab.analysis.diagnosis import diagnose
-from tests.helpers import tiny, tiny_aux
+from tests.helpers import OBS_NORM, tiny, tiny_aux
 
 HEALTHY = {
     "charts/episodic_return_100": np.linspace(10, 400, 40),
@@ -54,9 +54,9 @@ SICK = {
 def watched(tmp_path: Path, **changes: object) -> Config:
     """Settings under which every trouble can arise."""
     config = tiny(
-        tmp_path, aux=tiny_aux(), reward_norm=RewardNormConfig(), obs_norm=ObsNormConfig()
+        tmp_path, aux=tiny_aux(), reward_norm=RewardNormConfig(per="rollout"), obs_norm=OBS_NORM
     )
-    return config.changed({"ppo.max_grad_norm": None} | changes)
+    return config.with_updates({"ppo.max_grad_norm": None} | changes)
 
 
 def names(columns: dict[str, np.ndarray], tmp_path: Path, **changes: object) -> list[str]:
@@ -107,8 +107,8 @@ def test_what_a_setting_excuses_is_not_found(tmp_path: Path) -> None:
     gradients = HEALTHY | {"gradients/policy_norm": spiked(1e4)}
     assert names(gradients, tmp_path, **{"ppo.max_grad_norm": 0.5}) == []
     rewards = HEALTHY | {"rewards/clipped_fraction": np.full(40, 0.2)}
-    assert names(rewards, tmp_path, reward_norm=None) == []
+    assert names(rewards, tmp_path, reward_norm=RewardNormConfig(per="none")) == []
     observed = HEALTHY | {"observations/clipped_fraction": np.full(40, 0.3)}
-    assert names(observed, tmp_path, obs_norm=None) == []
+    assert names(observed, tmp_path, obs_norm=ObsNormConfig(statistics="none")) == []
     differential = HEALTHY | {"losses/entropy": np.linspace(1, -3, 40)}  # of a normal distribution
     assert names(differential, tmp_path) == []

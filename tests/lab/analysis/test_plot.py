@@ -178,7 +178,7 @@ def test_runs_with_other_settings_are_not_averaged(tmp_path: Path) -> None:
 
 def test_a_group_that_is_off_is_named_once(tmp_path: Path) -> None:
     ppg, ppo = (
-        make_run(tmp_path / "a", [(1, 1.0)], aux=AuxConfig()),
+        make_run(tmp_path / "a", [(1, 1.0)], aux=AuxConfig(epochs=6)),
         make_run(tmp_path / "b", [(1, 1.0)]),
     )
     assert [curve.label for curve in run_curves([ppg, ppo], RETURN)] == [
@@ -658,7 +658,7 @@ def test_knobs_of_a_group_tell_experiments_apart_where_it_is_off_in_a_third(
     tmp_path: Path,
 ) -> None:
     """Two sweeps of PPG and a PPO under one name are three experiments, not two."""
-    off, *on = None, AuxConfig(every=16), AuxConfig(every=32)
+    off, *on = None, AuxConfig(epochs=6, every=16), AuxConfig(epochs=6, every=32)
     runs = [
         make_run(tmp_path / str(number), [(100, 1.0)], aux=aux)
         for number, aux in enumerate((off, *on))

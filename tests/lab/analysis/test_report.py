@@ -47,7 +47,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    config = tiny(folder, aux=tiny_aux(), name="cartpole-ppg").changed(
+    config = tiny(folder, aux=tiny_aux(), name="cartpole-ppg").with_updates(
         {"ppo.clip": 0.123, "total_env_steps": 512}
     )
     return train(config, make_env=corridor).directory
@@ -114,7 +114,7 @@ def test_names_are_escaped(run: Path, tmp_path: Path) -> None:
 def test_runs_side_by_side_say_in_what_they_differ(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = RunDirectory(run).config.changed({"seed": 7, "output_dir": str(tmp_path)})
+    config = RunDirectory(run).config.with_updates({"seed": 7, "output_dir": str(tmp_path)})
     other = train(config, make_env=corridor).directory
     page = tmp_path / "both.html"
     assert main(["report", str(run), str(other), "--output", str(page)]) == 0

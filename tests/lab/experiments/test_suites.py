@@ -36,8 +36,8 @@ def test_figure_2_is_the_paper_s_two_algorithms_on_all_games() -> None:
     base = suite.base("miner", "paper")
     paper = {"env.id": "procgen:miner"}
     assert suite.arms(base) == [
-        ("PPG", get_preset("procgen-ppg-paper").changed(paper)),
-        ("PPO", get_preset("procgen-ppo-paper").changed(paper)),
+        ("PPG", get_preset("procgen-ppg-paper").with_updates(paper)),
+        ("PPO", get_preset("procgen-ppo-paper").with_updates(paper)),
     ]
     assert base.ppg.env.distribution == "hard" and base.ppg.total_env_steps == 100_000_000
 
@@ -90,7 +90,7 @@ def test_the_two_savings_of_the_sources() -> None:
     assert differences(of_openai, ppg) == {"reward_norm.gamma": (None, 0.99)}
     bigfish = {"env.id": "procgen:bigfish"}
     presets = "compat-cleanrl-ppg", "compat-cleanrl-ppo-procgen"
-    assert of_cleanrl == [get_preset(name).changed(bigfish) for name in presets]
+    assert of_cleanrl == [get_preset(name).with_updates(bigfish) for name in presets]
     small = [
         config for _, config in SUITES["seeds-table"].arms(base("seeds-table", "bigfish", "small"))
     ]
@@ -195,7 +195,7 @@ def test_details_of_ppo_are_those_that_have_an_effect_on_the_task() -> None:
 def test_penalties_with_rewards_of_both_kinds() -> None:
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     adaptive = penalty | {"ppo.kl_penalty_target": 0.01}
-    raw = {"reward_norm": None}
+    raw = {"reward_norm.per": "none"}
     found = {
         arm: {name: new for name, new in change.items() if not name.startswith("reward_norm.")}
         for arm, change in arms("penalties", "bigfish").items()
@@ -230,7 +230,7 @@ def test_rates_and_epochs_are_changed_together() -> None:
 
 
 def test_the_report_s_arms_change_its_own_settings() -> None:
-    report = get_preset("compat-mva-ppo").changed({"env.id": "envpool:Reacher-v5"})
+    report = get_preset("compat-mva-ppo").with_updates({"env.id": "envpool:Reacher-v5"})
     changed = {
         arm: set(differences(config, report))
         for arm, config in SUITES["mva"].arms(base("mva", "reacher"))

@@ -124,7 +124,7 @@ def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> Non
     path = tmp_path / "some.csv"
     with pytest.raises(ValueError, match="below 101, on which settings are chosen"):
         table(path).missing(over_seeds(("ppo",), CONFIG, (100, 101)))
-    table(path).add(rows_of(Trial(("ppo",), CONFIG.changed({"seed": 101}))))
+    table(path).add(rows_of(Trial(("ppo",), CONFIG.with_updates({"seed": 101}))))
     with pytest.raises(ValueError, match="write them to another file"):
         next(fill_table(table(path), over_seeds(("ppg",), CONFIG, (1,)), rows_of))
     assert read(path) == [("ppo", "101", "1010")]
@@ -224,7 +224,7 @@ def test_a_trial_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_a_version_with_another_knob_finds_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = get_preset("cartpole-ppg")
     names = [ready(config, "x", Path()).name]
-    names.append(ready(config.changed({"ppo.clip": 0.123}), "x", Path()).name)
+    names.append(ready(config.with_updates({"ppo.clip": 0.123}), "x", Path()).name)
     plain = Config.identity
     monkeypatch.setattr(Config, "identity", lambda self: {"a.knob": None} | plain(self))
     assert ready(config, "x", Path()).name == names[0] != names[1]
@@ -237,7 +237,7 @@ def test_what_a_preset_reached_is_one_row(tmp_path: Path) -> None:
         "output_dir": str(tmp_path / "runs"),
         "total_env_steps": 2048,
     }
-    config = get_preset("classic-ppo").changed({"env.id": "gymnasium:CartPole-v1", **quiet})
+    config = get_preset("classic-ppo").with_updates({"env.id": "gymnasium:CartPole-v1", **quiet})
     script = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "learning.py"))
     (trial,) = over_seeds(("classic-ppo --x",), config, (1,))
     (row,) = script["learning_row"](trial, threshold=1.0)

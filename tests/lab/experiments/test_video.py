@@ -206,7 +206,7 @@ def test_an_environment_that_is_made_anew_is_filmed_from_then_on(tmp_path: Path)
                 raise RuntimeError("broken")
             return super().step(action)
 
-    run = train(tiny(tmp_path).changed({"env.max_restarts": 2}), make_env=Counting)
+    run = train(tiny(tmp_path).with_updates({"env.max_restarts": 2}), make_env=Counting)
     with pytest.warns(RuntimeWarning, match="it is made anew"):
         path, _ = film(run.directory, episodes=1, size=16, make_env=Fragile)
     shown = read_film(path, 16, 32).mean(axis=(1, 2, 3)) / 20

@@ -21,8 +21,6 @@ from phasicrl.config import (
     Config,
     EnvConfig,
     ModelConfig,
-    ObsNormConfig,
-    ValueNormConfig,
 )
 from phasicrl.lab.export.export import export_policy, open_policy, play_exported, policy_file
 from phasicrl.models.memory import RecurrentMemory
@@ -31,7 +29,7 @@ from phasicrl.session.build import make_agent
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import make_evaluation_envs
 from tests.envs.counting import Structured
-from tests.helpers import Levers, corridor, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, tiny, tiny_aux
 
 MLP = ModelConfig(encoder="mlp", hidden_sizes=(16,), activation="tanh", policy_head_scale=1.0)
 MakeEnv = Callable[[], gym.Env[Any, Any]]
@@ -44,8 +42,8 @@ def masked_with_memory(directory: Path) -> Config:
 
 def gaussian(directory: Path) -> Config:
     return tiny(
-        directory, env=EnvConfig(id="gymnasium:Pendulum-v1", num_envs=4), obs_norm=ObsNormConfig(),
-        value_norm=ValueNormConfig(), action=ActionConfig(squash="clip"),
+        directory, env=EnvConfig(id="gymnasium:Pendulum-v1", num_envs=4), obs_norm=OBS_NORM,
+        value_norm=VALUE_NORM, action=ActionConfig(squash="clip"),
         model=replace(MLP, value_path="detached"),
     )  # fmt: skip
 
@@ -53,7 +51,7 @@ def gaussian(directory: Path) -> Config:
 def of_all_kinds(directory: Path) -> Config:
     model = replace(MLP, encoder="impala", channels=(4,), memory="gru", memory_size=4)
     config = tiny(
-        directory, model=model, obs_norm=ObsNormConfig(),
+        directory, model=model, obs_norm=OBS_NORM,
         action=ActionConfig(squash="tanh", std="softplus"),
     )  # fmt: skip
     return replace(config, ppo=replace(config.ppo, minibatch_by="segments"))

@@ -120,7 +120,7 @@ def test_the_best_run_of_each_environment_however_it_is_spelled(tmp_path: Path) 
     for run, value, env in zip(runs, (1.0, 3.0), ("corridor", "gymnasium:corridor"), strict=True):
         row = {"env_steps": 128, "iteration": 4, "phase": 0, "charts/episodic_return_100": value}
         (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        config = RunDirectory(run).config.changed({"env.id": env})
+        config = RunDirectory(run).config.with_updates({"env.id": env})
         (run / "config.json").write_text(config.to_json())
     (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
     assert made.path.name == "tiny-corridor-s4"

@@ -255,7 +255,8 @@ def test_each_seed_is_trained_to_its_rung_and_the_best_trial_can_be_trained_agai
 ) -> None:
     """For real: a trial of two seeds, one that diverges at once, and the best one once more."""
     base = small(tmp_path / "again", "ppo", total_env_steps=12 * 64)
-    search = Search(base.changed({"ppo.max_grad_norm": None}), {"ppo.learning_rate": [1e-3, 1e30]},
+    base = base.with_updates({"ppo.max_grad_norm": None})
+    search = Search(base, {"ppo.learning_rate": [1e-3, 1e30]},
                     (1, 2), 2)  # fmt: skip
     stops: list[tuple[int, int]] = []
     plain = module._train_until

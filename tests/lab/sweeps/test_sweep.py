@@ -87,7 +87,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
     configs = [read_config(path / TRIAL) for path in trial_folders(folder)]
     assert [config.seed for config in configs] == [1] * 6 + [2] * 6 + [3] * 2, "seed by seed"
     assert len({(config.seed, config.ppo.clip, config.name) for config in configs}) == 14
-    made = get_preset("classic-ppo").changed({"ppo.clip": 0.3, "seed": 2})
+    made = get_preset("classic-ppo").with_updates({"ppo.clip": 0.3, "seed": 2})
     assert made in configs
 
 
@@ -164,7 +164,7 @@ def test_an_interrupted_trial_is_resumed_and_a_diverged_one_is_not(
 ) -> None:
     bad = {"ppo.learning_rate": 1e30, "ppo.max_grad_norm": None}
     good = small(tmp_path, "ppo")
-    folder = written(tmp_path / "sweep", good, good.changed(bad))
+    folder = written(tmp_path / "sweep", good, good.with_updates(bad))
     plain = trials.train
 
     def interrupted(config: Config, **how: Any) -> None:

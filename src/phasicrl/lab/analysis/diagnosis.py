@@ -80,8 +80,12 @@ def _dead_values(explained: Array, config: Config) -> Finding | None:
     best = max(float(np.median(part)) for part in np.array_split(explained, 5))
     if best >= 0.05:
         return None
-    more = "ppo.value_epochs" if config.aux is None else "ppo.value_epochs, aux.epochs"
-    norms = "" if config.reward_norm or config.value_norm else "; normalize rewards (reward_norm)"
+    more = "ppo.value_epochs" if not config.has_auxiliary_phase else "ppo.value_epochs, aux.epochs"
+    norms = (
+        ""
+        if {config.reward_norm.per, config.value_norm.statistics} != {"none"}
+        else "; normalize rewards (reward_norm)"
+    )
     return Finding(
         "Dead value function",
         f"the explained variance was {best:.2f} in the best fifth of the run (1 is perfect, 0 a "
@@ -143,7 +147,7 @@ def _deviation_collapsed(deviation: Array, config: Config) -> Finding | None:
 
 def _rewards_clipped(fraction: Array, config: Config) -> Finding | None:
     """Whether the reward normalizer is saturated."""
-    if config.reward_norm is None or (mean := float(_second_half(fraction).mean())) <= 0.05:
+    if config.reward_norm.per == "none" or (mean := float(_second_half(fraction).mean())) <= 0.05:
         return None
     return Finding(
         "Rewards clipped",
@@ -155,7 +159,10 @@ def _rewards_clipped(fraction: Array, config: Config) -> Finding | None:
 
 def _observations_clipped(fraction: Array, config: Config) -> Finding | None:
     """Whether the normalizer of observations is saturated."""
-    if config.obs_norm is None or (mean := float(_second_half(fraction).mean())) <= 0.05:
+    if (
+        config.obs_norm.statistics == "none"
+        or (mean := float(_second_half(fraction).mean())) <= 0.05
+    ):
         return None
     return Finding(
         "Observation normalizer saturated",
@@ -170,7 +177,7 @@ def _units_dormant(fraction: Array, config: Config) -> Finding | None:
     if (mean := float(_second_half(fraction).mean())) <= 0.95:
         return None
     epochs = f"fewer ppo.policy_epochs (now {config.ppo.policy_epochs})"
-    if config.aux is not None:
+    if config.has_auxiliary_phase:
         epochs += f" or aux.epochs (now {config.aux.epochs})"
     return Finding(
         "Dormant units",
@@ -182,7 +189,7 @@ def _units_dormant(fraction: Array, config: Config) -> Finding | None:
 
 def _auxiliary_phase_too_strong(kl: Array, config: Config) -> Finding | None:
     """Whether the auxiliary phase changes the policy that it is to keep."""
-    if config.aux is None or (middle := float(np.median(kl))) <= 0.05:
+    if not config.has_auxiliary_phase or (middle := float(np.median(kl))) <= 0.05:
         return None
     return Finding(
         "Auxiliary KL too large",

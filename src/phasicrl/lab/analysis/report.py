@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phasicrl.config import Config, shown
+from phasicrl.config import Config, format_value
 from phasicrl.config_io import replacing
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.analysis.diagnosis import Array, Finding, diagnose
@@ -155,7 +155,7 @@ class _Subject:
         preset = PRESETS[self.base].config if self.base else None
         others = differences(self.config, preset) if preset else {}
         return [
-            (path, shown(value), shown(others[path][0]) if path in others else "")
+            (path, format_value(value), format_value(others[path][0]) if path in others else "")
             for path, value in self.config.values().items()
         ]
 
@@ -235,9 +235,9 @@ def _differing(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
     values = [subject.config.values() for subject in subjects]
     paths = {path: None for fields in values for path in fields}
     return {
-        path: [shown(fields.get(path)) for fields in values]
+        path: [format_value(fields.get(path)) for fields in values]
         for path in paths
-        if len({shown(fields.get(path)) for fields in values}) > 1
+        if len({format_value(fields.get(path)) for fields in values}) > 1
     }
 
 

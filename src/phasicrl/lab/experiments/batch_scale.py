@@ -34,7 +34,7 @@ def scaled_batch(config: Config, factor: float) -> Config:
     exact, root = Fraction(factor).limit_denominator(1 << 16), math.sqrt(factor)
     values, aux = config.values(), config.aux
     rates = ["ppo.learning_rate", "ppo.value_learning_rate"]
-    if aux is not None and aux.optimizer == "own":
+    if aux.optimizer == "own":
         rates.append("aux.learning_rate")
     changed: dict[str, Any] = {
         "env.num_envs": _whole("env.num_envs", config.env.num_envs * exact, factor),
@@ -47,14 +47,14 @@ def scaled_batch(config: Config, factor: float) -> Config:
             changed[name] = _decay_with_age(values[name], factor)
     for name in ("obs_norm", "value_norm"):
         norm = getattr(config, name)
-        if norm is not None and norm.statistics == "ema":
+        if norm.statistics == "ema":
             changed[f"{name}.decay"] = norm.decay**factor
-    if aux is not None:
+    if config.has_auxiliary_phase:
         changed["aux.every"] = _whole("aux.every", aux.every / exact, factor)
         if aux.iterations_per_epoch is not None:
             number = aux.iterations_per_epoch / exact
             changed["aux.iterations_per_epoch"] = _whole("aux.iterations_per_epoch", number, factor)
-    return config.changed(changed)
+    return config.with_updates(changed)
 
 
 def _times(values: dict[str, Any], names: list[str], factor: float) -> dict[str, float]:

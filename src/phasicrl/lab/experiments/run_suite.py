@@ -82,7 +82,7 @@ def run_suite(
     for task in tasks or suite.tasks(scale):
         for arm, config in suite.arms(suite.base(task, scale)):
             budget = config.total_env_steps if total_env_steps is None else total_env_steps
-            config = config.changed({"total_env_steps": budget})
+            config = config.with_updates({"total_env_steps": budget})
             config = trials.ready(config, task, output_dir, threads=threads)
             runs += trials.over_seeds((task, arm, str(budget)), config, seeds)
     stem = output_dir / f"{name}-{scale}"

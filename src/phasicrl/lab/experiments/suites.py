@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from phasicrl.config import Config, RewardNormConfig
+from phasicrl.config import Config
 from phasicrl.config_io import nearest_name
 from phasicrl.envs.procgen import GAMES
 from phasicrl.lab.experiments.tricks import Arm, arms_with, beside_base, checked, details, rungs
@@ -97,7 +97,7 @@ class Suite:
             )
         if scale == "small" and self.small_steps:
             changes = changes | {"total_env_steps": self.small_steps}
-        ppg, ppo = (get_preset(name).changed(changes) for name in names)
+        ppg, ppo = (get_preset(name).with_updates(changes) for name in names)
         return Base(ppg, ppo, images=task in GAMES)
 
 
@@ -146,7 +146,7 @@ def _codes_of_the_table(base: Base) -> list[Arm]:
             "CleanRL's PPG": "compat-cleanrl-ppg",
             "CleanRL's PPO": "compat-cleanrl-ppo-procgen",
         }
-        arms += [(arm, get_preset(name).changed(scale)) for arm, name in codes.items()]
+        arms += [(arm, get_preset(name).with_updates(scale)) for arm, name in codes.items()]
     return arms
 
 
@@ -170,7 +170,6 @@ def _where_values_are_trained(base: Base) -> list[Arm]:
 
 def _fewer_updates(base: Base) -> list[Arm]:
     """Auxiliary epochs over all data of a phase, and over parts of it."""
-    assert base.ppg.aux is not None
     half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
     changes: dict[str, dict[str, Any]] = {
@@ -196,14 +195,16 @@ def _report_settings(base: Base) -> list[Arm]:
         "σ fixed, actions normalized, tanh": normalized | tanh,
         "σ learned, actions normalized, tanh": learned | normalized | tanh,
         "σ learned through tanh, actions normalized, tanh": through_tanh | normalized | tanh,
-        "rewards not normalized": {"reward_norm": None},
+        "rewards not normalized": {"reward_norm.per": "none"},
         "σ fixed, ten times as large": {"action.std_value": 0.5},
         "learning rate 1e-3": rate,
         "learning rate 1e-3, σ learned": rate | learned,
         "learning rate 1e-3, actions normalized": rate | normalized,
         "learning rate 1e-3, actions normalized, tanh": rate | normalized | tanh,
     }
-    return arms_with(get_preset("compat-mva-ppo").changed({"env.id": base.ppo.env.id}), changes)
+    return arms_with(
+        get_preset("compat-mva-ppo").with_updates({"env.id": base.ppo.env.id}), changes
+    )
 
 
 _HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
@@ -239,7 +240,6 @@ _DETAILS: dict[str, dict[str, Any]] = {
 def _details(base: Base) -> list[Arm]:
     """PPG on a task, and with one detail changed; what the task has already is no arm."""
     ppg = base.ppg
-    assert ppg.aux is not None
     left_out: set[str] = set()
     for group, minibatches in (
         ("ppo", ppg.ppo.num_minibatches), ("aux", ppg.aux.num_minibatches)
@@ -248,7 +248,7 @@ def _details(base: Base) -> list[Arm]:
             left_out.add(f"{group}.minibatch_by transitions")
         if ppg.env.num_envs % minibatches:
             left_out.add(f"{group}.minibatch_by segments")
-    if ppg.reward_norm is None or ppg.ppo.gamma == 0.99:
+    if ppg.reward_norm.per == "none" or ppg.ppo.gamma == 0.99:
         left_out |= {"reward_norm.gamma 0.99", "reward_norm.gamma None"}
     changes = {
         name: change
@@ -267,8 +267,8 @@ def _penalties(base: Base) -> list[Arm]:
         "adaptive KL penalty": penalty | {"ppo.kl_penalty_target": 0.01},
     }
     rewards: dict[str, dict[str, Any]] = {
-        "rewards normalized": {"reward_norm": base.ppg.reward_norm or RewardNormConfig()},
-        "rewards as they are": {"reward_norm": None},
+        "rewards normalized": {"reward_norm.per": "rollout"},
+        "rewards as they are": {"reward_norm.per": "none"},
     }
     return arms_with(
         base.ppg,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-import importlib
 import io
 import itertools
 import json
@@ -33,17 +32,16 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from phasicrl.algorithm import OnIteration, resume, train
-from phasicrl.config import ASKED_IMPORTS, Config, defaults, refuse_idle
+from phasicrl.algorithm import OnIteration, train
+from phasicrl.config import Config, defaults
 from phasicrl.config_io import replacing
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.host.machine import num_cores
 from phasicrl.host.signals import Preempted, Signals, ToldToEnd, when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
-from phasicrl.session.build import make_agent, task_of
+from phasicrl.session.build import make_agent
 from phasicrl.session.evaluate import evaluate
-from phasicrl.session.run import Run
 from phasicrl.session.warm_start import take_over
 
 Item = TypeVar("Item")
@@ -197,7 +195,7 @@ def run_trials(
         while not received:
             for item in itertools.islice(waiting, jobs - len(running)):
                 receiver, sender = spawn.Pipe(duplex=False)
-                child = spawn.Process(target=_run_child, args=(sender, ASKED_IMPORTS, work, item))
+                child = spawn.Process(target=_run_child, args=(sender, work, item))
                 child.start()
                 sender.close()
                 running[receiver] = item, child
@@ -228,26 +226,17 @@ def _outcome(receiver: Any, child: BaseProcess) -> Any:
         child.join()
 
 
-def _run_child(
-    sender: Connection, modules: Sequence[str], work: Callable[[Any], Any], item: Any
-) -> None:
+def _run_child(sender: Connection, work: Callable[[Any], Any], item: Any) -> None:
     """Send what `work` returns, or its error, to the process that waits for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        outcome = call_with_imports(modules, work, item)
+        outcome = work(item)
     except Exception as error:
         if not isinstance(error, ValueError | OSError | ImportError):
             traceback.print_exc()
         outcome = Failure(f"{type(error).__name__}: {error}")
     sender.send(outcome)
-
-
-def call_with_imports(modules: Sequence[str], work: Callable[[Item], T], item: Item) -> T:
-    """Import modules, which may register environments, then call a function on an item."""
-    for module in modules:
-        importlib.import_module(module)
-    return work(item)
 
 
 def raise_failures(outcomes: Iterable[tuple[Item, T | Failure]]) -> Iterator[tuple[Item, T]]:
@@ -310,7 +299,7 @@ def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = 
     own = {path: value for path, value in config.identity().items() if value != usual.get(path)}
     digest = hashlib.sha256(json.dumps(own, default=str, sort_keys=True).encode()).hexdigest()
     changes["name"] = f"{stem.rpartition(':')[2].replace('/', '-')}-{digest[:10]}"
-    return config.changed(changes)
+    return config.with_updates(changes)
 
 
 def threads_of_each(jobs: int) -> int | None:
@@ -329,7 +318,6 @@ def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
     for arm, config in arms:
         try:
             with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
-                refuse_idle(config, task_of(envs))
                 agent = make_agent(config, envs)
                 if config.init_from is not None:
                     take_over(agent, config.init_from)
@@ -337,23 +325,15 @@ def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
             raise ValueError(f"{arm}: {error}") from None
 
 
-def train_or_resume(config: Config, *, on_iteration: OnIteration | None = None) -> Run:
-    """Go on with the newest run of this experiment, seed and length; train if there is none."""
-    begun = [files for files in RunDirectory.of(config) if files.checkpoints]
-    if begun:
-        return resume(begun[-1].path, on_iteration=on_iteration)
-    return train(config, on_iteration=on_iteration)
-
-
 def train_unless_diverged(
     config: Config, *, on_iteration: OnIteration | None = None
 ) -> RunDirectory:
-    """As `train_or_resume`; a run that diverges, or did so before, stays where it was."""
+    """Train a run or resume it, unless it has diverged before."""
     begun = RunDirectory.of(config)
     if begun and "diverged" in begun[-1].card:
         return begun[-1]
     try:
-        return RunDirectory(train_or_resume(config, on_iteration=on_iteration).directory)
+        return RunDirectory(train(config, resume="auto", on_iteration=on_iteration).directory)
     except DivergedError:
         return RunDirectory.of(config)[-1]
 

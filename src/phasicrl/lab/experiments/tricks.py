@@ -9,15 +9,17 @@ differs.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasicrl.config import NEEDS, Config, ObsNormConfig, Task, ValueNormConfig, refuse_idle
+from gymnasium.spaces import Box
+
+from phasicrl.config import Config
 from phasicrl.envs.make import episode_limit, make_envs
-from phasicrl.session.build import make_agent, task_of
+from phasicrl.session.build import make_agent
+from phasicrl.spaces import is_image, leaves
 
 Mode = Literal["ladder", "leave-one-out"]
 Arm = tuple[str, Config]
@@ -25,13 +27,13 @@ Arm = tuple[str, Config]
 
 
 def arms_with(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """An arm for each set of changed fields; knobs that have no effect then are at their defaults.
+    """An arm for each set of changed fields.
 
     Args:
         base: what they have in common.
         changes: by the names of the arms.
     """
-    return [(name, base.changed(dict(on), reset_idle=True)) for name, on in changes.items()]
+    return [(name, base.with_updates(dict(on))) for name, on in changes.items()]
 
 
 def beside_base(name: str, base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
@@ -58,7 +60,7 @@ TRICKS = (
     Trick(
         "baseline",
         {"ppo.baseline": True},
-        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm": None},
+        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm.statistics": "none"},
     ),
     Trick(
         "clipping",
@@ -90,11 +92,11 @@ TRICKS = (
         {"ppo.advantage_norm": "minibatch"},
         {"ppo.advantage_norm": "none"},
     ),
-    Trick("state normalization", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm": None}),
+    Trick("state normalization", {"obs_norm.statistics": "ema"}, {"obs_norm.statistics": "none"}),
     Trick(
         "return normalization",
-        {"value_norm": ValueNormConfig(statistics="ema")},
-        {"value_norm": None},
+        {"value_norm.statistics": "ema"},
+        {"value_norm.statistics": "none"},
     ),
     Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
@@ -109,18 +111,6 @@ RETURNS = ("baseline", "TD(λ)")
 """Tricks without which returns are sums of rewards: those of whole episodes then, not of parts."""
 
 
-def missing(paths: Collection[str], task: Task) -> str | None:
-    """What fields need and a task does not have, in words; None where they have an effect.
-
-    That may be numbers to normalize, action masks, or continuous actions.
-    """
-    for need in NEEDS:
-        concerns = need.task is not None and not set(need.paths.split()).isdisjoint(paths)
-        if concerns and not need.is_met(None, task):
-            return need.words
-    return None
-
-
 def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
     """What collects whole episodes in rollouts of about the same number of steps."""
     num_steps = base.ppo.num_steps
@@ -133,7 +123,7 @@ def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
 
 
 def rungs(
-    base: Config, *, mode: Mode = "ladder", task: Task, longest: int | None = None
+    base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), longest: int | None = None
 ) -> list[Arm]:
     """The configurations to train, by name.
 
@@ -143,11 +133,11 @@ def rungs(
         base: everything that the tricks leave open: environment, network sizes, budget, learning
             rate.
         mode: tricks added one by one from REINFORCE, or all of them and then all but one.
-        task: what is known of the environment; tricks that do not apply to it are left out.
+        unused: beginnings of options that the environment has no use for.
         longest: steps of its longest episode; with it, what learns from sums of rewards plays whole
             episodes. Without, rollouts cut them.
     """
-    tricks = [trick for trick in TRICKS if missing(trick.on, task) is None]
+    tricks = [trick for trick in TRICKS if not any(path.startswith(unused) for path in trick.on)]
     if longest is not None:
         whole = _in_whole_episodes(base, longest)
         parts = {path: base.values()[path] for path in whole}
@@ -155,7 +145,7 @@ def rungs(
             if trick.name in RETURNS:
                 on = trick.on | (parts if trick.name == RETURNS[-1] else {})
                 tricks[place] = Trick(trick.name, on, trick.off | whole)
-    all_on: dict[str, Any] = {"aux": None, "reward_norm": None}
+    all_on: dict[str, Any] = {"aux.epochs": 0, "reward_norm.per": "none"}
     all_off = dict(all_on)
     for trick in tricks:
         all_on |= trick.on
@@ -171,14 +161,14 @@ def rungs(
     return arms_with(base, dict(changes))
 
 
-def details(base: Config, *, task: Task, longest: int | None = None) -> list[Arm]:
+def details(base: Config, *, unused: tuple[str, ...] = (), longest: int | None = None) -> list[Arm]:
     """PPO, and PPO with one detail changed on which the reference codes differ.
 
     What `base` has already, or what has no effect on the task, is left out.
 
     Args:
         base: a configuration of PPO.
-        task: what is known of the environment.
+        unused: beginnings of options that the environment has no use for.
         longest: steps of its longest episode, if it has such.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"
@@ -196,10 +186,12 @@ def details(base: Config, *, task: Task, longest: int | None = None) -> list[Arm
     # Else two networks that share nothing are trained one after the other: the same updates.
     if ppo.recompute_advantages or not apart or ppo.grad_norm_of == "agent":
         changes["policy epochs first"] = {"ppo.epoch_order": "policy_first"}
-    if base.reward_norm is not None:
+    if base.reward_norm.per != "none":
         changes["running return as in Gymnasium"] = {"reward_norm.reset_at": "termination"}
     changes |= _episodes(base, longest) if longest is not None else {}
-    has_effect = {name: on for name, on in changes.items() if missing(on, task) is None}
+    has_effect = {
+        name: on for name, on in changes.items() if not any(path.startswith(unused) for path in on)
+    }
     return beside_base("PPO", base, has_effect)
 
 
@@ -231,13 +223,18 @@ def checked(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
     Raises:
         ValueError: some arm cannot be trained there.
     """
-    envs = make_envs(base.env, num_envs=1, seed=0)
-    with closing(envs):
-        task = dataclasses.replace(task_of(envs), has_masks=envs.mask_size > 0)
-        arms = arms_of(base, task=task, longest=episode_limit(base.env))
+    with closing(make_envs(base.env, num_envs=1, seed=0)) as envs:
+        parts = [part for _, part in leaves(envs.observation_space) if not is_image(part)]
+        actions = [part for _, part in leaves(envs.action_space)]
+        uses = {
+            "env.action_masks": envs.mask_size > 0,
+            "obs_norm.": any(isinstance(part, Box) for part in parts),
+            "action.": any(isinstance(part, Box) for part in actions),
+        }
+        unused = tuple(path for path, is_used in uses.items() if not is_used)
+        arms = arms_of(base, unused=unused, longest=episode_limit(base.env))
         for name, config in arms:
             try:
-                refuse_idle(config, task)
                 make_agent(config, envs)
             except ValueError as error:
                 raise ValueError(f"the arm {name!r} cannot be trained: {error}") from None

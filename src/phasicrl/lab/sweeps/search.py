@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from phasicrl.config import Config, refuse_unasked_import
+from phasicrl.config import Config
 from phasicrl.config_io import read_json
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.analysis.scores import interquartile_mean
@@ -179,7 +179,6 @@ def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | 
     except ValueError as error:  # these values do not go together
         trial.set_user_attr("error", str(error))
         return study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    refuse_unasked_import(config)
     sweep.write(folder / sweep.TRIAL, replace(config, seed=search.seeds[0]))
     config = runner.ready(config, config.name, folder, threads=threads)
     runs = [replace(config, seed=seed) for seed in search.seeds]

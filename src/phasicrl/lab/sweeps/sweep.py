@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from phasicrl.config import ASKED_IMPORTS, Config, refuse_unasked_import, shown
+from phasicrl.config import Config, check_imports, format_value
 from phasicrl.config_io import from_json, read_json, read_text, to_tree, write_json
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.experiments import trials
@@ -117,7 +117,7 @@ def grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, C
     combinations = itertools.product(*values.values())
     arms = [with_settings(base, dict(zip(values, each, strict=True))) for each in combinations]
     for _, config in arms:
-        refuse_unasked_import(config)
+        check_imports(config)
     return arms
 
 
@@ -129,12 +129,12 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Confi
             together; the message names the arm.
     """
     changes = {path: tuple(x) if isinstance(x, list) else x for path, x in settings.items()}
-    words = [f"{path}={shown(x)}" for path, x in changes.items() if path != "env.id"]
+    words = [f"{path}={format_value(x)}" for path, x in changes.items() if path != "env.id"]
     arm = " ".join([base.name, *words])
     try:
         if taken := [path for path in changes if path in _SET_BY_SWEEP]:
             raise ValueError(f"{taken[0]} is set by the sweep itself; leave it out")
-        config = base.changed(changes, reset_idle=True, keep=changes)
+        config = base.with_updates(changes)
         config = Config.from_json(config.to_json())  # with values of other types refused
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{arm}: {error}") from None
@@ -193,6 +193,9 @@ def run_sweep(
     if not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
+    for folder in folders:
+        if (folder / TRIAL).is_file():
+            check_imports(read_config(folder / TRIAL))
     left = (folder for folder in folders if outcome_of(folder).state in OPEN)
     if ray is None:
         train = partial(train_trial, threads=trials.threads_of_each(jobs))
@@ -223,7 +226,6 @@ def _train(folder: Path, threads: int | None) -> Outcome:
 
         return train_search_trial(folder, threads=threads)
     config = read_config(folder / TRIAL)
-    refuse_unasked_import(config)
     config = trials.ready(config, config.name, folder, threads=threads)
     run = trials.train_unless_diverged(config)
     return Outcome("diverged" if "diverged" in run.card else "done")
@@ -236,10 +238,8 @@ def _run_on_ray(
     ray = optional_module("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
-    task = ray.remote(trials.call_with_imports).options(
-        num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD"
-    )
-    running = {task.remote([*ASKED_IMPORTS], train, folder): folder for folder in folders}
+    task = ray.remote(train).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy="SPREAD")
+    running = {task.remote(folder): folder for folder in folders}
     try:
         while running:
             (ended,), _ = ray.wait([*running], num_returns=1)
@@ -305,7 +305,9 @@ def _status_of(folder: Path) -> TrialStatus:
     config, outcome = read_config(folder / TRIAL), outcome_of(folder)
     base = PRESETS[config.name].config if config.name in PRESETS else Config()
     own = {path: new for path, (_, new) in differences(config, base).items()}
-    words = [f"{path}={shown(new)}" for path, new in own.items() if path not in ("seed", "env.id")]
+    words = [
+        f"{path}={format_value(new)}" for path, new in own.items() if path not in ("seed", "env.id")
+    ]
     steps, returns = 0, []
     for run in folder.glob("runs/*"):
         rows = RunDirectory(run).last_rows(5)  # in the last of which no episode may have ended

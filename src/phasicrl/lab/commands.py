@@ -1,0 +1,232 @@
+"""Commands of the lab, see `phasicrl.cli`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phasicrl.cli import (
+    Command,
+    call,
+    parse_run,
+    print_evaluations,
+    print_lines,
+    run_command,
+)
+
+if TYPE_CHECKING:
+    from phasicrl.lab.analysis.compare import Comparison
+    from phasicrl.lab.experiments.trials import Trial
+
+
+def _video(words: list[str]) -> None:
+    """Film the agent of a run; no screen needed."""
+    from phasicrl.lab.experiments.video import film
+
+    path, result = call(film, "video", words)
+    returns = ", ".join(f"{value:g}" for value in result.returns)
+    print_lines([f"{path}: {len(result.returns)} episodes, returns {returns}"])
+
+
+def _export(words: list[str]) -> None:
+    """Write a policy as a file for other tools: `phasicrl export RUN [--format torch]`."""
+    from phasicrl.lab.export.export import export_policy
+
+    made = call(export_policy, "export", words)
+    for kind in ("input", "output"):
+        print_lines(f"  {kind} {name}: {about}" for name, about in made.about[f"{kind}s"].items())
+    on = f"on {made.observations:,} observations it differs from the agent"
+    print_lines([f"{on} by at most {made.difference:.1g}", made.path])
+
+
+def _play(words: list[str]) -> None:
+    """Run episodes with an exported policy: `phasicrl play RUN [--file FILE]`."""
+    from phasicrl.lab.export.export import play_exported
+
+    print_evaluations([call(play_exported, "play", words)])
+
+
+def _release(words: list[str]) -> None:
+    """Package trained agents: `phasicrl release RUN … [--output DIR]`."""
+    from phasicrl.lab.export.package import release
+
+    for made in call(release, "release", words):
+        returns = ", ".join(f"{each.policy} {each.mean_return:.2f}" for each in made.evaluations)
+        print_lines([f"{made.path}: {returns}"])
+
+
+def _hub(words: list[str]) -> None:
+    """Upload packages to the Hugging Face Hub, or download them: `phasicrl hub push|pull …`."""
+    run_command(words, {"push": _push, "pull": _pull}, "phasicrl hub")
+
+
+def _push(words: list[str]) -> None:
+    """Upload a package of `phasicrl release`: `phasicrl hub push DIR OWNER/NAME [--dry-run]`."""
+    from phasicrl.lab.export.hub import push
+
+    print_lines(call(push, "hub push", words))
+
+
+def _pull(words: list[str]) -> None:
+    """Download a package: `phasicrl hub pull OWNER/NAME [--output DIR]`."""
+    from phasicrl.lab.export.hub import pull
+
+    print_lines([call(pull, "hub pull", words)])
+
+
+def _plot(words: list[str]) -> None:
+    """Draw learning curves: `phasicrl plot RUN … [--reference FILE]`."""
+    from phasicrl.lab.analysis.plot import plot_runs
+
+    print_lines(call(plot_runs, "plot", words))
+
+
+def _report(words: list[str]) -> None:
+    """Write a page about runs, with a diagnosis: `phasicrl report RUN … [--output FILE]`."""
+    from phasicrl.lab.analysis.report import write_report
+
+    print_lines([call(write_report, "report", words)])
+
+
+def _compare(words: list[str]) -> None:
+    """Compare runs at equal steps: `phasicrl compare RUN … [--reference FILE] [--at-least X]`."""
+    from phasicrl.lab.analysis.compare import compare_runs
+
+    comparison = call(compare_runs, "compare", words)
+    _print_comparison(comparison)
+    comparison.require_bounds()
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    """Print the tables and the files of a comparison."""
+    from rich.console import Console
+
+    from phasicrl.lab.analysis.compare import tables
+
+    for table in tables(comparison):
+        Console().print(table)
+    print_lines(comparison.files)
+
+
+def _suite(words: list[str]) -> None:
+    """Train an experiment of the papers, and draw it: `phasicrl suite fig3 [--jobs 2 …]`."""
+    from phasicrl.lab.experiments.run_suite import run_suite
+    from phasicrl.lab.experiments.suites import SUITES
+
+    if not words:
+        return print_lines(
+            f"{name:<16}{suite.about}; small: {', '.join(suite.small)}"
+            for name, suite in SUITES.items()
+        )
+
+    def on_trial(trial: Trial) -> None:
+        task, arm, budget = trial.label
+        print_lines([f"{task}, {arm}, {int(budget):,} steps, seed {trial.config.seed}: done"])
+
+    result = call(partial(run_suite, on_trial=on_trial), "suite", words)
+    _print_comparison(result.comparison)
+
+
+def _sweep(words: list[str]) -> None:
+    """Train many configurations: `phasicrl sweep make|search|run|status DIR`."""
+    uses: dict[str, Command] = {
+        "make": _make_sweep, "search": _make_search, "run": _run_sweep, "status": _sweep_status
+    }  # fmt: skip
+    run_command(words, uses, "phasicrl sweep")
+
+
+def _make_sweep(words: list[str]) -> None:
+    """Write a grid of presets, values and seeds, or add to one; nothing is trained yet."""
+    from phasicrl.lab.sweeps.sweep import make_sweep
+
+    print(f"{call(make_sweep, 'sweep make', words)} trials added; `phasicrl sweep run` trains them")
+
+
+def _make_search(words: list[str]) -> None:
+    """Write a search for settings with Optuna, or add trials to one; nothing is trained yet."""
+    from phasicrl.lab.sweeps.search import make_search
+
+    added = call(make_search, "sweep search", words)
+    print(f"{added} trials added; `phasicrl sweep run` trains them")
+
+
+def _run_sweep(words: list[str]) -> None:
+    """Train or resume the trials of a sweep that are not finished."""
+    from phasicrl.lab.sweeps.sweep import run_sweep
+
+    def on_trial(id: str, state: str) -> None:
+        print_lines([f"{id}: {state}"])
+
+    call(partial(run_sweep, on_trial=on_trial), "sweep run", words)
+
+
+def _sweep_status(words: list[str]) -> None:
+    """Show state, steps and last return of each trial, and the best one of a search."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from phasicrl.lab.sweeps.sweep import sweep_status
+
+    statuses = call(sweep_status, "sweep status", words)
+    table = Table(show_lines=True)
+    for column in ("trial", "settings", "environment", "state", "steps", "return"):
+        table.add_column(column, overflow="fold")
+    for each in statuses:
+        mean = "–" if each.return_100 is None else f"{each.return_100:.4g}"
+        table.add_row(each.id, each.arm, each.env, each.state, f"{each.env_steps:,}", mean)
+    Console(markup=False).print(table)
+    scored = [status for status in statuses if status.state == "complete"]
+    if best := max(scored, key=lambda status: status.score or 0.0, default=None):
+        way = f"`phasicrl train --from DIR/{best.id}/trial.json --seed 101` trains it"
+        print_lines([f"best: {best.id}, score {best.score:.4g}; {way}"])
+
+
+@dataclass(frozen=True)
+class _BenchOptions:
+    """Options of `bench` besides those of a run."""
+
+    seconds: float = 30.0
+    """Seconds of each measurement."""
+    output: Path = Path("bench.json")
+    """JSON file for all numbers."""
+    trace: Path | None = None
+    """File for a trace of one phase, for `chrome://tracing`."""
+
+
+def _bench(words: list[str]) -> None:
+    """Measure how fast this machine trains: `phasicrl bench PRESET [OPTIONS]`."""
+    options, config = parse_run(words, "bench", _BenchOptions)
+    from phasicrl.lab.bench import measure, print_report
+
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    report = measure(config, seconds=options.seconds, trace=options.trace)
+    options.output.write_text(report.to_json() + "\n")
+    print_report(report)
+    print(f"everything: {options.output}")
+
+
+def _doctor(words: list[str]) -> None:
+    """Check what works on this machine, and name the remedy for what does not."""
+    from rich.console import Console
+
+    from phasicrl.lab.doctor import as_table, diagnose
+
+    Console().print(as_table(call(diagnose, "doctor", words)))
+
+
+COMMANDS: dict[str, Command] = {
+    "video": _video,
+    "export": _export,
+    "play": _play,
+    "release": _release,
+    "hub": _hub,
+    "plot": _plot,
+    "compare": _compare,
+    "report": _report,
+    "suite": _suite,
+    "sweep": _sweep,
+    "bench": _bench,
+    "doctor": _doctor,
+}

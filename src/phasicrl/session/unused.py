@@ -1,0 +1,70 @@
+"""Options that have no effect, for the warning at the start of a run."""
+
+from __future__ import annotations
+
+from gymnasium.spaces import Box
+
+from phasicrl.config import Backend, Config, defaults
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.spaces import is_image, leaves
+
+
+def unused_options(config: Config, envs: VectorEnv, backend: Backend) -> dict[str, str]:
+    """Return the options that are not at their defaults and have no effect, with what they need."""
+    ppo, model, aux, values = config.ppo, config.model, config.aux, config.values()
+    parts = [part for _, part in leaves(envs.observation_space)]
+    numbers = [part for part in parts if not is_image(part)]
+    unused: dict[str, str] = {}
+
+    def need(condition: object, what: str, paths: str) -> None:
+        """Add the options whose paths begin with one of `paths`, unless the condition holds."""
+        if not condition:
+            begin = tuple(paths.split())
+            unused.update({path: what for path in values if path.startswith(begin)})
+
+    dense, is_pool = model.hidden_sizes, backend in ("procgen", "envpool")
+    is_continuous = any(isinstance(part, Box) for _, part in leaves(envs.action_space))
+    has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
+    # fmt: off
+    need(is_pool, "an EnvPool environment", "env.num_threads")
+    need(backend in ("gymnasium", "own"), "a Gymnasium environment",
+         "env.parallel env.max_restarts")
+    need(backend not in ("own", "vector"), "an environment's id", "env.options.")
+    need(backend == "procgen", "a Procgen game",
+         "env.distribution env.num_levels evaluation.levels")
+    need(len(numbers) < len(parts), "images", "compute.micro_batch")
+    need(is_continuous, "continuous actions", "action.")
+    need(model.encoder == "impala", "model.encoder impala",
+         "model.channels model.blocks model.pooling")
+    need(dense and (model.encoder == "mlp" or numbers), "dense layers on numbers",
+         "model.activation model.value_activation")
+    need(dense, "model.hidden_sizes", "model.layer_norm")
+    need(model.value_path == "separate", "model.value_path separate",
+         "model.value_activation ppo.value_learning_rate ppo.grad_norm_of")
+    need(model.memory != "none", "model.memory", "model.memory_size")
+    need(ppo.estimator == "gae", "ppo.estimator gae", "ppo.gae_lambda ppo.value_target")
+    need(ppo.estimator == "n_step", "ppo.estimator n_step", "ppo.n_step")
+    need(ppo.value_epochs, "ppo.value_epochs", "ppo.value_coef ppo.value_clip ppo.epoch_order")
+    need(ppo.kl_penalty, "ppo.kl_penalty", "ppo.kl_estimate ppo.kl_penalty_target")
+    need(ppo.policy_epochs > 1, "ppo.policy_epochs above 1", "ppo.target_kl")
+    need(ppo.schedule == "adaptive_kl", "ppo.schedule adaptive_kl", "ppo.schedule_kl")
+    need(ppo.uses_kl, "ppo.target_kl, ppo.kl_penalty_target or adaptive_kl", "ppo.epoch_kl")
+    need(has_ratio, "ppo.clip or ppo.kl_penalty", "ppo.proximal_decay")
+    need(ppo.advantage_norm == "batch" and ppo.collect_by == "steps",
+         "ppo.advantage_norm batch and ppo.collect_by steps", "ppo.advantage_decay")
+    need(ppo.advantage_norm != "none" and not ppo.advantage_decay,
+         "ppo.advantage_norm without ppo.advantage_decay", "ppo.advantage_std")
+    need(ppo.collect_by == "episodes", "ppo.collect_by episodes", "ppo.max_episodes")
+    need(ppo.baseline, "ppo.baseline", "ppo.value_ ppo.epoch_order ppo.recompute_advantages "
+         "ppo.bootstrap_truncation value_norm.")
+    need(aux.optimizer == "own", "aux.optimizer own", "aux.learning_rate")
+    need(aux.iterations_per_epoch, "aux.iterations_per_epoch", "aux.iterations_from")
+    need(config.has_auxiliary_phase, "aux.epochs", "aux. compute.aux_precision")
+    need(config.reward_norm.per != "none", "reward_norm.per", "reward_norm.")
+    need(config.obs_norm.statistics != "none", "obs_norm.statistics", "obs_norm.")
+    need(config.value_norm.statistics != "none", "value_norm.statistics", "value_norm.")
+    need(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
+    need(config.log.wandb, "log.wandb", "log.wandb_")
+    # fmt: on
+    default = defaults()
+    return {path: what for path, what in unused.items() if values[path] != default.get(path)}

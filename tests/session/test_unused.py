@@ -1,0 +1,61 @@
+"""Options without effect are reported when a run starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasicrl.envs.make import make_envs, resolve
+from phasicrl.presets import PRESETS, get_preset
+from phasicrl.session.build import start_run
+from phasicrl.session.unused import unused_options
+from tests.helpers import corridor, tiny
+
+CORRIDOR: dict[str, dict[str, Any]] = {
+    "env.num_threads": {"env.num_threads": 2},
+    "env.num_levels": {"env.num_levels": 3},
+    "env.options.a": {"env.options": {"a": 1}},
+    "action.squash": {"action.squash": "clip"},
+    "compute.micro_batch": {"compute.micro_batch": 8},
+    "model.channels": {"model.channels": (8,)},
+    "model.memory_size": {"model.memory_size": 64},
+    "ppo.n_step": {"ppo.n_step": 7},
+    "ppo.gae_lambda": {"ppo.estimator": "monte_carlo", "ppo.gae_lambda": 0.9},
+    "ppo.value_coef": {
+        "ppo.baseline": False, "ppo.estimator": "monte_carlo", "ppo.value_coef": 0.5
+    },
+    "ppo.target_kl": {"ppo.target_kl": 0.1},
+    "ppo.advantage_std": {"ppo.advantage_norm": "none", "ppo.advantage_std": "unbiased"},
+    "aux.every": {"aux.every": 2},
+    "aux.learning_rate": {
+        "aux.epochs": 2, "aux.every": 2, "aux.num_minibatches": 2, "aux.optimizer": "shared",
+        "aux.learning_rate": 1.0,
+    },
+    "obs_norm.clip": {"obs_norm.clip": 1.0},
+    "evaluation.film": {"evaluation.film": True},
+    "log.wandb_entity": {"log.wandb_entity": "us"},
+}  # fmt: skip
+"""Changes of `tiny` that leave an option without effect in a corridor."""
+
+
+@pytest.mark.parametrize("path", CORRIDOR)
+def test_an_option_without_effect_is_reported_when_a_run_starts(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = CORRIDOR[path] | {"log.console": "plain"}
+    start_run(tiny(tmp_path).with_updates(changes), make_env=corridor).close()
+    text = capsys.readouterr().out
+    assert f"{path}: no effect without" in text, text
+    start_run(tiny(tmp_path).with_updates({"log.console": "plain"}), make_env=corridor).close()
+    assert "no effect" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_no_options_without_effect(name: str) -> None:
+    pytest.importorskip("envpool")
+    config = get_preset(name)
+    envs = make_envs(config.env, seed=0, num_envs=1)
+    envs.close()
+    assert unused_options(config, envs, resolve(config.env.id)[0]) == {}
