@@ -421,10 +421,10 @@ def test_values_of_other_types_given_from_python_are_refused_before_anything_sta
     with pytest.raises(ConfigError) as refused:
         train(config, make_env=never)
     assert set(refused.value.problems) == {
-        "ppo.objective is 'surogate'; accepted: surrogate, log_prob",
-        "seed is True; int was expected",
-        f"ppo.learning_rate is {np.float32(1e-3)!r}; float was expected",
-        f"env.num_envs is {np.int64(4)!r}; int was expected",
+        "ppo.objective is 'surogate'; expected surrogate, log_prob",
+        "seed is True; expected int",
+        f"ppo.learning_rate is {np.float32(1e-3)!r}; expected float",
+        f"env.num_envs is {np.int64(4)!r}; expected int",
     }
     assert not list(tmp_path.iterdir())
 

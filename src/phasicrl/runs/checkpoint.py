@@ -31,7 +31,6 @@ from phasicrl.config_io import SCHEMA, flush, pop_schema, read_json
 from phasicrl.distributed import ALONE, RankError, World
 
 MANIFEST = "manifest.json"
-_LARGEST_STATE = 2**28
 """Bytes: more is not read into memory."""
 _NAME = re.compile(r"step-(\d{12})(?:-aux-(\d{3}))?", re.ASCII)
 _TENSOR, _ITEMS = "__tensor__", "__items__"
@@ -257,7 +256,7 @@ def _load(path: Path, run: str, rank: int = 0) -> Part:
     own = [file for file in parts[rank] if file.endswith(".safetensors")]
     loaded = {Path(file).stem.removeprefix(prefix): load_file(path / file) for file in own}
     tensors = loaded.pop("tensors")
-    state = read_json(path / f"{prefix}state.json", _LARGEST_STATE)
+    state = read_json(path / f"{prefix}state.json")
     return Part(_join(state, tensors), loaded)
 
 

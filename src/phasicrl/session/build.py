@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Backend, Config
-from phasicrl.config_io import refuse_wrong_types
+from phasicrl.config_io import check_types
 from phasicrl.distributed import ALONE, World
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.envs.protocol import EnvError, VectorEnv
@@ -78,7 +78,7 @@ def start_run(
         ValueError: a configuration that cannot work here; nothing was started and no directory
             made.
     """
-    refuse_wrong_types(config)
+    check_types(config)
     for module in config.imports:
         import_module(module)
     begun = [files for files in RunDirectory.of(config) if files.checkpoints]
