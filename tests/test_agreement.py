@@ -1,7 +1,4 @@
-"""The comparison with the reference codes.
-
-Its arithmetic, what it says when they are not there, and that its committed result holds.
-"""
+"""The comparison with the reference codes: its arithmetic, our side, and its committed result."""
 
 from __future__ import annotations
 
@@ -53,16 +50,17 @@ def test_the_largest_difference_is_by_norm_and_over_all_updates_and_parts(
         )
 
 
-@pytest.mark.parametrize(
-    ("difference", "noise", "agrees"),
-    [(9e-15, 1e-15, True), (1.1e-14, 1e-15, False), (2e-15, 0.0, True), (3e-15, 0.0, False)],
-)
-def test_agreement_is_a_difference_within_ten_times_the_noise_or_a_rounding(
-    difference: float, noise: float, agrees: bool, agreement: ModuleType
+def test_a_difference_agrees_within_ten_times_the_noise_or_a_trillionth_of_the_distance(
+    agreement: ModuleType,
 ) -> None:
-    row = agreement.Row("r", "p", "o", 1, "q", difference, noise, 0.0, 0.0, 0.0, "")
-    assert row.agrees("float64") == agrees and row.agrees("float32")
-    assert ("*" in agreement.shown([row])) == (not agrees)
+    for difference, noise, agrees in (
+        (9e-12, 1e-12, True), (1.1e-11, 1e-12, False),
+        # OpenAI's shared network, Adam's first moment: a noise that happens to be small.
+        (1.9e-14, 1.1e-15, True), (9e-13, 0.0, True), (1.1e-12, 1e-15, False),
+    ):  # fmt: skip
+        row = agreement.Row("r", "p", "o", 1, "q", difference, noise, 0.0, 0.0, 0.0, "")
+        assert row.agrees("float64") == agrees and row.agrees("float32")
+        assert ("*" in agreement.shown([row])) == (not agrees)
 
 
 def test_a_case_becomes_rows_with_the_noise_of_its_own_precision(agreement: ModuleType) -> None:
@@ -79,31 +77,6 @@ def test_a_case_becomes_rows_with_the_noise_of_its_own_precision(agreement: Modu
         1.0,
         0.5,
     )
-
-
-def test_what_is_not_there_is_said(
-    agreement: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for words, said in (
-        (
-            [],
-            "there is nothing to compare with; give at least one of --openai-ppg, --cleanrl, --sb3",
-        ),
-        (
-            ["--openai-ppg", str(tmp_path)],
-            f"--openai-ppg {tmp_path}: there is no phasic_policy_gradient/ppg.py in it; "
-            "give the folder of a checkout",
-        ),
-    ):
-        monkeypatch.setattr(sys, "argv", ["agreement.py", *words])
-        with pytest.raises(SystemExit):
-            agreement.main()
-        assert said in " ".join(capsys.readouterr().err.split())
-    monkeypatch.setattr(agreement.importlib.util, "find_spec", lambda name: None)
-    assert "the package stable_baselines3 is not installed" in agreement.absent({"sb3": True})[0]
 
 
 def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import re
 import shlex
@@ -17,6 +18,7 @@ from string import Template
 from typing import Any
 
 import pytest
+import tyro
 
 from phasicrl import cli
 from phasicrl.algorithm import train
@@ -237,6 +239,9 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     script = importlib.import_module(Path(words[0]).stem)
+    if hasattr(script, "tyro"):
+        tyro.cli(functools.wraps(script.main)(lambda **_: None), args=words[1:])
+        return
     with pytest.raises(Parsed) as found:
         script.main()
     (options,) = found.value.args
