@@ -139,32 +139,6 @@ def test_encoder(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(0 < error < 0.1 for error in errors)
 
 
-def test_many_seeds(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "SEEDS", (2,))
-    monkeypatch.setattr(script, "REPEATS", 1)
-    monkeypatch.setattr(script, "SECONDS", 0.05)
-    monkeypatch.setattr(script, "num_cores", lambda: 1)
-    table = tmp_path / "many_seeds.csv"
-    run(script, monkeypatch, table)
-    found = rows(table)
-    assert values(found, "seeds") == {"2"} and len(found) == 3
-    assert all(float(row["microseconds"]) > 0 for row in found)
-
-
-@pytest.mark.timeout(900)
-def test_contention(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "QUIET", 100.0)  # the other tests are no matter
-    table = tmp_path / "contention.csv"
-    code = f"after={ROOT / 'src'}"
-    words = ("--works", "cartpole", "--situations", "alone", "two", "--rounds", "1", "--seconds",
-             "1", "--code", code)  # fmt: skip
-    run(script, monkeypatch, table, *words)
-    found = rows(table)
-    assert sorted(row["situation"] for row in found) == ["alone", "two"]
-    run(script, monkeypatch, table, *words)  # a further round
-    assert values(rows(table), "round") == {"0", "1"}
-
-
 def test_memory(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(script, monkeypatch, tmp_path / "memory.json")
     found = json.loads((tmp_path / "memory.json").read_text())

@@ -132,7 +132,6 @@ def blocks() -> dict[str, str]:
         "reacher-tricks": reacher_tricks_table(),
         "speed": speed_table(),
         "speed-in-short": short_speed_table(),
-        "many-seeds": many_seeds_table(),
         "large": large_table(),
         "levels": levels_table(),
         "precision": precision_table(),
@@ -843,29 +842,6 @@ def precision_table() -> str:
 def _way(name: str) -> str:
     """Which of ours, if there are several."""
     return f" ({name.removeprefix('phasicrl, ')})" if name != "phasicrl" else ""
-
-
-def many_seeds_table() -> str:
-    """Measurements of benchmarks/many_seeds.py."""
-    rows = read("many_seeds")
-    parts = ("gradient step", "acting", "environments")
-    text = _head(
-        "seeds in one program",
-        "threads",
-        "gradient step, µs",
-        "acting, µs",
-        "environments, µs",
-        "steps/s of all seeds, if nothing else took time",
-    )
-    for seeds, threads in dict.fromkeys((row["seeds"], row["threads"]) for row in rows):
-        of_part = {
-            row["part"]: row for row in rows if (row["seeds"], row["threads"]) == (seeds, threads)
-        }
-        cells = [f"{float(of_part[part]['microseconds']):,.0f}" for part in parts]
-        text += _row(
-            seeds, threads, *cells, f"{int(of_part[parts[0]]['steps_per_second_of_all_seeds']):,}"
-        )
-    return text
 
 
 def large_table() -> str:
