@@ -1,20 +1,19 @@
-"""Train agents of some presets; pack and film one of each, the best of its seeds.
+"""Train agents of some presets; package and film the best seed of each.
 
 usage: python benchmarks/agents.py [PRESET ...] [--seeds 1] [--first-seed 101] [--runs FOLDER]
            [--output agents] [--films docs/films]
 
-A run that is there already is not made again; one that was cut off goes on. Packages that are there
-are left as they are. By default each preset has one seed, and so one agent to choose from.
-LunarLander is drawn by `pip install box2d`. All presets with one seed take an hour on two cores.
+Finished runs and packages are kept, and interrupted runs resume. LunarLander needs `pip install
+box2d`. All presets with one seed take an hour on two cores.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from phasicrl.algorithm import train
-from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
+import tyro
+
+from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED, train_or_resume
 from phasicrl.lab.experiments.video import film
 from phasicrl.lab.export.package import release
 from phasicrl.presets import get_preset
@@ -24,41 +23,30 @@ PRESETS = (
     "cartpole-ppg", "pendulum-ppo", "invertedpendulum-ppo", "reacher-ppo", "walker2d-ppo",
     "quickstart", "halfcheetah-ppg", "hopper-ppo", "acrobot-ppg", "lunarlander-ppg",
 )  # fmt: skip
-"""Of some tasks of the tables of results, not of all, and of a game of Procgen."""
 
 
-def trained(preset: str, seeds: range, runs: Path) -> list[Path]:
-    """The runs of a preset, one for each seed."""
-    quiet = {"log.console": "off", "output_dir": str(runs)}
-    config = get_preset(preset).with_updates(quiet)
-    return [train(config.with_updates({"seed": seed}), resume="auto").directory for seed in seeds]
-
-
-def main() -> None:
-    """Train, pack, film."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("presets", nargs="*", default=PRESETS, metavar="PRESET")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=FIRST_REPORT_SEED)
-    parser.add_argument("--runs", type=Path, default=Path("runs/agents"))
-    parser.add_argument("--output", type=Path, default=Path("agents"))
-    parser.add_argument("--films", type=Path, default=Path("docs/films"))
-    options = parser.parse_args()
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    packed = {RunDirectory(path).config.name for path in options.output.glob("*")}
-    for preset in options.presets:
-        if preset in packed:
-            print(f"{preset}: its package is there already")
-            continue
-        runs = trained(preset, seeds, options.runs)
-        (package,) = release(runs, output=options.output, best=True)
-        output = options.films / f"{preset}.mp4"
-        film(package.path, policy="greedy", size=240, output=output)
+def main(
+    presets: tuple[str, ...] = PRESETS,
+    /,
+    seeds: int = 1,
+    first_seed: int = FIRST_REPORT_SEED,
+    runs: Path = Path("runs/agents"),
+    output: Path = Path("agents"),
+    films: Path = Path("docs/films"),
+) -> None:
+    """Train, package, film."""
+    packed = {RunDirectory(path).config.name for path in output.glob("*")}
+    for preset in set(presets) - packed:
+        config = get_preset(preset).with_updates({"log.console": "off", "output_dir": str(runs)})
+        trained = [
+            train_or_resume(config.with_updates({"seed": seed})).directory
+            for seed in range(first_seed, first_seed + seeds)
+        ]
+        (package,) = release(trained, output=output, best=True)
+        film(package.path, policy="greedy", size=240, output=films / f"{preset}.mp4")
         greedy, sampled = (each.mean_return for each in package.evaluations)
-        print(f"{package.path}: greedy {greedy:.2f}, sampled {sampled:.2f}; {output}", flush=True)
+        print(f"{package.path}: greedy {greedy:.2f}, sampled {sampled:.2f}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -1,23 +1,24 @@
-"""Whether learning depends on the size of the batch: PPO-EWMA with its rules, and PPO without.
+"""Measure learning for several sizes of the batch: PPO-EWMA with its rules, and PPO without.
 
 usage: python benchmarks/batch_invariance.py OUT.csv.gz FIGURE.png [--seeds 111 112 …] [--jobs 2]
 
-The largest batch comes from the knobs below; smaller ones have fewer environments. With the rules
-of `scaled_batch` and an averaged proximal policy, returns at the same number of environment steps
-should agree; with the same knobs at every size, and PPO's proximal policy, they should not. A row
-for each tenth of the run; runs that the file has already are not made again. Returns are those of
+The largest batch has the options below; smaller ones have fewer environments. With the rules
+of `--scale-batch` and an averaged proximal policy, returns at the same number of environment steps
+should agree; with the same options at every size, and PPO's proximal policy, they should not. The
+file has a row for each tenth of a run; runs that it has are not repeated. Returns are those of
 16 episodes that are not trained on: of episodes in training the short ones end first, the more so
 the more environments there are.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import tyro
 from matplotlib.figure import Figure
 
 from phasicrl import train
@@ -47,16 +48,16 @@ ARMS = {
     "PPO-EWMA with the rules": (AVERAGED, True),
     "PPO, the same knobs": ("", False),
 }
-"""Words for the largest batch; whether the rules make the others of it."""
+"""Options of the largest batch, and whether the rules make smaller ones."""
 SIZES = (1, 2, 4, 8)
-"""What the batch is divided by."""
+"""Divisors of the largest batch."""
 POINTS = 10
 COLUMNS = ("task", "arm", "divided_by", "seed", "env_steps", "return", "commit")
 Row = dict[str, str]
 
 
-def asked(seeds: list[int], tasks: list[str]) -> list[Trial]:
-    """All trials, seed by seed."""
+def make_trials(seeds: Iterable[int], tasks: Iterable[str]) -> list[Trial]:
+    """Return all trials, seed by seed."""
     trials: list[Trial] = []
     for task in tasks:
         for arm, (of_arm, by_rules) in ARMS.items():
@@ -93,7 +94,7 @@ def measure(trial: Trial) -> list[Row]:
 
 
 def by_size(rows: list[Row], task: str, arm: str) -> dict[int, tuple[float, float, float]]:
-    """For each batch: mean return over a whole run, and its interval over seeds."""
+    """Return the mean return over a whole run for each batch, and its interval over seeds."""
     found: dict[int, tuple[float, float, float]] = {}
     for size in SIZES:
         by_seed: dict[str, list[float]] = {}
@@ -106,19 +107,8 @@ def by_size(rows: list[Row], task: str, arm: str) -> dict[int, tuple[float, floa
     return found
 
 
-def summary(rows: list[Row]) -> str:
-    """Mean return over a whole run, by batch, with its interval over seeds."""
-    lines = []
-    for task in TASKS:
-        for arm in ARMS:
-            lines.append(f"{task}, {arm}:")
-            for size, (mean, low, high) in by_size(rows, task, arm).items():
-                lines.append(f"  batch / {size:>2}: {mean:7.1f} ({low:.1f} to {high:.1f})")
-    return "\n".join(lines)
-
-
 def draw(rows: list[Row], path: Path) -> None:
-    """A panel for each task and arm, a curve for each batch: mean over seeds and its interval."""
+    """Draw a panel for each task and arm, a curve for each batch: mean over seeds and interval."""
     figure = Figure(figsize=(9, 3.2 * len(TASKS)), layout="constrained")
     panels = figure.subplots(len(TASKS), len(ARMS), sharey="row", squeeze=False)
     for line, task in zip(panels, TASKS, strict=True):
@@ -144,23 +134,20 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    """Run what is missing, print a table, draw the figure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("figure", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(111, 116)))
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    options = parser.parse_args()
-    table = ResultTable(options.output, COLUMNS, label=("task", "arm", "divided_by"))
-    for trial in fill_table(table, asked(options.seeds, options.tasks), measure, jobs=options.jobs):
+def main(
+    output: Path,
+    figure: Path,
+    /,
+    seeds: tuple[int, ...] = tuple(range(111, 116)),
+    jobs: int = 2,
+    tasks: tuple[str, ...] = tuple(TASKS),
+) -> None:
+    """Run what is missing, and draw the figure."""
+    table = ResultTable(output, COLUMNS, label=("task", "arm", "divided_by"))
+    for trial in fill_table(table, make_trials(seeds, tasks), measure, jobs=jobs):
         print(*trial.key, flush=True)
-    print(summary(table.rows()))
-    draw(table.rows(), options.figure)
+    draw(table.rows(), figure)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -1,6 +1,4 @@
-"""Holds runs against published curves.
-
-Return, entropy and explained variance, window by window, as a table, a CSV and a figure.
+"""Compare runs with published curves, window by window, as a CSV file and a figure.
 
 usage: python benchmarks/compare_reference.py RUN … --reference baselines_ppo_easy_all.csv.gz
     --output docs/figures/baselines
@@ -8,7 +6,6 @@ usage: python benchmarks/compare_reference.py RUN … --reference baselines_ppo_
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 from collections import defaultdict
@@ -16,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import tyro
+from matplotlib.figure import Figure
 
 from phasicrl.lab.analysis.plot import Curve, Task, run_curves
 from phasicrl.runs.directory import RunDirectory
@@ -26,12 +25,13 @@ METRICS = {
     "losses/explained_variance": "explained variance",
 }
 COLUMNS = dict(zip(METRICS, ("episodic_return", "entropy", "explained_variance"), strict=True))
-"""By metric, the column of the published runs."""
+"""Column of the published runs for each metric."""
+WINDOWS = 4
 T_95 = 4.303  # Student's t, two degrees of freedom, two-sided 95 %
 
 
 def windows(edges: list[int], steps: np.ndarray, values: np.ndarray) -> list[float]:
-    """Mean of a curve over each window of steps."""
+    """Average a curve over each window of steps."""
     return [float(values[(steps > low) & (steps <= high)].mean()) for low, high in pairwise(edges)]
 
 
@@ -51,10 +51,9 @@ def published_runs(path: Path, task: Task, column: str, end: float) -> Curve:
 def compare(
     ours: dict[int, Curve], published: Curve, edges: list[int], metric: str
 ) -> list[dict[str, object]]:
-    """One row for a run of ours and a window.
+    """Return one row for each run of ours and window.
 
-    Our mean, the published runs' span, and the 95 % interval in which one more run of theirs would
-    lie.
+    It has our mean, the published runs' span, and the 95 % interval for one more run of theirs.
     """
     theirs = np.array([windows(edges, published.steps, run) for run in published.runs])
     half = T_95 * theirs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(theirs))
@@ -78,19 +77,10 @@ def compare(
 
 
 def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> None:
-    """A row for each game, a column for each metric."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        len(panels),
-        len(METRICS),
-        figsize=(4.2 * len(METRICS), 3.0 * len(panels)),
-        squeeze=False,
-        layout="constrained",
-    )
+    """Draw a row for each game, a column for each metric."""
+    size = (4.2 * len(METRICS), 3.0 * len(panels))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(panels), len(METRICS), squeeze=False)
     for row, pairs in zip(axes, panels, strict=True):
         for panel, title, (ours, published) in zip(row, METRICS.values(), pairs, strict=True):
             panel.fill_between(
@@ -115,18 +105,10 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
     figure.savefig(output.with_suffix(".png"), dpi=150)
 
 
-def main() -> None:
-    """Compare, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--reference", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--windows", type=int, default=4)
-    options = parser.parse_args()
+def main(runs: tuple[Path, ...], /, reference: Path, output: Path) -> None:
+    """Compare, and write a CSV file and a figure."""
     games: dict[str, dict[int, Path]] = {}
-    for run in options.runs:
+    for run in runs:
         config = RunDirectory(run).config
         games.setdefault(config.env.id, {})[config.seed] = run
     panels: list[list[tuple[dict[int, Curve], Curve]]] = []
@@ -137,21 +119,16 @@ def main() -> None:
             ours = {seed: run_curves([of_seed[seed]], metric)[0] for seed in sorted(of_seed)}
             end = min(float(curve.steps[-1]) for curve in ours.values())
             (task,) = {curve.task for curve in ours.values()}
-            published = published_runs(options.reference, task, COLUMNS[metric], end)
-            edges = [
-                int(edge)
-                for edge in np.linspace(0, min(end, published.steps[-1]), options.windows + 1)
-            ]
+            published = published_runs(reference, task, COLUMNS[metric], end)
+            edges = np.linspace(0, min(end, published.steps[-1]), WINDOWS + 1).astype(int).tolist()
             rows += compare(ours, published, edges, metric)
             panels[-1].append((ours, published))
-    with options.output.with_suffix(".csv").open("w", newline="") as file:
+    with output.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    draw(panels, options.output)
-    for row in rows:
-        print(" | ".join(str(value) for value in row.values()))
+    draw(panels, output)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -1,20 +1,20 @@
-"""Draws the kernels of one iteration: where its time goes, and that of a piece of a minibatch.
+"""Draw the kernels of one iteration, and those of one micro-batch.
 
 usage: python benchmarks/draw_trace.py KERNELS.csv.gz OUT.png [--trace trace.json]
 
-`phasicrl bench procgen-ppo --trace trace.json` records an iteration. With `--trace` what is drawn
-of it is written to KERNELS first, which is small enough to be committed.
+`phasicrl bench procgen-ppo --trace trace.json` records an iteration. `--trace` first extracts its
+kernels to KERNELS, which is small enough to be committed.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
 from pathlib import Path
 
 import numpy as np
+import tyro
 from matplotlib.figure import Figure
 
 from phasicrl.host.provenance import commit
@@ -28,18 +28,18 @@ KINDS = {
     "Adam": ("aten::_fused_adam_",),
     "copies": ("aten::copy_", "aten::index_select", "aten::index"),
 }
-"""Kernels by kind; none of them calls another of these, so that their times add up."""
+"""Kernels by kind; none of them calls another one, so that their times add up."""
 BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
-"""The first that is computed of a piece's backward pass."""
+"""First operation of a micro-batch's backward pass."""
 COLORS = ("blue", "cyan", "orange", "green", "red", "purple", "brown")
 COLUMNS = ("kind", "start", "duration", "commit")
-"""Of the kernels; microseconds from the first one's start."""
+"""Columns of the kernels; microseconds from the start of the first one."""
 BINS = 300
 ENVIRONMENTS = "environments, Python, everything else"
 
 
 def write_kernels(trace: Path, output: Path) -> None:
-    """Write what is drawn of a recorded iteration."""
+    """Extract the kernels of a recorded iteration."""
     events = [
         event
         for event in json.loads(trace.read_text())["traceEvents"]
@@ -60,7 +60,7 @@ def write_kernels(trace: Path, output: Path) -> None:
 
 
 def read_kernels(path: Path) -> dict[str, np.ndarray]:
-    """Starts and durations in seconds, `[N, 2]`, by kind."""
+    """Read starts and durations in seconds, `[N, 2]`, by kind."""
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     with gzip.open(path, "rt", newline="") as file:
         for row in csv.DictReader(file):
@@ -70,7 +70,7 @@ def read_kernels(path: Path) -> dict[str, np.ndarray]:
 
 
 def draw(kernels: Path, output: Path) -> None:
-    """Draw the whole iteration, and one piece of a minibatch."""
+    """Draw the whole iteration, and one micro-batch."""
     spans = read_kernels(kernels)
     length, begun = float(spans.pop("iteration")[0, 1]), spans.pop("backward")[:, 0]
     figure = Figure(figsize=(10, 5), layout="constrained")
@@ -121,19 +121,12 @@ def draw(kernels: Path, output: Path) -> None:
     figure.savefig(output, dpi=130)
 
 
-def main() -> None:
-    """Draw; with a trace, read it first."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kernels", type=Path)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--trace", type=Path)
-    options = parser.parse_args()
-    if options.trace:
-        write_kernels(options.trace, options.kernels)
-    draw(options.kernels, options.output)
+def main(kernels: Path, output: Path, /, trace: Path | None = None) -> None:
+    """Extract the kernels of a trace, if there is one, and draw them."""
+    if trace:
+        write_kernels(trace, kernels)
+    draw(kernels, output)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

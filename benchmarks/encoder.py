@@ -1,17 +1,14 @@
-"""Images per second through the IMPALA network, forward and backward.
+"""Measure images per second through the IMPALA network, forward and backward.
 
-By size of the pieces, precision, memory, and way of running it.
+usage: python benchmarks/encoder.py OUT.csv [--repeats 5]
 
-usage: python benchmarks/encoder.py OUT.csv [--threads 2] [--repeats 5]
-
-Each case runs in a process of its own for 1.5 s after warming up, interleaved; a row each. Rows
-named `features` and `gradients` hold the relative error of bf16 against fp32 instead. The tables in
-docs/performance.md are drawn from the committed file.
+Cases differ in micro-batch, precision, memory and compilation. Each runs in a process of its own
+for 1.5 s after warm-up, interleaved; a row each. Rows named `features` and `gradients` hold the
+relative error of bf16 against fp32.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import json
@@ -21,8 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+import tyro
+
+from phasicrl.config import ModelConfig
+from phasicrl.execution import device
 from phasicrl.host.machine import num_cores
 from phasicrl.host.provenance import commit
+from phasicrl.models.encoders import ImpalaCNN, in_precision
 
 SIZES = (16, 32, 64, 128, 256, 512)
 SECONDS = 1.5
@@ -39,26 +42,16 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
-def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
-    """One case in this process: images per second, and of bf16 its errors."""
-    import torch
-
-    from phasicrl.config import ModelConfig
-    from phasicrl.execution import device
-    from phasicrl.models.encoders import ImpalaCNN, in_precision
-
+def measure(case: dict[str, Any]) -> dict[str, float]:
+    """Measure one case in this process: images per second, and the errors of bf16."""
     if case["memory"] == "kept":
         device.keep_memory()
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(num_cores())
     network = ImpalaCNN((64, 64, 3), ModelConfig(), generator=torch.Generator().manual_seed(0))
     parameters = list(network.parameters())
-    images = torch.randint(
-        0,
-        255,
-        (case["size"], 64, 64, 3),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(1),
-    )
+    generator = torch.Generator().manual_seed(1)
+    shape = (case["size"], 64, 64, 3)
+    images = torch.randint(0, 255, shape, dtype=torch.uint8, generator=generator)
 
     def forward_backward(network: Any, precision: Any) -> list[Any]:
         """Return features and, in one tensor, all gradients of their weighted mean."""
@@ -66,20 +59,13 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
             features = network(images).float()
         mean = (features @ torch.linspace(-1, 1, features.shape[-1])).mean()
         gradients = torch.autograd.grad(mean, parameters)
-        return [
-            features.detach(),
-            torch.cat([gradient.float().flatten() for gradient in gradients]),
-        ]
+        return [features.detach(), torch.cat([each.float().flatten() for each in gradients])]
 
-    found = {}
+    found: dict[str, float] = {}
     if case["precision"] == "bf16":
-        errors = [
-            float((rounded - exact).norm() / exact.norm())
-            for rounded, exact in zip(
-                forward_backward(network, "bf16"), forward_backward(network, "fp32"), strict=True
-            )
-        ]
-        found = dict(zip(("features", "gradients"), errors, strict=True))
+        rounded, exact = (forward_backward(network, precision) for precision in ("bf16", "fp32"))
+        for name, one, other in zip(("features", "gradients"), rounded, exact, strict=True):
+            found[name] = float((one - other).norm() / other.norm())
     run = torch.compile(network) if case["run"] == "compiled" else network
     for _ in range(2):
         forward_backward(run, case["precision"])
@@ -90,47 +76,24 @@ def measure(case: dict[str, Any], num_threads: int) -> dict[str, float]:
     return found | {"rate": done / (time.perf_counter() - start)}
 
 
-def main() -> None:
-    """Run every case; `--case` is one of them, in a process of its own."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--threads", type=int, default=num_cores())
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--case", type=json.loads, default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.case is not None:
-        print(json.dumps(measure(options.case, options.threads)))
-        return
-    made = commit() or "unknown"
-    with options.output.open("w", newline="") as file:
+def main(output: Path, /, repeats: int = 5) -> None:
+    """Measure every case in turns."""
+    with output.open("w", newline="") as file:
         columns = [*USUAL, "repeat", "name", "value", "commit"]
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        for repeat, case in itertools.product(range(options.repeats), CASES):
-            words = [
-                sys.executable,
-                __file__,
-                str(options.output),
-                "--threads",
-                str(options.threads),
-                "--case",
-                json.dumps(case),
-            ]
-            found = json.loads(
-                subprocess.run(words, capture_output=True, text=True, check=True).stdout
-            )
+        for repeat, case in itertools.product(range(repeats), CASES):
+            words = [sys.executable, __file__, "--case", json.dumps(case)]
+            found = json.loads(subprocess.check_output(words, text=True))
+            about = case | {"repeat": repeat, "commit": commit() or "unknown"}
             for name, value in found.items():
-                row = {"repeat": repeat, "name": name, "value": f"{value:.5g}", "commit": made}
-                writer.writerow(case | row)
+                writer.writerow(about | {"name": name, "value": f"{value:.5g}"})
             file.flush()
-            print(
-                ", ".join(map(str, case.values())),
-                {name: round(value, 4) for name, value in found.items()},
-                flush=True,
-            )
+            print(*case.values(), found, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "--case":
+        print(json.dumps(measure(json.loads(sys.argv[2]))))
+    else:
+        tyro.cli(main, description=__doc__)

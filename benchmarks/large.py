@@ -1,15 +1,14 @@
-"""How long many environments and many runs take, and how much memory.
+"""Measure time and memory of many environments and of many runs.
 
 usage: python benchmarks/large.py OUT.csv [--repeats 3]
 
-Each command runs in a process of its own; seconds are those of the whole program, memory is the
-most that it held. A thousand environments of images, a thousand of vectors, and curves of fifty
+Each command runs in a process of its own; seconds are those of the whole program, memory is its
+peak. A thousand environments of images, a thousand of vectors, and curves of fifty
 runs with 5,000 rows each, which are copies of one short run.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -19,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
+
+import tyro
 
 from phasicrl import get_preset, train
 from phasicrl.host.provenance import commit
@@ -34,23 +35,18 @@ COLUMNS = ("what", "command", "seconds", "gigabytes", "commit")
 
 
 def measure(words: list[str], folder: Path) -> tuple[float, float]:
-    """Seconds and gigabytes of a command of `phasicrl`.
-
-    Raises:
-        ChildProcessError: it failed.
-    """
+    """Return seconds and gigabytes of a command of `phasicrl`."""
     start = perf_counter()
     command = [sys.executable, "-m", "phasicrl", *words]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise ChildProcessError(f"{' '.join(words)} ended with {process.returncode}")
+    assert process.returncode == 0, command
     return perf_counter() - start, usage.ru_maxrss * 1024 / 1e9
 
 
 def many_runs(folder: Path) -> list[str]:
-    """Fifty run directories; returns their names."""
+    """Make fifty run directories; returns their names."""
     config = get_preset("cartpole-ppo").with_updates(
         {"total_env_steps": 1, "output_dir": str(folder), "log.console": "off"}
     )
@@ -69,29 +65,22 @@ def many_runs(folder: Path) -> list[str]:
     return [copy.name for copy in copies]
 
 
-def main() -> None:
-    """Measure each, a row for each time."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    made = commit() or "unknown"
-    with options.output.open("w", newline="") as file, tempfile.TemporaryDirectory() as name:
+def main(output: Path, /, repeats: int = 3) -> None:
+    """Measure each command several times; a row each."""
+    with output.open("w", newline="") as file, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         commands = {what: (words, words.split()) for what, words in TRAIN.items()}
         commands["curves"] = (f"plot of {RUNS} runs", ["plot", *many_runs(folder)])
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for _ in range(options.repeats):
+        for _ in range(repeats):
             for what, (shown, words) in commands.items():
                 seconds, gigabytes = measure(words, folder)
-                row = [what, shown, f"{seconds:.1f}", f"{gigabytes:.2f}", made]
+                row = [what, shown, f"{seconds:.1f}", f"{gigabytes:.2f}", commit() or "unknown"]
                 writer.writerow(row)
                 file.flush()
                 print(*row, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -1,22 +1,22 @@
-"""Trains presets over seeds and writes what was reached.
-
-One row a run, see `learning_row`.
+"""Train presets over seeds, and write a row for each run with its returns.
 
 usage: python benchmarks/learning.py OUTPUT.csv PRESET[:FIELDS] … [--seeds 10] [--first-seed 101]
            [--threshold 475] [--jobs 1] [--runs FOLDER]
 for example: python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo
     "cartpole-ppg:--reward-norm.per none"
 
-Runs whose rows the file has already are not made again, so that a command that was stopped goes on.
+Runs that the file has are not repeated, so that an interrupted command continues.
 Settings are chosen on seeds 1 to 10, whose rows are in benchmarks/results/selection, and reported
 on seeds from 101 on: no file has both.
 """
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+
+import tyro
 
 from phasicrl.algorithm import train
 from phasicrl.cli import parse_config
@@ -40,11 +40,11 @@ LEARNING_COLUMNS = (
 
 
 def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
-    """Train, and say in one row what was reached: at the end of training, and evaluated.
+    """Train and evaluate; returns one row.
 
     Args:
         trial: the run.
-        threshold: the return whose first time, as a mean of 100 training episodes, is noted.
+        threshold: mean return of 100 training episodes; the row has the steps to it.
     """
     run = train(trial.config)
     files = RunDirectory(run.directory)
@@ -67,8 +67,8 @@ def learning_row(trial: Trial, *, threshold: float) -> list[Row]:
     return [row]
 
 
-def asked(presets: list[str], seeds: range, runs: str) -> list[Trial]:
-    """The trials that the command line names."""
+def make_trials(presets: Iterable[str], seeds: Iterable[int], runs: str) -> list[Trial]:
+    """Return the trials of the command line."""
     trials: list[Trial] = []
     for preset in presets:
         name, _, fields = preset.partition(":")
@@ -78,27 +78,22 @@ def asked(presets: list[str], seeds: range, runs: str) -> list[Trial]:
     return trials
 
 
-def main() -> None:
+def main(
+    output: Path,
+    presets: tuple[str, ...],
+    /,
+    seeds: int = 10,
+    first_seed: int = FIRST_REPORT_SEED,
+    threshold: float = 475.0,
+    jobs: int = 1,
+    runs: str = "runs/learning",
+) -> None:
     """Run everything that the command line names, some runs at a time."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("presets", nargs="+")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first-seed", type=int, default=FIRST_REPORT_SEED)
-    parser.add_argument("--threshold", type=float, default=475.0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--runs", default="runs/learning")
-    options = parser.parse_args()
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    table = ResultTable(options.output, LEARNING_COLUMNS)
-    measure = partial(learning_row, threshold=options.threshold)
-    for trial in fill_table(
-        table, asked(options.presets, seeds, options.runs), measure, jobs=options.jobs
-    ):
+    trials = make_trials(presets, range(first_seed, first_seed + seeds), runs)
+    measure = partial(learning_row, threshold=threshold)
+    for trial in fill_table(ResultTable(output, LEARNING_COLUMNS), trials, measure, jobs=jobs):
         print(*trial.key, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -1,22 +1,23 @@
-"""What is learned on few levels, played on those and on all.
+"""Train on few levels, and evaluate on those and on all.
 
 usage: python benchmarks/levels.py OUT.csv FIGURE.png [--levels 10 200] [--seeds 101 102 103]
     [--jobs 1] [--fields "…"]
 
-FruitBot, `quickstart` with narrower convolutions. Every thirty iterations 64 episodes are played
-on the levels of the training and 64 on levels of the whole distribution, with drawn actions, as
-the published curves have it; each is a row. Runs that the file has already are not made again. The
-figure has the mean over seeds and the range. A run is eight minutes of one core.
+FruitBot, `quickstart` with narrower convolutions. Every thirty iterations 64 episodes are run on
+the levels of the training and 64 on levels of the whole distribution, with sampled actions, as for
+the published curves; each is a row. Runs that the file has are not repeated. The figure has the
+mean over seeds and the range. A run is eight minutes of one core.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import tyro
 from matplotlib.figure import Figure
 
 from phasicrl import train
@@ -54,8 +55,8 @@ def measure(trial: Trial) -> list[Row]:
     return rows
 
 
-def asked(levels: list[int], seeds: list[int], fields: str) -> list[Trial]:
-    """All trials, seed by seed: a measurement that is cut off has each number of levels."""
+def make_trials(levels: Iterable[int], seeds: Iterable[int], fields: str) -> list[Trial]:
+    """Return all trials, seed by seed: an interrupted measurement has each number of levels."""
     trials: list[Trial] = []
     for seed in seeds:
         for number in levels:
@@ -68,7 +69,7 @@ def asked(levels: list[int], seeds: list[int], fields: str) -> list[Trial]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A panel for each number of levels."""
+    """Draw a panel for each number of levels."""
     numbers = sorted({int(row["levels"]) for row in rows})
     figure = Figure(figsize=(4 * len(numbers), 2.8), layout="constrained")
     panels = figure.subplots(1, len(numbers), squeeze=False, sharey=True)[0]
@@ -93,24 +94,21 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
+def main(
+    output: Path,
+    figure: Path,
+    /,
+    levels: tuple[int, ...] = (10, 200),
+    seeds: tuple[int, ...] = (101, 102, 103),
+    jobs: int = 1,
+    fields: str = FIELDS,
+) -> None:
     """Run what is missing, and draw everything."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("figure", type=Path)
-    parser.add_argument("--levels", type=int, nargs="+", default=[10, 200])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--fields", default=FIELDS)
-    options = parser.parse_args()
-    table = ResultTable(options.output, COLUMNS, label=("levels",))
-    trials = asked(options.levels, options.seeds, options.fields)
-    for trial in fill_table(table, trials, measure, jobs=options.jobs):
+    table = ResultTable(output, COLUMNS, label=("levels",))
+    for trial in fill_table(table, make_trials(levels, seeds, fields), measure, jobs=jobs):
         print(*trial.key, flush=True)
-    draw(table.rows(), options.figure)
+    draw(table.rows(), figure)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

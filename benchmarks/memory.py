@@ -1,9 +1,8 @@
-"""Most memory that PPG holds with a full phase of the paper's size.
+"""Measure the peak memory of PPG with a full phase of the paper's size.
 
-32 rollouts of 64 environments and 256 steps, two networks.
+32 rollouts of 64 environments and 256 steps, two networks; ten minutes on two cores.
 
-usage: python benchmarks/memory.py OUT.json [--preset procgen-ppg]      about ten minutes on two
-    cores
+usage: python benchmarks/memory.py OUT.json [--preset procgen-ppg]
 
 Every rollout of the phase is collected, so that the buffer is written from end to end; then follow
 the policy phase of the last one and the auxiliary phase with a single pass over one rollout's worth
@@ -13,12 +12,11 @@ ones, and a checkpoint is saved at the end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 
-from versus import PEERS
+import tyro
 
 from phasicrl import get_preset
 from phasicrl.host.machine import peak_memory, processor
@@ -27,48 +25,31 @@ from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.session.build import start_run
 
 
-def main() -> None:
-    """Fill the buffer, learn once, and say what it took."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--preset", default="procgen-ppg")
-    options = parser.parse_args()
+def main(output: Path, /, preset: str = "procgen-ppg") -> None:
+    """Fill the buffer, train on it once, and write the memory in use after each stage."""
+    found: dict[str, object] = {
+        "preset": preset, "commit": commit() or "unknown", "processor": processor(),
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        config = get_preset(options.preset).with_updates(
+        config = get_preset(preset).with_updates(
             {"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
         )
         with start_run(config) as run:
-            found = {
-                "preset": options.preset,
-                "commit": commit(PEERS) or "unknown",
-                "processor": processor(),
-                "after start-up": peak_memory(),
-            }
+            found["after start-up"] = peak_memory()
             while not run.buffer.is_full:
                 rollout = run.collect(run.buffer.next_rollout())
-                print(
-                    f"{run.buffer.num_filled} of {run.buffer.num_rollouts} rollouts: "
-                    f"{peak_memory() / 1e9:.2f} GB",
-                    flush=True,
-                )
             policy_phase(run.learner, rollout)
             found["after the policy phase"] = peak_memory()
             auxiliary_phase(run.learner, run.buffer)
             found["after the auxiliary phase"] = peak_memory()
             run.save()
             found["after a checkpoint"] = peak_memory()
-            found["buffer"] = sum(
-                tensor.numel() * tensor.element_size()
-                for tensor in run.buffer.rollouts.tensors().values()
-            )
+            found["buffer"] = sum(x.nbytes for x in run.buffer.rollouts.tensors().values())
             found["beyond the buffer"] = peak_memory() - found["buffer"]
             found["micro-batch"] = run.compute.plan.micro_batch
             found["precision"] = run.compute.plan.precision
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -1,24 +1,22 @@
-"""What bf16 does to learning, by phase.
-
-The same runs in fp32, with bf16 in the auxiliary phase, and with bf16 everywhere.
+"""Compare learning in fp32, with bf16 in the auxiliary phase, and with bf16 everywhere.
 
 usage: python benchmarks/precision.py OUT.csv.gz FIGURE.png [--games starpilot …] [--seeds 3]
     [--jobs 2] [--fields "…"]
 
 `quickstart` (PPG with one network) on each game and seed, with narrower convolutions and fewer
-steps than the papers have, so that it fits a small machine; `--fields` changes that. What a run
-noted is a row for each iteration. Runs that the file has already are not made again, so that a long
-measurement can be cut off and go on. The figure has the mean over seeds and the range.
+steps than the papers have, so that it fits a small machine; `--fields` changes that. Each
+iteration is a row. Runs that the file has are not repeated, so that an interrupted measurement
+continues. The figure has the mean over seeds and the range.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import tyro
 from matplotlib.figure import Figure
 
 from phasicrl import train
@@ -42,7 +40,7 @@ METRICS = {
     "losses/aux/kl_loss": "KL of the auxiliary phase",
     "gradients/policy_norm": "gradient norm",
 }
-"""What is kept of every iteration, and what the figure calls it."""
+"""Metrics of each row, and their titles in the figure."""
 COLUMNS = ("game", "setting", "seed", "env_steps", *METRICS, "commit")
 Row = dict[str, str]
 
@@ -64,8 +62,8 @@ def measure(trial: Trial) -> list[Row]:
     return rows
 
 
-def asked(games: list[str], seeds: int, fields: str, num_threads: int) -> list[Trial]:
-    """All trials, seed by seed: a measurement that is cut off has every game and setting."""
+def make_trials(games: tuple[str, ...], seeds: int, fields: str, num_threads: int) -> list[Trial]:
+    """Return all trials, seed by seed: an interrupted measurement has every game and setting."""
     trials: list[Trial] = []
     for seed in range(1, seeds + 1):
         for game in games:
@@ -81,7 +79,7 @@ def asked(games: list[str], seeds: int, fields: str, num_threads: int) -> list[T
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A row of panels for each game."""
+    """Draw a row of panels for each game."""
     games = list(dict.fromkeys(row["game"] for row in rows))
     figure = Figure(figsize=(3 * len(METRICS), 2.4 * len(games)), layout="constrained")
     panels = figure.subplots(len(games), len(METRICS), squeeze=False)
@@ -114,26 +112,22 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
+def main(
+    output: Path,
+    figure: Path,
+    /,
+    games: tuple[str, ...] = ("starpilot", "fruitbot", "coinrun"),
+    seeds: int = 3,
+    jobs: int = 2,
+    fields: str = FIELDS,
+) -> None:
     """Run what is missing, and draw everything."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("figure", type=Path)
-    parser.add_argument("--games", nargs="+", default=["starpilot", "fruitbot", "coinrun"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--fields", default=FIELDS)
-    options = parser.parse_args()
-    table = ResultTable(options.output, COLUMNS, label=("game", "setting"))
-    trials = asked(
-        options.games, options.seeds, options.fields, max(1, num_cores() // options.jobs)
-    )
-    for trial in fill_table(table, trials, measure, jobs=options.jobs):
+    table = ResultTable(output, COLUMNS, label=("game", "setting"))
+    trials = make_trials(games, seeds, fields, max(1, num_cores() // jobs))
+    for trial in fill_table(table, trials, measure, jobs=jobs):
         print(*trial.key, flush=True)
-    draw(table.rows(), options.figure)
+    draw(table.rows(), figure)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

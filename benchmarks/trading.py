@@ -1,16 +1,17 @@
-"""What masks and a heuristic are worth in examples/trading.py: one row a run.
+"""Train the trader of examples/trading.py with and without masks and its heuristic.
 
 usage: python benchmarks/trading.py OUTPUT.csv [--seeds 5] [--first-seed 101] [--runs FOLDER]
 for example: python benchmarks/trading.py benchmarks/results/trading.csv
 
-Runs whose rows the file has already are not made again.
+Runs that the file has are not repeated.
 """
 
 from __future__ import annotations
 
-import argparse
 import runpy
 from pathlib import Path
+
+import tyro
 
 from phasicrl import EnvConfig, train
 from phasicrl.lab.experiments.trials import (
@@ -39,34 +40,33 @@ COLUMNS = (
 
 
 def measure(trial: Trial) -> list[Row]:
-    """Train in the market, and say what was reached."""
+    """Train in the market; returns one row."""
     heuristic = None if ARMS[trial.label[0]] else EXAMPLE["buy_low"]
     run = train(trial.config, make_env=EXAMPLE["Market"], mask_actions=heuristic)
     row = reached(run.directory, make_env=EXAMPLE["Market"])
     return [{"arm": trial.label[0], "seed": trial.config.seed, **row}]
 
 
-def main() -> None:
+def main(
+    output: Path,
+    /,
+    seeds: int = 5,
+    first_seed: int = FIRST_REPORT_SEED,
+    runs: str = "runs/trading",
+) -> None:
     """Train every arm with every seed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=FIRST_REPORT_SEED)
-    parser.add_argument("--runs", default="runs/trading")
-    options = parser.parse_args()
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    quiet = {"output_dir": options.runs, "log.console": "off", "log.tensorboard": False}
+    quiet = {"output_dir": runs, "log.console": "off", "log.tensorboard": False}
     trials = [
         trial
         for arm, changes in ARMS.items()
-        for trial in over_seeds((arm,), EXAMPLE["config"].with_updates(quiet | changes), seeds)
-    ]
-    table = ResultTable(options.output, COLUMNS, label=("arm",))
-    for trial in fill_table(table, trials, measure):
+        for trial in over_seeds(
+            (arm,), EXAMPLE["config"].with_updates(quiet | changes),
+            range(first_seed, first_seed + seeds),
+        )
+    ]  # fmt: skip
+    for trial in fill_table(ResultTable(output, COLUMNS, label=("arm",)), trials, measure):
         print(*trial.key, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

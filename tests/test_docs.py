@@ -1,16 +1,12 @@
-"""The pages of docs/: generated ones are what the code would write, links lead somewhere, code
-blocks are valid, every metric is there.
-"""
+"""The pages: generated ones are up to date; links, names, options and commands on them exist."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import functools
 import importlib
 import re
 import shlex
-import sys
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -48,14 +44,9 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_every_name_of_the_source_documents_is_a_metric() -> None:
     charts = ("episodic_return", "episodic_length", "SPS", "learning_rate")
     losses = (
-        "value_loss",
-        "policy_loss",
-        "entropy",
-        "old_approx_kl",
-        "approx_kl",
-        "clipfrac",
+        "value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac",
         "explained_variance",
-    )
+    )  # fmt: skip
     aux = ("aux/kl_loss", "aux/aux_value_loss", "aux/real_value_loss")
     wanted = {f"charts/{name}" for name in charts} | {f"losses/{name}" for name in (*losses, *aux)}
     assert wanted <= set(METRICS)
@@ -65,25 +56,26 @@ ADDRESSES = ("https://arxiv.org/abs/", "https://doi.org/10.", "https://github.co
 """Of papers and of code: all that a page links to."""
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_links_lead_somewhere(name: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXTS[name]):
-        if "://" in target:
-            assert target.startswith(ADDRESSES), target
-            continue
-        assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
+def test_links_lead_somewhere() -> None:
+    bad = []
+    for name, text in TEXTS.items():
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose(text)):
+            path = (ROOT / name).parent / target if target else ROOT / name
+            if "://" in target:
+                found = target.startswith(ADDRESSES)
+            else:
+                found = path.exists() and (not anchor or anchor in anchors(path.read_text()))
+            bad += [] if found else [f"{name}: {target}#{anchor}"]
+    assert not bad
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_a_name_that_links_to_a_file_of_code_is_in_it(name: str) -> None:
-    for called, path in re.findall(
-        r"\[`([\w.]+)`\]\((?:\.\./)?src/phasicrl/(\S+)\.py\)", TEXTS[name]
-    ):
-        assert called.startswith(f"{path.replace('/', '.')}."), f"{called} is not in {path}.py"
-        look_up(called)
-
-
-def test_functions_that_the_page_of_tricks_names_exist() -> None:
+def test_names_of_code_exist() -> None:
+    bad = []
+    for name, text in TEXTS.items():
+        for called, path in re.findall(r"\[`([\w.]+)`\]\((?:\.\./)?src/phasicrl/(\S+)\.py\)", text):
+            bad += [] if called.startswith(f"{path.replace('/', '.')}.") else [(name, called)]
+            look_up(called)
+    assert not bad
     rows = re.findall(r"^\| .+", TEXTS["docs/tricks.md"], flags=re.M)
     column = rows[0].split(" | ").index("here")
     for row in rows[1:]:
@@ -115,16 +107,6 @@ def test_headings_get_githubs_names() -> None:
     page = "# What `x` is, by [name](a.md#b)\n```sh\n# not this\n```\n"
     page += "## The λ-return: how?\n## Two\n## Two\n"
     assert anchors(page) == {"what-x-is-by-name", "the-λ-return-how", "two", "two-1"}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_links_lead_to_headings_that_exist(name: str) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", prose(TEXTS[name])):
-        if "://" not in target:
-            page = (ROOT / name).parent / target if target else ROOT / name
-            assert anchor in anchors(page.read_text()), (
-                f"{name} links to {target}#{anchor}, which is no heading there"
-            )
 
 
 def blocks(language: str, text: str) -> list[str]:
@@ -190,30 +172,22 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
     return words[0] == "suite"  # which needs no arguments
 
 
-@pytest.mark.parametrize("name", TEXTS)
 def test_code_blocks_are_python_and_commands_that_are_understood(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every word of them: what they do is what other tests are for."""
-    for block in blocks("python", TEXTS[name]):
-        ast.parse(block)
+    """Parse every word of them; other tests run them."""
     monkeypatch.chdir(tmp_path)
-    for words in own_commands(name):
-        with monkeypatch.context() as patch:
-            own = 2 if words[0] == "--import" else 0
-            assert understood(words[own:], patch), words
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["evaluat RUN", "evaluate RUN --episode 3", "plot RUN --metrics x",
-     "train classic-ppo --ppo.clipp 1", "sweep make"],
-)  # fmt: skip
-def test_a_command_that_is_not_understood_is_noticed(
-    wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises((ValueError, SystemExit)):
-        understood(wrong.split(), monkeypatch)
+    for name, text in TEXTS.items():
+        for block in blocks("python", text):
+            ast.parse(block)
+        for words in own_commands(name):
+            with monkeypatch.context() as patch:
+                own = 2 if words[0] == "--import" else 0
+                assert understood(words[own:], patch), (name, words)
+    for wrong in ("evaluat RUN", "evaluate RUN --episode 3", "plot RUN --metrics x",
+                  "train classic-ppo --ppo.clipp 1", "sweep make"):  # fmt: skip
+        with pytest.raises((ValueError, SystemExit)), monkeypatch.context() as patch:
+            understood(wrong.split(), patch)
 
 
 def programs(text: str) -> list[list[str]]:
@@ -230,47 +204,28 @@ def programs(text: str) -> list[list[str]]:
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a program read its words, and its presets their fields; it does not begin to work."""
-    read = argparse.ArgumentParser.parse_args
-
-    def stop(*given: Any) -> Any:
-        raise Parsed(read(*given))
-
     monkeypatch.syspath_prepend((ROOT / words[0]).parent)
-    monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     script = importlib.import_module(Path(words[0]).stem)
-    if hasattr(script, "tyro"):
-        tyro.cli(functools.wraps(script.main)(lambda **_: None), args=words[1:])
-        return
-    with pytest.raises(Parsed) as found:
-        script.main()
-    (options,) = found.value.args
-    presets = getattr(options, "presets", [])
+    read = functools.wraps(script.main)(lambda *args, **_: args)
+    args = tyro.cli(read, args=words[1:])
     if words[0] == "benchmarks/learning.py":
-        script.asked(presets, range(1, 2), "runs")
+        script.make_trials(args[1], range(1, 2), "runs")
     elif words[0] == "benchmarks/agents.py":
-        assert all(map(get_preset, presets))
+        assert all(map(get_preset, args[0]))
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTS if programs(TEXTS[name])])
-def test_commands_of_programs_are_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every word of them, and the fields of every preset; none is run."""
-    for words in programs(TEXTS[name]):
-        with monkeypatch.context() as patch:
-            parse(words, patch)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["learning.py", "learning.py out.csv cartpole-ppo --sead 3", "agents.py cartpole-pgp",
-     "learning.py out.csv cartpole-pgp", "learning.py out.csv 'cartpole-ppo:--ppo.clipp 1'",
-     "scaling.py out.csv --presets classic-ppo", "draw_trace.py trace.json"],
-)  # fmt: skip
-def test_a_command_of_a_program_that_is_not_understood_is_noticed(
-    wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises((ValueError, SystemExit)):
-        parse(shlex.split(f"benchmarks/{wrong}"), monkeypatch)
+def test_commands_of_programs_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse every word of them, and the fields of every preset; none is run."""
+    for text in TEXTS.values():
+        for words in programs(text):
+            with monkeypatch.context() as patch:
+                parse(words, patch)
+    for wrong in ("learning.py", "learning.py out.csv cartpole-ppo --sead 3",
+                  "agents.py cartpole-pgp", "learning.py out.csv cartpole-pgp",
+                  "learning.py out.csv 'cartpole-ppo:--ppo.clipp 1'",
+                  "draw_trace.py trace.json"):  # fmt: skip
+        with pytest.raises((ValueError, SystemExit)), monkeypatch.context() as patch:
+            parse(shlex.split(f"benchmarks/{wrong}"), patch)
 
 
 def test_variables_of_a_page_are_put_in() -> None:
@@ -292,17 +247,15 @@ def test_the_program_of_the_readme_is_the_example_that_runs() -> None:
     assert ours == example[1:]
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTS if "tutorial" in name])
-def test_the_code_of_a_tutorial_is_of_an_example_that_runs(name: str) -> None:
+def test_the_code_of_a_tutorial_is_of_an_example_that_runs() -> None:
     """tests/test_examples.py runs them."""
-    blocks = re.findall(r"```python\n(.*?)```", TEXTS[name], flags=re.S)
-    named = re.findall(r"\(\.\./(examples/\w+\.py)\)", TEXTS[name])
-    assert len(named) == bool(blocks)
-    for block in blocks:
-        lines, example = ([line.strip() for line in text.splitlines()]
-                          for text in (block, (ROOT / named[0]).read_text()))  # fmt: skip
-        starts = (example[at : at + len(lines)] for at in range(len(example)))
-        assert lines in starts, f"{name} has code that {named[0]} has not:\n{block}"
+    for name, text in TEXTS.items():
+        named = re.findall(r"\(\.\./(examples/\w+\.py)\)", text)
+        for block in blocks("python", text) if "tutorial" in name else ():
+            lines, example = ([line.strip() for line in text.splitlines()]
+                              for text in (block, (ROOT / named[0]).read_text()))  # fmt: skip
+            starts = (example[at : at + len(lines)] for at in range(len(example)))
+            assert lines in starts, f"{name} has code that {named[0]} has not:\n{block}"
 
 
 def test_the_vector_environment_of_the_page_trains(
@@ -342,28 +295,24 @@ def test_the_example_of_the_page_about_truncation_gives_its_numbers(
     )
 
 
-CURRENT = [name for name in TEXTS if name != "CHANGELOG.md"]  # that names what was removed
-
-
-@pytest.mark.parametrize("name", CURRENT)
-def test_knobs_that_a_page_names_exist(name: str) -> None:
-    groups = "env|model|action|ppo|aux|reward_norm|obs_norm|value_norm|compute|log|checkpoint"
-    for path in re.findall(rf"`((?:{groups})\.[a-z_]+)`", TEXTS[name]):
-        assert path.endswith(".py") or path in defaults(), f"{name} names {path}"
-
-
-@pytest.mark.parametrize("name", CURRENT)
-def test_flags_that_a_page_names_exist(name: str) -> None:
-    """`--ppo.clip`, and `--env.no-action-masks` for a field that is on or off."""
-    knobs, groups = (
-        {path.replace("_", "-") for path in defaults()},
-        {path.partition(".")[0] for path in defaults() if "." in path},
-    )
-    for no, group, off, field in re.findall(r"--(no-)?([a-z-]+)\.(no-)?([a-z-]+)", TEXTS[name]):
-        if group.replace("-", "_") in groups:
-            assert not no and f"{group}.{field}" in knobs, (
-                f"{name} names --{no}{group}.{off}{field}"
-            )
+def test_options_and_flags_that_a_page_names_exist() -> None:
+    """`ppo.clip`, `--ppo.clip`, and `--env.no-action-masks` for a field that is on or off."""
+    paths = set(defaults())
+    groups = {path.partition(".")[0] for path in paths if "." in path}
+    bad = []
+    for name, text in TEXTS.items():
+        if name == "CHANGELOG.md":  # that names what was removed
+            continue
+        named = re.findall(rf"`((?:{'|'.join(groups)})\.[a-z_]+)`", text)
+        for group, field in re.findall(r"--((?:no-)?[a-z-]+)\.(?:no-)?([a-z-]+)", text):
+            if group.removeprefix("no-").replace("-", "_") in groups:
+                named.append(f"{group}.{field}".replace("-", "_"))
+        bad += [
+            (name, path)
+            for path in named
+            if path not in paths and not path.endswith((".py", ".json"))
+        ]
+    assert not bad
 
 
 def test_ppo_becomes_ppg_and_ppg_ppo_by_the_flags_of_the_tutorial() -> None:
@@ -379,17 +328,17 @@ def test_ppo_becomes_ppg_and_ppg_ppo_by_the_flags_of_the_tutorial() -> None:
 CITED = re.compile(r"[\w/]+\.py:\d[\d-]*")
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("docs/")])
-def test_lines_of_others_code_are_links(name: str) -> None:
+def test_lines_of_others_code_are_links() -> None:
     """`[OPPG ppo.py:104](address)`, with the address that docs/sources.md has for it."""
-    addresses = {}
+    addresses: dict[str, set[str]] = {}
     for cited, address in cited_lines():
         addresses.setdefault(cited.split()[-1], set()).add(address)
     links = r"\[([^]]*?\b([\w/]+\.py:\d[\d-]*))\]\(([^)]+)\)"
-    for words, cited, address in re.findall(links, TEXTS[name]):
-        assert address in addresses[cited], f"{name}: {words} leads to {address}"
-    bare = CITED.findall(re.sub(links, "", TEXTS[name]))
-    assert not bare, f"{name} cites lines without a link: {bare}"
+    for name, text in TEXTS.items():
+        for words, cited, address in re.findall(links, text):
+            assert address in addresses[cited], f"{name}: {words} leads to {address}"
+        bare = CITED.findall(re.sub(links, "", text)) if name.startswith("docs/") else []
+        assert not bare, f"{name} cites lines without a link: {bare}"
 
 
 def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
@@ -406,9 +355,9 @@ def test_every_line_of_others_code_that_is_cited_has_its_address() -> None:
             assert cited in known, f"{name} cites {cited}, which docs/sources.md has not"
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_nothing_was_left_to_be_filled_in(name: str) -> None:
-    assert not re.findall(r"\b[A-Z]+_(?:TEXT|TABLE)\b|TODO|TBD", TEXTS[name])
+def test_nothing_was_left_to_be_filled_in() -> None:
+    unfinished = r"\b[A-Z]+_(?:TEXT|TABLE)\b|TODO|TBD"
+    assert not [name for name, text in TEXTS.items() if re.search(unfinished, text)]
 
 
 def test_the_page_says_in_what_runs_of_one_experiment_may_differ() -> None:

@@ -1,7 +1,4 @@
-"""What is committed as measured.
-
-Seeds for choosing and seeds for reporting never meet, and every row says which code made it.
-"""
+"""Committed results: their seeds and commits, and the tables that are made from them."""
 
 from __future__ import annotations
 
@@ -14,11 +11,10 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 from string import Template
-from typing import Any
 
 import pytest
 
-from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED, ResultTable
+from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
 from phasicrl.presets import PRESETS
 from tools import reference_pages, result_tables
 
@@ -40,20 +36,27 @@ REPORTED = files(RESULTS) | files(RESULTS / "suites")
 SELECTION = files(RESULTS / "selection")
 
 
-@pytest.mark.parametrize("name", REPORTED)
-def test_what_is_reported_was_trained_on_seeds_on_which_nothing_was_chosen(name: str) -> None:
-    rows = REPORTED[name]
-    assert min(int(row["seed"]) for row in rows) >= FIRST_REPORT_SEED
-    lines = [tuple(row.values()) for row in rows]
-    assert len(lines) == len(set(lines)), "a row stands there twice"
-    if "preset" in rows[0]:
-        runs = [(row["preset"], row["seed"]) for row in rows]
-        assert len(runs) == len(set(runs)), "a run stands there twice"
-        assert {row["preset"].split()[0] for row in rows} <= PRESETS.keys()
-    for row in rows:
-        assert row["commit"] and not row["commit"].endswith("-dirty"), (
-            f"seed {row['seed']} is not of a committed tree"
-        )
+def test_reported_runs_have_seeds_on_which_nothing_was_chosen_and_a_commit() -> None:
+    bad = []
+    for name, rows in REPORTED.items():
+        lines = [tuple(row.values()) for row in rows]
+        runs = [(row["preset"], row["seed"]) for row in rows if "preset" in row]
+        problems = {
+            "a seed for choosing": min(int(row["seed"]) for row in rows) < FIRST_REPORT_SEED,
+            "a row twice": len(lines) > len(set(lines)),
+            "a run twice": len(runs) > len(set(runs)),
+            "no preset": not {preset.split()[0] for preset, _ in runs} <= PRESETS.keys(),
+            "no clean commit": any(not row["commit"] or "dirty" in row["commit"] for row in rows),
+        }
+        bad += [(name, what) for what, is_so in problems.items() if is_so]
+    for name, rows in SELECTION.items():
+        if max(int(row["seed"]) for row in rows) >= FIRST_REPORT_SEED:
+            bad.append((name, "a seed for reporting"))
+    for card in (RESULTS / "baselines").glob("*/card.json"):
+        run = json.loads(card.read_text())
+        if not run["commit"] and run["seed"] != 1:  # that one is not known, as the page says
+            bad.append((str(card), "no commit"))
+    assert not bad
 
 
 TABLES = sorted(path for path in RESULTS.rglob("*.csv*") if path.name != "published.csv.gz")
@@ -64,15 +67,15 @@ LOST = {"358d59a", "568bdf5", "825db5b", "ddf769d"}
 
 def test_every_row_names_a_commit_of_this_history() -> None:
     git = ["git", "-C", str(RESULTS)]
-    told = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True)
-    if told.stdout.strip() != b"false":
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True)
+    if shallow.stdout.strip() != b"false":
         pytest.skip("no history here")
     named = {path: {row["commit"].removesuffix("-dirty") for row in rows_of(path)}
              for path in TABLES}  # fmt: skip
     for commit in set().union(*named.values()) - LOST:
-        told = subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"], check=False)
+        found = subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"], check=False)
         files = [path.name for path, commits in named.items() if commit in commits]
-        assert told.returncode == 0, f"{commit}, which {files} name, is not in the history"
+        assert found.returncode == 0, f"{commit}, which {files} name, is not in the history"
 
 
 def test_arrows_say_that_all_seeds_lie_apart(
@@ -86,7 +89,7 @@ def test_arrows_say_that_all_seeds_lie_apart(
     # `higher` is above the first arm, but not above the one before it.
     for suite, of_higher in (("fig3", "↑↑↑"), ("tricks", "")):
         (tmp_path / "suites" / f"{suite}-small.csv").write_text(text)
-        table = result_tables.suite_table(suite).splitlines()[2:]
+        table = result_tables.suite(suite).splitlines()[2:]
         assert ["".join(c for c in line if c in "↑↓") for line in table] == [
             "", "↑↑↑", of_higher, "", "↓↓↓"
         ]  # fmt: skip
@@ -101,14 +104,14 @@ def test_the_guide_says_which_presets_have_fewer_than_ten_report_seeds() -> None
     least = {name: min(count.values()) for name, count in counts.items()}
     fewer = {name: {number} for name, number in least.items() if number < 10}
     guide = " ".join((RESULTS.parents[1] / "CONTRIBUTING.md").read_text().split())
-    (said,) = re.findall(r"Presets of ours have ten, some, or PPG of them, fewer \((.+?)\)", guide)
+    (words,) = re.findall(r"Presets of ours have ten, some, or PPG of them, fewer \((.+?)\)", guide)
     numbers = {"one": 1, "five": 5}
-    told = {
+    listed = {
         name: {numbers[number]}
-        for names, number in (part.split(": ") for part in said.split("; "))
+        for names, number in (part.split(": ") for part in words.split("; "))
         for name in names.split(", ")
     }
-    assert told == fewer
+    assert listed == fewer
 
 
 NO_LONGER = {"pendulum-ppo --action.std-value 0.6"}
@@ -132,82 +135,43 @@ def test_a_command_of_the_page_of_results_finds_the_rows_of_its_runs() -> None:
     assert checked > 20
 
 
-@pytest.mark.parametrize("name", SELECTION)
-def test_settings_are_chosen_on_other_seeds(name: str) -> None:
-    assert max(int(row["seed"]) for row in SELECTION[name]) < FIRST_REPORT_SEED
+def write(folder: Path, name: str, *rows: str) -> None:
+    (folder / "suites").mkdir(exist_ok=True)
+    (folder / f"{name}.csv").write_text("\n".join(rows))
 
 
-def test_runs_that_are_held_against_published_ones_say_which_code_made_them() -> None:
-    for card in sorted((RESULTS / "baselines").glob("*/card.json")):
-        # The first one's commit is not known, which the page says.
-        if json.loads(card.read_text())["seed"] != 1:
-            assert json.loads(card.read_text())["commit"], card
-
-
-def row(seed: int, preset: str = "cartpole-ppo", greedy: float = 500.0) -> dict[str, Any]:
-    return {
-        "preset": preset,
-        "seed": seed,
-        "env": "envpool:CartPole-v1",
-        "env_steps": 100,
-        "greedy_mean": greedy,
-        "commit": "abc",
-    }
-
-
-def add(path: Path, line: dict[str, Any]) -> None:
-    ResultTable(path, list(line)).add([line])
-
-
-def test_the_table_marks_what_was_chosen_on_its_own_seeds_and_counts_failures(
+def test_failures_are_counted_and_a_preset_says_how_it_was_trained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
-    (tmp_path / "selection").mkdir()
-    for seed in (1, 2):
-        add(tmp_path / "selection" / "cartpole.csv", row(seed))
-    (line,) = result_tables.tasks_table().splitlines()[2:]
-    assert "500.0, all 2 † | 0 of 2 (below 475) | – | –" in line.replace("500, all", "500.0, all")
-    assert (
-        result_tables.trained("cartpole-ppo")
-        == "Trained on selection seeds only (`benchmarks/results/selection`)."
-    )
-    for seed, greedy in ((101, 500.0), (102, 100.0), (103, 474.0)):
-        add(tmp_path / "cartpole.csv", row(seed, greedy=greedy))
-    (line,) = result_tables.tasks_table().splitlines()[2:]
-    assert "2 of 3 (below 475)" in line and "†" not in line and "least 100" in line
+    monkeypatch.setattr(result_tables, "TASKS", result_tables.TASKS[:1])
+    runs = [
+        f"cartpole-ppo,{seed},100,{value}" for seed, value in ((101, 500), (102, 100), (103, 474))
+    ]
+    write(tmp_path, "cartpole", "preset,seed,env_steps,greedy_mean", *runs)
+    ((_, _, cell, failed, *rest),) = result_tables.tasks_reached()
+    assert failed == "2 of 3 (below 475)" and str(cell).endswith("least 100")
+    assert rest[:3] == ["–", "–", "–"]
     words = result_tables.trained("cartpole-ppo")
     assert words.startswith("Trained: 3 seeds, 100 steps: greedy 358 [")
-    assert words.endswith(
-        "(`python benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo --seeds 3`)."
-    )
+    command = "benchmarks/learning.py benchmarks/results/cartpole.csv cartpole-ppo --seeds 3"
+    assert words.endswith(f"(`python {command}`).")
     assert result_tables.trained("cartpole-ppg") == "Not trained here."
 
 
-def test_a_trick_stands_with_the_means_of_the_arms_without_it_and_with_it(
+def test_means_of_the_arms_of_a_suite_stand_on_the_tasks_that_have_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
-    (tmp_path / "suites").mkdir()
-    lines = ["task,arm,seed,greedy_mean"]
-    lines += [f"pendulum,off,{seed},{value}" for seed, value in ((101, -1500), (102, -1700))]
-    lines += [f"pendulum,on,{seed},{value}" for seed, value in ((101, -7.0), (102, -8.1))]
-    lines += ["gymnasium:Taxi-v4,on,101,5.0"]  # there is nothing to hold it against
-    (tmp_path / "suites" / "mva-small.csv").write_text("\n".join(lines))
+    write(tmp_path, "suites/mva-small", "task,arm,greedy_mean", "pendulum,off,-1500",
+          "pendulum,off,-1700", "pendulum,on,-7.0", "pendulum,on,-8.1",
+          "gymnasium:Taxi-v4,on,5.0")  # fmt: skip
     place = "[mva](experiments.md#the-reports-findings-source-004)"
     assert result_tables.beside("mva", "off", "on") == f"{place}: Pendulum −1,600 (−7.5)"
     assert result_tables.beside("mva", "of", "on") == f"{place}: –"
-
-
-def test_rungs_stand_with_the_means_of_their_seeds_on_the_tasks_that_have_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(result_tables, "RESULTS", tmp_path)
-    (tmp_path / "suites").mkdir()
-    rows = ("cartpole,REINFORCE,100", "cartpole,REINFORCE,301", "gymnasium:Taxi-v4,+ masks,-7.04")
-    text = "\n".join(["task,arm,greedy_mean", *rows])
-    (tmp_path / "suites" / "tricks-small.csv").write_text(text)
-    assert result_tables.rungs_table().splitlines() == [
+    write(tmp_path, "suites/tricks-small", "task,arm,greedy_mean", "cartpole,REINFORCE,100",
+          "cartpole,REINFORCE,301", "gymnasium:Taxi-v4,+ masks,-7.04")  # fmt: skip
+    assert result_tables.rungs().splitlines() == [
         "| rung | CartPole | Taxi |", "|---|---|---|",
         "| REINFORCE | 200 | – |", "| + masks | – | −7.0 |",
     ]  # fmt: skip

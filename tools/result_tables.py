@@ -1,7 +1,4 @@
-"""Tables of measured results, made from the files in benchmarks/results.
-
-Pieces of pages that are otherwise written by hand.
-"""
+"""Write the tables of measured results on the pages from the files in benchmarks/results."""
 
 from __future__ import annotations
 
@@ -10,14 +7,15 @@ import gzip
 import json
 import math
 import statistics
-import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from benchmarks import batch_invariance, levels
+from benchmarks import batch_invariance, levels, scaling
 from phasicrl.cli import parse_config
 from phasicrl.envs.procgen import GAMES
 from phasicrl.lab.analysis.plot import Curve, Task, reference_curves
@@ -28,9 +26,9 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.bootstrap import bootstrap_interval
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-sys.path.append(str(RESULTS.parent))  # where scripts import each other by name
-import scaling  # noqa: E402  # pyright: ignore[reportMissingImports]
-import scaling_model  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+Row = dict[str, str]
+Cells = Iterable[Sequence[object]]
 
 RUN_SUITES = (
     "fig2", "fig3", "value-epochs", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "skip-aux",
@@ -111,128 +109,309 @@ REACHER = "reacher-ppo --total-env-steps 100_000"
 """What the changes to Reacher's settings start from."""
 
 
-def blocks() -> dict[str, str]:
-    """Every table by the name that its place in a page has."""
-    return {
-        "baselines": baselines_table(),
-        "first-rollouts": first_rollouts_table(),
-        "tasks": tasks_table(),
-        "quickstart": quickstart_table(),
-        "batch-invariance": batch_invariance_table(),
-        "suites": suites_table(),
-        "two-ppos": two_ppos_table(),
-        **{f"suite-{name}": suite_table(name) for name in RUN_SUITES},
-        "rungs": rungs_table(),
-        "paper-early": paper_early_table(),
-        "trading": trading_table(),
-        "compatible": compatible_table(),
-        "reward-norm": reward_norm_table(),
-        "fresh": fresh_table(),
-        "faults": faults_table(),
-        "reacher-tricks": reacher_tricks_table(),
-        "speed": speed_table(),
-        "speed-in-short": short_speed_table(),
-        "large": large_table(),
-        "levels": levels_table(),
-        "precision": precision_table(),
-        "bench": bench_table(),
-        "pieces": pieces_table(),
-        "memory": memory_table(),
-        "compiled": compiled_table(),
-        "contention": contention_table(),
-        "scaling": scaling_table(),
-        "scaling-model": scaling_model_table(),
-        "agreement": agreement_table("float64"),
-        "agreement-float32": agreement_table("float32"),
-        "agreement-by-design": by_design_table(),
-        **{
-            f"findings-{name}": findings_table(f"selection/findings_{name}")
-            for name in ("reacher", "rewards", "inverted", "pendulum", "mva")
-        },
-    }
+# --- reading and grouping
 
 
-PROCESSES = {
-    "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
-    "cartpole-ppo": "CartPole, 64 environments", "halfcheetah-ppo": "HalfCheetah",
-}  # fmt: skip
-"""Runs of benchmarks/scaling.py, and what the page calls them."""
+def read(name: str) -> list[Row]:
+    """Return the rows of a result file, compressed or not."""
+    path = RESULTS / f"{name}.csv"
+    packed = path.with_suffix(".csv.gz")
+    text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text()
+    return list(csv.DictReader(text.splitlines()))
 
 
-def scaling_table() -> str:
-    """Two processes beside one: medians of the rounds, and the ratio of each round."""
-    text = _head(
-        "run", "steps per second, one process", "two", "ratio (least to most of the rounds)",
-        "in messages of gradients", "with waiting",
-    )  # fmt: skip
-    for run, title in PROCESSES.items():
-        one, two = (
-            {row["round"]: {name: float(row[name]) for name in
-                            ("steps_per_second", "seconds", "exchanges", "message")}
-             for row in read("scaling") if (row["run"], row["processes"]) == (run, processes)}
-            for processes in "12"
-        )  # fmt: skip
-        ratios = [two[x]["steps_per_second"] / one[x]["steps_per_second"] for x in one]
-        rates = [statistics.median(row["steps_per_second"] for row in rows.values())
-                 for rows in (one, two)]  # fmt: skip
-        config = parse_config(scaling.RUNS[run].split())
-        steps = scaling_model.gradient_steps(config)
-        shares = (
-            [steps * row["message"] / row["seconds"] for row in two.values()],
-            [row["exchanges"] / row["seconds"] for row in two.values()],
-        )
-        text += _row(
-            title, *(f"{rate:,.0f}" for rate in rates),
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-            *(f"{statistics.median(share):.1%}" for share in shares),
-        )  # fmt: skip
-    return text
+def read_json(name: str) -> Any:
+    """Return a result file's object."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def scaling_model_table() -> str:
-    """Of k times the speed of one process, what the model says k processes reach."""
-    sizes = (2, 4, 8, 64, 512)
-    text = _head("a rank is", "link", *map(str, sizes))
-    speedups: dict[tuple[str, str], dict[int, float]] = {}
-    for row in scaling_model.table(RESULTS / "scaling.csv"):
-        speedups.setdefault((row["rank"], row["network"]), {})[row["processes"]] = row["speedup"]
-    for (rank, network), found in speedups.items():
-        text += _row(rank, network, *(f"{found[size] / size:.0%}" for size in sizes))
-    return text
+def group(rows: Iterable[Any], *columns: str) -> dict[Any, list[Any]]:
+    """Group rows by a column, or by several, in the order in which they appear."""
+    groups: dict[Any, list[Any]] = {}
+    for row in rows:
+        key = tuple(row[column] for column in columns)
+        groups.setdefault(key if len(columns) > 1 else key[0], []).append(row)
+    return groups
 
 
-def faults_table() -> str:
-    """What held of the faults that `make test-faults` injects."""
-    text = _head("fault", "what is injected, and what has to hold", "held", "commit")
-    for row in read("faults"):
-        held = f"{int(row['held']):,} of {int(row['tried']):,}"
-        text += _row(row["fault"], row["what"], held, f"`{row['commit']}`")
-    return text
+def column(rows: Iterable[Row], name: str) -> list[float]:
+    """Return a column's numbers."""
+    return [float(row[name]) for row in rows]
 
 
-def suites_table() -> str:
-    """What can be run with `phasicrl suite`."""
-    text = _head("suite", "what it compares", "tasks, small", "steps, small")
-    for name, suite in SUITES.items():
-        steps = f"{suite.small_steps:,}" if suite.small_steps else "of the task"
-        text += _row(f"`{name}`", suite.about, ", ".join(suite.small), steps)
-    return text
+def greedy(file: str, **where: str) -> list[float]:
+    """Return the greedy return of each seed of one setting."""
+    rows = (row for row in read(file) if all(row[key] == where[key] for key in where))
+    return column(rows, "greedy_mean")
 
 
-def trading_table() -> str:
+# --- cells
+
+
+def table(head: Sequence[object], rows: Cells) -> str:
+    """Format a table of Markdown."""
+
+    def line(cells: Sequence[object]) -> str:
+        return f"|{''.join(f' {cell} |' if cell != '' else ' |' for cell in cells)}\n"
+
+    return line(head) + f"|{'---|' * len(head)}\n" + "".join(map(line, rows))
+
+
+def number(value: float, scale: list[float]) -> str:
+    """Format with as many digits as the size of the values deserves."""
+    largest = max(map(abs, scale))
+    digits = 2 if largest < 20 else 1 if largest < 200 else 0
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")  # no −0
+
+
+def reached(values: list[float]) -> str:
+    """Format mean, interval and worst seed; a dash if there is no seed."""
+    if not values:
+        return "–"
+    mean = number(float(np.mean(values)), values)
+    if len(values) == 1:
+        return mean
+    if len(set(values)) == 1:
+        return f"{mean}, all {len(values)}"
+    low, high, least = (number(x, values) for x in (*bootstrap_interval(values), min(values)))
+    return f"{mean} [{low}, {high}], least {least}"
+
+
+def spread(values: list[float]) -> str:
+    """Format median, least and most."""
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def mean_and_span(values: list[float]) -> str:
+    """Format mean, worst and best, to three digits or whole numbers."""
+    three = (statistics.fmean(values), min(values), max(values))
+    shown = [f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}" for x in three]
+    return "{} [{}, {}]".format(*shown).replace("-", "−")
+
+
+def short_mean(values: list[float]) -> str:
+    """Format a mean; a dash if there is none."""
+    if not values:
+        return "–"
+    digits = 0 if abs(np.mean(values)) >= 20 else 1
+    return f"{np.mean(values):,.{digits}f}".replace("-", "−")
+
+
+def failed(values: list[float], least: float) -> str:
+    """Format how many runs ended below a return."""
+    limit, count = f"{least:,}".replace("-", "−"), sum(value < least for value in values)
+    return f"{count} of {len(values)} (below {limit})" if values else "–"
+
+
+def difference(ours: list[float], theirs: list[float]) -> str:
+    """Format the difference of two means with the 95 % interval of Welch's t."""
+    if len(ours) < 2 or len(theirs) < 2:
+        return "–"
+    mean = float(np.mean(ours) - np.mean(theirs))
+    variances = [float(np.var(values, ddof=1)) / len(values) for values in (ours, theirs)]
+    if not sum(variances):
+        return f"{mean:.0f}"
+    both = zip(variances, (ours, theirs), strict=True)
+    freedom = sum(variances) ** 2 / sum(v**2 / (len(values) - 1) for v, values in both)
+    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(variances))
+    low, high = (number(x, ours) for x in (mean - half, mean + half))
+    return f"{number(mean, ours)} [{low}, {high}]"
+
+
+# --- learning
+
+
+def tasks_reached() -> Cells:
+    """What the presets reach: PPO, PPG and the difference."""
+    for env, file, preset, fields, least, others in TASKS:
+        rows = read(file)
+        ppo, ppg = (greedy(file, preset=f"{preset}-{x}{fields}") for x in ("ppo", "ppg"))
+        cells = [
+            f(values) for values in (ppo, ppg) for f in (reached, partial(failed, least=least))
+        ]
+        steps = f"{int(rows[0]['env_steps']) // 100_000 * 100}k".replace("1000k", "1M")
+        yield env, steps, *cells, difference(ppg, ppo), others
+
+
+def compatible() -> Cells:
+    """What presets named after other code bases reach, and what those published."""
+    runs = group(read("compat"), "preset")
+    for label, env, published in COMPATIBLE:
+        rows = runs[label]
+        steps, last = f"{int(rows[0]['env_steps']):,}", column(rows, "return_100")
+        ends = reached(last), reached(column(rows, "greedy_mean"))
+        yield f"`{label.split()[0]}`", env, steps, len(rows), *ends, published
+
+
+def quickstart() -> Cells:
+    """Time, its parts, and the return over training of `make train`."""
+    for folder in sorted((RESULTS / "quickstart").glob("*/")):
+        card, rows = RunDirectory(folder).card, RunDirectory(folder).metrics()
+        parts = [
+            sum(x for row in rows for name in names if math.isfinite(x := row.get(name, 0.0)))
+            for names in (("time/rollout",), ("time/policy", "time/value"), ("time/auxiliary",))
+        ]
+        returns = [x for row in rows if math.isfinite(x := row.get(RETURN, math.nan))]
+        shares = ", ".join(f"{part / sum(parts):.0%}" for part in parts)
+        ends = f"{returns[0]:.2f}, {max(returns):.2f}, {returns[-1]:.2f}"
+        yield card["seed"], card["commit"], f"{card['seconds'] / 60:.1f}", shares, ends
+
+
+def reward_norm() -> Cells:
+    """PPG on CartPole with and without normalized rewards."""
+    runs = group(read("cartpole"), "preset")
+    for title, label in (
+        ("normalized (`cartpole-ppg`)", "cartpole-ppg"),
+        ("as they are (`--reward-norm.per none`)", "cartpole-ppg --reward-norm.per none"),
+    ):
+        ends = (column(runs[label], name) for name in ("greedy_mean", "return_100"))
+        yield title, *map(reached, ends)
+
+
+def findings(name: str) -> Cells:
+    """What each named setting of a file reached."""
+    for label, rows in group(read(f"selection/findings_{name}"), "preset").items():
+        training = column(rows, "return_100")
+        title = label.partition("--name ")[2].split()[0]
+        cells = reached(column(rows, "greedy_mean")), number(float(np.mean(training)), training)
+        yield title, *cells
+
+
+def reacher_tricks() -> Cells:
+    """What Reacher reaches with one thing changed, worst first."""
+    base = greedy("selection/reacher_100k", preset=REACHER)
+    yield "nothing", reached(base), ""
+    changed = group(read("selection/reacher_tricks"), "preset")
+    by_mean = {name: column(rows, "greedy_mean") for name, rows in changed.items()}
+    for name, values in sorted(by_mean.items(), key=lambda item: float(np.mean(item[1]))):
+        title = name.removeprefix(REACHER).strip()
+        yield f"`{title}`", reached(values), difference(values, base)
+
+
+def trading() -> Cells:
     """What masks and a heuristic are worth to the trader of the examples."""
-    marks = {5: 12_500, 20: 50_000}  # points of 40 over 100,000 steps
-    rows = read("trading")
-    text = _head(
-        "", *(f"after {steps:,} steps" for steps in marks.values()), "at the end", "greedy"
+    for arm, rows in group(read("trading"), "arm").items():
+        curves = [row["curve"].split() for row in rows]
+        # Points 5 and 20 of 40 over 100,000 steps.
+        values = [[float(curve[point - 1]) for curve in curves] for point in (5, 20)]
+        values += [column(rows, name) for name in ("return_100", "greedy_mean")]
+        yield arm, *map(mean_and_span, values)
+
+
+def suite(name: str) -> str:
+    """What a suite's arms reached on each task, over seeds.
+
+    An arrow marks that every seed is above, or below, every one of the arm that it is compared
+    with: the first arm of the task, or with rungs the one before it.
+    """
+    rows = read(f"suites/{name}-small")
+    runs = group(rows, "arm", "task")
+    names, arms = list(group(rows, "task")), group(rows, "arm")
+    against: dict[str, list[list[float]]] = {}
+
+    def cell(arm: str, task: str) -> str:
+        if (arm, task) not in runs:  # a trick that the task cannot have
+            return "–"
+        of = runs[arm, task]
+        over = [float(np.nanmean(np.array(row["curve"].split(), float))) for row in of]
+        values = [over, *(column(of, end) for end in ("return_100", "greedy_mean"))]
+        base = against.setdefault(task, values)
+        if name == "tricks":
+            against[task] = values
+        return "; ".join(
+            mean_and_span(mine)
+            + " ↑" * (min(mine) > max(theirs))
+            + " ↓" * (max(mine) < min(theirs))
+            for mine, theirs in zip(values, base, strict=True)
+        )
+
+    head = ("arm", *(f"{task}: over the run; at its end; greedy" for task in names))
+    return table(head, [(arm, *(cell(arm, task) for task in names)) for arm in arms])
+
+
+def rungs() -> str:
+    """What each rung of the suite `tricks` reaches greedily, with all those above it."""
+    rows = read("suites/tricks-small")
+    runs, names = group(rows, "arm", "task"), list(group(rows, "task"))
+    lines = [
+        (arm, *(short_mean(column(runs.get((arm, task), []), "greedy_mean")) for task in names))
+        for arm in group(rows, "arm")
+    ]
+    return table(("rung", *map(task_name, names)), lines)
+
+
+def task_name(task: str) -> str:
+    """Return a page's name of a task of a suite."""
+    name = task.rpartition(":")[2].partition("-")[0]
+    return _IN_WORDS.get(name, name[0].upper() + name[1:])
+
+
+def without(trick: str, task: str) -> str:
+    """Format the greedy return without a trick, and with all of them."""
+    runs = group(read("suites/tricks-one-out-small"), "task", "arm")
+    if (task, f"without {trick}") not in runs:
+        return "–"
+    means = (
+        f"{np.mean(column(runs[task, arm], 'greedy_mean')):.0f}".replace("-", "−")
+        for arm in (f"without {trick}", "everything")
     )
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        runs = [row for row in rows if row["arm"] == arm]
-        curves = [row["curve"].split() for row in runs]
-        told = [[float(curve[point - 1]) for curve in curves] for point in marks]
-        told += [[float(row[name]) for row in runs] for name in ("return_100", "greedy_mean")]
-        text += _row(arm, *(_mean_and_span(values) for values in told))
-    return text
+    return "{} ({})".format(*means)
+
+
+def beside(name: str, arm_without: str, arm_with: str) -> str:
+    """Format the greedy returns of a suite without a trick, and with it, on each task."""
+    rows = read(f"suites/{name}-small")
+    runs = group(rows, "task", "arm")
+    pairs = {
+        task: [runs[task, arm] for arm in (arm_without, arm_with) if (task, arm) in runs]
+        for task in group(rows, "task")
+    }
+    shown = [
+        "{} {} ({})".format(
+            task_name(task), *(short_mean(column(one, "greedy_mean")) for one in pair)
+        )
+        for task, pair in pairs.items()
+        if len(pair) == 2
+    ]
+    return f"[{name}](experiments.md#{PLACES.get(name, _SWEEPS)}): {', '.join(shown) or '–'}"
+
+
+def on_reacher(change: str) -> str:
+    """Format what Reacher reaches with a change, and without it."""
+    values = greedy("selection/reacher_tricks", preset=f"{REACHER} {change}")
+    base = greedy("selection/reacher_100k", preset=REACHER)
+    return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−") if values else "–"
+
+
+def trained(preset: str) -> str:
+    """Describe how a preset was trained on fresh seeds: seeds, result and command."""
+    found = []
+    for path in sorted(RESULTS.glob("*.csv")):
+        rows = [row for row in read(path.stem) if "greedy_mean" in row and "preset" in row]
+        for label, runs in group(rows, "preset").items():
+            name, _, fields = label.partition(" ")
+            if name != preset:
+                continue
+            seeds, steps = len(runs), int(runs[0]["env_steps"])
+            words = f'"{preset}:{fields}"' if fields else preset
+            found.append(
+                f"{seeds} seed{'s' * (seeds > 1)}{f' with `{fields}`' if fields else ''}, "
+                f"{steps:,} steps: greedy {reached(column(runs, 'greedy_mean'))} "
+                f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}"
+                f"{'' if seeds == 10 else f' --seeds {seeds}'}`)"
+            )
+    for folder in sorted({path.parent.parent for path in RESULTS.glob("*/*/card.json")}):
+        runs = [RunDirectory(path.parent) for path in sorted(folder.glob("*/card.json"))]
+        of_preset = [{"game": run.config.env.id, "seed": f"{run.card['seed']}"}
+                     for run in runs if run.config.name == preset]  # fmt: skip
+        for game, of in sorted(group(of_preset, "game").items()):
+            seeds = ", ".join(sorted(run["seed"] for run in of))
+            place = f"(`benchmarks/results/{folder.name}`)"
+            found.append(f"{game}, seed{'s' * (len(of) > 1)} {seeds} {place}")
+    return f"Trained: {'; '.join(found)}." if found else "Not trained here."
+
+
+# --- published curves
 
 
 EARLY = {
@@ -243,144 +422,44 @@ EARLY = {
 """Of the paper's experiments: what a page calls them, and what its files do."""
 
 
-def _on_all_games(reference: str, *experiments: str) -> list[Curve]:
-    """Published curves of Procgen's games, hard."""
+def on_all_games(reference: str, *experiments: str) -> list[Curve]:
+    """Return published curves of Procgen's games, hard."""
     ends = {Task(f"procgen:{game}", "hard"): 1e9 for game in GAMES}
     return reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
 
 
-def _game(curve: Curve) -> str:
+def game_of(curve: Curve) -> str:
+    """Return the game of a curve."""
     return curve.env_id.removeprefix("procgen:")
 
 
-def paper_early_table() -> str:
+MARKS = (1, 2, 5, 10, 25, 99)
+"""Millions of steps."""
+
+
+def paper_early() -> Cells:
     """The paper's normalized returns early in training: means over 16 games and their runs."""
-    curves = _on_all_games("ppg-paper", *EARLY.values())
-    marks = (1, 2, 5, 10, 25, 99)
-    text = _head("paper's setting", *(f"{mark}M" for mark in marks))
+    curves = on_all_games("ppg-paper", *EARLY.values())
     for name, experiment in EARLY.items():
         scores = [
-            [normalized(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in marks]
+            [normalized(float(np.interp(mark * 1e6, curve.steps, run)), bounds) for mark in MARKS]
             for curve in curves
             if curve.label == experiment
-            for bounds in [PROCGEN_BOUNDS["hard"][_game(curve)]]
+            for bounds in [PROCGEN_BOUNDS["hard"][game_of(curve)]]
             for run in curve.runs
         ]
-        text += _row(name, *(_number(mean, [1.0]) for mean in np.mean(scores, axis=0)))
-    return text
+        yield name, *(number(mean, [1.0]) for mean in np.mean(scores, axis=0))
 
 
-def two_ppos_table() -> str:
+def two_ppos() -> Cells:
     """PPO of the PPG paper and of Baselines after 100M steps on hard levels."""
-    found = {
-        name: {_game(curve): float(np.interp(1e8, curve.steps, curve.mean)) for curve in curves}
-        for name, curves in (
-            ("PPO of the PPG paper", _on_all_games("ppg-paper", "ppo")),
-            ("PPO of Baselines", _on_all_games("baselines-final", "hard")),
-        )
-    }
-    text = _head("", "normalized mean", *sorted(GAMES))
-    for name, returns in found.items():
-        scores = [normalized(returns[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
-        cells = (f"{returns[game]:.1f}" for game in sorted(GAMES))
-        text += _row(name, f"{statistics.fmean(scores):.3f}", *cells)
-    return text
-
-
-def suite_table(name: str) -> str:
-    """What a suite's arms reached on each task, over seeds.
-
-    An arrow says that every seed is above, or below, every one of the arm that it is held against:
-    the first that the task has, or with rungs the one before it.
-    """
-    rows = read(f"suites/{name}-small")
-    tasks, arms = ([*dict.fromkeys(row[key] for row in rows)] for key in ("task", "arm"))
-    text = _head("arm", *(f"{task}: over the run; at its end; greedy" for task in tasks))
-    against: dict[str, list[list[float]]] = {}
-    for arm in arms:
-        cells = []
-        for task in tasks:
-            runs = [row for row in rows if (row["arm"], row["task"]) == (arm, task)]
-            if not runs:  # a trick that the task cannot have
-                cells.append("–")
-                continue
-            told = _returns(runs)
-            base = against.setdefault(task, told)
-            cells.append("; ".join(_mean_and_span(mine) + _apart(mine, theirs)
-                                   for mine, theirs in zip(told, base, strict=True)))  # fmt: skip
-            if name == "tricks":
-                against[task] = told
-        text += _row(arm, *cells)
-    return text
-
-
-def _returns(runs: list[dict[str, str]]) -> list[list[float]]:
-    """Of an arm's seeds: over the whole run, at its end, greedily."""
-    curves = [np.array(row["curve"].split(), float) for row in runs]
-    ends = [[float(row[column]) for row in runs] for column in ("return_100", "greedy_mean")]
-    return [[float(np.nanmean(curve)) for curve in curves], *ends]
-
-
-def _apart(values: list[float], others: list[float]) -> str:
-    """An arrow if all values are above, or below, all others."""
-    if min(values) > max(others):
-        return " ↑"
-    return " ↓" if max(values) < min(others) else ""
-
-
-def _mean_and_span(values: list[float]) -> str:
-    """Mean, worst and best, to three digits or whole numbers."""
-    shown = [f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}" for x in (
-        statistics.fmean(values), min(values), max(values))]  # fmt: skip
-    return "{} [{}, {}]".format(*shown).replace("-", "−")
-
-
-def batch_invariance_table() -> str:
-    """The mean return over a run for each size of the batch, with the rules and without."""
-    rows = read("batch_invariance")
-    sizes = batch_invariance.SIZES
-    names = ("batch" if size == 1 else f"batch / {size}" for size in sizes)
-    text = _head("task", "settings; mean return over a run [95 %]", *names)
-    for task in batch_invariance.TASKS:
-        for arm in batch_invariance.ARMS:
-            found = batch_invariance.by_size(rows, task, arm)
-            cells = ("{:.0f} [{:.0f}, {:.0f}]".format(*found[size]) for size in sizes)
-            text += _row(task, arm, *(cell.replace("-", "−") for cell in cells))
-    return text
-
-
-def fresh_table() -> str:
-    """The README's commands on bare machines: of each suite, Python and command the last try."""
-    with (RESULTS / "fresh.csv").open() as file:
-        last = {
-            (row["suite"], row["python"].rpartition(".")[0], row["command"]): row
-            for row in csv.DictReader(file)
-        }
-    table = _head(
-        "system", "Python", "EnvPool", "PyTorch", "command", "result", "seconds", "commit"
-    )
-    for row in sorted(
-        last.values(), key=lambda row: [int(part) for part in row["python"].split(".")]
+    for name, curves in (
+        ("PPO of the PPG paper", on_all_games("ppg-paper", "ppo")),
+        ("PPO of Baselines", on_all_games("baselines-final", "hard")),
     ):
-        result = "passed" if row["exit"] == "0" else f"failed ({row['exit']})"
-        table += _row(
-            row["suite"],
-            row["python"],
-            row["envpool"],
-            row["torch"],
-            f"`{row['command']}`",
-            result,
-            row["seconds"],
-            row["commit"],
-        )
-    return table
-
-
-FOUND_ON = "1"
-"""The seed of the comparison with published runs that was looked at beforehand.
-
-Details of the original were found out with it.
-"""
+        ends = {game_of(x): float(np.interp(1e8, x.steps, x.mean)) for x in curves}
+        scores = [normalized(ends[game], PROCGEN_BOUNDS["hard"][game]) for game in GAMES]
+        yield name, f"{statistics.fmean(scores):.3f}", *(f"{ends[x]:.1f}" for x in sorted(GAMES))
 
 
 QUANTITIES = {
@@ -392,306 +471,119 @@ QUANTITIES = {
 """Columns of the published curves: what the page calls them, our metric, and how many digits."""
 
 
-def first_rollouts_table(count: int = 6) -> str:
+def first_rollouts(count: int = 6) -> Cells:
     """Means of the first rollouts: least and most of the published runs, and of ours."""
-    folder = RESULTS / "baselines"
-    published: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in read("baselines/published"):
-        published.setdefault((row["game"], row["run"]), []).append(row)
-    text = _head("game", "quantity", "published, three runs", "ours, three seeds")
+    published = group(read("baselines/published"), "game", "run")
     for game in ("starpilot", "bigfish"):
         theirs = [rows for (name, _), rows in published.items() if name == game]
-        files = sorted(folder.glob(f"{game}_s*/metrics.jsonl"))
+        files = sorted((RESULTS / "baselines").glob(f"{game}_s*/metrics.jsonl"))
         ours = [list(map(json.loads, path.read_text().splitlines())) for path in files]
-        for column, (title, metric, digits) in QUANTITIES.items():
+        for name, (title, metric, digits) in QUANTITIES.items():
             cells = []
-            for runs, name in ((theirs, column), (ours, metric)):
-                means = [statistics.mean(float(row[name]) for row in run[:count]) for run in runs]
+            for runs, key in ((theirs, name), (ours, metric)):
+                means = [statistics.mean(column(run[:count], key)) for run in runs]
                 cells.append(f"{min(means):.{digits}f} to {max(means):.{digits}f}")
-            text += _row(game, title, *cells)
-    return text
+            yield game, title, *cells
 
 
-def baselines_table() -> str:
-    """Ours window by window among the published runs.
+FOUND_ON = "1"
+"""Seed of the comparison with published runs with which details of the original were found."""
 
-    Then how many of the windows lie within their span and within the 95 % interval for one more.
-    """
-    rows = list(
-        csv.DictReader(
-            (RESULTS.parents[1] / "docs" / "figures" / "baselines.csv").read_text().splitlines()
-        )
-    )
-    windows, seeds = (
-        list(dict.fromkeys(row["steps"] for row in rows)),
-        sorted({row["seed"] for row in rows}, key=int),
-    )
-    text = _head("game", "quantity", *windows)
-    for game, metric in dict.fromkeys((row["env"], row["metric"]) for row in rows):
+
+def baselines() -> str:
+    """Ours among the published runs, and how many of the windows lie within their span."""
+    path = RESULTS.parents[1] / "docs" / "figures" / "baselines.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+
+    def cell(window: list[Row]) -> str:
+        bold = ("**" if row["within_min_max"] == "True" else "" for row in window)
+        far = (" !" * (row["within_95_prediction"] == "False") for row in window)
+        shown = (f"{b}{row['ours']}{b}{f}" for b, row, f in zip(bold, window, far, strict=True))
+        return f"{', '.join(shown)} ({window[0]['published_min']} to {window[0]['published_max']})"
+
+    lines = [
+        (game, metric.rpartition("/")[2].removesuffix("_100").replace("_", " "),
+         *map(cell, group(of, "steps").values()))
+        for (game, metric), of in group(rows, "env", "metric").items()
+    ]  # fmt: skip
+    fresh = sorted({row["seed"] for row in rows} - {FOUND_ON}, key=int)
+    counts = [
+        (" and ".join(seeds), *(
+            f"{sum(row[name] == 'True' for row in of)} of {len(of)}"
+            for name in ("within_min_max", "within_95_prediction")
+        ))
+        for seeds in (fresh, [FOUND_ON])
+        for of in [[row for row in rows if row["seed"] in seeds]]
+    ]  # fmt: skip
+    head = ("seeds of ours", "windows within the span of the published three",
+            "within the 95 % interval for one more")  # fmt: skip
+    windows = group(rows, "steps")
+    return table(("game", "quantity", *windows), lines) + "\n" + table(head, counts)
+
+
+# --- agreement with other programs
+
+
+PROGRAMS = {
+    "openai-ppg": "OpenAI PPG",
+    "cleanrl": "CleanRL",
+    "sb3": "Stable-Baselines3",
+    "spinning-up": "Spinning Up",
+    "baselines": "Baselines",
+}
+"""References of benchmarks/agreement.py."""
+AGREEMENT = {
+    "rollout: values, log-probabilities, rewards, advantages, targets": (
+        "values",
+        "log-prob",
+        "rewards",
+        "advantages",
+        "value targets",
+    ),
+    "loss of every gradient step": ("losses",),
+    "weights, by how far they have moved": ("weights after",),
+    "Adam's moments": ("Adam's",),
+}
+"""Columns of its table, with beginnings of the quantities that are in each."""
+
+
+def agreement_rows(*, by_design: bool) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that are meant to differ, or the others, by program of theirs."""
+    rows = [row for row in read_json("agreement")["rows"] if bool(row["by_design"]) == by_design]
+    cases = group(rows, "reference", "program")
+    return {f"{PROGRAMS[name]}: `{program}`": of for (name, program), of in cases.items()}
+
+
+def agreement(precision: str, *, by_design: bool = False) -> Cells:
+    """Largest difference between a reference's numbers and ours in one precision, and the noise."""
+    noise = precision.replace("float", "noise")
+    for program, rows in agreement_rows(by_design=by_design).items():
         cells = []
-        for window in windows:
-            of_window = [
-                row
-                for row in rows
-                if (row["env"], row["metric"], row["steps"]) == (game, metric, window)
-            ]
-            shown = [
-                (f"**{row['ours']}**" if row["within_min_max"] == "True" else row["ours"])
-                + " !" * (row["within_95_prediction"] == "False")
-                for row in sorted(of_window, key=lambda row: int(row["seed"]))
-            ]
-            cells.append(
-                f"{', '.join(shown)} "
-                f"({of_window[0]['published_min']} to {of_window[0]['published_max']})"
+        for names in AGREEMENT.values():
+            some = [row for row in rows if row["quantity"].startswith(names)]
+            worst = max(some, key=lambda row: row[precision], default=None)
+            cells.append(f"{worst[precision]:.0e} ({worst[noise]:.0e})" if worst else "–")
+        about = [rows[0]["by_design"]] if by_design else [
+            f"`{rows[0]['preset']}`", rows[0]["updates"]]  # fmt: skip
+        yield program, *about, *(cell.replace("0e+00", "0") for cell in cells)
+
+
+# --- speed
+
+
+def speed() -> Cells:
+    """Whole training loops side by side: every result file of benchmarks/versus.py."""
+    for path in sorted((RESULTS / "versus").glob("*.json")):
+        for row in read_json(f"versus/{path.stem}")["summary"]:
+            ratios = ", ".join(
+                "{:.1f} [{:.1f}, {:.1f}]".format(ratio["ratio"], *ratio["interval"])
+                + (f" ({name.removeprefix('phasicrl, ')})" if name != "phasicrl" else "")
+                for name, ratio in row["ratios"].items()
             )
-        text += _row(game, metric.rpartition("/")[2].removesuffix("_100").replace("_", " "), *cells)
-    text += "\n" + _head(
-        "seeds of ours",
-        "windows within the span of the published three",
-        "within the 95 % interval for one more",
-    )
-    fresh = [seed for seed in seeds if seed != FOUND_ON]
-    for title, some in ((" and ".join(fresh), fresh), (FOUND_ON, [FOUND_ON])):
-        of_seeds = [row for row in rows if row["seed"] in some]
-        if of_seeds:
-            counts = [
-                f"{sum(row[name] == 'True' for row in of_seeds)} of {len(of_seeds)}"
-                for name in ("within_min_max", "within_95_prediction")
-            ]
-            text += f"| {title} | {' | '.join(counts)} |\n"
-    return text
-
-
-def tasks_table() -> str:
-    """What the presets reach: PPO, PPG and the difference.
-
-    Where no fresh seeds were trained, what the seeds reached on which settings were chosen, marked.
-    """
-    text = _head("environment", "steps", "PPO", "failed", "PPG", "failed", "PPG − PPO", "others")
-    for env, file, preset, fields, least, others in TASKS:
-        fresh = read(file)
-        for rows, mark in ((fresh, ""), (read(f"selection/{file}") if not fresh else [], " †")):
-            found = {
-                ending: greedy_means(rows, f"{preset}-{ending}{fields}")
-                for ending in ("ppo", "ppg")
-            }
-            if not any(found.values()):
-                continue
-            steps = next(int(row["env_steps"]) for row in rows)
-            cells = [
-                cell
-                for values in found.values()
-                for cell in (reached(values) + mark * bool(values), failed(values, least))
-            ]
-            gap = difference(found["ppg"], found["ppo"])
-            text += (
-                f"| {env} | {steps // 100_000 * 100}k | {' | '.join(cells)} | {gap} | {others} |\n"
-            )
-    return text.replace("1000k", "1M")
-
-
-def compatible_table() -> str:
-    """What presets named after other code bases reach, beside what these published."""
-    rows = read("compat")
-    text = _head(
-        "preset",
-        "environment",
-        "steps",
-        "seeds",
-        "last 100 training episodes",
-        "greedy",
-        "published",
-    )
-    for label, env, published in COMPATIBLE:
-        mine = [row for row in rows if row["preset"] == label]
-        if mine:
-            training = reached([float(row["return_100"]) for row in mine])
-            greedy = reached(greedy_means(mine, label))
-            text += _row(
-                f"`{label.split()[0]}`",
-                env,
-                f"{int(mine[0]['env_steps']):,}",
-                len(mine),
-                training,
-                greedy,
-                published,
-            )
-    return text
-
-
-def quickstart_table() -> str:
-    """What `make train` made: time, where it went, and the return over training."""
-    text = _head(
-        "seed",
-        "commit",
-        "minutes",
-        "rollouts, policy phases, auxiliary phases",
-        "return of 100 training episodes: first, best, last",
-    )
-    for folder in sorted((RESULTS / "quickstart").glob("*/")):
-        card, rows = RunDirectory(folder).card, RunDirectory(folder).metrics()
-        parts = [
-            sum(
-                value
-                for row in rows
-                for name in names
-                if math.isfinite(value := row.get(name, 0.0))
-            )
-            for names in (("time/rollout",), ("time/policy", "time/value"), ("time/auxiliary",))
-        ]
-        everything = (row.get("charts/episodic_return_100", math.nan) for row in rows)
-        returns = [value for value in everything if math.isfinite(value)]
-        shares = ", ".join(f"{part / sum(parts):.0%}" for part in parts)
-        text += _row(
-            card["seed"],
-            card["commit"],
-            f"{card['seconds'] / 60:.1f}",
-            shares,
-            f"{returns[0]:.2f}, {max(returns):.2f}, {returns[-1]:.2f}",
-        )
-    return text
-
-
-def reward_norm_table() -> str:
-    """PPG on CartPole with and without normalized rewards: greedy, and in training."""
-    rows = read("cartpole") or read("selection/cartpole")
-    text = _head("rewards", "greedy, mean [95 %]", "last 100 training episodes")
-    for title, label in (
-        ("normalized (`cartpole-ppg`)", "cartpole-ppg"),
-        ("as they are (`--reward-norm.per none`)", "cartpole-ppg --reward-norm.per none"),
-    ):
-        training = [float(row["return_100"]) for row in rows if row["preset"] == label]
-        text += f"| {title} | {reached(greedy_means(rows, label))} | {reached(training)} |\n"
-    return text
-
-
-def failed(values: list[float], least: float) -> str:
-    """How many runs ended below a return."""
-    limit = f"{least:,}".replace("-", "−")
-    return (
-        f"{sum(value < least for value in values)} of {len(values)} (below {limit})"
-        if values
-        else "–"
-    )
-
-
-def trained(preset: str) -> str:
-    """What is known of a preset's learning, in one sentence.
-
-    Seeds, result and command of the runs on fresh seeds, or that there are none.
-    """
-    found = []
-    for path in sorted(RESULTS.glob("*.csv")):
-        rows = read(path.stem)
-        for label in dict.fromkeys(
-            row["preset"]
-            for row in rows
-            if row.get("preset", "").split(" ")[0] == preset and "greedy_mean" in row
-        ):
-            values = greedy_means(rows, label)
-            fields = label.removeprefix(preset).strip()
-            steps = next(int(row["env_steps"]) for row in rows if row["preset"] == label)
-            words = f'"{preset}:{fields}"' if fields else preset
-            with_fields = f" with `{fields}`" if fields else ""
-            found.append(
-                f"{len(values)} seed{'s' * (len(values) > 1)}{with_fields}, {steps:,} steps: "
-                f"greedy {reached(values)} "
-                f"(`python benchmarks/learning.py benchmarks/results/{path.name} {words}"
-                f"{'' if len(values) == 10 else f' --seeds {len(values)}'}`)"
-            )
-    for folder in sorted({path.parent.parent for path in RESULTS.glob("*/*/card.json")}):
-        of_game: dict[str, list[str]] = {}
-        for run in (RunDirectory(path.parent) for path in folder.glob("*/card.json")):
-            if run.config.name == preset:
-                of_game.setdefault(run.config.env.id, []).append(f"{run.card['seed']}")
-        for game, seeds in sorted(of_game.items()):
-            found.append(
-                f"{game}, seed{'s' * (len(seeds) > 1)} {', '.join(sorted(seeds))} "
-                f"(`benchmarks/results/{folder.name}`)"
-            )
-    if found:
-        return f"Trained: {'; '.join(found)}."
-    labels = {
-        row["preset"]
-        for path in (RESULTS / "selection").glob("*.csv")
-        for row in read(f"selection/{path.stem}")
-    }
-    chosen_on = any(label.split(" ")[0] == preset for label in labels)
-    return (
-        "Trained on selection seeds only (`benchmarks/results/selection`)."
-        if chosen_on
-        else "Not trained here."
-    )
-
-
-def contention_table() -> str:
-    """Medians of steps per second beside other work, with the range of the rounds.
-
-    Beside them their shares of the older code's rate alone.
-    """
-    rows = [row for row in read("contention") if float(row["seconds"])]
-    situations = {
-        "alone": "alone",
-        "nice 19": "beside a loop of nice 19",
-        "equal": "beside a loop of the same priority",
-        "session": "beside a loop in a session of its own",
-        "two": "two at once, together",
-    }
-    text = _head("work", "code", *situations.values())
-    rates: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        rates.setdefault((row["work"], row["code"], row["situation"]), []).append(
-            float(row["steps_per_second"])
-        )
-    for work, code in dict.fromkeys(
-        (row["work"], row["code"])
-        for row in sorted(rows, key=lambda row: (row["work"], row["code"] != "before"))
-    ):
-        whole = statistics.median(rates[work, "before", "alone"])
-        cells = [rates.get((work, code, name)) for name in situations]
-        shown = [
-            f"{statistics.median(cell):,.0f}{spread_of(cell)}: "
-            f"{statistics.median(cell) / whole:.0%}"
-            if cell
-            else "–"
-            for cell in cells
-        ]
-        text += f"| {work} | {code} | {' | '.join(shown)} |\n"
-    return text
-
-
-def spread_of(values: list[float]) -> str:
-    """The least and the largest of several."""
-    return f" ({min(values):,.0f} to {max(values):,.0f})" if len(values) > 1 else ""
-
-
-def findings_table(file: str) -> str:
-    """What each named setting of a file reached: greedy, and in training."""
-    rows = read(file)
-    text = _head("setting", "greedy, mean [95 %]", "last 100 training episodes")
-    for label in dict.fromkeys(row["preset"] for row in rows):
-        name = label.partition("--name ")[2].split()[0]
-        training = [float(row["return_100"]) for row in rows if row["preset"] == label]
-        text += _row(
-            name, reached(greedy_means(rows, label)), _number(float(np.mean(training)), training)
-        )
-    return text
-
-
-def reacher_tricks_table() -> str:
-    """What Reacher reaches with one thing changed, worst first."""
-    base = greedy_means(read("selection/reacher_100k"), REACHER)
-    rows = read("selection/reacher_tricks")
-    changed = {
-        name: greedy_means(rows, name) for name in dict.fromkeys(row["preset"] for row in rows)
-    }
-    text = _head("changed", "greedy, mean [95 %]", "difference")
-    text += f"| nothing | {reached(base)} | |\n" if base else ""
-    for name, values in sorted(changed.items(), key=lambda item: float(np.mean(item[1]))):
-        text += _row(
-            f"`{name.removeprefix(REACHER).strip()}`", reached(values), difference(values, base)
-        )
-    return text
+            seconds = row["seconds_to_threshold"]
+            rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
+            ends = ratios or "–", "–" if seconds is None else f"{seconds:.1f}"
+            yield path.stem, row["contestant"], rate, *ends
 
 
 PEERS = ("CleanRL", "SB3", "PureJaxRL")
@@ -738,246 +630,23 @@ SHORT = (
 """What the README shows of the works of benchmarks/versus.py."""
 
 
-def short_speed_table() -> str:
+def short_speed() -> Cells:
     """Medians of steps per second side by side, with the ratio of ours to theirs."""
-    text = (
-        f"| steps per second | phasicrl | {' | '.join(PEERS)} |\n|---|---|{'---|' * len(PEERS)}\n"
-    )
     for title, work, ours, theirs in SHORT:
-        rows = {row["contestant"]: row for row in _summary(work)}
-        if ours not in rows:
-            continue
-        cells = {
-            row["contestant"].split()[0].strip(","): row
-            for row in rows.values()
-            if row["contestant"] in theirs
-        }
-        others = [
-            f"{cells[peer]['rate']:,.0f} ({_times(cells[peer]['ratios'][ours]['ratio'])})"
-            if peer in cells
-            else "–"
-            for peer in PEERS
-        ]
-        text += f"| {title} | **{rows[ours]['rate']:,.0f}** | {' | '.join(others)} |\n"
-    if rows := _summary("cartpole-475"):
-        seconds = {
-            peer: row["seconds_to_threshold"]
-            for row in rows
-            for peer in ("phasicrl", *PEERS)
-            if row["contestant"].startswith(peer)
-        }
-        cells = [
-            "–" if (value := seconds.get(name)) is None else f"{value:.1f} s"
-            for name in ("phasicrl", *PEERS)
-        ]
-        text += _row(
-            "CartPole, from the start of the process to 475, settings of each",
-            f"**{cells[0]}**",
-            *cells[1:],
-        )
-    return text
-
-
-def _times(ratio: float) -> str:
-    """A ratio, with two digits behind the point where a tenth would hide who is faster."""
-    return f"{ratio:.2f}×" if ratio < 2 else f"{ratio:.1f}×"
-
-
-def _summary(work: str) -> list[dict[str, Any]]:
-    """What a work of benchmarks/versus.py found; nothing if it was not run."""
-    path = RESULTS / "versus" / f"{work}.json"
-    return json.loads(path.read_text())["summary"] if path.is_file() else []
-
-
-def precision_table() -> str:
-    """What benchmarks/precision.py found.
-
-    By game and precision the last quarter of training, mean over seeds, with the range for the
-    return.
-    """
-    rows = read("selection/precision")
-    metrics = (
-        "charts/episodic_return_100",
-        "losses/entropy",
-        "losses/approx_kl",
-        "losses/explained_variance",
-        "losses/aux/kl_loss",
-        "gradients/policy_norm",
-    )
-    text = _row(
-        "game",
-        "precision",
-        "seeds",
-        "return at the end (least to most)",
-        "entropy",
-        "KL, policy phase",
-        "explained variance",
-        "KL, auxiliary phase",
-        "gradient norm",
-    )
-    text += "|---|---|---|---|---|---|---|---|---|\n"
-    for game, setting in dict.fromkeys((row["game"], row["setting"]) for row in rows):
-        runs: dict[str, list[dict[str, str]]] = {}
-        for row in rows:
-            if (row["game"], row["setting"]) == (game, setting):
-                runs.setdefault(row["seed"], []).append(row)
-        late = {
-            seed: [
-                row for row in of_run if int(row["env_steps"]) > 0.75 * int(of_run[-1]["env_steps"])
-            ]
-            for seed, of_run in runs.items()
-        }
-        ends = [float(of_run[-1][metrics[0]]) for of_run in runs.values()]
-        cells = [f"{np.mean(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})"]
-        for metric in metrics[1:]:
-            means = [
-                np.mean([float(row[metric]) for row in of_run if row[metric]])
-                for of_run in late.values()
-            ]
-            cells.append(f"{np.mean(means):.3g}")
-        text += f"| {game} | {setting} | {len(runs)} | {' | '.join(cells)} |\n"
-    return text
-
-
-def _way(name: str) -> str:
-    """Which of ours, if there are several."""
-    return f" ({name.removeprefix('phasicrl, ')})" if name != "phasicrl" else ""
-
-
-def large_table() -> str:
-    """Measurements of benchmarks/large.py: medians."""
-    text = _head("what", "seconds", "memory")
-    by_what: dict[str, list[dict[str, str]]] = {}
-    for row in read("large"):
-        by_what.setdefault(row["what"], []).append(row)
-    for rows in by_what.values():
-        command = rows[0]["command"]
-        shown = f"`phasicrl {command}`" if command.startswith("train") else f"`phasicrl` {command}"
-        seconds, memory = (
-            statistics.median(float(row[name]) for row in rows) for name in ("seconds", "gigabytes")
-        )
-        text += _row(shown, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}",
-                     f"{memory:.1f} GB")  # fmt: skip
-    return text
-
-
-def levels_table() -> str:
-    """Last evaluations of benchmarks/levels.py: means over seeds, and least to most."""
-    rows = read("levels")
-    last = max((int(row["env_steps"]) for row in rows), default=0)
-    text = _head("trained on", "seeds", "return on these", "on all levels", "gap")
-    for number in sorted({int(row["levels"]) for row in rows}):
-        found = [row for row in rows
-                 if (row["levels"], row["env_steps"]) == (str(number), str(last))]  # fmt: skip
-        cells = []
-        for name in levels.METRICS:
-            values = [float(row[name]) for row in found]
-            shown = (statistics.mean(values), min(values), max(values))
-            mean, low, high = (_number(value, values) for value in shown)
-            cells.append(f"{mean} ({low} to {high})")
-        text += _row(f"{number} levels", len(found), *cells)
-    return text
-
-
-def speed_table() -> str:
-    """Whole training loops side by side: every result file of benchmarks/versus.py."""
-    text = _head(
-        "work",
-        "",
-        "steps per second, median (slowest to fastest)",
-        "ratio of phasicrl's [95 %, or range if fewer than 5 rounds]",
-        "seconds to 475",
-    )
-    for path in sorted((RESULTS / "versus").glob("*.json")):
-        result = json.loads(path.read_text())
-        for row in result["summary"]:
-            ratios = ", ".join(
-                f"{ratio['ratio']:.1f} [{ratio['interval'][0]:.1f}, {ratio['interval'][1]:.1f}]"
-                + _way(name)
-                for name, ratio in row["ratios"].items()
-            )
-            seconds = (
-                f"{row['seconds_to_threshold']:.1f}"
-                if row["seconds_to_threshold"] is not None
-                else "–"
-            )
-            rate = f"{row['rate']:,.0f} ({row['least']:,.0f} to {row['most']:,.0f})"
-            text += _row(result["work"], row["contestant"], rate, ratios or "–", seconds)
-    return text
-
-
-PROGRAMS = {
-    "openai-ppg": "OpenAI PPG",
-    "cleanrl": "CleanRL",
-    "sb3": "Stable-Baselines3",
-    "spinning-up": "Spinning Up",
-    "baselines": "Baselines",
-}
-"""References of benchmarks/agreement.py."""
-AGREEMENT = {
-    "rollout: values, log-probabilities, rewards, advantages, targets": (
-        "values",
-        "log-prob",
-        "rewards",
-        "advantages",
-        "value targets",
-    ),
-    "loss of every gradient step": ("losses",),
-    "weights, by how far they have moved": ("weights after",),
-    "Adam's moments": ("Adam's",),
-}
-"""Columns of its table, with beginnings of the quantities that are in each."""
-
-
-def agreement_rows(*, by_design: bool) -> list[tuple[str, list[dict[str, Any]]]]:
-    """What benchmarks/agreement.py found, by program of theirs.
-
-    Those that are meant to differ, or the others.
-    """
-    path = RESULTS / "agreement.json"
-    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    cases: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if bool(row["by_design"]) == by_design:
-            cases.setdefault(f"{PROGRAMS[row['reference']]}: `{row['program']}`", []).append(row)
-    return list(cases.items())
-
-
-def agreement_table(precision: str) -> str:
-    """Largest difference between a reference's numbers and ours in one precision, and the noise."""
-    text = _head("theirs", "ours", "updates", *AGREEMENT)
-    for program, rows in agreement_rows(by_design=False):
-        cells = _agreement_cells(rows, precision)
-        text += (
-            f"| {program} | `{rows[0]['preset']}` | {rows[0]['updates']} | {' | '.join(cells)} |\n"
-        )
-    return text
-
-
-def by_design_table() -> str:
-    """What differs by design, and by how much, in float64."""
-    text = _head("theirs", "why ours differs", *AGREEMENT)
-    for program, rows in agreement_rows(by_design=True):
-        cells = _agreement_cells(rows, "float64")
-        text += f"| {program} | {rows[0]['by_design']} | {' | '.join(cells)} |\n"
-    return text
-
-
-def _agreement_cells(rows: list[dict[str, Any]], precision: str) -> list[str]:
-    """A program's cells, one for each column."""
-    return [
-        _difference_and_noise([row for row in rows if row["quantity"].startswith(names)], precision)
-        for names in AGREEMENT.values()
-    ]
-
-
-def _difference_and_noise(rows: list[dict[str, Any]], precision: str) -> str:
-    """The largest difference of several quantities, and the noise of that one."""
-    if not rows:
-        return "–"
-    bits = precision.removeprefix("float")
-    worst = max(rows, key=lambda row: row[precision])
-    return f"{worst[precision]:.0e} ({worst[f'noise{bits}']:.0e})".replace("0e+00", "0")
+        rows = {row["contestant"]: row for row in read_json(f"versus/{work}")["summary"]}
+        peers = {name.split()[0].strip(","): rows[name] for name in theirs if name in rows}
+        cells = ["–" for _ in PEERS]
+        for place, peer in enumerate(PEERS):
+            if peer in peers:
+                ratio = peers[peer]["ratios"][ours]["ratio"]
+                times = f"{ratio:.2f}×" if ratio < 2 else f"{ratio:.1f}×"
+                cells[place] = f"{peers[peer]['rate']:,.0f} ({times})"
+        yield title, f"**{rows[ours]['rate']:,.0f}**", *cells
+    rows = read_json("versus/cartpole-475")["summary"]
+    seconds = {row["contestant"].split()[0].strip(","): row["seconds_to_threshold"] for row in rows}
+    cells = [f"{seconds[name]:.1f} s" for name in ("phasicrl", *PEERS)]
+    title = "CartPole, from the start of the process to 475, settings of each"
+    yield title, f"**{cells[0]}**", *cells[1:]
 
 
 BENCHES = {
@@ -997,219 +666,265 @@ BENCHES = {
 """Reports of `phasicrl bench` in benchmarks/results/bench."""
 
 
-def bench_table() -> str:
-    """What `phasicrl bench` found on this machine."""
-    text = _head(
-        "",
-        "steps/s (slowest to fastest)",
-        "of the bare networks, not as one call",
-        "GFLOP/s",
-        "where the time goes",
-        "memory of the process",
-    )
+def bench() -> Cells:
+    """Reports of `phasicrl bench`."""
     for name, title in BENCHES.items():
-        path = RESULTS / "bench" / f"{name}.json"
-        if not path.is_file():
-            continue
-        report = json.loads(path.read_text())
-        rate = next(rate for rate in report["rates"] if rate["name"] == "whole loop")
-        split = ", ".join(f"{part} {share:.0%}" for part, share in report["split"].items())
-        text += (
-            f"| {title} | {rate['per_second']:,.0f} "
-            f"({rate['low']:,.0f} to {rate['high']:,.0f}) | {report['share_of_limit']:.0%} "
-            f"| {report['gflops_per_step'] * rate['per_second']:,.0f} "
-            f"| {split} | {report['peak_memory'] / 1e9:.1f} GB |\n"
-        )
-    return text
+        report = read_json(f"bench/{name}")
+        (rate,) = (rate for rate in report["rates"] if rate["name"] == "whole loop")
+        yield (
+            title, "{per_second:,.0f} ({low:,.0f} to {high:,.0f})".format(**rate),
+            f"{report['share_of_limit']:.0%}",
+            f"{report['gflops_per_step'] * rate['per_second']:,.0f}",
+            ", ".join(f"{part} {share:.0%}" for part, share in report["split"].items()),
+            f"{report['peak_memory'] / 1e9:.1f} GB",
+        )  # fmt: skip
 
 
-def pieces_table() -> str:
-    """Rates of benchmarks/encoder.py by size of the pieces and precision, and bf16's errors."""
-    cases = {key: rates for key, rates in _encoder_rates().items() if key[2:] == ("kept", "eager")}
-    sizes = sorted({int(size) for size, precision, *_ in cases if precision == "bf16"})
-    text = _head(
-        "micro-batch",
-        "fp32, images/s forward and backward",
-        "bf16",
-        "error of bf16: features",
-        "gradients",
-    )
-    for size in map(str, sizes):
-        cells = [
-            _median_and_range(cases[size, precision, "kept", "eager"]["rate"])
-            for precision in ("fp32", "bf16")
-        ]
-        errors = cases[size, "bf16", "kept", "eager"]
-        cells += [f"{statistics.median(errors[name]):.1%}" for name in ("features", "gradients")]
-        text += f"| {size} | {' | '.join(cells)} |\n"
-    return text
-
-
-def memory_table() -> str:
-    """What keeping freed memory does to the rate."""
-    cases = _encoder_rates()
-    text = _head("micro-batch", "default: images/s", "memory kept", "ratio")
-    for size in [size for size, _, memory, _ in cases if memory == "default"]:
-        default, kept = (
-            cases[size, "fp32", memory, "eager"]["rate"] for memory in ("default", "kept")
-        )
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(kept, default, strict=True))
-        text += (
-            f"| {size} | {_median_and_range(default)} | {_median_and_range(kept)} | {ratio:.2f} |\n"
-        )
-    return text
-
-
-def compiled_table() -> str:
-    """What compiling the network for images does to the rate."""
-    cases = _encoder_rates()
-    text = _head("micro-batch", "precision", "eager: images/s", "compiled by Inductor", "ratio")
-    for size, precision in [key[:2] for key in cases if key[3] == "compiled"]:
-        eager, compiled = (
-            cases[size, precision, "kept", run]["rate"] for run in ("eager", "compiled")
-        )
-        ratio = statistics.median(
-            ours / theirs for ours, theirs in zip(compiled, eager, strict=True)
-        )
-        shown = map(_median_and_range, (eager, compiled))
-        text += _row(size, precision, *shown, f"{ratio:.2f}")
-    return text
-
-
-def _encoder_rates() -> dict[tuple[str, str, str, str], dict[str, list[float]]]:
+def encoder_rates() -> dict[tuple[str, ...], list[float]]:
     """Measurements of benchmarks/encoder.py by case and name, in the order of the repeats."""
-    cases: dict[tuple[str, str, str, str], dict[str, list[float]]] = {}
-    for row in read("encoder"):
-        names = cases.setdefault((row["size"], row["precision"], row["memory"], row["run"]), {})
-        names.setdefault(row["name"], []).append(float(row["value"]))
-    return cases
+    cases = group(read("encoder"), "size", "precision", "memory", "run", "name")
+    return {case: column(rows, "value") for case, rows in cases.items()}
 
 
-def _median_and_range(values: list[float]) -> str:
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+def pieces() -> Cells:
+    """Images per second by size of the micro-batch and precision, and bf16's errors."""
+    cases = encoder_rates()
+    for size in ("16", "32", "64", "128", "256", "512"):
+        rates = (cases[size, kind, "kept", "eager", "rate"] for kind in ("fp32", "bf16"))
+        errors = (cases[size, "bf16", "kept", "eager", x] for x in ("features", "gradients"))
+        yield size, *map(spread, rates), *(f"{statistics.median(x):.1%}" for x in errors)
 
 
-def without(trick: str, task: str) -> str:
-    """The greedy return without a trick, and with all of them; nothing for one that stays in."""
-    returns: dict[str, list[float]] = {}
-    for row in read("suites/tricks-one-out-small"):
-        if row["task"] == task:
-            returns.setdefault(row["arm"], []).append(float(row["greedy_mean"]))
-    means = {arm: f"{np.mean(values):.0f}".replace("-", "−") for arm, values in returns.items()}
-    return (
-        f"{means[f'without {trick}']} ({means['everything']})"
-        if f"without {trick}" in means
-        else "–"
-    )
+def memory() -> Cells:
+    """What keeping freed memory does to the rate."""
+    cases = encoder_rates()
+    for size in ("64", "2048"):
+        default, kept = (cases[size, "fp32", x, "eager", "rate"] for x in ("default", "kept"))
+        ratio = statistics.median(a / b for a, b in zip(kept, default, strict=True))
+        yield size, spread(default), spread(kept), f"{ratio:.2f}"
 
 
-def beside(suite: str, arm_without: str, arm_with: str) -> str:
-    """The greedy returns of a suite's arm without a trick, and of that with it, on each task."""
-    told: list[str] = []
-    rows = read(f"suites/{suite}-small")
-    for task in dict.fromkeys(row["task"] for row in rows):
-        means = [_greedy(rows, task, arm) for arm in (arm_without, arm_with)]
-        if all(means):
-            told.append(f"{_task(task)} {means[0]} ({means[1]})")
-    return f"[{suite}](experiments.md#{PLACES.get(suite, _SWEEPS)}): {', '.join(told) or '–'}"
+def compiled() -> Cells:
+    """What compiling the network for images does to the rate."""
+    cases = encoder_rates()
+    for kind in ("fp32", "bf16"):
+        eager, fast = (cases["64", kind, "kept", x, "rate"] for x in ("eager", "compiled"))
+        ratio = statistics.median(a / b for a, b in zip(fast, eager, strict=True))
+        yield "64", kind, spread(eager), spread(fast), f"{ratio:.2f}"
 
 
-def _greedy(rows: list[dict[str, str]], task: str, arm: str) -> str:
-    """The mean greedy return of an arm of a suite on a task; nothing if there is none."""
-    values = [float(row["greedy_mean"]) for row in rows if (row["task"], row["arm"]) == (task, arm)]
-    digits = 0 if values and abs(np.mean(values)) >= 20 else 1
-    return f"{np.mean(values):,.{digits}f}".replace("-", "−") if values else ""
+SITUATIONS = {
+    "alone": "alone", "nice 19": "beside a loop of nice 19",
+    "equal": "beside a loop of the same priority",
+    "session": "beside a loop in a session of its own",
+    "two": "two at once, together",
+}  # fmt: skip
+"""Situations in contention.csv, and their names on the page."""
 
 
-def _task(task: str) -> str:
-    """What a page calls a task of a suite."""
-    name = task.rpartition(":")[2].partition("-")[0]
-    return _IN_WORDS.get(name, name[0].upper() + name[1:])
+def contention() -> Cells:
+    """Steps per second beside other work, and shares of the older code's rate alone."""
+    rates = {
+        key: column(rows, "steps_per_second")
+        for key, rows in group(read("contention"), "work", "code", "situation").items()
+    }
+    for work in sorted({work for work, *_ in rates}):
+        for code in ("before", "after"):
+            whole = statistics.median(rates[work, "before", "alone"])
+            cells = (rates[work, code, name] for name in SITUATIONS)
+            yield work, code, *(f"{spread(x)}: {statistics.median(x) / whole:.0%}" for x in cells)
 
 
-def rungs_table() -> str:
-    """What each rung of the suite `tricks` reaches greedily, with all those above it."""
-    rows = read("suites/tricks-small")
-    tasks, arms = ([*dict.fromkeys(row[key] for row in rows)] for key in ("task", "arm"))
-    text = _head("rung", *map(_task, tasks))
-    for arm in arms:
-        text += _row(arm, *(_greedy(rows, task, arm) or "–" for task in tasks))
-    return text
+PROCESSES = {
+    "procgen-ppo": "Procgen, PPO", "procgen-ppg": "Procgen, PPG",
+    "cartpole-ppo": "CartPole, 64 environments", "halfcheetah-ppo": "HalfCheetah",
+}  # fmt: skip
+"""Runs of benchmarks/scaling.py, and what the page calls them."""
 
 
-def on_reacher(change: str) -> str:
-    """What Reacher reaches with a change, and without it; nothing for one that was not measured."""
-    values = greedy_means(read("selection/reacher_tricks"), f"{REACHER} {change}")
-    base = greedy_means(read("selection/reacher_100k"), REACHER)
-    if not values or not base:
-        return "–"
-    return f"{np.mean(values):.1f} ({np.mean(base):.1f})".replace("-", "−")
+def several_processes() -> Cells:
+    """Two processes beside one: medians of the rounds, and the ratio of each round."""
+    rows = group(read("scaling"), "run", "processes")
+    for run, title in PROCESSES.items():
+        one, two = (sorted(rows[run, count], key=lambda row: int(row["round"])) for count in "12")
+        rates = [column(some, "steps_per_second") for some in (one, two)]
+        ratios = [b / a for a, b in zip(*rates, strict=True)]
+        steps = scaling.gradient_steps(parse_config(scaling.RUNS[run].split()))
+        seconds = column(two, "seconds")
+        shares = [x / each for x, each in zip(column(two, "exchanges"), seconds, strict=True)]
+        messages = [
+            steps * x / each for x, each in zip(column(two, "message"), seconds, strict=True)
+        ]
+        yield (
+            title, *(f"{statistics.median(rate):,.0f}" for rate in rates),
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            *(f"{statistics.median(share):.1%}" for share in (messages, shares)),
+        )  # fmt: skip
 
 
-def read(name: str) -> list[dict[str, str]]:
-    """The rows of a result file, compressed or not; none if it is not there."""
-    path = RESULTS / f"{name}.csv"
-    packed = path.with_suffix(".csv.gz")
-    text = gzip.decompress(packed.read_bytes()).decode() if packed.is_file() else ""
-    return list(csv.DictReader((path.read_text() if path.is_file() else text).splitlines()))
+SIZES = (2, 4, 8, 64, 512)
 
 
-def greedy_means(rows: list[dict[str, str]], label: str) -> list[float]:
-    """The greedy return of each seed of one setting."""
-    return [float(row["greedy_mean"]) for row in rows if row["preset"] == label]
+def scaling_model() -> Cells:
+    """Share of k times the speed of one process that the model predicts for k processes."""
+    rows = scaling.model(RESULTS / "scaling.csv")
+    for (rank, network), some in group(rows, "rank", "network").items():
+        speedups = {row["processes"]: row["speedup"] for row in some}
+        yield rank, network, *(f"{speedups[size] / size:.0%}" for size in SIZES)
 
 
-def reached(values: list[float]) -> str:
-    """Mean, interval and worst seed in a cell."""
-    if not values:
-        return "–"
-    if len(values) == 1:
-        return _number(values[0], values)
-    low, high = bootstrap_interval(values)
-    mean, low, high, least = (
-        _number(value, values) for value in (float(np.mean(values)), low, high, min(values))
-    )
-    return (
-        f"{mean} [{low}, {high}], least {least}"
-        if len(set(values)) > 1
-        else f"{mean}, all {len(values)}"
-    )
+def large() -> Cells:
+    """Time and memory of large runs: medians."""
+    for rows in group(read("large"), "what").values():
+        command = rows[0]["command"]
+        shown = f"`phasicrl {command}`" if command.startswith("train") else f"`phasicrl` {command}"
+        seconds, used = (statistics.median(column(rows, x)) for x in ("seconds", "gigabytes"))
+        yield shown, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}", f"{used:.1f} GB"
 
 
-def difference(ours: list[float], theirs: list[float]) -> str:
-    """The difference of two means with the 95 % interval of Welch's t, seeds being independent."""
-    if len(ours) < 2 or len(theirs) < 2:
-        return "–"
-    mean = float(np.mean(ours) - np.mean(theirs))
-    variances = [float(np.var(values, ddof=1)) / len(values) for values in (ours, theirs)]
-    if not sum(variances):
-        return f"{mean:.0f}"
-    freedom = sum(variances) ** 2 / sum(
-        v**2 / (len(values) - 1) for v, values in zip(variances, (ours, theirs), strict=True)
-    )
-    half = _student(freedom) * math.sqrt(sum(variances))
-    return " ".join(
-        (_number(mean, ours), f"[{_number(mean - half, ours)}, {_number(mean + half, ours)}]")
-    )
+def few_levels() -> Cells:
+    """Last evaluations of benchmarks/levels.py: means over seeds, and least to most."""
+    rows = read("levels")
+    last = max(rows, key=lambda row: int(row["env_steps"]))["env_steps"]
+    ends = group((row for row in rows if row["env_steps"] == last), "levels")
+    for count, some in sorted(ends.items(), key=lambda item: int(item[0])):
+        cells = []
+        for name in levels.METRICS:
+            values = column(some, name)
+            three = statistics.mean(values), min(values), max(values)
+            cells.append("{} ({} to {})".format(*(number(x, values) for x in three)))
+        yield f"{count} levels", len(some), *cells
 
 
-def _student(freedom: float) -> float:
-    """97.5 % quantile of Student's t."""
-    return float(stats.t.ppf(0.975, freedom))
+LATE = (
+    "losses/entropy", "losses/approx_kl", "losses/explained_variance", "losses/aux/kl_loss",
+    "gradients/policy_norm",
+)  # fmt: skip
+"""Metrics of the table of precisions, over the last quarter of training."""
 
 
-def _number(value: float, scale: list[float]) -> str:
-    """With as many digits as the size of the values deserves."""
-    digits = 2 if max(map(abs, scale)) < 20 else 1 if max(map(abs, scale)) < 200 else 0
-    text = f"{round(value, digits) + 0.0:,.{digits}f}"  # no −0
-    return text.replace("-", "−")
+def precision() -> Cells:
+    """Learning by game and precision: means over seeds, with the range for the return."""
+    for (game, setting), rows in group(read("selection/precision"), "game", "setting").items():
+        runs = list(group(rows, "seed").values())
+        ends = [float(run[-1][RETURN]) for run in runs]
+        quarters = [
+            [row for row in run if int(row["env_steps"]) > 0.75 * int(run[-1]["env_steps"])]
+            for run in runs
+        ]
+        cells = [f"{np.mean(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})"]
+        for metric in LATE:
+            some = ([row for row in rows if row[metric]] for rows in quarters)
+            cells.append(f"{np.mean([np.mean(column(rows, metric)) for rows in some]):.3g}")
+        yield game, setting, len(runs), *cells
 
 
-def _head(*names: str) -> str:
-    """The first two lines of a table."""
-    return f"{_row(*names)}|{'---|' * len(names)}\n"
+def sizes_of_the_batch() -> Cells:
+    """The mean return over a run for each size of the batch, with the rules and without."""
+    rows = read("batch_invariance")
+    for task in batch_invariance.TASKS:
+        for arm in batch_invariance.ARMS:
+            found = batch_invariance.by_size(rows, task, arm).values()
+            cells = ("{:.0f} [{:.0f}, {:.0f}]".format(*three) for three in found)
+            yield task, arm, *(cell.replace("-", "−") for cell in cells)
 
 
-def _row(*cells: object) -> str:
-    """One line of a table."""
-    return f"|{''.join(f' {cell} |' if cell != '' else ' |' for cell in cells)}\n"
+def fresh() -> Cells:
+    """The README's commands on bare machines: the last try of each suite, Python and command."""
+    last = {
+        (row["suite"], row["python"].rpartition(".")[0], row["command"]): row
+        for row in read("fresh")
+    }
+    for row in sorted(last.values(), key=lambda row: list(map(int, row["python"].split(".")))):
+        result = "passed" if row["exit"] == "0" else f"failed ({row['exit']})"
+        before = (row[name] for name in ("suite", "python", "envpool", "torch"))
+        yield *before, f"`{row['command']}`", result, row["seconds"], row["commit"]
+
+
+def faults() -> Cells:
+    """What held of the faults that `make test-faults` injects."""
+    for row in read("faults"):
+        held = f"{int(row['held']):,} of {int(row['tried']):,}"
+        yield row["fault"], row["what"], held, f"`{row['commit']}`"
+
+
+def suites() -> Cells:
+    """What can be run with `phasicrl suite`."""
+    for name, each in SUITES.items():
+        steps = f"{each.small_steps:,}" if each.small_steps else "of the task"
+        yield f"`{name}`", each.about, ", ".join(each.small), steps
+
+
+_ENDS = "greedy, mean [95 %]|last 100 training episodes"
+TABLES: dict[str, tuple[str, Callable[[], Cells]]] = {
+    "first-rollouts": ("game|quantity|published, three runs|ours, three seeds", first_rollouts),
+    "tasks": ("environment|steps|PPO|failed|PPG|failed|PPG − PPO|others", tasks_reached),
+    "compatible": (
+        "preset|environment|steps|seeds|last 100 training episodes|greedy|published", compatible),
+    "quickstart": (
+        "seed|commit|minutes|rollouts, policy phases, auxiliary phases|return of 100 training "
+        "episodes: first, best, last", quickstart),
+    "reward-norm": ("rewards|greedy, mean [95 %]|last 100 training episodes", reward_norm),
+    "reacher-tricks": ("changed|greedy, mean [95 %]|difference", reacher_tricks),
+    "trading": ("|after 12,500 steps|after 50,000 steps|at the end|greedy", trading),
+    "paper-early": ("paper's setting|1M|2M|5M|10M|25M|99M", paper_early),
+    "two-ppos": (
+        "|normalized "
+        "mean|bigfish|bossfight|caveflyer|chaser|climber|coinrun|dodgeball|fruitbot|heist|jumper|leaper|maze|miner|ninja|plunder|starpilot",
+        two_ppos),
+    "agreement": (
+        "theirs|ours|updates|rollout: values, log-probabilities, rewards, advantages, "
+        "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
+        partial(agreement, "float64")),
+    "agreement-float32": (
+        "theirs|ours|updates|rollout: values, log-probabilities, rewards, advantages, "
+        "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
+        partial(agreement, "float32")),
+    "agreement-by-design": (
+        "theirs|why ours differs|rollout: values, log-probabilities, rewards, advantages, "
+        "targets|loss of every gradient step|weights, by how far they have moved|Adam's moments",
+        partial(agreement, "float64", by_design=True)),
+    "speed": (
+        "work||steps per second, median (slowest to fastest)|ratio of phasicrl's [95 %, or range "
+        "if fewer than 5 rounds]|seconds to 475", speed),
+    "speed-in-short": ("steps per second|phasicrl|CleanRL|SB3|PureJaxRL", short_speed),
+    "bench": (
+        "|steps/s (slowest to fastest)|of the bare networks, not as one call|GFLOP/s|where the "
+        "time goes|memory of the process", bench),
+    "pieces": (
+        "micro-batch|fp32, images/s forward and backward|bf16|error of bf16: features|gradients",
+        pieces),
+    "memory": ("micro-batch|default: images/s|memory kept|ratio", memory),
+    "compiled": ("micro-batch|precision|eager: images/s|compiled by Inductor|ratio", compiled),
+    "contention": (
+        "work|code|alone|beside a loop of nice 19|beside a loop of the same priority|beside a "
+        "loop in a session of its own|two at once, together", contention),
+    "scaling": (
+        "run|steps per second, one process|two|ratio (least to most of the rounds)|in messages of "
+        "gradients|with waiting", several_processes),
+    "scaling-model": ("a rank is|link|2|4|8|64|512", scaling_model),
+    "large": ("what|seconds|memory", large),
+    "levels": ("trained on|seeds|return on these|on all levels|gap", few_levels),
+    "precision": (
+        "game|precision|seeds|return at the end (least to most)|entropy|KL, policy "
+        "phase|explained variance|KL, auxiliary phase|gradient norm", precision),
+    "batch-invariance": (
+        "task|settings; mean return over a run [95 %]|batch|batch / 2|batch / 4|batch / 8",
+        sizes_of_the_batch),
+    "fresh": ("system|Python|EnvPool|PyTorch|command|result|seconds|commit", fresh),
+    "faults": ("fault|what is injected, and what has to hold|held|commit", faults),
+    "suites": ("suite|what it compares|tasks, small|steps, small", suites),
+    **{f"findings-{name}": (f"setting|{_ENDS}", partial(findings, name))
+       for name in ("reacher", "rewards", "inverted", "pendulum", "mva")},
+}  # fmt: skip
+"""By name: the head of a table, split at `|`, and its rows."""
+
+
+def blocks() -> dict[str, str]:
+    """Return every table by the name of its place on a page."""
+    return {
+        **{name: table(head.split("|"), rows()) for name, (head, rows) in TABLES.items()},
+        **{f"suite-{name}": suite(name) for name in RUN_SUITES},
+        "baselines": baselines(),
+        "rungs": rungs(),
+    }
