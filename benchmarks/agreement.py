@@ -101,7 +101,7 @@ class Row:
 
 def relative(one: np.ndarray, other: np.ndarray) -> float:
     """Return the norm of the difference over that of `other`, or the norm where that is zero."""
-    return float(np.linalg.norm(one.ravel() - other.ravel())) / (np.linalg.norm(other) or 1.0)
+    return float(np.linalg.norm(one.ravel() - other.ravel()) / (np.linalg.norm(other) or 1.0))
 
 
 def farthest(one: np.ndarray, other: np.ndarray) -> float:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -120,7 +121,7 @@ def train_until(deadline: float, game: str, folder: Path, *, toy: bool) -> bool:
     """
     ends = [time.monotonic()]
 
-    def stop_after_phase(run: Run, record: dict[str, float]) -> str | None:
+    def stop_after_phase(run: Run, record: dict[str, float]) -> Literal["stop"] | None:
         if run.buffer.num_filled:
             return None
         run.save()

@@ -139,7 +139,7 @@ def main(output: Path, /, presets: tuple[str, ...] = tuple(RUNS), rounds: int = 
     """Measure in turns, and append a row for each."""
     is_new = not output.exists()
     with output.open("a", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table: Any = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if is_new:
             table.writeheader()
         for number in range(1, rounds + 1):

@@ -187,7 +187,7 @@ def test_code_blocks_are_python_and_commands_that_are_understood(
     for wrong in ("evaluat RUN", "evaluate RUN --episode 3", "plot RUN --metrics x",
                   "train classic-ppo --ppo.clipp 1", "sweep make"):  # fmt: skip
         with pytest.raises((ValueError, SystemExit)), monkeypatch.context() as patch:
-            understood(wrong.split(), patch)
+            understood([*wrong.split()], patch)
 
 
 def programs(text: str) -> list[list[str]]:
