@@ -58,10 +58,10 @@ def many_runs(folder: Path) -> list[str]:
     ]
     (one / "metrics.jsonl").write_text("".join(lines))
     copies = [folder / f"run{number}" for number in range(RUNS)]
-    said = json.loads((one / "config.json").read_text())
+    config = json.loads((one / "config.json").read_text())
     for seed, copy in enumerate(copies):
         shutil.copytree(one, copy)
-        (copy / "config.json").write_text(json.dumps(said | {"seed": seed}))
+        (copy / "config.json").write_text(json.dumps(config | {"seed": seed}))
     return [copy.name for copy in copies]
 
 

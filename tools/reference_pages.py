@@ -1,13 +1,9 @@
-"""Writes the pages of docs/ that are generated from the code.
-
-Metrics, configuration, presets, tricks. `--check` only compares.
-"""
+"""Write the generated pages of docs/, and the tables of results on the other pages."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 import typing
 from functools import cache
 from pathlib import Path
@@ -23,7 +19,7 @@ _TABLE, _END = "<!-- table ", "<!-- end -->"
 
 
 def pages() -> dict[str, str]:
-    """Name and text of every generated page."""
+    """Return the text of every generated page by name."""
     return {
         "metrics.md": metrics_page(),
         "configuration.md": configuration_page(),
@@ -34,7 +30,7 @@ def pages() -> dict[str, str]:
 
 
 def pages_with_tables() -> dict[str, str]:
-    """Every page written by hand that has a table of results, with its tables made anew."""
+    """Return every hand-written page that has a table of results, with its tables updated."""
     tables = blocks()
     texts = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
     texts["../README.md"] = (DOCS / "../README.md").read_text()
@@ -42,7 +38,7 @@ def pages_with_tables() -> dict[str, str]:
 
 
 def with_tables(text: str, tables: dict[str, str]) -> str:
-    """A page with its tables of results made anew.
+    """Update the tables of results on a page.
 
     Each stands between `<!-- table NAME -->` and `<!-- end -->`.
     """
@@ -135,7 +131,7 @@ TRICKS = (
     ("baseline", "Williams 1992; source 003", "phases.compute_targets", "ppo.baseline"),
     ("REINFORCE and actor-critic", "Williams 1992; Spinning Up vpg.py:216",
      "objectives.log_prob_loss", "ppo.objective"),
-    ("advantages made anew each epoch", "Tianshou ppo.py:174-178", "phases.recompute_values",
+    ("advantages recomputed each epoch", "Tianshou ppo.py:174-178", "phases.recompute_values",
      "ppo.recompute_advantages"),
     ("advantage normalization", "Baselines ppo2/model.py:139; OPPG ppo.py:69", "returns.normalize",
      "ppo.advantage_norm"),
@@ -155,7 +151,7 @@ TRICKS = (
     ("reward normalization step by step",
      "Baselines vec_normalize.py:26-34; by rollout: OPPG reward_normalizer.py:75-88",
      "learner.Learner.normalize_reward", "reward_norm.per"),
-    ("where its running return starts anew",
+    ("where its running return restarts",
      "OPPG reward_normalizer.py:91-105; Gymnasium stateful_reward.py:134-136",
      "learner.Learner.normalize_reward", "reward_norm.reset_at"),
     ("value-target normalization, Pop-Art", "van Hasselt et al. 2016; source 003",
@@ -184,7 +180,7 @@ TRICKS = (
      "up: OPPG ppo.py:212, SB3 on_policy_algorithm.py:323; "
      "down: Baselines ppo2/ppo2.py:128, CleanRL ppo.py:133", "config.Config.budget",
      "budget_rounding"),
-    ("a rate of its own for the value network", "Spinning Up ppo.py:251-252; source 004",
+    ("a separate rate for the value network", "Spinning Up ppo.py:251-252; source 004",
      "learner.Learner.start_iteration", "ppo.value_learning_rate"),
     ("KL penalty", "PPO paper, eq. 8; OPPG ppo.py:104",
      "objectives.sampled_kl_penalty, models.distributions.Policy.kl_from", "ppo.kl_penalty"),
@@ -224,12 +220,12 @@ TRICKS = (
      "aux.iterations_per_epoch"),
     ("auxiliary epochs over the last iterations alone", "source 001: harmful",
      "phases.auxiliary_phase", "aux.iterations_from"),
-    ("value targets computed anew for it", "source 001", "phases.auxiliary_phase",
+    ("value targets recomputed for it", "source 001", "phases.auxiliary_phase",
      "aux.recompute_targets"),
-    ("an optimizer of its own for it", "OPPG ppg.py:239; not in CleanRL ppg_procgen.py:265",
+    ("a separate optimizer for it", "OPPG ppg.py:239; not in CleanRL ppg_procgen.py:265",
      "learner.Learner", "aux.optimizer"),
 )  # fmt: skip
-"""Every trick: source, function, knob."""
+"""Every trick: source, function, option."""
 RUNG_OF = {
     "env.action_masks": "action masking",
     "ppo.baseline": "baseline", "ppo.clip": "clipping", "ppo.gae_lambda": "TD(λ)",
@@ -238,12 +234,12 @@ RUNG_OF = {
     "value_norm.statistics": "return normalization",
     "ppo.max_grad_norm": "gradient clipping", "ppo.entropy_coef": "entropy bonus",
 }  # fmt: skip
-"""What `experiments/tricks.py` calls the trick behind a knob."""
+"""Name in `experiments/tricks.py` of the trick behind an option."""
 OTHER_VALUES = (
     "normalized weights", "advantage normalization over the batch, not the minibatch",
     "deviation through tanh", "reward normalization step by step",
 )  # fmt: skip
-"""Tricks whose knob is that of another one."""
+"""Tricks whose option is that of another one."""
 ONE_OUT = {
     "cartpole": "CartPole", "acrobot": "Acrobot", "pendulum": "Pendulum",
     "gymnasium:Taxi-v4": "Taxi",
@@ -263,7 +259,7 @@ CHANGED_ON_REACHER = {
     "ppo.recompute_advantages": "--ppo.no-recompute-advantages",
     "ppo.adam_eps": "--ppo.adam-eps 1e-8", "ppo.schedule": "--ppo.schedule constant",
 }  # fmt: skip
-"""How a knob was turned back on Reacher."""
+"""Flags that change an option back on Reacher."""
 IN_SUITES = {
     "order of policy and value epochs": (("ppo-details", "PPO", "policy epochs first"),),
     "returns of whole episodes": (
@@ -272,11 +268,11 @@ IN_SUITES = {
     ),
     "what values learn": (("ppo-details", "values learn returns of λ = 1", "PPO"),),
     "deviation of advantages": (("ppo-details", "advantages' deviation by n − 1", "PPO"),),
-    "where its running return starts anew": (
+    "where its running return restarts": (
         ("ppo-details", "running return as in Gymnasium", "PPO"),
     ),
     "value clipping": (("ppo-details", "PPO", "value clipping"),),
-    "a rate of its own for the value network": (("ppo-details", "PPO", "value rate × 3"),),
+    "a separate rate for the value network": (("ppo-details", "PPO", "value rate × 3"),),
     "early stop by the epoch's mean KL": (("ppo-details", "PPO", "stop at a KL of 0.015"),),
     "estimate of that KL": (
         ("ppo-details", "stop at a KL of 0.015 by k1", "stop at a KL of 0.015"),
@@ -293,7 +289,7 @@ IN_SUITES = {
         ("mva", "σ learned, actions normalized, tanh",
          "σ learned through tanh, actions normalized, tanh"),
     ),
-    "value targets computed anew for it": (("details", "PPG", "value targets computed anew"),),
+    "value targets recomputed for it": (("details", "PPG", "value targets computed anew"),),
     "auxiliary epochs over the last iterations alone": (
         ("n-aux", "N = N_π", "the last N_π / 4 alone"),
     ),
@@ -340,7 +336,7 @@ IN_SUITES = {
     "values trained in it": (("fig9", "values not trained", "values trained"),),
     "every other auxiliary phase left out": (("skip-aux", "all phases", "every other phase"),),
     "auxiliary epochs over half of the data": (("n-aux", "N = N_π", "N = N_π / 2"),),
-    "an optimizer of its own for it": (("details", "one optimizer for both phases", "PPG"),),
+    "a separate optimizer for it": (("details", "one optimizer for both phases", "PPG"),),
 }  # fmt: skip
 """By trick: the suites that measure it, the arm without it and the arm with it."""
 _BATCHES = "together: [sizes of the batch](distributed.md#more-environments-the-same-learning)"
@@ -361,10 +357,10 @@ SHOWN = ("procgen-ppg", "procgen-ppo", "cartpole-ppo", "halfcheetah-ppo", "atari
 
 
 def tricks_page() -> str:
-    """Every trick with its source, its function, its knob, and the knob's value in some presets."""
+    """Every trick with its source, function and option, and the option's value in some presets."""
     text = (
         "# Every trick\n\nWhat turns REINFORCE into PPO, and PPO into PPG: "
-        "where it comes from, the function that does it, the knob that switches it, "
+        "where it comes from, the function that does it, the option that switches it, "
         "and how the presets set it. "
         "What each is worth is measured by [suites](experiments.md), above all by two "
         "([learning results](learning.md)):\n\n"
@@ -380,14 +376,14 @@ def tricks_page() -> str:
         "`tricks`, `tricks-one-out`, `mva` and `details`. Spans and budgets stand where the links "
         "lead: many spans overlap, and then a difference is no finding. Without clipping the "
         "epochs of minibatches go, too.\n\n"
-        f"| trick | source | here | knob | {' | '.join(f'`{name}`' for name in SHOWN)} | measured: "
-        f"{' | '.join(ONE_OUT.values())} | Reacher | in other suites |\n"
+        f"| trick | source | here | option | {' | '.join(f'`{name}`' for name in SHOWN)} | "
+        f"measured: {' | '.join(ONE_OUT.values())} | Reacher | in other suites |\n"
         f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"
     )
-    for trick, source, function, knob in TRICKS:
-        values = [_show(PRESETS[name].config.values()[knob]) for name in SHOWN]
-        # Another value of the same knob is another trick, which those runs did not measure.
-        switched = "" if trick in OTHER_VALUES else knob
+    for trick, source, function, option in TRICKS:
+        values = [_show(_value(PRESETS[name].config, option)) for name in SHOWN]
+        # Another value of the same option is another trick, which those runs did not measure.
+        switched = "" if trick in OTHER_VALUES else option
         elsewhere = [beside(*arms) for arms in IN_SUITES.get(trick, ())]
         elsewhere += [ON_PAGES[trick]] if trick in ON_PAGES else []
         measured = (
@@ -395,7 +391,7 @@ def tricks_page() -> str:
             on_reacher(CHANGED_ON_REACHER.get(switched, "")),
             "; ".join(elsewhere) or "–",
         )
-        cells = (trick, _with_links(source), f"`{function}`", f"`{knob}`", *values, *measured)
+        cells = (trick, _with_links(source), f"`{function}`", f"`{option}`", *values, *measured)
         text += f"| {' | '.join(cells)} |\n"
     return NOTE + text
 
@@ -425,30 +421,28 @@ def _table(name: str, kind: type, *, skip: set[str]) -> str:
     return text
 
 
+def _needs(path: str) -> str:
+    """Return what an option or group needs, as a sentence."""
+    words = [need.words for need in NEEDS if path in need.paths.split()]
+    return f" Needs {'; '.join(words)}." if words else ""
+
+
+def _dataclass_of(hint: object) -> type | None:
+    """The dataclass in a field's type, if there is one."""
+    kinds = (kind for kind in typing.get_args(hint) or (hint,) if isinstance(kind, type))
+    return next(filter(dataclasses.is_dataclass, kinds), None)
+
+
 def _show(value: object) -> str:
     """A value in a table cell."""
     return "–" if value is None or value == {} else f"`{value}`"
 
 
-def main() -> int:
-    """Write the pages, or say which of them are not what the code would write."""
-    stale = [
-        name
-        for name, text in pages().items()
-        if not (DOCS / name).is_file() or (DOCS / name).read_text() != text
-    ]
-    if "--check" in sys.argv:
-        print(
-            "\n".join(
-                f"docs/{name} is out of date: run python -m tools.reference_pages" for name in stale
-            )
-            or "docs are up to date"
-        )
-        return bool(stale)
+def main() -> None:
+    """Write the pages."""
     for name, text in pages().items():
         (DOCS / name).write_text(text)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

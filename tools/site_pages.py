@@ -1,4 +1,4 @@
-"""What `make site` adds to docs/ while it builds: mkdocs calls these functions.
+"""Functions that mkdocs calls: what `make site` adds to docs/ while it builds.
 
 The pages of the repository's root, files that pages link to, and reference pages that are made from
 the program. Nothing is written into docs/.
@@ -24,7 +24,7 @@ OF_ROOT = {
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
 }
-"""Pages of the repository's root, and what the site calls them."""
+"""Pages of the repository's root, and their names on the site."""
 MODULES = (
     "phasicrl.algorithm", "phasicrl.config", "phasicrl.presets", "phasicrl.phases",
     "phasicrl.objectives", "phasicrl.returns", "phasicrl.session.evaluate",
@@ -34,7 +34,7 @@ MODULES = (
     "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",
     "phasicrl.lab.export.package", "phasicrl.runs.directory",
 )  # fmt: skip
-"""What the Python reference shows."""
+"""Modules of the Python reference."""
 _LINK = re.compile(r"(\]\()([^)#\s]+)")
 
 
@@ -61,20 +61,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def moved(text: str) -> str:
-    """A page of docs/ with its links out of that folder changed."""
+    """Change the links of a page of docs/ that lead out of that folder."""
     return _LINK.sub(lambda match: match[1] + _target(match[2].removeprefix("../"))
                      if match[2].startswith("../") else match[0], text)  # fmt: skip
 
 
 def from_root(text: str) -> str:
-    """A page of the root with its links changed."""
+    """Change the links of a page of the root."""
     return _LINK.sub(
         lambda match: match[0] if "://" in match[2] else match[1] + _target(match[2]), text
     )
 
 
 def _target(path: str) -> str:
-    """Where the site has a file of the repository; code is shown as text."""
+    """Return the site's path of a file of the repository; code is shown as text."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return OF_ROOT.get(path) or f"files/{path}.txt"
@@ -85,16 +85,18 @@ def _linked(text: str) -> list[str]:
 
 
 def cli_page() -> str:
-    """What `--help` says of every command."""
-    text = "# Command line\n\nWhat `--help` says; fields of `train`: [here](configuration.md).\n"
-    return text + "".join(
-        f"\n## {' '.join(command)}\n\n```text\n{said}\n```\n"
-        for command, said in _helps("phasicrl")
+    """Return the help of every command."""
+    head = (
+        "# Command line\n\nThe output of `--help`; options of `train`: [here](configuration.md).\n"
+    )
+    return head + "".join(
+        f"\n## {' '.join(command)}\n\n```text\n{text}\n```\n"
+        for command, text in _helps("phasicrl")
     )
 
 
 def _helps(*command: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The help of a command, then of those below it."""
+    """Yield the help of a command, then of those below it."""
     done = subprocess.run(
         [str(ROOT / ".venv" / "bin" / command[0]), *command[1:], "--help"],
         check=True, capture_output=True, text=True,
@@ -107,5 +109,5 @@ def _helps(*command: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def api_page() -> str:
-    """The docstrings of what users call."""
+    """Return the page of the Python reference."""
     return "# Python\n" + "".join(f"\n::: {name}\n" for name in MODULES)

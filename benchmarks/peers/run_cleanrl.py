@@ -1,4 +1,4 @@
-"""Runs a script of CleanRL as it is, and says when each iteration was done.
+"""Run a script of CleanRL as it is, and print a mark after each iteration.
 
 usage: run_cleanrl.py [--marks NUMBER] [--keep-memory] [--envpool] SCRIPT [FLAGS]
 

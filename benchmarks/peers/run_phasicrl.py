@@ -1,4 +1,4 @@
-"""Trains with phasicrl and says when each iteration was done.
+"""Train with phasicrl, and print a mark after each iteration.
 
 usage: run_phasicrl.py [--marks NUMBER] PRESET [FIELDS]
 
@@ -23,7 +23,7 @@ config = config.with_updates({"log.console": "off", "checkpoint.every_minutes": 
 
 
 def mark(run, record):
-    """One line an iteration; time to say it is the same for everybody."""
+    """Print steps, time and mean return, as every runner does."""
     reached = record.get("charts/episodic_return_100", math.nan)
     print(f"@ {run.env_steps} {time.time()} {reached}", flush=True)
     if run.iteration >= most:

@@ -1,4 +1,4 @@
-"""Trains Stable-Baselines3's PPO and says when each iteration was done.
+"""Train Stable-Baselines3's PPO, and print a mark after each iteration.
 
 usage: run_sb3.py [--marks NUMBER] BACKEND TASK NUM_ENVS STEPS SEED SETTINGS
 

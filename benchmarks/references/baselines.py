@@ -2,7 +2,7 @@
 
 `VecNormalize` and the advantages of `ppo2`'s `Runner`, on a recording.
 
-Their networks are TensorFlow 1's, and cannot be run: values are those that ours gave.
+Their networks are TensorFlow 1's, and cannot be run: values are ours.
 """
 
 from __future__ import annotations
@@ -45,20 +45,17 @@ class Side:
     def quantities(
         self, case: Case, start: Arrays, orders: list[np.ndarray], *, turned: bool, given: Arrays
     ) -> Quantities:
-        """Collect with `Runner.run` from a `VecNormalize`.
+        """Collect with `Runner.run` from a `VecNormalize`; nothing is trained.
 
         Args:
-            case: which.
-            start: not used: nothing learns.
-            orders: not used.
-            turned: not used: there are no minibatches.
-            given: what ours said, for its values.
+            case: the comparison.
+            start: unused.
+            orders: unused.
+            turned: unused.
+            given: quantities of ours, for the values.
         """
-        player, found, shape = (
-            Player(case.experience()),
-            Quantities(),
-            (case.num_envs, case.num_steps),
-        )
+        player, found = Player(case.experience()), Quantities()
+        shape = (case.num_envs, case.num_steps)
         scaled: list[np.ndarray] = []
         with importing(self.substitutes):
             envs = self.normalize.VecNormalize(

@@ -1,8 +1,4 @@
-"""What is compared.
-
-Each reference's program with settings of its own, and ours with the preset that says it does the
-same.
-"""
+"""The comparisons: a program of a reference with its settings, and our preset of it."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 from references.playback import BUTTONS, FEW, FORCES, PICTURE, VECTOR, Recording, record
 
 MISTAKE = "AGREEMENT_MISTAKE"
-"""The environment variable that makes our value loss wrong by a part, to see how that shows."""
+"""Environment variable that makes our value loss wrong by a part, to show how a mistake looks."""
 
 SINGLE = {
     "encoder": ("pi_enc",),
@@ -39,25 +35,23 @@ class Case:
     """One comparison.
 
     Attributes:
-        name: of it.
-        reference: whose program.
-        program: which one, or how it is set.
-        preset: ours.
-        names: where our weights are in theirs: beginnings of parameters' names, each for one or
-            more of theirs.
+        name: name of the comparison.
+        reference: name of the reference code.
+        program: program of it.
+        preset: our preset.
+        names: beginnings of our parameters' names, each with one or more of theirs.
         iterations: number of updates.
         num_envs: B.
         num_steps: T.
         recording: arguments of `playback.record`.
-        changes: of the preset, beside what makes it small.
-        settings: of theirs.
-        counts_from: the weight with which a variance of 1 enters their reward statistics; ours are
-            then begun likewise.
-        minibatches: of an epoch of the policy phase.
-        as_it_is: nothing is done about what is known to be different.
-        initial: the norms of initial weights are no matter of chance.
+        changes: changes of the preset, besides those that make it small.
+        settings: settings of their program.
+        counts_from: weight of a variance of 1 in their initial reward statistics; ours start alike.
+        minibatches: number in an epoch of the policy phase.
+        as_it_is: known differences are left.
+        initial: compare the norms of initial weights, which do not depend on chance.
         value_gradient_in_aux: stop their value gradient in the policy phase only.
-        by_design: why numbers differ, where they are meant to.
+        by_design: reason of a difference that is meant.
     """
 
     name: str
@@ -79,14 +73,14 @@ class Case:
     by_design: str = ""
 
     def experience(self) -> Recording:
-        """What both learn from."""
+        """Make the recording."""
         return record(
             num_steps=self.iterations * self.num_steps, num_envs=self.num_envs, **self.recording
         )
 
     @property
     def budget(self) -> int:
-        """Environment steps."""
+        """Number of environment steps."""
         return self.iterations * self.num_envs * self.num_steps
 
 

@@ -1,9 +1,9 @@
-"""Runs one side of some cases in one precision, in a process of its own.
+"""Run one side of some cases in one precision, in a process of its own.
 
 usage: child.py WHO PRECISION FOLDER PATH NUMBER …
 
 WHO is `ours` or the name of a reference, PATH of its repository (`-` for ours), NUMBER that of a
-case in cases.py. Our run in float32 writes the weights at the start and the orders of samples,
+case in cases.py. Our run in float32 writes the initial weights and the orders of samples,
 which all others read. Baselines, whose networks cannot be run, reads our values.
 """
 
@@ -23,32 +23,27 @@ from references.substitute import compute_in
 
 
 def main() -> None:
-    """Run the cases, and write what they said."""
+    """Run the cases, and write their quantities."""
     who, precision, folder, path = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     compute_in(precision)
     module = importlib.import_module(f"references.{who.replace('-', '_')}")
     side = module.Side(precision) if who == "ours" else module.Side(path, precision)
     for number in map(int, sys.argv[5:]):
-        case, start, orders = (
-            CASES[number],
-            folder / f"{number}.start.npz",
-            folder / f"{number}.orders.npz",
-        )
+        case = CASES[number]
+        start, orders = (folder / f"{number}.{name}.npz" for name in ("start", "orders"))
         if who == "ours":
-            found, weights, dealt = side.quantities(
+            found, weights, shuffles = side.quantities(
                 case, None if precision == "float32" else dict(np.load(start))
             )
             if precision == "float32":
                 np.savez(start, **weights)
-                np.savez(orders, *dealt)
+                np.savez(orders, *shuffles)
             found.save(folder / f"{number}.ours.{precision}.npz")
             continue
-        more = (
-            {"given": dict(np.load(folder / f"{number}.ours.{precision}.npz"))}
-            if who == "baselines"
-            else {}
-        )
+        more = {}
+        if who == "baselines":
+            more["given"] = dict(np.load(folder / f"{number}.ours.{precision}.npz"))
         for turned in (False, True):
             found = side.quantities(
                 case, dict(np.load(start)), list(np.load(orders).values()), turned=turned, **more

@@ -114,10 +114,10 @@ class Side:
         """Run a script.
 
         Args:
-            case: which.
-            start: weights to begin with, by our names.
-            orders: of all passes over samples, in our numbers.
-            turned: add up each minibatch's samples in another order.
+            case: the comparison.
+            start: initial weights, by our names.
+            orders: orders of all passes over samples, in our numbers.
+            turned: whether each minibatch's samples are added up in the opposite order.
         """
         script, player = self.path / case.program, Player(case.experience())
         left = [self._in_their_numbers(order, case, turned=turned) for order in orders]

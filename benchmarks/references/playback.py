@@ -1,7 +1,4 @@
-"""Recorded experience, played back to anyone who asks for an environment.
-
-The same whatever is done.
-"""
+"""Recorded experience, played back by environments that ignore the actions."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ class Recording:
     """N steps of B environments.
 
     Attributes:
-        obs: `[N + 1, B, …]`, what each action answers to; after an end the first of a new episode.
-        final_obs: `[N, B, …]`, where an episode ended: what it ended with.
+        obs: `[N + 1, B, …]`, observation before each action; after an end that of a new episode.
+        final_obs: `[N, B, …]`, last observation of an episode, where one ended.
         reward: `[N, B]`, of numbers that float32 has.
         terminated: `[N, B]`, ended by the rules.
         truncated: `[N, B]`, cut.
@@ -63,7 +60,7 @@ def record(
     rollout: int = 0,
     seed: int = 0,
 ) -> Recording:
-    """Make experience up.
+    """Make up experience.
 
     Args:
         spaces: of observations and actions.
@@ -72,9 +69,8 @@ def record(
         ends: `rules`: episodes end by the rules only, of any length. `both`: some are cut, too.
             `limit`: those that reach `limit` are cut.
         limit: most steps of an episode, for `limit`.
-        rollout: for `limit`: an episode is cut at each end of so many steps, by a limit that it has
-            reached just then.
-        seed: of everything.
+        rollout: for `limit`: an episode reaches its limit at each multiple of so many steps.
+        seed: seed of everything.
     """
     random = np.random.default_rng(seed)
     observation, action = spaces
@@ -107,10 +103,7 @@ def record(
 
 
 def _pictures(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Pictures `[…, H, W, C]` of patches 8 pixels wide with a little noise.
-
-    They differ from each other, as those of games do, and pure noise does not.
-    """
+    """Make images `[…, H, W, C]` of patches 8 pixels wide, with a little noise."""
     *many, height, width, channels = shape
     patches = random.integers(16, 240, (*many, height // 8, width // 8, channels))
     pictures = patches.repeat(8, axis=-3).repeat(8, axis=-2) + random.integers(-16, 16, shape)
@@ -118,10 +111,7 @@ def _pictures(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _limited(terminated: np.ndarray, limit: int, rollout: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of one environment with a time limit.
-
-    One episode of `limit` steps is the last of each rollout, and is cut.
-    """
+    """Return ends of one environment whose last episode of each rollout reaches its time limit."""
     terminated, truncated = terminated.copy(), np.zeros_like(terminated)
     length = 0
     for t in range(len(terminated)):
@@ -138,10 +128,7 @@ def _limited(terminated: np.ndarray, limit: int, rollout: int) -> tuple[np.ndarr
 
 
 class Player:
-    """Plays a recording to all its environments at once.
-
-    An ended episode is followed by the next one in the same step.
-    """
+    """Position in a recording of all environments, with new episodes in the same step."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -149,24 +136,21 @@ class Player:
         self.at = 0
 
     def seen(self) -> np.ndarray:
-        """What all environments show now."""
+        """Return the current observations."""
         return self.recording.obs[self.at].copy()
 
     def action(self) -> np.ndarray:
-        """What is done about it."""
+        """Return the recorded actions."""
         return self.recording.action[min(self.at, len(self.recording.action) - 1)]
 
     def step(self) -> int:
-        """Go on; returns the number of the step that was made."""
+        """Advance; returns the number of the step."""
         self.at += 1
         return self.at - 1
 
 
 class Playback(gym.Env[np.ndarray, Any]):
-    """One environment of a recording, with Gymnasium's interface.
-
-    `reset` is needed after an end.
-    """
+    """One environment of a recording, with Gymnasium's interface."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # Gymnasium's own is one
 
@@ -177,33 +161,26 @@ class Playback(gym.Env[np.ndarray, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """The first observation of the episode that begins here."""
+        """Return the first observation of the next episode."""
         return self.recording.obs[self.at, self.number].copy(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """What was recorded."""
+        """Return the recorded step."""
         n, i, self.at = self.at, self.number, self.at + 1
-        obs = (
-            self.recording.final_obs[n, i]
-            if self.recording.ended[n, i]
-            else self.recording.obs[self.at, i]
-        )
-        of_step = (
-            self.recording.reward[n, i],
-            self.recording.terminated[n, i],
-            self.recording.truncated[n, i],
-        )
-        return obs.copy(), float(of_step[0]), bool(of_step[1]), bool(of_step[2]), {}
+        one = self.recording
+        obs = one.final_obs[n, i] if one.ended[n, i] else one.obs[self.at, i]
+        ends = bool(one.terminated[n, i]), bool(one.truncated[n, i])
+        return obs.copy(), float(one.reward[n, i]), *ends, {}
 
 
 def playbacks(recording: Recording, *, first: int = 0) -> Callable[[], Playback]:
-    """Makes the environments of a recording, one a call, from this number on."""
+    """Return a function that makes the environments of a recording one by one, from a number."""
     numbers = itertools.count(first)
     return lambda: Playback(recording, next(numbers))
 
 
 class Played:
-    """A recording with what their vector environments have; to be put before their base class."""
+    """A recording as a vector environment of theirs; a base class put before theirs."""
 
     player: Player
     precision: str
@@ -245,12 +222,12 @@ class Played:
 
 
 def played(base: Any, player: Player, precision: str) -> Any:
-    """A recording as an environment of a reference.
+    """Return a recording as an environment of a reference.
 
     Args:
-        base: its class of vector environments, made from their number and the spaces.
-        player: of the recording.
-        precision: of rewards.
+        base: class of vector environments, made from their number and the spaces.
+        player: recording to play back.
+        precision: precision of rewards.
     """
     kind: Any = type("Environments", (Played, base), {"player": player, "precision": precision})
     return kind(player.num_envs, *player.recording.spaces)

@@ -1,4 +1,4 @@
-"""What a run says: numbers by iteration, quantity and part."""
+"""Quantities of a run, by iteration, quantity and part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Quantities:
         self.arrays: Arrays = {}
 
     def put(self, iteration: int, quantity: str, value: Any, part: str = "") -> None:
-        """Note an array, as it is now."""
+        """Store a copy of an array."""
         value = value.detach().numpy() if hasattr(value, "detach") else value
         self.arrays[f"{iteration}|{quantity}|{part}"] = np.array(value, dtype=np.float64)
 
@@ -35,57 +35,42 @@ class Quantities:
         optimizers: Mapping[str, Sequence[Any]],
         when: str,
     ) -> None:
-        """Note how far all weights have moved, and Adam's two moments of each.
+        """Store how far all weights have moved, and Adam's two moments of each.
 
         Args:
             iteration: its number.
             weights: parameters by our names.
-            start: as they were at the start.
-            optimizers: Adams by their task; of those for one task, one has the parameter.
+            start: initial parameters.
+            optimizers: Adams by their task; one of each task has the parameter.
             when: `policy phase` or `auxiliary phase`.
         """
         for name, weight in weights.items():
-            self.put(
-                iteration,
-                f"weights after the {when}",
-                weight.detach().double().numpy().reshape(start[name].shape) - start[name],
-                name,
-            )
+            moved = weight.detach().double().numpy().reshape(start[name].shape) - start[name]
+            self.put(iteration, f"weights after the {when}", moved, name)
         for task, adams in optimizers.items():
             for name, weight in weights.items():
                 states = [adam.state[weight] for adam in adams if weight in adam.state]
                 if states:
-                    self.put(
-                        iteration,
-                        f"steps of Adam, after the {when}",
-                        states[0]["step"],
-                        f"{task}: {name}",
-                    )
+                    part = f"{task}: {name}"
+                    self.put(iteration, f"steps of Adam, after the {when}", states[0]["step"], part)
                     for moment, order in (("exp_avg", "first"), ("exp_avg_sq", "second")):
                         value = states[0][moment].detach().numpy().reshape(start[name].shape)
-                        self.put(
-                            iteration,
-                            f"Adam's {order} moment after the {when}",
-                            value,
-                            f"{task}: {name}",
-                        )
+                        self.put(iteration, f"Adam's {order} moment after the {when}", value, part)
 
     def put_initial(self, weights: Mapping[str, Any]) -> None:
-        """Note the norms of the weights that a program begins with of its own accord."""
+        """Store the norms of a program's own initial weights."""
         for name, weight in weights.items():
             self.put(0, "norms of the initial weights", weight.detach().norm(), name)
 
     def begin(
         self, model: torch.nn.Module, start: Arrays, case: Case
     ) -> dict[str, torch.nn.Parameter]:
-        """Let a model of theirs begin with the given weights.
-
-        The norms of those that it has of its own accord are noted, if these compare.
+        """Copy the given weights into a model of theirs, after storing the norms of its own.
 
         Args:
-            model: theirs.
+            model: agent of the reference.
             start: weights by our names.
-            case: says which are which.
+            case: comparison; has the names.
 
         Returns:
             Its parameters, by our names.
@@ -107,12 +92,10 @@ class Quantities:
 def matched(
     ours: Iterable[str], theirs: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]
 ) -> dict[str, str]:
-    """Their name of each of our parameters.
-
-    Those under one beginning are in the same order in both.
+    """Return their name of each of our parameters, which have the same order under each beginning.
 
     Raises:
-        ValueError: there are more of them on one side, though we have any.
+        ValueError: one side has more parameters.
     """
     found: dict[str, str] = {}
     ours = list(ours)

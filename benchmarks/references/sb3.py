@@ -27,7 +27,7 @@ class Side:
     """Their package, imported in a precision.
 
     Args:
-        path: not used: it is a package that installs.
+        path: unused: it is an installed package.
         precision: `float32` or `float64`.
     """
 
@@ -55,10 +55,10 @@ class Side:
         """Run `PPO.learn` with its defaults.
 
         Args:
-            case: which.
-            start: weights to begin with, by our names.
-            orders: of all passes over samples; they number them as we do.
-            turned: add up each minibatch's samples in another order.
+            case: the comparison.
+            start: initial weights, by our names.
+            orders: orders of all passes over samples, which are numbered as ours.
+            turned: whether each minibatch's samples are added up in the opposite order.
         """
         size = case.num_envs * case.num_steps // case.minibatches
         self.orders = [

@@ -95,10 +95,10 @@ class Side:
         """Run `ppo`.
 
         Args:
-            case: which.
-            start: weights to begin with, by our names.
-            orders: not used: they make no minibatches.
-            turned: add the samples up in another order.
+            case: the comparison.
+            start: initial weights, by our names.
+            orders: unused: there are no minibatches.
+            turned: whether the samples are added up in the opposite order.
         """
         player, found = Player(case.experience()), Quantities()
         weights: dict[str, torch.nn.Parameter] = {}

@@ -1,10 +1,7 @@
-"""What a program runs with in place of parts of its surroundings.
+"""Stand-ins for modules that are not installed, for precisions, and for random draws.
 
-Modules that are not installed, doubles for singles, orders and draws that are given.
-
-Nothing of a reference's own text is changed. In float64 the name `float32` means 64 bits to the
-modules that are imported meanwhile, theirs and ours
-alike: all of them name 32 bits in their source, and none has a switch.
+No reference is changed. In float64 the name `float32` means 64 bits to the modules imported here,
+theirs and ours: all of them name 32 bits in their source, and none has an option for it.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import torch
 
 
 def stand_in(module: Any, **changes: Any) -> Any:
-    """A module that is another but for some names."""
+    """Return a module that is another one except for some names."""
     other = types.ModuleType(module.__name__)
     other.__dict__.update(
         {"__getattr__": lambda name: getattr(module, name), "__spec__": module.__spec__}, **changes
@@ -34,10 +31,7 @@ def stand_in(module: Any, **changes: Any) -> Any:
 
 
 def invented(name: str, **names: Any) -> Any:
-    """A module that is not installed, with what is asked of it.
-
-    A package, so that modules can lie in it.
-    """
+    """Return a package in place of one that is not installed."""
     module: Any = types.ModuleType(name)
     module.__dict__.update(names)
     module.__path__ = []
@@ -45,7 +39,7 @@ def invented(name: str, **names: Any) -> Any:
 
 
 def folder_of(name: str, path: str) -> Any:
-    """A package at a path, without running its `__init__`."""
+    """Return the package at a path, without running its `__init__`."""
     module: Any = types.ModuleType(name)
     module.__path__ = [path]
     return module
@@ -53,7 +47,7 @@ def folder_of(name: str, path: str) -> Any:
 
 @contextlib.contextmanager
 def importing(substitutes: dict[str, Any]) -> Iterator[None]:
-    """Imports find these modules meanwhile."""
+    """Let imports find these modules meanwhile."""
     before = {name: sys.modules.get(name) for name in substitutes}
     sys.modules.update(substitutes)
     try:
@@ -71,10 +65,7 @@ def torch_and_numpy(
     of_torch: dict[str, Any] | None = None,
     of_numpy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """PyTorch and NumPy as a program gets to see them.
-
-    In float64 what it calls `float32` has 64 bits.
-    """
+    """Return PyTorch and NumPy for a program; in float64 its `float32` has 64 bits."""
     double = precision == "float64"
     return {
         "torch": stand_in(
@@ -85,21 +76,21 @@ def torch_and_numpy(
 
 
 def compute_in(precision: str) -> None:
-    """From now on, tensors are made in this precision, and `tensor.float()` gives it."""
+    """Make tensors in this precision from here on, also by `tensor.float()`."""
     if precision == "float64":
         torch.set_default_dtype(torch.float64)
         torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
 
 
 def fresh_import(name: str, substitutes: dict[str, Any]) -> Any:
-    """Import a module with these substitutes, and with nothing of it kept from before."""
+    """Import a module with these substitutes."""
     with importing(substitutes):
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def draws_given(draw: Callable[[], np.ndarray]) -> Iterator[None]:
-    """PyTorch's distributions draw what they are told to."""
+    """Let PyTorch's distributions return given draws."""
 
     def sample(self: Any, sample_shape: Any = ()) -> torch.Tensor:
         values = torch.as_tensor(draw())
@@ -116,7 +107,7 @@ def draws_given(draw: Callable[[], np.ndarray]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def losses_noted() -> Iterator[list[float]]:
-    """Every number whose gradient is taken meanwhile."""
+    """Collect every number whose gradient is computed meanwhile."""
     noted: list[float] = []
     backward = torch.Tensor.backward
 
@@ -130,7 +121,7 @@ def losses_noted() -> Iterator[list[float]]:
 
 @contextlib.contextmanager
 def optimizers_noted() -> Iterator[list[torch.optim.Adam]]:
-    """Every Adam that is made meanwhile."""
+    """Collect every Adam that is made meanwhile."""
     made: list[torch.optim.Adam] = []
     begin = torch.optim.Adam.__init__
 
@@ -144,10 +135,7 @@ def optimizers_noted() -> Iterator[list[torch.optim.Adam]]:
 
 @contextlib.contextmanager
 def divergence_turned(turned: bool) -> Iterator[None]:
-    """PyTorch's divergence of categorical distributions meanwhile adds up its terms backwards.
-
-    So it does if that is wished.
-    """
+    """Let PyTorch's divergence of categorical distributions add up its terms in reverse order."""
     divergence = torch.distributions.kl_divergence
 
     def of_turned(
