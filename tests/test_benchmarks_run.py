@@ -52,7 +52,10 @@ def columns(path: Path, *names: str) -> list[set[str]]:
 @long
 def test_learning(script: ModuleType, tmp_path: Path) -> None:
     table = tmp_path / "acrobot.csv"
-    presets = ("acrobot-ppo", f"acrobot-ppg:--name none --reward-norm.per none {SHORT} --aux.every 2")
+    presets = (
+        "acrobot-ppo",
+        f"acrobot-ppg:--name none --reward-norm.per none {SHORT} --aux.every 2",
+    )
     words = (table, *presets, "--threshold", "-80", "--seeds", "2", "--runs", tmp_path / "runs")
     run(script, *words)
     assert columns(table, "seed") == [{"101", "102"}]

@@ -381,7 +381,7 @@ def tricks_page() -> str:
         f"|---|---|---|---|{'---|' * (len(SHOWN) + len(ONE_OUT))}---|---|\n"
     )
     for trick, source, function, option in TRICKS:
-        values = [_show(_value(PRESETS[name].config, option)) for name in SHOWN]
+        values = [_show(PRESETS[name].config.values()[option]) for name in SHOWN]
         # Another value of the same option is another trick, which those runs did not measure.
         switched = "" if trick in OTHER_VALUES else option
         elsewhere = [beside(*arms) for arms in IN_SUITES.get(trick, ())]
