@@ -14,8 +14,8 @@ from pathlib import Path
 import tyro
 
 from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED, train_or_resume
-from phasicrl.lab.experiments.video import film
 from phasicrl.lab.export.package import release
+from phasicrl.lab.film.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 

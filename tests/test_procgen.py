@@ -13,7 +13,7 @@ import pytest
 
 from phasicrl.algorithm import train
 from phasicrl.config import AuxConfig, Config, LogConfig
-from phasicrl.lab.experiments.video import film
+from phasicrl.lab.film.video import film
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import METRICS

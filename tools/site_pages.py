@@ -28,7 +28,7 @@ OF_ROOT = {
 MODULES = (
     "phasicrl.algorithm", "phasicrl.config", "phasicrl.presets", "phasicrl.phases",
     "phasicrl.objectives", "phasicrl.returns", "phasicrl.session.evaluate",
-    "phasicrl.lab.experiments.run_suite", "phasicrl.lab.experiments.video",
+    "phasicrl.lab.experiments.run_suite", "phasicrl.lab.film.video",
     "phasicrl.lab.analysis.plot",
     "phasicrl.lab.analysis.compare", "phasicrl.lab.analysis.report", "phasicrl.lab.sweeps.sweep",
     "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",

@@ -226,7 +226,7 @@ def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> No
     assert set(evaluate(run.directory, episodes=3, policies=("greedy",))[0].lengths) == {4}
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
-    from phasicrl.lab.experiments.video import film
+    from phasicrl.lab.film.video import film
 
     _, result = film(run.directory, episodes=2, size=16)
     assert result.lengths == (4, 4)
@@ -236,7 +236,7 @@ def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> No
 def test_what_envpool_films_are_drawn_from_has_the_options_too(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")
-    from phasicrl.lab.experiments.video import film
+    from phasicrl.lab.film.video import film
 
     config = tiny(tmp_path)
     config = config.with_updates(

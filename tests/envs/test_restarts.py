@@ -23,12 +23,12 @@ from phasicrl.envs import processes
 from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import EnvError, TimeStep
+from phasicrl.lab.film.step_table import StepTable
 from phasicrl.models.distributions import Categorical
 from phasicrl.seeding import env_seeds
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import UnderWay
 from phasicrl.session.run import Run
-from phasicrl.session.step_table import StepTable
 from tests.helpers import Corridor, rows_of, tiny, tiny_aux
 
 RIGHT = torch.ones(2, dtype=torch.int64)

@@ -16,9 +16,9 @@ from torch import Tensor
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, Levels, ModelConfig
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.lab.experiments.video import film
+from phasicrl.lab.film.video import film
+from phasicrl.session import periodic_evaluation
 from phasicrl.session import run as run_module
-from phasicrl.session import validation
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import Episodes
 from phasicrl.session.run import Run
@@ -72,7 +72,7 @@ def test_every_evaluation_plays_the_same_episodes_and_the_last_is_at_the_end(
     made, make = [], Run._evaluate
 
     def watched(run: Run) -> dict[str, float]:
-        with_envs = run._validation._make_envs("unseen")
+        with_envs = run._periodic_evaluation._make_envs("unseen")
         made.append((run.iteration, with_envs.reset(), with_envs.num_envs))
         with_envs.close()
         return make(run)
@@ -91,7 +91,7 @@ def scores(monkeypatch: pytest.MonkeyPatch, *returns: float) -> list[dict[str, T
         seen.append({name: value.clone() for name, value in agent.state_dict().items()})
         return Episodes((returns[len(seen) - 1],), (1,))
 
-    monkeypatch.setattr(validation, "play", play)
+    monkeypatch.setattr(periodic_evaluation, "play", play)
     return seen
 
 
@@ -122,13 +122,13 @@ def test_both_kinds_of_levels_and_their_gap(
     """What is best is decided on levels that were not trained on: the first weights, of 2 and 1."""
     config = evaluated(tmp_path).with_updates({"evaluation.levels": "both"})
     made: list[str] = []
-    make = validation.make_evaluation_envs
+    make = periodic_evaluation.make_evaluation_envs
 
     def watched(config: Config, *, levels: Levels, **more: Any) -> VectorEnv:
         made.append(levels)
         return make(config, levels=levels, **more)
 
-    monkeypatch.setattr(validation, "make_evaluation_envs", watched)
+    monkeypatch.setattr(periodic_evaluation, "make_evaluation_envs", watched)
     seen = scores(monkeypatch, 2.0, 5.0, 1.0, 7.0)
     run = train(config, make_env=Corridor)
     rows = [row for row in run.files.metrics() if "evaluation/return" in row]
@@ -247,7 +247,7 @@ def test_what_only_adorns_an_evaluation_does_not_end_the_run(
         {"evaluation.steps": True, "evaluation.film": True, "log.console": "plain"}
     )
     config = replace(config, model=ModelConfig(channels=(4,), blocks=0, hidden_sizes=(8,)))
-    monkeypatch.setattr(validation, "film_episodes", fail)
+    monkeypatch.setattr("phasicrl.lab.film.recorder.film_episodes", fail)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", no_room(Path.write_text, ".csv"))
         run = train(config, make_env=NoGraphics)

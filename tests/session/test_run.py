@@ -367,7 +367,7 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     # action_generator, episodes; chunks, num_filled and auxiliary; seconds; best_return; auxiliary
     through_others = {"collector", "buffer", "_seconds_before", "_best_return", "record"}
     not_state = {
-        "config", "files", "_own", "_origin", "envs_since", "_validation",  # fixed for the run
+        "config", "files", "_own", "_origin", "envs_since", "_periodic_evaluation",  # fixed
         "log",  # its rows are on the disk already
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # of this process
         "_lock", "_signals",  # of this process, too

@@ -23,8 +23,13 @@ from phasicrl.models.agent import Agent, EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.bootstrap import bootstrap_interval
 from phasicrl.session.build import make_agent
-from phasicrl.session.evaluation import levels_in, make_evaluation_envs, play, refuse_levels
-from phasicrl.session.step_table import StepTable
+from phasicrl.session.evaluation import (
+    levels_in,
+    load_from_lab,
+    make_evaluation_envs,
+    play,
+    refuse_levels,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +109,8 @@ def evaluate(
         make_vector_env: what training was given, for runs on a vector environment of your own.
         make_encoder: what training was given, for runs with a network of your own.
         weights: The last that were saved, or the best by the evaluations of the run.
-        steps_file: CSV file for every step (`StepTable`).
         json: JSON file for the results.
+        steps_file: CSV file, which gets a row for each step (`phasicrl.lab.film.step_table`).
 
     Raises:
         ValueError: not a run directory, no weights yet, or levels where all are of one kind.
@@ -118,7 +123,7 @@ def evaluate(
     refuse_levels(levels, None if any(own.values()) else config.env)
     results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
-        table = None if file is None else StepTable(file)
+        table = None if file is None else load_from_lab("StepTable")(file)
         for which, policy in product(levels_in(levels), policies):
             envs = make_evaluation_envs(
                 config, num_envs=min(episodes, 16), levels=which, seed=seed, **own

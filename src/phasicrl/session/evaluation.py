@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from importlib.metadata import entry_points
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +21,17 @@ from phasicrl.envs.protocol import TimeStep, VectorEnv
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.distributions import Policy
 from phasicrl.seeding import derive_seed
+
+
+def load_from_lab(name: str) -> Any:
+    """Return what the lab registers in the entry-point group `phasicrl.lab`.
+
+    Raises:
+        ImportError: the lab is not installed.
+    """
+    for found in entry_points(group="phasicrl.lab", name=name):
+        return found.load()
+    raise ImportError("films and tables of steps need the lab: pip install 'phasicrl[lab]'")
 
 
 class Episodes(NamedTuple):

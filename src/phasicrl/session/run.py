@@ -38,7 +38,7 @@ from phasicrl.runs.lock import RunLock
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.runs.parts import OLD_POLICY, own_part
 from phasicrl.seeding import derive_seed
-from phasicrl.session.validation import Validation
+from phasicrl.session.periodic_evaluation import PeriodicEvaluation
 
 
 class Snapshot(NamedTuple):
@@ -110,7 +110,7 @@ class Run:
         }
         self._lock = lock
         self._signals = Signals(self.world.ask_to_end)
-        self._validation = Validation(config, files, log, self.world, own)
+        self._periodic_evaluation = PeriodicEvaluation(config, files, log, self.world, own)
         self._best_return: float | None = None
         self._snapshot: Snapshot | None = None
         self._seconds_before = 0.0
@@ -194,7 +194,7 @@ class Run:
             "time/rollout": self._rollout_seconds,
             "time/total": total,
         }
-        if self._validation.is_due(self.iteration, self.env_steps):
+        if self._periodic_evaluation.is_due(self.iteration, self.env_steps):
             record |= self._evaluate()
         place = {"env_steps": self.env_steps, "iteration": self.iteration}
         self.log.write(record, **place, phase=self.learner.phase)
@@ -209,7 +209,7 @@ class Run:
         start = time.perf_counter()
         agent = copy.deepcopy(self.agent).cpu().eval()
         precision = self.compute.precision("policy")
-        record = self._validation.play(agent, self.env_steps, precision)
+        record = self._periodic_evaluation.play(agent, self.env_steps, precision)
         best, reached = self._best_return, record["evaluation/return"]
         if best is None or reached > best:
             try:

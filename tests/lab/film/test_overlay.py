@@ -15,8 +15,8 @@ from phasicrl.models.agent import AgentOutput
 from phasicrl.models.heads import PolicyHead
 
 pytest.importorskip("PIL", reason="needs the extra `video`")
-from phasicrl.session import overlay
-from phasicrl.session.overlay import _FAINT, _INK, _TAKEN, Overlay
+from phasicrl.lab.film import overlay
+from phasicrl.lab.film.overlay import _FAINT, _INK, _TAKEN, Overlay
 
 WIDTH, UNIT = 320, 10
 TOP, BOTTOM = 2 * UNIT, 5.5 * UNIT

@@ -26,11 +26,11 @@ from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.host.machine import optional_module
+from phasicrl.lab.film.overlay import Overlay
+from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.encoders import image_shape
 from phasicrl.session.evaluation import Episodes, Seen, make_evaluation_envs, play
-from phasicrl.session.overlay import Overlay
-from phasicrl.session.raycast import RayCamera
 
 MakeEnv = Callable[[], gym.Env]
 ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -15,9 +15,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from phasicrl.algorithm import train
 from phasicrl.config import EnvConfig, ModelConfig
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.lab.experiments import video
-from phasicrl.lab.experiments.video import film
-from phasicrl.session.filming import enlarge, tile
+from phasicrl.lab.film import video
+from phasicrl.lab.film.filming import enlarge, tile
+from phasicrl.lab.film.video import film
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
 

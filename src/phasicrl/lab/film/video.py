@@ -9,11 +9,11 @@ import gymnasium as gym
 
 from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.lab.film.filming import Film, film_episodes
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.evaluate import Evaluation, load_agent
 from phasicrl.session.evaluation import refuse_levels
-from phasicrl.session.filming import Film, film_episodes
 
 
 def film(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasicrl.session.raycast import AMBIENT, RayCamera
+from phasicrl.lab.film.raycast import AMBIENT, RayCamera
 
 mujoco = pytest.importorskip("mujoco", reason="needs the extra `mujoco`")
 

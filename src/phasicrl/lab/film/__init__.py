@@ -1,0 +1,1 @@
+"""Films of an agent, and tables of the steps of its episodes."""

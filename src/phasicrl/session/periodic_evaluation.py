@@ -1,0 +1,113 @@
+"""Periodic evaluation of the agent during a run, in environments of its own.
+
+Kind: effects (steps environments).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from phasicrl.config import Config, Levels, Precision
+from phasicrl.distributed import World
+from phasicrl.envs.protocol import VectorEnv
+from phasicrl.learner import Record
+from phasicrl.models.agent import Agent
+from phasicrl.runs.directory import RunDirectory
+from phasicrl.runs.metrics import MetricsLog
+from phasicrl.seeding import derive_seed
+from phasicrl.session.evaluation import (
+    Episodes,
+    levels_in,
+    load_from_lab,
+    make_evaluation_envs,
+    mean_episode,
+    play,
+)
+
+_MAX_ENVS = 16
+
+
+class PeriodicEvaluation:
+    """Runs evaluation episodes every `evaluation.every_iterations` iterations.
+
+    Args:
+        config: configuration of the run.
+        files: run directory, for films and tables of steps.
+        log: receives the steps and the warnings.
+        world: training processes, which share the episodes.
+        own: the user's objects, by the names of `train`'s arguments.
+
+    Raises:
+        ImportError: films or steps are requested, and the lab is not installed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        files: RunDirectory,
+        log: MetricsLog,
+        world: World,
+        own: Mapping[str, Any],
+    ) -> None:
+        self._config, self._world = config, world
+        self._own = {name: own[name] for name in ("make_env", "make_vector_env")}
+        self._episodes = math.ceil(config.evaluation.episodes / world.size)
+        self._recorder: Any = None
+        if world.is_first and (config.evaluation.film or config.evaluation.steps):
+            self._recorder = load_from_lab("Recorder")(config, files, log, **self._own)
+
+    def is_due(self, iteration: int, env_steps: int) -> bool:
+        """Return whether the run is evaluated after this iteration; the last one always is."""
+        every = self._config.evaluation.every_iterations
+        is_over = env_steps >= self._config.budget
+        return every is not None and (iteration % every == 0 or is_over)
+
+    def play(self, agent: Agent, env_steps: int, precision: Precision) -> Record:
+        """Run the episodes on the requested levels and return their means.
+
+        Args:
+            agent: a copy on the CPU.
+            env_steps: environment steps of the run so far.
+            precision: precision of the encoders.
+        """
+        kinds = levels_in(self._config.evaluation.levels)
+        with self._world.together("an evaluation"):
+            played = [self._play_on(levels, agent, precision) for levels in kinds]
+        of_all, *of_all_trained = zip(*self._world.gather(played), strict=True)
+        mean_return, mean_length = mean_episode(of_all)
+        record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
+        for trained in of_all_trained:
+            train_return, _ = mean_episode(trained)
+            record["evaluation/train_return"] = train_return
+            record["evaluation/gap"] = train_return - mean_return
+        if self._recorder is not None:
+            self._recorder.write(agent, env_steps, precision)
+        return record
+
+    def _play_on(self, levels: Levels, agent: Agent, precision: Precision) -> Episodes:
+        """Run this process's episodes; the first levels are recorded."""
+        evaluation = self._config.evaluation
+        is_recorded = self._recorder is not None and levels == levels_in(evaluation.levels)[0]
+        with closing(self._make_envs(levels)) as envs:
+            return play(
+                agent, envs, episodes=self._episodes, policy=evaluation.policy,
+                seed=self._config.seed, precision=precision,
+                on_step=self._recorder.on_step if is_recorded else None,
+            )  # fmt: skip
+
+    def _make_envs(self, levels: Levels) -> VectorEnv:
+        """Make environments with the same seeds at each evaluation, but others in each process.
+
+        The seeds also differ from those of `evaluate`, which judges the best weights.
+        """
+        others = () if self._world.is_first else (self._world.rank,)
+        return make_evaluation_envs(
+            self._config,
+            num_envs=min(self._episodes, _MAX_ENVS),
+            levels=levels,
+            seed=derive_seed(self._config.seed, "validation", *others),
+            **self._own,
+        )
