@@ -16,7 +16,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from phasicrl.lab.analysis.plot import Curve, Task, run_curves
+from phasicrl.lab.analysis.curves import Curve, Task, run_curves
 from phasicrl.runs.directory import RunDirectory
 
 METRICS = {
@@ -45,7 +45,7 @@ def published_runs(path: Path, task: Task, column: str, end: float) -> Curve:
                 runs[row["run"]][float(row["step"])] = float(row[column])
     steps = sorted(set.intersection(*map(set, runs.values())))
     values = np.array([[run[step] for step in steps] for run in runs.values()])
-    return Curve("published", task.env_id, np.array(steps), values, published=True)
+    return Curve("published", task, np.array(steps), values, published=True)
 
 
 def compare(

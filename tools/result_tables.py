@@ -18,7 +18,8 @@ from scipy import stats
 from benchmarks import batch_invariance, levels, scaling
 from phasicrl.cli import parse_config
 from phasicrl.envs.procgen import GAMES
-from phasicrl.lab.analysis.plot import Curve, Task, reference_curves
+from phasicrl.lab.analysis.curves import Curve, Task
+from phasicrl.lab.analysis.references import reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.lab.experiments.suites import SUITES
 from phasicrl.lab.experiments.trials import RETURN

@@ -29,7 +29,7 @@ MODULES = (
     "phasicrl.algorithm", "phasicrl.config", "phasicrl.presets", "phasicrl.phases",
     "phasicrl.objectives", "phasicrl.returns", "phasicrl.session.evaluate",
     "phasicrl.lab.experiments.run_suite", "phasicrl.lab.film.video",
-    "phasicrl.lab.analysis.plot",
+    "phasicrl.lab.analysis.plot", "phasicrl.lab.analysis.curves",
     "phasicrl.lab.analysis.compare", "phasicrl.lab.analysis.report", "phasicrl.lab.sweeps.sweep",
     "phasicrl.lab.sweeps.search", "phasicrl.lab.export.export",
     "phasicrl.lab.export.package", "phasicrl.runs.directory",

@@ -8,21 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasicrl.lab.analysis import plot
+from phasicrl.lab.analysis import references
 from phasicrl.lab.analysis.compare import compare_runs
-from phasicrl.lab.analysis.plot import Task, plot_runs, reference_curves
-from phasicrl.lab.analysis.references import FOLDER, KINDS, REFERENCES
+from phasicrl.lab.analysis.curves import Task
+from phasicrl.lab.analysis.plot import plot_runs
+from phasicrl.lab.analysis.references import FOLDER, KINDS, REFERENCES, reference_curves
 from phasicrl.lab.analysis.scores import PROCGEN_BOUNDS, normalized
 from phasicrl.lab.experiments.trials import RETURN
-from tests.lab.analysis.test_plot import make_runs, read_csv
+from tests.lab.analysis.runs import make_runs, own_curve, publish, read_csv
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    return plot._published_rows(name)
+    return references._published_rows(name)
 
 
 def test_each_reference_has_a_table_and_each_table_a_source() -> None:
-    assert {path.name.removesuffix(".csv.gz") for path in FOLDER.glob("*")} == REFERENCES.keys()
+    assert {path.name.removesuffix(".csv.gz") for path in FOLDER.glob("*")} == {*REFERENCES}
     assert sum(path.stat().st_size for path in FOLDER.glob("*")) < 150_000
     for name in REFERENCES:
         assert all(float(row["step"]) > 0 and row["episodic_return"] for row in rows(name)), name
@@ -141,16 +142,80 @@ def test_each_table_of_procgen_says_which_levels_were_played() -> None:
 
 def test_what_is_no_curve_of_a_training_says_what_it_is() -> None:
     curves = [key for key in REFERENCES if len({row["step"] for row in rows(key)}) > 20]
-    assert REFERENCES.keys() - KINDS.keys() == {*curves}
+    assert {*REFERENCES} - KINDS.keys() == {*curves}
 
 
 @pytest.mark.parametrize(
     ("distribution", "expected"), [("easy", {"easy", "easy-200"}), ("hard", {"hard", "hard-500"})]
 )
-def test_of_a_table_with_both_difficulties_the_run_s_is_taken(
-    distribution: str, expected: set[str]
-) -> None:
+def test_curves_of_the_same_difficulty_are_taken(distribution: str, expected: set[str]) -> None:
     ends = {Task("procgen:starpilot", distribution): 2e8}
-    with pytest.warns(UserWarning, match="of baselines-final: .* levels of starpilot"):
-        curves = reference_curves(Path("baselines-final"), RETURN, ends=ends)
+    curves = reference_curves(Path("baselines-final"), RETURN, ends=ends)
     assert {curve.label for curve in curves} == expected
+
+
+EASY = Task("procgen:starpilot", "easy")
+POINTS = [
+    f"{experiment},{run},{game},{step},{step / 100 + run}"
+    for experiment in ("ppg", "ppo")
+    for run in (0, 1, 2)
+    for game in ("starpilot", "heist")
+    for step in (300, 100, 200.0)
+]
+
+
+def test_published_runs_are_read_up_to_our_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = publish(monkeypatch, *POINTS)
+    curves = reference_curves(path, RETURN, ends={EASY: 200.0})
+    assert [(curve.label, len(curve.runs)) for curve in curves] == [("ppg", 3), ("ppo", 3)]
+    for curve in curves:
+        assert curve.steps.tolist() == [100, 200] and curve.mean.tolist() == [2.0, 3.0]
+        np.testing.assert_array_equal(curve.band, ([1.0, 2.0], [3.0, 4.0]))
+
+
+def test_each_difficulty_has_its_own_published_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task without any has none."""
+    columns = ",distribution,num_levels"
+    rows = ("ppo,0,heist,100,5,easy,0", "ppo,0,heist,100,2,hard,500")
+    path = publish(monkeypatch, *rows, columns=columns)
+    tasks = [Task("procgen:heist", level) for level in ("easy", "hard", "memory")]
+    curves = reference_curves(path, RETURN, ends=dict.fromkeys(tasks, 100.0))
+    assert [(curve.task, curve.mean[0], curve.num_levels) for curve in curves] == [
+        (tasks[0], 5, 0), (tasks[1], 2, 500)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"no curves of procgen:heist \(memory\); it has: heist"):
+        reference_curves(path, RETURN, ends={tasks[2]: 100.0})
+
+
+def test_evaluations_on_unseen_levels_stand_beside_such(recwarn: pytest.WarningsRecorder) -> None:
+    def score(metric: str, game: str = "bigfish", reference: str = "baselines-easy-200") -> float:
+        ends = {Task(f"procgen:{game}", "easy"): 5e7}
+        (curve,) = reference_curves(Path(reference), metric, ends=ends)
+        return float(curve.mean[-1])
+
+    train, unseen = score("evaluation/train_return"), score("evaluation/return")
+    assert unseen < train == score(RETURN)
+    score("evaluation/return", reference="baselines-easy")  # trained on all levels
+    assert not recwarn.list
+    score("evaluation/return", "coinrun")
+    assert "returns on training levels only" in str(recwarn.pop().message)
+
+
+def test_a_reference_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, file, ends = publish(monkeypatch, *POINTS), tmp_path / "theirs.csv", {EASY: 50.0}
+    with pytest.raises(ValueError, match="metric is 'losses/entropy'; made has returns: charts/ep"):
+        reference_curves(made, "losses/entropy", ends=ends)
+    with pytest.raises(ValueError, match="begins at 100 steps and the runs of procgen:starpilot"):
+        reference_curves(made, RETURN, ends=ends)
+    for header in ("low,mean,high", "step,mean,high", "step,low,high", "step,low,mean"):
+        (missing,) = {"step", "low", "mean", "high"} - {*header.split(",")}
+        with pytest.raises(ValueError, match=rf"theirs.csv has no column {missing}; "):
+            reference_curves(own_curve(file, header=header), RETURN, ends=ends)
+    with pytest.raises(ValueError, match="has no rows"):
+        reference_curves(own_curve(file), RETURN, ends=ends)
+    with pytest.raises(ValueError, match="is one curve; give runs of one environment"):
+        reference_curves(file, RETURN, ends=ends | {Task("procgen:heist", "easy"): 1.0})
+    with pytest.raises(FileNotFoundError, match=r"no reference file zoos .did you mean 'zoo'"):
+        reference_curves(Path("zoos"), RETURN, ends=ends)

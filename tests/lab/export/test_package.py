@@ -30,7 +30,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.evaluate import Evaluation, evaluate
 from phasicrl.session.run import Run
 from tests.helpers import corridor, rows_of, tiny
-from tests.lab.analysis.test_plot import make_run
+from tests.lab.analysis.runs import make_run
 
 
 @pytest.fixture

@@ -1,41 +1,58 @@
-"""Published results that the package carries, to stand beside runs. Kind: pure data.
+"""Published results, from the package or from a file, as curves beside runs.
 
-Made by `python -m tools.reference_tables` from what the sources published.
+Kind: effects (reads files).
+
+`python -m tools.reference_tables` makes the package's tables from what the sources published.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-FOLDER = Path(__file__).with_name("published")
-"""A CSV file for each reference: experiment, run, game, split, distribution, num_levels, step,
-episodic_return. The two of the levels are empty where a task is none of Procgen's; num_levels is of
-the training, and 0 is all."""
+import numpy as np
+from numpy.typing import NDArray
 
-REFERENCES = {
-    "ppg-paper": "PPG and PPO on 16 games of Procgen, hard, to 100M steps, with the ablations of "
-    "the PPG paper (Cobbe et al. 2020); openai/phasic-policy-gradient, results/, MIT",
-    "baselines-easy": "PPO of OpenAI Baselines on 10 games of Procgen, easy, all levels, to 50M "
-    "steps, three runs; openai/train-procgen, results/, MIT",
-    "baselines-easy-200": "the same on 200 levels, with returns on unseen levels (split test)",
-    "baselines-final": "the last returns of PPO of OpenAI Baselines on 16 games of Procgen: "
-    "experiments easy, hard, easy-200 and hard-500, the last two with returns on unseen levels "
-    "(split test); openai/train-procgen at 1a2ae21, results/, MIT",
-    "procgen-easy-25m": "PPG and PPO of CleanRL, and OpenAI's PPG run by the same authors, on "
-    "starpilot, bossfight and bigfish, easy, 25M steps; vwxyzjn/cleanrl, docs/rl-algorithms/ppg.md",
-    "zoo": "PPO of RL Baselines3 Zoo (DLR-RM/rl-baselines3-zoo, benchmark.md): the best checkpoint "
-    "of a single run, greedy",
-    "tianshou": "PPO of Tianshou on MuJoCo (thu-ml/tianshou, examples/mujoco/README.md): means of "
-    "ten seeds, on versions v1 to v3 of the tasks",
-    "slm-lab": "PPO of SLM-Lab (kengz/SLM-Lab at 96be3938, docs/BENCHMARKS.md): means of four "
-    "sessions in training; of Atari the best of three λ for each game",
-    "cleanrl": "PPO of CleanRL (vwxyzjn/cleanrl at fe8d8a03, docs/benchmark/ppo.md and others): "
-    "three seeds",
-}
-"""By name: what it is, and whence."""
+from phasicrl.config_io import nearest_name
+from phasicrl.lab.analysis.curves import ONE_NUMBER, Array, Curve, Points, Task, align, smoothed
+
+FOLDER = Path(__file__).with_name("published")
+"""Folder with a CSV file for each reference: experiment, run, game, split, distribution, num_levels
+(in training; 0 is all), step, episodic_return. Distribution and num_levels are empty outside
+Procgen."""
+
+REFERENCES = (
+    "ppg-paper", "baselines-easy", "baselines-easy-200", "baselines-final", "procgen-easy-25m",
+    "zoo", "tianshou", "slm-lab", "cleanrl",
+)  # fmt: skip
+"""Names and sources:
+
+- ppg-paper: PPG and PPO on 16 games of Procgen, hard, to 100M steps, with the ablations of the PPG
+  paper (Cobbe et al. 2020); openai/phasic-policy-gradient, results/, MIT.
+- baselines-easy: PPO of OpenAI Baselines on 10 games of Procgen, easy, all levels, to 50M steps,
+  three runs; openai/train-procgen, results/, MIT.
+- baselines-easy-200: likewise on 200 levels, with returns on unseen levels (split test).
+- baselines-final: the last returns of PPO of OpenAI Baselines on 16 games of Procgen: experiments
+  easy, hard, easy-200 and hard-500, the last two with returns on unseen levels (split test);
+  openai/train-procgen at 1a2ae21, results/, MIT.
+- procgen-easy-25m: PPG and PPO of CleanRL, and OpenAI's PPG run by the same authors, on starpilot,
+  bossfight and bigfish, easy, 25M steps; vwxyzjn/cleanrl, docs/rl-algorithms/ppg.md.
+- zoo: PPO of RL Baselines3 Zoo (DLR-RM/rl-baselines3-zoo, benchmark.md): the best checkpoint of a
+  single run, greedy.
+- tianshou: PPO of Tianshou on MuJoCo (thu-ml/tianshou, examples/mujoco/README.md): means of ten
+  seeds, on versions v1 to v3 of the tasks.
+- slm-lab: PPO of SLM-Lab (kengz/SLM-Lab at 96be3938, docs/BENCHMARKS.md): means of four sessions in
+  training; of Atari the best of three λ for each game.
+- cleanrl: PPO of CleanRL (vwxyzjn/cleanrl at fe8d8a03, docs/benchmark/ppo.md and others): three
+  seeds.
+"""
 HEADLINES = {"ppg-paper": ("ppg", "ppo")}
-"""By name of what has many experiments: those that are meant if none are named."""
-ONE_NUMBER = "one number"
+"""Experiments that are drawn, of references with many."""
 KINDS = {
     "baselines-final": f"{ONE_NUMBER}, the last return",
     "procgen-easy-25m": f"{ONE_NUMBER}, a mean return",
@@ -44,4 +61,135 @@ KINDS = {
     "slm-lab": f"{ONE_NUMBER}, the mean of four sessions; of Atari with the best of three λ",
     "cleanrl": f"{ONE_NUMBER}, the mean of three seeds",
 }
-"""By name of what is no curve of runs in training: what it is."""
+"""Description of references that are not curves of runs in training."""
+WINDOW = 0.1
+"""Share of the steps, the last ones, over which a score is the mean."""
+_RETURNS = (
+    "charts/episodic_return", "charts/episodic_return_100", "evaluation/return",
+    "evaluation/train_return",
+)  # fmt: skip
+_COLUMNS = ("step", "low", "mean", "high")
+_NEAR = 1.02
+
+
+def reference_curves(
+    reference: Path,
+    metric: str,
+    *,
+    ends: Mapping[Task, float],
+    experiments: Sequence[str] = (),
+    smooth_steps: int = 0,
+) -> list[Curve]:
+    """Read published curves, one for each task and experiment.
+
+    Args:
+        reference: a name in `REFERENCES`, or a CSV file with the columns step, low, mean, high.
+        metric: of the package's references, a return.
+        ends: last step that is needed of each task.
+        experiments: of the package's references; none: those in `HEADLINES`, else all.
+        smooth_steps: window of the average over steps; of the package's references.
+
+    Raises:
+        ValueError: a file without the columns, or a reference without curves of the tasks (Procgen:
+            of the same difficulty) or without the metric.
+        FileNotFoundError: no such file.
+    """
+    if (name := str(reference)) not in REFERENCES:
+        return [_read_curve(reference, ends)]
+    if metric not in _RETURNS:
+        raise ValueError(f"metric is {metric!r}; {name} has returns: {', '.join(_RETURNS)}")
+    rows, wanted = _published_rows(name), experiments or HEADLINES.get(name)
+    curves = []
+    for task, end in ends.items():
+        key = (_game(task.env_id), task.distribution)
+        fitting = [row for row in rows if (row["game"], row["distribution"]) == key
+                   and (not wanted or row["experiment"] in wanted)]  # fmt: skip
+        for experiment in dict.fromkeys(row["experiment"] for row in fitting):
+            of_one = [row for row in fitting if row["experiment"] == experiment]
+            points = [smoothed(run, smooth_steps) for run in _runs(name, of_one, metric)]
+            steps, values = align(points, f"experiment {experiment} of {name}")
+            seen, levels = _until(name, task, steps, end), of_one[0]["num_levels"]
+            curves.append(Curve(
+                experiment, task, steps[seen], values[:, seen], True,
+                int(levels) if levels else None, KINDS.get(name, ""), points,
+            ))  # fmt: skip
+    if not curves:
+        games = sorted({str(Task(row["game"], row["distribution"])) for row in rows})
+        tasks = ", ".join(map(str, ends))
+        raise ValueError(f"{name} has no curves of {tasks}; it has: {', '.join(games)}")
+    return curves
+
+
+def last_step(steps: Array, end: float) -> float:
+    """Return the last step of a curve that counts beside runs that ended at `end`.
+
+    A published number far from others is for a budget, which whole rollouts do not hit exactly: it
+    counts for runs that end a little before it.
+    """
+    is_late = (steps > (1 - WINDOW) * end) & (steps <= end)
+    following = steps[steps > end]
+    if is_late.any() or not len(following) or following[0] > end * _NEAR:
+        return end
+    return float(following[0])
+
+
+def _read_curve(path: Path, ends: Mapping[Task, float]) -> Curve:
+    """Read a reference from the user's file."""
+    if not path.is_file():
+        near = nearest_name(str(path), REFERENCES)
+        raise FileNotFoundError(
+            f"there is no reference file {path}{near}; give a CSV file, or one of "
+            f"{', '.join(REFERENCES)}"
+        )
+    if len(ends) > 1:
+        raise ValueError(f"{path} is one curve; give runs of one environment beside it")
+    ((task, end),) = ends.items()
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if absent := sorted({*_COLUMNS} - {*(reader.fieldnames or ())}):
+            raise ValueError(
+                f"{path} has no column {', '.join(absent)}; expected {', '.join(_COLUMNS)}"
+            )
+        rows = sorted([float(row[name] or "nan") for name in _COLUMNS] for row in reader)
+    steps, low, mean, high = np.array(rows).reshape(-1, len(_COLUMNS)).T
+    seen = _until(str(path), task, steps, end)
+    return Curve(
+        path.stem, task, steps[seen], mean[None, seen], True, edges=(low[seen], high[seen])
+    )
+
+
+def _until(name: str, task: Task, steps: Array, end: float) -> NDArray[np.bool_]:
+    """Return which steps of a reference count beside runs of a task."""
+    seen = steps <= last_step(steps, end)
+    if not seen.any():
+        begins = f"begins at {steps[0]:,.0f} steps" if len(steps) else "has no rows"
+        raise ValueError(
+            f"{name} {begins} and the runs of {task} end at {end:,.0f}; give longer runs"
+        )
+    return seen
+
+
+def _published_rows(name: str) -> list[dict[str, str]]:
+    """Read the table of a reference of the package."""
+    with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _runs(name: str, rows: Sequence[Mapping[str, str]], metric: str) -> list[Points]:
+    """Collect the runs of an experiment on a task; on unseen levels if the metric is of those."""
+    unseen = metric == "evaluation/return"
+    split = "test" if unseen and any(row["split"] == "test" for row in rows) else "train"
+    if unseen and split == "train" and rows[0]["num_levels"] not in ("", "0"):
+        what = f"{name} has returns on training levels only, {metric} is of unseen levels"
+        warnings.warn(f"{rows[0]['game']}: {what}", stacklevel=3)
+    runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        if row["split"] == split:
+            runs[row["run"]].append((float(row["step"]), float(row["episodic_return"])))
+    points = (np.array(sorted(pairs)).T for pairs in runs.values())
+    return [(steps, values) for steps, values in points]
+
+
+def _game(env_id: str) -> str:
+    """Return the name of an environment's game or task, without back end and version."""
+    return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2].lower())

@@ -1,4 +1,4 @@
-"""A page about runs: report.html, one file that loads nothing from elsewhere.
+"""A page about runs: report.html, one file without references to others.
 
 Kind: effects (writes a file).
 """
@@ -14,21 +14,20 @@ from functools import cached_property
 from importlib import resources
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from phasicrl.config import Config, format_value
 from phasicrl.config_io import replacing
 from phasicrl.host.machine import optional_module
-from phasicrl.lab.analysis.diagnosis import Array, Finding, diagnose
-from phasicrl.lab.analysis.plot import Points, axis_label, smoothed, steps_text
+from phasicrl.lab.analysis.curves import Array, Points, smoothed
+from phasicrl.lab.analysis.diagnosis import Finding, diagnose
+from phasicrl.lab.analysis.plot import require_matplotlib, steps_text
 from phasicrl.presets import PRESETS, differences
+from phasicrl.runs.console import duration
 from phasicrl.runs.directory import RunDirectory, each_once
 from phasicrl.runs.metrics import METRICS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PAGE = "report.html"
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -43,30 +42,29 @@ GROUPS: dict[str, tuple[str, ...]] = {
                         "losses/aux/real_value_loss", "gradients/aux_norm"),
     "Speed": ("charts/SPS",),
 }  # fmt: skip
-"""Which curves the page has, in which order."""
+"""Curves of the page, in order."""
 EVALUATED = {
     "evaluation/return": "return", "evaluation/length": "length",
-    "evaluation/train_return": "return on the training's levels", "evaluation/gap": "gap",
+    "evaluation/train_return": "return on training levels", "evaluation/gap": "gap",
     "evaluation/best_return": "best return so far",
 }  # fmt: skip
 """Columns of the table of evaluations."""
 TIMES = ("rollout", "policy", "value", "auxiliary", "evaluation")
-_PARTS = (*TIMES, "else")
 _ON_LIGHT = ("#0072B2", "#D55E00", "#00875F", "#B8568F", "#A36F00", "#6B4FBB", "#6B6B6B")
 _ON_DARK = ("#4AA8E0", "#E8762B", "#2DBE92", "#DB93BB", "#E69F00", "#A99BE8", "#A8A8A8")
-"""Of runs, and parts of the time; each stands out from its page by a ratio of 3 (WCAG 1.4.11)."""
+"""Colors of runs and of parts of the time, with a contrast of at least 3 (WCAG 1.4.11)."""
 _COLORS = [f"var(--color{index})" for index in range(len(_ON_LIGHT))]
-# What is drawn becomes the page's own colors, which follow light and dark.
+# Colors in drawings, replaced by the page's own, which depend on its light or dark theme.
 _INK = "#010203"
 _DRAWN = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
-_MOST_POINTS, _MOST_EVALUATIONS = 800, 12
-_MOST_VIDEO_BYTES, _MOST_VIDEOS = 30_000_000, 6
-_VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif"}
+_MAX_POINTS, _MAX_EVALUATIONS, _MAX_VIDEOS, _MAX_VIDEO_BYTES = 800, 12, 6, 30_000_000
+_SMOOTHED_SHARE = 0.05
+"""Share of the budget over which the bold lines are averaged."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """A run as the page shows it."""
+    """A run on the page."""
 
     files: RunDirectory
     color: str
@@ -74,10 +72,6 @@ class _Subject:
     @cached_property
     def config(self) -> Config:
         return self.files.config
-
-    @cached_property
-    def card(self) -> dict[str, Any]:
-        return self.files.card
 
     @property
     def name(self) -> str:
@@ -90,11 +84,14 @@ class _Subject:
         return self.files.metrics(*names, *times, "time/total", *EVALUATED)
 
     def points(self, metric: str) -> Points:
-        """Steps and values of a metric, where it is a number."""
+        """Return steps and finite values of a metric."""
         pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in self._rows]
-        known = [(step, x) for step, x in pairs if isinstance(x, int | float) and math.isfinite(x)]
-        steps, values = np.array(known, float).reshape(-1, 2).T
+        steps, values = np.array([(step, value) for step, value in pairs if math.isfinite(value)],
+                                 float).reshape(-1, 2).T  # fmt: skip
         return steps, values
+
+    def _sum(self, *times: str) -> float:
+        return float(sum(self.points(f"time/{part}")[1].sum() for part in times))
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -103,57 +100,49 @@ class _Subject:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is said first."""
-        steps, total = self._rows[-1]["env_steps"], self.config.total_env_steps
-        facts = {"steps": f"{steps:,.0f} of {total:,}"}
+        """Return the numbers at the top of the page."""
+        steps, training = self._rows[-1]["env_steps"], self._sum("total")
+        facts = {"steps": f"{steps:,.0f} of {self.config.total_env_steps:,}"}
         for text, metric in (
             ("return, last 100 episodes", "charts/episodic_return_100"),
             ("evaluated", "evaluation/return"), ("best evaluated", "evaluation/best_return"),
         ):  # fmt: skip
             if len(values := self.points(metric)[1]):
                 facts[text] = f"{values[-1]:.4g}"
-        training = float(self.points("time/total")[1].sum())
         return facts | {
-            "time": _duration(self._seconds),
+            "time": duration(training + self._sum("evaluation")),
             "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
         }
 
     @property
-    def _seconds(self) -> float:
-        """Of all iterations, and of the evaluations after them."""
-        return float(sum(self.points(f"time/{of}")[1].sum() for of in ("total", "evaluation")))
-
-    @property
     def evaluations(self) -> list[dict[str, float]]:
-        """What evaluations in the run said: at most so many of them, the first and last always."""
+        """Return the rows of evaluations, thinned, with the first and the last."""
         rows = [row for row in self._rows if math.isfinite(row.get("evaluation/return", math.nan))]
-        kept = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_EVALUATIONS)).round().astype(int)
-        return [rows[index] for index in kept]
+        return [rows[index] for index in _kept(len(rows), _MAX_EVALUATIONS)]
 
     @property
     def evaluated(self) -> dict[str, str]:
-        """The columns that the evaluations have, and what they are called."""
+        """Return names and titles of the columns that the evaluations have."""
         held = {name for row in self.evaluations for name, value in row.items() if value == value}
         return {name: title for name, title in EVALUATED.items() if name in held}
 
     @property
     def times(self) -> list[tuple[str, float]]:
-        """Parts of the time with their shares, the rest last."""
-        total = self._seconds or 1.0
-        shares = [(part, float(self.points(f"time/{part}")[1].sum()) / total) for part in TIMES]
+        """Return the parts of the time with their shares, the rest last."""
+        total = self._sum("total", "evaluation") or 1.0
+        shares = [(part, self._sum(part) / total) for part in TIMES]
         shares.append(("else", max(0.0, 1 - sum(share for _, share in shares))))
         return [(part, share) for part, share in shares if share > 0.001]
 
     @property
     def base(self) -> str:
-        """The preset that the settings are held against."""
+        """Return the preset of the run, if it is known."""
         return self.config.name if self.config.name in PRESETS else ""
 
     @property
     def settings(self) -> list[tuple[str, str, str]]:
-        """Path and value of each field, and the preset's where that is another."""
-        preset = PRESETS[self.base].config if self.base else None
-        others = differences(self.config, preset) if preset else {}
+        """Return name and value of each option, and the preset's value where it differs."""
+        others = differences(self.config, PRESETS[self.base].config) if self.base else {}
         return [
             (path, format_value(value), format_value(others[path][0]) if path in others else "")
             for path, value in self.config.values().items()
@@ -161,69 +150,62 @@ class _Subject:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What the run was made with."""
-        machine = self.card.get("machine", {})
-        known = {
-            "command": " ".join(map(str, self.card.get("command", []))),
-            "commit": self.card.get("commit"), "device": self.card.get("device"),
-            "environment": self.card.get("environment"), **machine, **self.card.get("versions", {}),
-        }  # fmt: skip
+        """Return what the run was made with."""
+        card = self.files.card
+        known = {name: card.get(name) for name in ("commit", "device", "environment")}
+        command = " ".join(map(str, card.get("command", [])))
+        known |= {"command": command, **card.get("machine", {}), **card.get("versions", {})}
         return {name: str(value) for name, value in known.items() if value}
 
     @property
-    def videos(self) -> list[tuple[str, str, str]]:
-        """Name, kind and content, as an address, of the last films in the run directory."""
-        below = self.files.path
+    def videos(self) -> list[tuple[str, str]]:
+        """Return name and content, as a data address, of the last films in the run directory."""
         found = [
             path
-            for path in sorted((*below.glob("*"), *below.glob("videos/*")))
-            if path.suffix in _VIDEOS and path.is_file()
-            if path.stat().st_size <= _MOST_VIDEO_BYTES
+            for path in sorted(self.files.path.glob("videos/*.mp4"))
+            if path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_VIDEO_BYTES
         ]
         return [
-            (str(path.relative_to(below)), _VIDEOS[path.suffix], _as_address(path))
-            for path in found[-_MOST_VIDEOS:]
+            (path.name, f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}")
+            for path in found[-_MAX_VIDEOS:]
         ]
 
 
-def write_report(
-    runs: Sequence[Path], *, output: Path | None = None, smooth_share: float = 0.05
-) -> Path:
+def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
     """Write a page about a run, or about several side by side.
 
     Args:
-        runs: run directories, finished or not.
-        output: file to write; none: `report.html` in the directory of the run, or here if there are
+        runs: Run directories, finished or not.
+        output: File to write; none: `report.html` in the directory of the run, or here if there are
             several.
-        smooth_share: part of the budget over which the bold lines are means; thin ones are raw.
 
     Returns:
         The file that was written.
 
     Raises:
-        ValueError: no run, one without any data, an output that is no .html, or a share outside of
-            0 to 1.
+        ValueError: no run, one without any data, or an output that is not an .html file.
+        ModuleNotFoundError: Jinja or matplotlib is not installed.
     """
     jinja2 = optional_module("jinja2", "reports need jinja2", "plot")
+    require_matplotlib()
     if not runs:
-        raise ValueError("give at least one run directory")
-    if output is not None and output.suffix != ".html":
-        raise ValueError(f"{output}: pages end with .html")
-    if not 0 <= smooth_share <= 1:
-        raise ValueError(f"--smooth-share is from 0 to 1; given was {smooth_share:g}")
+        raise ValueError("runs is empty; give at least one run directory")
     runs = each_once(runs)
-    for run in runs:
-        RunDirectory(run).refuse_special_files()  # somebody else may have made it
+    path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
+    if path.suffix != ".html":
+        raise ValueError(f"output is {path}; expected a name that ends with .html")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} is not a regular file; remove it or choose another output")
     subjects = [
         _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
     ]
     template = resources.files("phasicrl.lab.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(
-        subjects=subjects, groups=_figures(subjects, smooth_share), differing=_differing(subjects),
-        on_light=_ON_LIGHT, on_dark=_ON_DARK, shades=dict(zip(_PARTS, _COLORS, strict=False)),
+        subjects=subjects, groups=_figures(subjects), differing=_differing(subjects),
+        on_light=_ON_LIGHT, on_dark=_ON_DARK,
+        shades=dict(zip((*TIMES, "else"), _COLORS, strict=False)),
     )  # fmt: skip
-    path = output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -231,31 +213,26 @@ def write_report(
 
 
 def _differing(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
-    """Fields in which runs differ, with the value of each."""
+    """Return the options in which runs differ, with the value of each run."""
     values = [subject.config.values() for subject in subjects]
-    paths = {path: None for fields in values for path in fields}
-    return {
-        path: [format_value(fields.get(path)) for fields in values]
-        for path in paths
-        if len({format_value(fields.get(path)) for fields in values}) > 1
-    }
+    rows = {path: [shown(each.get(path)) for each in values] for each in values for path in each}
+    return {path: row for path, row in rows.items() if len(set(row)) > 1}
 
 
-def _figures(subjects: Sequence[_Subject], share: float) -> dict[str, list[tuple[str, str]]]:
-    """Title and drawing of each curve that any of the runs has, by group."""
+def _figures(subjects: Sequence[_Subject]) -> dict[str, list[tuple[str, str]]]:
+    """Draw each curve that any of the runs has; returns title and drawing by group."""
+    window = round(_SMOOTHED_SHARE * max(each.config.total_env_steps for each in subjects))
     figures: dict[str, list[tuple[str, str]]] = {}
     for group, metrics in GROUPS.items():
         for metric in metrics:
             series = [(subject.color, subject.points(metric)) for subject in subjects]
             if any(len(values) > 1 for _, (_, values) in series):
-                window = share * max(subject.config.total_env_steps for subject in subjects)
-                drawn = _draw(series, round(window))
-                figures.setdefault(group, []).append((axis_label(metric, 0), drawn))
+                figures.setdefault(group, []).append((metric, _draw(series, window)))
     return figures
 
 
 def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
-    """An SVG drawing whose ink has the color of the text around it."""
+    """Draw curves as SVG, in the colors of the page."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -265,11 +242,15 @@ def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
     }  # fmt: skip
     with mpl.rc_context(settings):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
-        axes: Axes = figure.add_subplot()
-        for name, points in series:
-            color = _DRAWN[name]
-            axes.plot(*_thinned(points), color=color, linewidth=0.6, alpha=0.5)
-            axes.plot(*_thinned(smoothed(points, window)), color=color, linewidth=1.6)
+        axes = figure.add_subplot()
+        for color, points in series:
+            kept = _kept(len(points[0]), _MAX_POINTS)
+            for (steps, values), width, alpha in (
+                (points, 0.6, 0.5), (smoothed(points, window), 1.6, 1.0)
+            ):  # fmt: skip
+                axes.plot(
+                    steps[kept], values[kept], color=_DRAWN[color], linewidth=width, alpha=alpha
+                )
         if not any(values.any() for _, (_, values) in series):
             axes.set_ylim(-0.02, 1)  # a share that is always 0, not ± 0.05 around it
         axes.spines[["top", "right"]].set_visible(False)
@@ -281,27 +262,11 @@ def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    for name, color in _DRAWN.items():
-        svg = svg.replace(color, name)
+    for color, drawn in _DRAWN.items():
+        svg = svg.replace(drawn, color)
     return svg
 
 
-def _thinned(points: Points) -> tuple[Array, Array]:
-    """No more points than a screen can show."""
-    steps, values = points
-    if len(steps) > _MOST_POINTS:
-        kept = np.linspace(0, len(steps) - 1, _MOST_POINTS).round().astype(int)
-        return steps[kept], values[kept]
-    return steps, values
-
-
-def _as_address(path: Path) -> str:
-    """A file's content as an address that a browser reads."""
-    return f"data:{_VIDEOS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds as people say them."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+def _kept(count: int, most: int) -> Array:
+    """Return evenly spaced indices, at most so many, with the first and the last."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int)

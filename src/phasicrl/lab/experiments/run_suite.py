@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from phasicrl.host.machine import optional_module
 from phasicrl.lab.analysis.compare import Comparison, Units, compare_curves
-from phasicrl.lab.analysis.plot import Curve, Task, draw_curves, save_figure
+from phasicrl.lab.analysis.curves import Curve, Task
+from phasicrl.lab.analysis.plot import draw_curves, require_matplotlib, save_figure
 from phasicrl.lab.experiments import trials
 from phasicrl.lab.experiments.suites import Scale, suite_named
 from phasicrl.lab.experiments.trials import Trial
@@ -76,7 +76,7 @@ def run_suite(
         FailedTrialsError: some runs failed; all others have their rows.
     """
     suite = suite_named(name)
-    optional_module("matplotlib", "suites need matplotlib", "plot")  # or fail after the training
+    require_matplotlib()
     seeds = seeds or range(trials.FIRST_REPORT_SEED, trials.FIRST_REPORT_SEED + suite.num_seeds)
     threads, runs = trials.threads_of_each(jobs), list[Trial]()
     for task in tasks or suite.tasks(scale):
@@ -124,9 +124,7 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
         seen = np.isfinite(values).all(axis=0)
         steps = trials.curve_grid(int(members[0]["budget"]))
         if seen.any():
-            env_id, levels = Task.read(task)
-            curve = Curve(arm, env_id, steps[seen], values[:, seen], distribution=levels)
-            curves.append(curve)
+            curves.append(Curve(arm, Task(task), steps[seen], values[:, seen]))
             continue
         blank = [row["seed"] for row in members if "nan" in row["curve"].split()[-1]]
         said = f"no episode had ended by {int(steps[-1]):,} steps with seed {', '.join(blank)}"

@@ -20,7 +20,7 @@ import gymnasium as gym
 from phasicrl.config import Config
 from phasicrl.config_io import read_text
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.lab.analysis.plot import Task, task_of
+from phasicrl.lab.analysis.curves import Task, task_of
 from phasicrl.lab.experiments.trials import RETURN
 from phasicrl.lab.export.export import export_policy
 from phasicrl.models.agent import EncoderFactory

@@ -1,0 +1,230 @@
+"""Learning curves of runs: one curve for each experiment and environment, over its seeds.
+
+Kind: effects (reads files).
+
+Runs are one experiment if their `Config.identity` is equal. The x axis is environment steps.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasicrl.config import Config
+from phasicrl.runs.directory import RunDirectory, each_once
+from phasicrl.runs.metrics import METRICS
+from phasicrl.session.bootstrap import bootstrap_band
+
+Array: TypeAlias = NDArray[np.float64]
+Points: TypeAlias = tuple[Array, Array]
+"""Steps and values."""
+ONE_NUMBER = "one number"
+_MAX_POINTS = 1_000
+_MAX_CUT = 0.1
+"""Share of the longest run that a curve may lack without a warning."""
+
+
+class Task(NamedTuple):
+    """What curves are compared on; each difficulty of a Procgen game is a task."""
+
+    env_id: str
+    distribution: str = ""
+    """Difficulty of the levels; empty outside Procgen."""
+
+    def __str__(self) -> str:
+        return f"{self.env_id} ({self.distribution})" if self.distribution else self.env_id
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Runs on a common grid of steps.
+
+    Attributes:
+        label: name of the experiment.
+        task: environment of the runs.
+        steps: environment steps.
+        runs: runs × steps.
+        published: results of others.
+        num_levels: Procgen levels in training; 0 is all, None is unknown.
+        kind: description of published values other than returns in training.
+        points: recorded steps and values of each run; empty if `runs` has them.
+        edges: lower and upper edge of a band read from a file.
+    """
+
+    label: str
+    task: Task
+    steps: Array
+    runs: Array
+    published: bool = False
+    num_levels: int | None = None
+    kind: str = ""
+    points: Sequence[Points] = ()
+    edges: tuple[Array, Array] | None = None
+
+    @property
+    def env_id(self) -> str:
+        """Environment of the runs."""
+        return self.task.env_id
+
+    @property
+    def levels(self) -> str:
+        """Number of levels in training, in words."""
+        return f"{self.num_levels} levels" if self.num_levels else "all levels"
+
+    @property
+    def is_one_number(self) -> bool:
+        """Whether it is a published final result without the curve that led to it."""
+        return self.published and (len(self.steps) == 1 or self.kind.startswith(ONE_NUMBER))
+
+    @property
+    def mean(self) -> Array:
+        """Mean over runs at each step."""
+        return self.runs.mean(axis=0)
+
+    @property
+    def band_name(self) -> str:
+        """Description of the band; empty if there is none."""
+        if self.edges is not None:
+            return "low to high"
+        if len(self.runs) > 2 and not self.published:
+            return "95 % bootstrap interval of the mean"
+        return "minimum to maximum" if len(self.runs) > 1 else ""
+
+    @cached_property
+    def band(self) -> tuple[Array, Array]:
+        """Lower and upper edge."""
+        if self.edges is not None:
+            return self.edges
+        if len(self.runs) > 2 and not self.published:
+            return bootstrap_band(self.runs)
+        return self.runs.min(axis=0), self.runs.max(axis=0)
+
+    @property
+    def about(self) -> str:
+        """Number of runs, and the source of a published curve."""
+        runs = "one run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
+        if self.edges is not None:
+            return "reference"
+        return f"published: {self.kind or runs}" if self.published else runs
+
+
+def run_curves(runs: Sequence[Path], metric: str, *, smooth_steps: int = 0) -> list[Curve]:
+    """Read the curves of run directories, in the order in which their experiments first come.
+
+    Raises:
+        ValueError: no runs, a folder that is not a run directory, runs without data for `metric`,
+            or runs of one experiment that share no steps.
+    """
+    if not runs:
+        raise ValueError("there are no runs; name at least one run directory")
+    configs = {run: RunDirectory(run).config for run in each_once(runs)}
+    tasks = {run: task_of(RunDirectory(run).env_id, config) for run, config in configs.items()}
+    labels = _labels(configs, tasks)
+    groups: dict[tuple[Task, str], list[Path]] = defaultdict(list)
+    for run in configs:
+        groups[tasks[run], labels[run]].append(run)
+    curves = []
+    for (task, label), members in groups.items():
+        points = [smoothed(_read_series(run, metric), smooth_steps) for run in members]
+        counts = Counter(configs[run].seed for run in members)
+        if repeated := [str(seed) for seed, count in counts.items() if count > 1]:
+            what = f"has several runs of seed {', '.join(repeated)}"
+            warnings.warn(
+                f"{label} on {task} {what}; keep one of each, or its interval is too narrow",
+                stacklevel=2,
+            )
+        steps, values = align(points, label)
+        longest = max(recorded[-1] for recorded, _ in points)
+        if steps[-1] < (1 - _MAX_CUT) * longest:
+            where = f"{steps[-1]:,.0f} steps, the end of its shortest run"
+            warnings.warn(
+                f"{label} on {task} is cut at {where} (longest: {longest:,.0f})", stacklevel=2
+            )
+        levels = configs[members[0]].env.num_levels if task.distribution else None
+        curves.append(Curve(label, task, steps, values, num_levels=levels, points=points))
+    return curves
+
+
+def task_of(env_id: str, config: Config) -> Task:
+    """Return the task of a run, from its environment's id and its configuration."""
+    return Task(env_id, config.env.distribution if env_id.startswith("procgen:") else "")
+
+
+def smoothed(points: Points, window: int) -> Points:
+    """Average the values in `(step − window, step]`."""
+    steps, values = points
+    if window == 0:
+        return points
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.searchsorted(steps, steps - window, side="right")
+    after = np.arange(1, len(steps) + 1)
+    return steps, (sums[after] - sums[first]) / (after - first)
+
+
+def align(series: Sequence[Points], owner: str) -> Points:
+    """Interpolate runs on one grid, from the latest first step to the earliest last step."""
+    start, end = max(steps[0] for steps, _ in series), min(steps[-1] for steps, _ in series)
+    if start > end:
+        ends = f"one ends at {end:,.0f}, before another's first number at {start:,.0f}"
+        raise ValueError(f"the runs of {owner} have no steps in common: {ends}")
+    grid = np.unique(np.concatenate([steps for steps, _ in series]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if len(grid) > _MAX_POINTS:
+        grid = grid[np.linspace(0, len(grid) - 1, _MAX_POINTS).round().astype(int)]
+    return grid, np.stack([np.interp(grid, steps, values) for steps, values in series])
+
+
+def _read_series(run: Path, metric: str) -> Points:
+    """Read steps and values of the rows that have a finite value."""
+    rows = RunDirectory(run).metrics(metric)
+    pairs = [(row["env_steps"], row.get(metric, math.nan)) for row in rows]
+    known = [pair for pair in pairs if math.isfinite(pair[1])]
+    if not known:
+        held = {name for row in RunDirectory(run).metrics() for name in METRICS.keys() & row
+                if math.isfinite(row[name])}  # fmt: skip
+        raise ValueError(
+            f"{run} has no {metric!r} in its {len(rows)} iterations; it has: "
+            f"{', '.join(sorted(held))}"
+        )
+    steps, values = np.array(known, dtype=np.float64).T
+    return steps, values
+
+
+def _labels(configs: Mapping[Path, Config], tasks: Mapping[Path, Task]) -> dict[Path, str]:
+    """Name each run's experiment: its name, and the options that differ within this name.
+
+    Options are compared between runs of one task; those that differ are shown on all tasks.
+    """
+    options: dict[Path, dict[str, str]] = {}
+    for run, config in configs.items():
+        identity = config.identity().items()
+        options[run] = {path: "off" if value is None else str(value) for path, value in identity
+                        if path not in ("env.id", "env.distribution")}  # fmt: skip
+    every = {path for values in options.values() for path in values}
+    seen: dict[tuple[str, Task, str], set[str | None]] = defaultdict(set)
+    for run, config in configs.items():
+        for path in every:
+            seen[config.name, tasks[run], path].add(options[run].get(path))
+    # Where a group is off in some runs, "aux on" says it for all of its options.
+    differing = {
+        (name, path)
+        for (name, _, path), values in seen.items()
+        if len(values) > 1
+        and (path.rpartition(".")[0] not in every or len(values - {None}) > 1)
+    }  # fmt: skip
+    return {
+        run: ", ".join(
+            [config.name, *(f"{path} {value}" for path, value in options[run].items()
+                            if (config.name, path) in differing)]
+        )
+        for run, config in configs.items()
+    }  # fmt: skip

@@ -1,0 +1,147 @@
+"""Learning curves: what is averaged, over which runs, on which steps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasicrl.config import AuxConfig, CheckpointConfig, EnvConfig, PPOConfig
+from phasicrl.lab.analysis.curves import Curve, Task, run_curves
+from phasicrl.session.bootstrap import bootstrap_band
+from tests.lab.analysis.runs import RETURN, make_run, make_runs
+
+
+@pytest.mark.parametrize(
+    ("values", "published", "band", "name"),
+    [
+        ([[1.0, 4.0]], False, ([1, 4], [1, 4]), ""),
+        ([[1.0, 4.0], [3.0, 2.0]], False, ([1, 2], [3, 4]), "minimum to maximum"),
+        ([[1.0], [2.0], [6.0]], True, ([1], [6]), "minimum to maximum"),
+        ([[1.0], [2.0], [6.0]], False, None, "95 % bootstrap interval of the mean"),
+    ],
+)
+def test_the_band_depends_on_the_number_of_runs(
+    values: list[list[float]], published: bool, band: Any, name: str
+) -> None:
+    runs = np.array(values)
+    curve = Curve("ppg", Task("x"), np.arange(len(values[0])), runs, published)
+    expected = bootstrap_band(runs) if band is None else band
+    np.testing.assert_array_equal(curve.band, expected)
+    assert curve.band_name == name
+
+
+def test_runs_are_interpolated_on_one_grid_where_all_have_data(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", [(100, 0.0), (200, 10.0), (400, 30.0)], seed=1)
+    second = make_run(tmp_path / "b", [(150, 4.0), (300, 7.0), (900, 100.0)], seed=2)
+    with pytest.warns(UserWarning, match="demo on procgen:starpilot .* cut at 400 steps"):
+        (curve,) = run_curves([first, second], RETURN)
+    assert curve.steps.tolist() == [150, 200, 300, 400]
+    assert curve.runs[0].tolist() == [5, 10, 20, 30]
+    assert curve.runs[1].tolist() == pytest.approx([4, 5, 7, 7 + 93 / 6])
+    third = make_run(tmp_path / "c", [(1000, 1.0)], seed=3)
+    with pytest.raises(ValueError, match=r"no steps in common: one ends at 400, .* at 1,000"):
+        run_curves([first, third], RETURN)
+
+
+def test_a_slightly_shorter_run_cuts_without_a_warning(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(end), [(50, 1.0), (end, 1.0)], seed=end) for end in (90, 100)]
+    (curve,) = run_curves(runs, RETURN)
+    assert curve.steps[-1] == 90
+
+
+def test_rows_without_a_number_are_skipped(tmp_path: Path) -> None:
+    points = [(100, None), (200, 1.0), (300, None), (400, 3.0), (500, math.nan)]
+    (curve,) = run_curves([make_run(tmp_path / "a", points)], RETURN)
+    assert curve.steps.tolist() == [200, 400] and curve.mean.tolist() == [1.0, 3.0]
+
+
+def test_long_runs_are_thinned_but_keep_both_ends(tmp_path: Path) -> None:
+    (curve,) = run_curves(make_runs(tmp_path, np.arange(5_000, dtype=float).tolist()), RETURN)
+    assert len(curve.steps) == 1_000
+    assert (curve.steps[0], curve.steps[-1], curve.mean[-1]) == (100, 500_000, 4_999)
+
+
+@pytest.mark.parametrize(
+    ("window", "mean"), [(200, [1.0, 2.0, 5.5, 4.0]), (1_000, [1.0, 2.0, 4.0, 3.0])]
+)
+def test_smoothing_is_the_mean_over_the_steps_before(
+    tmp_path: Path, window: int, mean: list[float]
+) -> None:
+    runs = make_runs(tmp_path, [1.0, 3.0, 8.0, 0.0])
+    (curve,) = run_curves(runs, RETURN, smooth_steps=window)
+    assert curve.mean.tolist() == mean
+
+
+RATES = [{"ppo": PPOConfig(learning_rate=rate)} for rate in (1e-3, 1e-4)]
+PHASES: list[dict[str, Any]] = [{}, *({"aux": AuxConfig(every=every)} for every in (16, 32))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ([{"name": "a"}, {"name": "b"}], ["a", "b"]),
+        (RATES, ["demo, ppo.learning_rate 0.001", "demo, ppo.learning_rate 0.0001"]),
+        (PHASES[:2], ["demo, aux off", "demo, aux on"]),
+        (PHASES, ["demo, aux off", "demo, aux on, aux.every 16", "demo, aux on, aux.every 32"]),
+        ([{}, {"output_dir": "there", "checkpoint": CheckpointConfig(keep=5)}], ["demo"]),
+        ([{}, {"total_env_steps": 1000}], ["demo"]),
+    ],
+)
+def test_experiments_are_named_by_what_differs_and_are_not_averaged(
+    tmp_path: Path, settings: list[dict[str, Any]], labels: list[str]
+) -> None:
+    runs = [
+        make_run(tmp_path / f"{seed}-{i}", [(1, float(i))], seed=seed + 10 * i, **each)
+        for i, each in enumerate(settings)
+        for seed in (1, 2)
+    ]
+    curves = run_curves(runs, RETURN)
+    assert [curve.label for curve in curves] == labels
+    assert {len(curve.runs) for curve in curves} == {2 * len(settings) // len(labels)}
+
+
+def test_an_option_of_the_environment_in_some_runs_only_tells_them_apart(tmp_path: Path) -> None:
+    options = ({}, {"max_episode_steps": 9})
+    runs = [
+        make_run(tmp_path / str(i), [(1, 1.0)], env=EnvConfig(id="Ant-v5", options=each))  # type: ignore[arg-type]
+        for i, each in enumerate(options)
+    ]
+    labels = [curve.label for curve in run_curves(runs, RETURN)]
+    assert labels == ["demo", "demo, env.options.max_episode_steps 9"]
+
+
+def test_environments_and_difficulties_are_tasks(tmp_path: Path) -> None:
+    envs = [
+        EnvConfig(id="procgen:heist"), EnvConfig(id="procgen:heist", distribution="hard"),
+        EnvConfig(id="gymnasium:CartPole-v1"),
+    ]  # fmt: skip
+    runs = [make_run(tmp_path / str(i), [(1, 1.0)], env=env) for i, env in enumerate(envs)]
+    assert [(str(curve.task), curve.num_levels) for curve in run_curves(runs, RETURN)] == [
+        ("procgen:heist (easy)", 0), ("procgen:heist (hard)", 0), ("gymnasium:CartPole-v1", None)
+    ]  # fmt: skip
+
+
+def test_two_runs_of_one_seed_are_named(tmp_path: Path) -> None:
+    """A run with another budget belongs to the same experiment."""
+    runs = [make_run(tmp_path / str(budget), [(1, 1.0)], seed=7, total_env_steps=budget)
+            for budget in (1000, 2000)]  # fmt: skip
+    with pytest.warns(UserWarning, match="demo on procgen:starpilot .* several runs of seed 7"):
+        run_curves(runs, RETURN)
+
+
+def test_what_is_no_run_or_has_no_data_is_refused(tmp_path: Path) -> None:
+    empty = make_run(tmp_path / "empty", [])
+    run = make_run(tmp_path / "run", [(1, 2.0), (2, math.nan)])
+    for runs, metric, message in [
+        ([], RETURN, "no runs; name at least one"),
+        ([tmp_path / "nowhere"], RETURN, "nowhere is not a run directory"),
+        ([tmp_path], RETURN, r"holds run directories: give .*/\*"),
+        ([empty], RETURN, "empty has no data yet"),
+        ([run], "losses/aux/kl_loss", f"no 'losses/aux/kl_loss' in its 2 .* it has: {RETURN}$"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run_curves(runs, metric)
