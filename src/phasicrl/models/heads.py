@@ -44,6 +44,7 @@ class PolicyHead(nn.Module):
       `tanh` that is [−1, 1], of length 2.
 
     Attributes:
+        widths: options of each component of an action; 0 where it is continuous.
         action_shape: `()` for a plain `Discrete` space, else `(K,)`.
         action_dtype: int64, or float32 if a component is continuous (the others are then integers
             stored as floats).
@@ -58,6 +59,8 @@ class PolicyHead(nn.Module):
     """Places of the components in an action: by width, continuous ones last."""
     option_order: Int[Tensor, " M"]
     """Places of the logits in a mask."""
+    mask_order: Int[Tensor, " M"]
+    """Places of a mask's options among the logits."""
     bounds: Float[Tensor, "2 n"]
     """Lowest and highest values of the continuous components."""
     fixed_std: Float[Tensor, " n"]
@@ -74,9 +77,8 @@ class PolicyHead(nn.Module):
         parts = [leaf for _, leaf in leaves(space)]
         _check(parts or [space], action)
         self.action, self.stretches = action, action.rescale or action.squash == "tanh"
-        # Options of each component of an action; 0 where it is continuous.
         of_parts = [choices(part) or [0] * math.prod(part.shape or ()) for part in parts]
-        widths = list(chain(*of_parts))
+        self.widths = widths = list(chain(*of_parts))
         kinds = sorted(set(widths), key=lambda width: (width == 0, width))
         order = [place for kind in kinds for place, width in enumerate(widths) if width == kind]
         options = torch.arange(sum(widths)).split(widths)
@@ -97,6 +99,7 @@ class PolicyHead(nn.Module):
         self.register_buffer("order", torch.tensor(order), persistent=False)
         option_order = torch.cat([options[place] for place in order])
         self.register_buffer("option_order", option_order, persistent=False)
+        self.register_buffer("mask_order", option_order.argsort(), persistent=False)
         self.register_buffer("bounds", bounds, persistent=False)
         fixed_std = torch.full((n,), action.std_value) * unit
         self.register_buffer("fixed_std", fixed_std, persistent=False)
@@ -136,6 +139,14 @@ class PolicyHead(nn.Module):
         normal = TanhNormal if self.action.squash == "tanh" else Normal
         parts = [*map(Categorical, self._by_width(log_probs)), *([normal(mean, std)] if n else [])]
         return JointPolicy(dist_params, parts, self.order.split(self.part_sizes))
+
+    def describe(
+        self, dist_params: Float[Tensor, "*shape P"]
+    ) -> tuple[Float[Tensor, "*shape M"], Float[Tensor, "*shape n"], Float[Tensor, "*shape n"]]:
+        """Return log-probabilities in the order of a mask, means and standard deviations."""
+        n = self.num_continuous
+        log_probs, mean, std = dist_params.split([self.mask_size, n, n], -1)
+        return log_probs.index_select(-1, self.mask_order), mean, std
 
     def env_action(self, action: Num[Tensor, "*shape K"]) -> Num[Tensor, "*shape K"]:
         """What the environment gets for stored actions.

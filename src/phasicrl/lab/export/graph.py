@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
-from phasicrl.models.distributions import Policy
 from phasicrl.session.evaluation import Seen
 from phasicrl.spaces import ObservationLayout, Path, assembled, at_path, place
 
@@ -39,8 +38,6 @@ class PolicyGraph(nn.Module):
         self.agent, self.has_masks = agent, has_masks
         self.has_memory = agent.state_size > 0
         self._paths: list[Path] = [leaf.path for leaf in agent.reader.layout.leaves]
-        # From the order of the head's logits to that of a mask.
-        self.register_buffer("in_mask", agent.policy_head.option_order.argsort(), persistent=False)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -89,16 +86,10 @@ class PolicyGraph(nn.Module):
         read = self.agent.reader.normalized(assembled(self.agent.reader.layout.space, parts))
         said = self.agent.after_reading(read, first.unsqueeze(1), state, mask)
         action = self.agent.policy_head.env_action(said.policy.mode()[:, 0])
-        numbers = self._numbers(said.policy)
+        head = self.agent.policy_head
+        log_probs, mean, std = head.describe(said.policy.dist_params[:, 0])
+        numbers = [log_probs] * (head.mask_size > 0) + [mean, std] * (head.num_continuous > 0)
         return (action, *numbers, said.value[:, 0], *([said.state] if self.has_memory else []))
-
-    def _numbers(self, policy: Policy) -> list[Tensor]:
-        """What defines the policy: log-probabilities in a mask's order, means, deviations."""
-        head, params = self.agent.policy_head, policy.dist_params[:, 0]
-        n = head.num_continuous
-        log_probs, mean, std = params.split([head.mask_size, n, n], -1)
-        found = [log_probs.index_select(-1, self.get_buffer("in_mask"))] if head.mask_size else []
-        return [*found, mean, std] if n else found
 
 
 def named_inputs(layout: ObservationLayout, seen: Seen) -> dict[str, Tensor]:

@@ -24,7 +24,6 @@ from phasicrl.config import Config, Levels, PolicyKind, Precision
 from phasicrl.envs.gymnasium import options_for
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
-from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.host.machine import optional_module
 from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
@@ -39,16 +38,16 @@ ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Film:
-    """What is filmed, and how it looks.
+    """Content and look of a film.
 
     Attributes:
         num_envs: environments side by side, in a square.
-        episodes: played to their end, over all environments.
-        policy: drawn or most likely actions.
+        episodes: episodes over all environments.
+        policy: sampled or most likely actions.
         levels: see `make_evaluation_envs`.
-        seed: another one, other episodes.
-        fps: images a second.
-        size: at least this many pixels high and wide.
+        seed: seed of the episodes.
+        fps: images per second.
+        size: minimum height and width in pixels.
         overlay: whether return, value and policy are shown under each image.
     """
 
@@ -72,56 +71,55 @@ def film_episodes(
     precision: Precision = "fp32",
     **own: Any,
 ) -> Episodes:
-    """Play episodes, and film them.
+    """Film evaluation episodes.
 
     Args:
-        load: gives the agent for environments.
-        config: of the run.
-        output: the file, H.264.
-        film: what is filmed.
-        precision: in which the encoders act.
+        load: returns the agent for environments.
+        config: configuration of the run.
+        output: H.264 file.
+        film: content and look of the film.
+        precision: precision of the encoders.
         own: `make_env` or `make_vector_env`, see `evaluate`.
 
     Raises:
-        ValueError: nothing to be seen in this environment.
-        ImportError: the encoder is not installed, or what draws the overlay.
+        ValueError: the environment has no images.
+        ImportError: the encoder, or the package that draws the overlay, is not installed.
     """
-    num_envs, which = film.num_envs, {"levels": film.levels, "seed": film.seed}
-    envs, image_of = _open(config, partial(make_evaluation_envs, num_envs=num_envs, **which), **own)
+    num_envs = film.num_envs
+    make = partial(make_evaluation_envs, num_envs=num_envs, levels=film.levels, seed=film.seed)
+    envs, image_of = _open(config, make, **own)
     with closing(envs), _writer(output, fps=film.fps, size=film.size) as write:
         agent = load(envs)
         overlay = Overlay(agent.policy_head) if film.overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
         returns, side = torch.zeros(num_envs), film.size // math.ceil(math.sqrt(num_envs))
 
-        def show(obs: Tensor, ended: Tensor) -> None:
+        def on_last(obs: Tensor, ended: Tensor) -> None:
             images = image_of(obs.numpy(), ended.numpy())
             if strip is not None:
                 large = [enlarge(image, side) for image in images]
-                width = large[0].shape[1]
-                images = np.stack(
-                    [np.vstack([one, strip(k, width)]) for k, one in enumerate(large)]
-                )
+                strips = (strip(index, image.shape[1]) for index, image in enumerate(large))
+                images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write(tile(images))
 
-        def show_choice(seen: Seen, said: AgentOutput, action: Tensor) -> None:
+        def on_choice(seen: Seen, output: AgentOutput, action: Tensor) -> None:
             nonlocal strip
             returns[seen.first] = 0
             if overlay is not None:
-                strip = partial(overlay.strip, said, action, returns)
-            show(seen.obs, torch.zeros_like(seen.first))
+                strip = partial(overlay.strip, output, action, returns)
+            on_last(seen.obs, torch.zeros_like(seen.first))
 
-        def add(*told: Any) -> None:
-            returns.copy_(told[-1].returns)
+        def on_step(*step: Any) -> None:
+            returns.copy_(step[-1].returns)
 
         return play(
             agent, envs, episodes=film.episodes, policy=film.policy, seed=film.seed,
-            on_choice=show_choice, on_step=add, on_last=show, precision=precision,
+            on_choice=on_choice, on_step=on_step, on_last=on_last, precision=precision,
         )  # fmt: skip
 
 
 def tile(images: np.ndarray) -> np.ndarray:
-    """`[B, H, W, 3]` images as one, in a square of ⌈√B⌉ × ⌈√B⌉ without the rows that stay empty."""
+    """Arrange `[B, H, W, 3]` images in a square of ⌈√B⌉ columns, without empty rows."""
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
     sheet = np.zeros((rows * columns, *images.shape[1:]), images.dtype)
@@ -132,7 +130,7 @@ def tile(images: np.ndarray) -> np.ndarray:
 def enlarge(image: np.ndarray, size: int) -> np.ndarray:
     """Repeat pixels by the smallest whole factor that makes both sides at least `size`.
 
-    Odd sides are padded to even ones, which H.264 asks for.
+    Odd sides are padded to even ones, as H.264 requires.
     """
     height, width, _ = image.shape
     factor = max(1, math.ceil(size / min(height, width)))
@@ -140,128 +138,104 @@ def enlarge(image: np.ndarray, size: int) -> np.ndarray:
     return np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)))
 
 
-def _open(
-    config: Config,
-    make_envs: Callable[..., VectorEnv],
-    make_env: MakeEnv | None,
-    make_vector_env: MakeVectorEnv | None,
-) -> tuple[VectorEnv, ImageOf]:
-    """Environments, and a function from their observations to images."""
-    if make_vector_env is not None:
-        make_envs = partial(make_envs, make_env=make_env)  # which refuses both
-        return _open_vector(config, make_envs, make_vector_env)
-    envs = make_envs(config, make_env=make_env)
-    if seen := _seen(envs):
-        return envs, seen
-    envs.close()
-    return _open_rendered(config, envs.name, make_envs, make_env)
-
-
-def _open_vector(
-    config: Config, make_envs: Callable[..., VectorEnv], make_vector_env: MakeVectorEnv
-) -> tuple[VectorEnv, ImageOf]:
-    """A user's own vector environment, and what it shows: its observations, or its `render()`.
-
-    One that resets in the step of the end cannot draw how that was: the image before is shown.
-    """
-    made: list[_Drawn] = []
-
-    def make(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
-        vector = make_vector_env(num_envs)
-        made.append(_Drawn(vector, partial(_render_all, vector)))
-        return vector
-
-    envs = make_envs(config, make_vector_env=make)
-    if seen := _seen(envs):
-        return envs, seen
-    if made[-1].env.render_mode != "rgb_array":
-        envs.close()
-        raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
-
-    def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        return np.where(ended[:, None, None, None], made[-1].last(), made[-1].now())
-
-    return envs, images
-
-
-def _render_all(vector: gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray:
-    """The images of a user's vector environment, `[B, H, W, 3]`."""
-    rendered = vector.render()
-    if rendered is None or len(rendered) != vector.num_envs:
-        shown = "nothing" if rendered is None else f"{len(rendered)} images"
-        raise ValueError(
-            f"render() of the vector environment returned {shown}; "
-            f"one for each of its {vector.num_envs} environments was expected"
-        )
-    return np.stack(rendered)
-
-
 class _Drawn:
-    """What an environment shows, and what it showed before its latest reset.
+    """Images of an environment, also of the one before its latest reset.
 
-    Environments begin anew in the step of the end. After that it is too late to draw the end.
+    Environments reset in the step in which an episode ends, when it is too late to draw the end.
 
     Args:
-        env: of Gymnasium, a single one or a vector of them. Its `reset` is replaced.
-        draw: gives its image, or its images.
+        env: environment or vector environment of Gymnasium. Its `reset` is replaced.
+        draw: returns its image or images.
+        shape: leading dimensions of what `draw` returns.
     """
 
-    def __init__(self, env: Any, draw: Callable[[], Any]) -> None:
-        self.env, self._draw, self._reset = env, draw, env.reset
+    def __init__(self, env: Any, draw: Callable[[], Any], shape: tuple[int, ...] = ()) -> None:
+        self.env, self._draw, self._shape, self._reset = env, draw, shape, env.reset
         self._last: np.ndarray | None = None
         env.reset = self._draw_and_reset
 
     def now(self) -> np.ndarray:
-        """Draw it as it is.
+        """Draw the current state.
 
         Raises:
-            ValueError: what it shows is no image; ffmpeg would take its bytes as they are.
+            ValueError: no image was drawn; ffmpeg would take other arrays as bytes.
         """
         image = np.array(self._draw())
-        if image.dtype != np.uint8 or image.ndim < 3 or image.shape[-1] != 3:
+        if image.dtype != np.uint8 or (*image.shape[:-3], *image.shape[-1:]) != (*self._shape, 3):
+            expected = ", ".join([*map(str, self._shape), "height, width, 3"])
             raise ValueError(
-                f"render() returned an image {image.shape} of {image.dtype}; "
-                "[height, width, 3] of uint8 was expected"
+                f"render() returned an array {image.shape} of {image.dtype}; expected "
+                f"[{expected}] of uint8"
             )
         self._last = image
         return image
 
     def last(self) -> np.ndarray:
-        """How it was when it was drawn last; it is drawn before each reset."""
+        """Return the latest image; each reset draws one before it."""
         return self.now() if self._last is None else self._last
 
     def _draw_and_reset(self, **given: Any) -> Any:
-        if self._last is not None:  # some environments cannot be drawn before they have begun
+        if self._last is not None:  # some environments cannot be drawn before their first reset
             self.now()
         return self._reset(**given)
 
 
-def _seen(envs: VectorEnv) -> ImageOf | None:
-    """From observations that are images to `[B, H, W, 3]`; None of other observations."""
+def _open(
+    config: Config, make_envs: Callable[..., VectorEnv], **own: Any
+) -> tuple[VectorEnv, ImageOf]:
+    """Make environments, and a function that returns their images.
+
+    Images are the observations, else the environment's `render()`. A vector environment that resets
+    in the step of the end cannot draw it: the image before is repeated.
+    """
+    drawn: list[_Drawn] = []
+    if make_vector_env := own["make_vector_env"]:
+
+        def make_vector(num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+            vector = make_vector_env(num_envs)
+            drawn.append(_Drawn(vector, vector.render, (num_envs,)))
+            return vector
+
+        envs = make_envs(config, **own | {"make_vector_env": make_vector})
+    else:
+        envs = make_envs(config, **own)
     shape = tuple(envs.observation_space.shape or ())
-    if len(shape) != 3 or envs.observation_space.dtype != np.uint8:
-        return None
-    return lambda obs, _: _as_rgb(obs, shape)
+    if len(shape) == 3 and envs.observation_space.dtype == np.uint8:
+        return envs, lambda obs, _: _as_rgb(obs, shape)
+    if not make_vector_env:
+        envs.close()
+        envs = _make_drawn(config, envs.name, make_envs, own["make_env"], drawn)
+    if any(each.env.render_mode != "rgb_array" for each in drawn):
+        envs.close()
+        raise ValueError(f"{envs.name} has no images to film; make it with render_mode='rgb_array'")
+
+    def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        if make_vector_env:
+            return np.where(ended[:, None, None, None], drawn[-1].last(), drawn[-1].now())
+        # The first one was made to read its spaces, the others at the first reset.
+        shown = zip(drawn[-envs.num_envs :], ended, strict=True)
+        return np.stack([each.last() if end else each.now() for each, end in shown])
+
+    return envs, images
 
 
-def _open_rendered(
+def _make_drawn(
     config: Config,
     name: str,
     make_envs: Callable[..., VectorEnv],
     make_env: MakeEnv | None,
-) -> tuple[VectorEnv, ImageOf]:
-    """Gymnasium's environment of the same name, which can draw itself."""
-    made: list[_Drawn] = []
+    drawn: list[_Drawn],
+) -> VectorEnv:
+    """Make Gymnasium's environments of the same name, which can be drawn."""
     options: dict[str, Any] = {}
     env_id = name.rpartition(":")[2]
     spec = None if make_env else gym.registry.get(env_id)
     is_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
-    if is_mujoco:  # else the camera stands where it is, and the runner leaves the image
+    if is_mujoco:  # a fixed camera would lose a runner
         options["camera_name"] = "track"
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not look for a screen
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame without a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-
-    camera_of = functools.cache(RayCamera)  # which can be made after the first reset only
+    camera_of = functools.cache(RayCamera)  # can be made after the first reset only
 
     def draw(env: gym.Env[Any, Any]) -> Any:
         try:
@@ -271,34 +245,24 @@ def _open_rendered(
 
     def make() -> gym.Env[Any, Any]:
         env = make_env() if make_env else gym.make(env_id, render_mode="rgb_array", **options)
-        made.append(_Drawn(env, partial(draw, env)))
+        drawn.append(_Drawn(env, partial(draw, env)))
         return env
 
     try:
         if make_env is None:
             options |= options_for(gym.spec(env_id), for_evaluation(config.env).options)
-        # What is drawn must be in this process, and is made here: knobs of other back ends have no
-        # effect on it.
-        here = {"parallel": "sync", "num_threads": None, "options": {}}
-        envs = make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
+        # Drawn environments are made here, in this process: options of back ends have no effect.
+        here = {"parallel": "sync", "num_threads": None, "options": Options()}
+        return make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
     except gym.error.Error as error:
-        why = f"its observations are vectors, and Gymnasium cannot draw it ({error})"
-        raise ValueError(f"{name} has no images to film: {why}") from None
-    if any(drawn.env.render_mode != "rgb_array" for drawn in made):
-        envs.close()
-        raise ValueError(f"{name} has no images to film; make it with render_mode='rgb_array'")
-
-    # The first one was made to read its spaces; the others are made when the environments are first
-    # reset.
-    def images(_: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        shown = zip(made[-envs.num_envs :], ended, strict=True)
-        return np.stack([drawn.last() if end else drawn.now() for drawn, end in shown])
-
-    return envs, images
+        raise ValueError(
+            f"{name} has no images to film: its observations are vectors, and Gymnasium cannot "
+            f"draw it ({error})"
+        ) from None
 
 
 def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Observations of either layout as `[B, H, W, 3]`; of stacked gray frames, the newest."""
+    """Convert observations of either layout to `[B, H, W, 3]`; of gray frames, the newest."""
     channels = image_shape(shape)[2]
     images = obs if shape[2] == channels else obs.transpose(0, 2, 3, 1)
     return images if channels == 3 else images[..., -1:].repeat(3, axis=-1)
@@ -306,7 +270,7 @@ def _as_rgb(obs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @contextmanager
 def _writer(path: Path, *, fps: int, size: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """A function that adds images to the film at `path`."""
+    """Open a film; returns a function that adds an image."""
     imageio_ffmpeg = optional_module("imageio_ffmpeg", "films need imageio-ffmpeg", "video")
     path.parent.mkdir(parents=True, exist_ok=True)
     stream: Any = None
