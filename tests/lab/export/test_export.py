@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -186,7 +187,7 @@ def test_a_file_that_says_something_else_is_not_given_out(
         return right(self, features, torch.zeros_like(first), state)
 
     monkeypatch.setattr(RecurrentMemory, "_step", forgetful)
-    with pytest.raises(ValueError, match="does not say what the agent says"):
+    with pytest.raises(ValueError, match="of the exported policy differs from the agent"):
         export_policy(run, make_env=partial(Levers, masked=True), observations=80)
     (kept,) = run.glob("*policy*")
     assert kept.read_bytes() == b"a good one of before"
@@ -245,28 +246,24 @@ class Undecided(torch.nn.Module):
         return obs if obs.sum() > 0 else -obs
 
 
-def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(tiny(tmp_path), make_env=corridor).directory
-    with pytest.raises(ValueError, match="has no exported policy; `phasicrl export"):
+    with pytest.raises(ValueError, match="has no exported policy"):
         play_exported(run, make_env=corridor)
     with pytest.raises(ValueError, match=r"files of onnx end with \.onnx"):
         export_policy(run, output=tmp_path / "policy.bin", make_env=corridor)
-    with pytest.raises(ValueError, match="give at least 1"):
+    with pytest.raises(ValueError, match="observations is 0"):
         export_policy(run, observations=0, make_env=corridor)
     export_policy(run, make_env=corridor, observations=8)
     with pytest.raises(ValueError, match=r"exported for the observation_space .* give the run"):
         play_exported(run, make_env=Levers)
-    (tmp_path / "policy.onnx").write_bytes(b"no")
-    with pytest.raises(ValueError, match="cannot be read as ONNX"):
-        open_policy(tmp_path)
-    (tmp_path / "policy.pt2").write_bytes(b"no")
-    with pytest.raises(ValueError, match="cannot be read by torch"):
-        open_policy(tmp_path / "policy.pt2")
-    with pytest.raises(ValueError, match="there is no file"):
-        open_policy(tmp_path / "other.onnx")
+    for name, kind in (("policy.onnx", "ONNX"), ("policy.pt2", "a program of torch.export")):
+        (tmp_path / name).write_bytes(b"no")
+        with pytest.raises(ValueError, match=f"cannot be read as {kind}"):
+            open_policy(tmp_path / name)
     own = train(tiny(tmp_path), make_env=corridor, make_encoder=lambda _: Undecided()).directory
     with pytest.raises(ValueError, match=r"torch\.export cannot follow this network"):
         export_policy(own, make_env=corridor, make_encoder=lambda _: Undecided())
-    monkeypatch.setattr("phasicrl.lab.export.export.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'phasicrl\[export\]'"):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"onnxscript: pip install 'phasicrl\[export\]'"):
         export_policy(run, make_env=corridor)

@@ -150,13 +150,13 @@ def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda path: (path / "config.json").write_text("{}"), "its SHA-256 is another"),
-        (lambda path: (path / "run.py").write_text("1"), "holds what it does not list: run.py"),
-        (lambda path: (path / "card.json").unlink(), "which is no file there"),
-        (lambda path: (path / HASHES_FILE).unlink(), "is no package"),
+        (lambda path: (path / "config.json").write_text("{}"), "its SHA-256 differs"),
+        (lambda path: (path / "run.py").write_text("1"), "other files than it lists: run.py"),
+        (lambda path: (path / "card.json").unlink(), "other files than it lists: card.json"),
+        (lambda path: (path / HASHES_FILE).unlink(), "expected a package"),
         (lambda path: (path / HASHES_FILE).write_text("a b c\n"), "does not list the files"),
         (lambda path: with_listed(path, "../evil.json"), "does not list the files"),
-        (lambda path: link(path), "which is no file there"),
+        (lambda path: link(path), "its SHA-256 differs"),
     ],
 )
 def test_a_package_that_was_changed_is_refused(package: Path, damage: Any, said: str) -> None:
@@ -178,12 +178,12 @@ def link(path: Path) -> None:
     (path / "config.json").symlink_to(kept)
 
 
-def test_mistakes_are_told(run: Path, package: Path) -> None:
-    with pytest.raises(ValueError, match="there already"):
+def test_mistakes_are_refused(run: Path, package: Path) -> None:
+    with pytest.raises(ValueError, match="already exists"):
         release([run], output=package.parent, make_env=corridor)
     with pytest.raises(ValueError, match="at least one run"):
         release([])
-    with pytest.raises(ValueError, match="give OWNER/NAME"):
+    with pytest.raises(ValueError, match="expected OWNER/NAME"):
         push(package, "name")
 
 
@@ -234,10 +234,10 @@ def test_what_is_pushed_is_pulled_and_checked(
     assert evaluate(got, episodes=2, make_env=corridor) == evaluate(
         package, episodes=2, make_env=corridor
     )
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match="already exists"):
         pull("me/agent", output=got)
     (tmp_path / "hub/me/agent/config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"me/agent: .*SHA-256 is another"):
+    with pytest.raises(ValueError, match=r"me/agent: .*SHA-256 differs"):
         pull("me/agent", output=tmp_path / "other")
     assert not (tmp_path / "other").exists() and not list(tmp_path.glob(".pull-*"))
 
@@ -252,7 +252,7 @@ def test_a_package_that_is_cut_off_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         release([run], output=tmp_path / "release", make_env=corridor)
     assert not list((tmp_path / "release").iterdir())
-    with pytest.raises(ValueError, match="is to hold two runs"):
+    with pytest.raises(ValueError, match="already exists"):
         release([run, run], output=tmp_path / "release", make_env=corridor)
 
 

@@ -1,7 +1,6 @@
 """Policies as files for other tools: ONNX and `torch.export`. Kind: effects (files, environments).
 
-A file is tried before it is given out: it must say what the agent says, on observations of the
-run's own environments.
+A file is compared with the agent on observations of the run's environments before it is kept.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -27,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from phasicrl.config import Levels
-from phasicrl.envs.protocol import VectorEnv
 from phasicrl.envs.vector import MakeVectorEnv
+from phasicrl.host.machine import optional_module
 from phasicrl.lab.export.graph import PolicyGraph, named_inputs
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
@@ -39,35 +37,38 @@ from phasicrl.spaces import ObservationLayout
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
-"""The largest difference that is accepted, absolute below 1 and relative above."""
+"""Largest accepted difference, absolute below 1 and relative above."""
 _KEY = "phasicrl"
-"""Of the description in a file's metadata."""
+"""Key of the description in a file's metadata."""
 Arrays = dict[str, NDArray[Any]]
 
 
-class PolicyFile(Protocol):
-    """An exported policy that was opened.
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """An open exported policy.
 
     Attributes:
-        about: what the exporter said of it: spaces, inputs, outputs, whence it is.
+        about: description of the policy: spaces, inputs, outputs, origin.
+        run: maps inputs by name, `[B, …]`, to the outputs in order.
     """
 
     about: dict[str, Any]
+    run: Callable[[Arrays], list[NDArray[Any]]]
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Map inputs by name, `[B, …]`, to outputs by name."""
-        ...
+        return dict(zip(self.about["outputs"], self.run(inputs), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written, and how it was tried.
+    """A file that was written, and its comparison with the agent.
 
     Attributes:
-        path: of the file.
-        about: its description, as it stands in the file too.
-        observations: on which it was compared with the agent.
-        difference: the largest between any of its numbers and the agent's, relative above 1.
+        path: file.
+        about: description of the policy, as in the file.
+        observations: number of compared observations.
+        difference: largest difference between an output and the agent's, relative above 1.
     """
 
     path: Path
@@ -89,95 +90,79 @@ def export_policy(
 ) -> Export:
     """Write the policy of a run as a file that other tools can run.
 
-    Normalization, masks, memory and the making of actions are in it: what goes in and comes out is
-    in `PolicyGraph`. It is tried on observations of the run's environments before it is given out.
+    The file includes normalization, masks, memory and the conversion of actions; `PolicyGraph`
+    describes inputs and outputs. It is compared with the agent before it is kept.
 
     Args:
         run_dir: Run directory.
         format: ONNX, or a program of `torch.export`.
         output: The file; else `policy.onnx` or `policy.pt2` in the run directory.
-        weights: The last that were saved, or the best by the evaluations of the run.
-        observations: On how many, at least, it is compared with the agent.
-        make_env: what training was given, for runs on an environment of your own.
-        make_vector_env: what training was given, for runs on a vector environment of your own.
-        make_encoder: what training was given, for runs with a network of your own.
+        weights: The last weights, or the best by the evaluations of the run.
+        observations: Minimum number of observations on which it is compared with the agent.
+        make_env: environment of a run on your own environment.
+        make_vector_env: vector environment of a run on your own vector environment.
+        make_encoder: encoder of a run with your own network.
 
     Raises:
-        ValueError: not a run directory, one without weights yet, a network of one's own that
-            `torch.export` cannot follow, or a file that says something else than the agent.
+        ValueError: not a run directory, no weights yet, a network that `torch.export` cannot
+            follow, or a file whose outputs differ from the agent's.
         ImportError: a package that the format needs is not installed.
     """
     if observations < 1:
-        raise ValueError(f"observations is {observations}; give at least 1")
+        raise ValueError(f"observations is {observations}; expected at least 1")
     files = RunDirectory(Path(run_dir))
     own = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**own, make_encoder=make_encoder)
     output = output or files.path / f"policy{SUFFIXES[format]}"
     if output.suffix != SUFFIXES[format]:
-        raise ValueError(f"{output}: files of {format} end with {SUFFIXES[format]}")
-    _require(format)
+        raise ValueError(f"output is {output}; files of {format} end with {SUFFIXES[format]}")
+    if format == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            _import(package)
     num_envs = max(2, min(observations, 8))  # torch.export would fix a batch of 1 at that size
     envs = make_evaluation_envs(config, num_envs=num_envs, levels="unseen", seed=0, **own)
     with closing(envs), torch.inference_mode(False), torch.no_grad():
         agent = load_agent(files, config, envs, make_encoder, weights)
         graph = PolicyGraph(agent, has_masks=envs.mask_size > 0).eval()
-        recorded = _record(graph, envs, observations)
-        about = _description(graph, files, envs)
+        seen = list(islice(_play(graph, envs), math.ceil(observations / num_envs)))
+        about = {
+            "env": config.env.id,
+            "observation_space": str(envs.observation_space),
+            "action_space": str(envs.action_space),
+            "state_size": agent.state_size,
+            "inputs": graph.inputs,
+            "outputs": graph.outputs,
+            "commit": files.card.get("commit"),
+            "phasicrl": version("phasicrl"),
+        }
         output.parent.mkdir(parents=True, exist_ok=True)
-        untried = output.with_name(f".{output.stem}.tmp{output.suffix}")
+        temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
         try:
-            _write(graph, recorded[0][0], format, untried, about)
-            policy = open_policy(untried)
-            difference = max(_difference(policy, graph, *each) for each in recorded)
-            os.replace(untried, output)
+            _write(graph, seen[0], format, temporary, about)
+            policy = open_policy(temporary)
+            difference = max(_difference(policy, graph, inputs) for inputs in seen)
+            os.replace(temporary, output)
         finally:
-            untried.unlink(missing_ok=True)
-    return Export(output, about, num_envs * len(recorded), difference)
+            temporary.unlink(missing_ok=True)
+    return Export(output, about, num_envs * len(seen), difference)
 
 
-def _description(graph: PolicyGraph, files: RunDirectory, envs: VectorEnv) -> dict[str, Any]:
-    """What a file says of itself."""
-    return {
-        "env": files.config.env.id,
-        "observation_space": str(envs.observation_space),
-        "action_space": str(envs.action_space),
-        "state_size": graph.agent.state_size,
-        "inputs": graph.inputs,
-        "outputs": graph.outputs,
-        "commit": files.card.get("commit"),
-        "phasicrl": version("phasicrl"),
-    }
+def _import(package: str) -> Any:
+    return optional_module(package, f"ONNX needs {package}", "export")
 
 
-def _require(format: Format) -> None:
-    """Refuse a format whose packages are missing, before anything is computed."""
-    packages = ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ()
-    if missing := [name for name in packages if find_spec(name) is None]:
-        needed = f"ONNX needs {', '.join(missing)}"
-        raise ImportError(f"{needed}: pip install 'phasicrl[export]', or take --format torch")
-
-
-Recorded = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-"""Inputs of a graph, and what the agent itself makes of them."""
-
-
-def _record(graph: PolicyGraph, envs: VectorEnv, observations: int) -> list[Recorded]:
-    """Play, by drawn actions, until there are so many observations."""
-    recorded: list[Recorded] = []
-    generator = Generator().manual_seed(0)
+def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
+    """Act with sampled actions; yield the inputs of the graph at each step."""
+    agent, generator = graph.agent, Generator().manual_seed(0)
 
     def act(seen: Seen) -> tuple[Tensor, Tensor]:
         obs, first = seen.obs.unsqueeze(1), seen.first.unsqueeze(1)
         mask = None if seen.action_mask is None else seen.action_mask.unsqueeze(1)
-        said = graph.agent(obs, first, seen.state, mask)
-        inputs = graph.arguments(seen)
-        recorded.append((tuple(given.clone() for given in inputs), graph(*inputs)))
-        return graph.agent.policy_head.env_action(said.policy.sample(generator)[:, 0]), said.state
+        policy, state = agent.policy(obs, first, seen.state, mask)
+        return agent.policy_head.env_action(policy.sample(generator)[:, 0]), state
 
-    played = steps(act, envs, graph.agent.initial_state(envs.num_envs))
-    for _ in islice(played, math.ceil(observations / envs.num_envs)):
-        pass
-    return recorded
+    for seen, _ in steps(act, envs, agent.initial_state(envs.num_envs)):
+        yield tuple(tensor.clone() for tensor in graph.arguments(seen))
 
 
 def _write(
@@ -188,27 +173,25 @@ def _write(
     with _quiet():
         try:
             program = torch.export.export(graph, inputs, dynamic_shapes={"inputs": axes})
-        except Exception as error:  # whatever a network of one's own does
-            said = str(error).partition("\n")[0]
+        except Exception as error:  # a user's network may raise any error
             raise ValueError(
-                f"torch.export cannot follow this network: {said}; an encoder of your own has to "
-                "be free of what depends on the values of tensors"
+                f"torch.export cannot follow this network: {str(error).partition(chr(10))[0]}; "
+                "make your encoder independent of the values of tensors"
             ) from error
         if format == "torch":
             torch.export.save(program, output, extra_files={_KEY: json.dumps(about)})
         else:
-            names = list(graph.inputs), list(graph.outputs)
-            made = torch.onnx.export(
-                program, dynamo=True, input_names=names[0], output_names=names[1], verbose=False
-            )
-            assert made is not None, "asked with dynamo, it returns the program"
+            made: Any = torch.onnx.export(
+                program, dynamo=True, input_names=list(graph.inputs),
+                output_names=list(graph.outputs), verbose=False,
+            )  # fmt: skip
             made.model.metadata_props[_KEY] = json.dumps(about)
             made.save(output)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say of their own insides."""
+    """Silence the exporters' own warnings and log."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -220,51 +203,48 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _difference(
-    policy: PolicyFile, graph: PolicyGraph, inputs: tuple[Tensor, ...], said: tuple[Tensor, ...]
-) -> float:
-    """The largest difference between what a file says and what the agent says.
+def _difference(policy: PolicyFile, graph: PolicyGraph, inputs: tuple[Tensor, ...]) -> float:
+    """Return the largest difference between the outputs of a file and of the agent.
 
     Raises:
-        ValueError: it is larger than `TOLERANCE`, or an action is another.
+        ValueError: it is larger than `TOLERANCE`, or an action differs.
     """
     found = policy(dict(zip(graph.inputs, (each.numpy() for each in inputs), strict=True)))
     largest = 0.0
-    for name, tensor in zip(graph.outputs, said, strict=True):
-        wanted, got = tensor.numpy(), found[name]
+    for name, tensor in zip(graph.outputs, graph(*inputs), strict=True):
+        expected, got = tensor.numpy(), found[name]
         if name == "action" and not graph.agent.policy_head.num_continuous:
-            worst = float((wanted != got).any())
+            worst = float((expected != got).any())
         else:
-            worst = float((np.abs(got - wanted) / np.maximum(1, np.abs(wanted))).max())
+            worst = float((np.abs(got - expected) / np.maximum(1, np.abs(expected))).max())
         if not worst <= TOLERANCE:
             raise ValueError(
-                f"the exported policy does not say what the agent says: {name} is another by "
-                f"{worst:.2g}; this is a defect, please report it with config.json"
+                f"{name} of the exported policy differs from the agent's by {worst:.2g}; this is a "
+                "defect, please report it with config.json"
             )
         largest = max(largest, worst)
     return largest
 
 
 def policy_file(path: Path) -> Path:
-    """The file of an exported policy: the path itself, or what was exported last into a folder.
+    """Return an exported policy: the file itself, or the newest one in a folder.
 
     Args:
         path: a file of `export_policy`, or a run directory or package that has one.
 
     Raises:
-        ValueError: there is none, or it is none of ours.
+        ValueError: there is none.
     """
+    found = [path]
     if path.is_dir():
         found = [path / f"policy{suffix}" for suffix in SUFFIXES.values()]
-        there = [file for file in found if file.is_file()]
-        if not there:
-            raise ValueError(f"{path} has no exported policy; `phasicrl export {path}` writes it")
-        return max(there, key=lambda file: file.stat().st_mtime_ns)
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}; `phasicrl export RUN` writes one")
-    if path.suffix not in SUFFIXES.values():
-        raise ValueError(f"{path}: exported policies end with {' or '.join(SUFFIXES.values())}")
-    return path
+    found = [file for file in found if file.is_file() and file.suffix in SUFFIXES.values()]
+    if not found:
+        endings = " or ".join(SUFFIXES.values())
+        raise ValueError(
+            f"{path} has no exported policy ({endings}); `phasicrl export RUN` writes one"
+        )
+    return max(found, key=lambda file: file.stat().st_mtime_ns)
 
 
 def open_policy(path: Path) -> PolicyFile:
@@ -274,59 +254,43 @@ def open_policy(path: Path) -> PolicyFile:
         path: a file of `export_policy`, or a run directory or package that has one.
 
     Raises:
-        ValueError: there is none, or it is none of ours.
+        ValueError: there is none, or it is not one of ours.
         ImportError: `onnxruntime` is missing.
     """
     path = policy_file(path)
-    return _OnnxPolicy(path) if path.suffix == ".onnx" else _TorchPolicy(path)
-
-
-class _OnnxPolicy:
-    """A policy in onnxruntime, on the CPU."""
-
-    def __init__(self, path: Path) -> None:
-        _require("onnx")
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        try:
-            self._session = onnxruntime.InferenceSession(
-                path, options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # onnxruntime's errors have no common kind
-            raise ValueError(f"{path} cannot be read as ONNX: {error}") from None
-        self.about = _about(self._session.get_modelmeta().custom_metadata_map.get(_KEY), path)
-
-    def __call__(self, inputs: Arrays) -> Arrays:
-        names = list(self.about["outputs"])
-        said: Any = self._session.run(names, inputs)
-        return dict(zip(names, said, strict=True))
-
-
-class _TorchPolicy:
-    """A policy as a program of `torch.export`."""
-
-    def __init__(self, path: Path) -> None:
-        files: dict[str, Any] = {_KEY: ""}
-        try:
-            program = torch.export.load(path, extra_files=files)
-        except Exception as error:  # as above
-            raise ValueError(f"{path} cannot be read by torch.export: {error}") from None
-        self.about, self._module = _about(files[_KEY], path), program.module()
-
-    def __call__(self, inputs: Arrays) -> Arrays:
-        with torch.no_grad():
-            given = (torch.from_numpy(inputs[name]) for name in self.about["inputs"])
-            said = self._module(*given)
-        return {name: x.numpy() for name, x in zip(self.about["outputs"], said, strict=True)}
-
-
-def _about(text: str | None, path: Path) -> dict[str, Any]:
-    """The description in a file."""
+    is_onnx = path.suffix == ".onnx"
+    if is_onnx:
+        _import("onnxruntime")
+    try:
+        text, run = (_open_onnx if is_onnx else _open_torch)(path)
+    except Exception as error:  # onnxruntime's errors have no common class
+        kind = "ONNX" if is_onnx else "a program of torch.export"
+        raise ValueError(f"{path} cannot be read as {kind}: {error}") from None
     if not text:
-        raise ValueError(f"{path} was not written by `phasicrl export`: it does not say what it is")
-    return json.loads(text)
+        raise ValueError(f"{path} has no description; expected a file of `phasicrl export`")
+    return PolicyFile(json.loads(text), run)
+
+
+def _open_onnx(path: Path) -> tuple[str | None, Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    text = session.get_modelmeta().custom_metadata_map.get(_KEY)
+    return text, lambda inputs: session.run(None, inputs)
+
+
+def _open_torch(path: Path) -> tuple[str | None, Any]:
+    files: dict[str, Any] = {_KEY: ""}
+    module = torch.export.load(path, extra_files=files).module()
+
+    def run(inputs: Arrays) -> list[NDArray[Any]]:
+        with torch.no_grad():
+            outputs = module(*map(torch.from_numpy, inputs.values()))
+        return [tensor.numpy() for tensor in outputs]
+
+    return files[_KEY], run
 
 
 def play_exported(
@@ -339,24 +303,24 @@ def play_exported(
     make_env: Callable[[], gym.Env] | None = None,
     make_vector_env: MakeVectorEnv | None = None,
 ) -> Evaluation:
-    """Let an exported policy act in the environments of its run, by its likeliest actions.
+    """Run episodes with the most likely actions of an exported policy.
 
-    The episodes are those of `evaluate`, as long as environments, seed and number are the same.
+    The episodes are those of `evaluate` with the same environments, seed and number.
 
     Args:
-        run_dir: Run directory, which says what is played.
+        run_dir: Run directory, for the environments.
         file: The exported policy; else the run's own `policy.onnx` or `policy.pt2`, the newer one.
-        episodes: How many are played.
+        episodes: Number of episodes.
         levels: Procgen: the full distribution of levels, or those of the training.
-        seed: Another seed, other episodes.
-        make_env: what training was given, for runs on an environment of your own.
-        make_vector_env: what training was given, for runs on a vector environment of your own.
+        seed: Seed of the episodes.
+        make_env: environment of a run on your own environment.
+        make_vector_env: vector environment of a run on your own vector environment.
 
     Raises:
-        ValueError: not a run directory, no exported policy, or one of other inputs.
+        ValueError: not a run directory, no exported policy, or one for other spaces.
     """
     if episodes < 1:
-        raise ValueError(f"episodes is {episodes}; give at least 1")
+        raise ValueError(f"episodes is {episodes}; expected at least 1")
     files = RunDirectory(Path(run_dir))
     own = {"make_env": make_env, "make_vector_env": make_vector_env}
     config = files.config_for(**own)
@@ -364,25 +328,20 @@ def play_exported(
     num_envs = min(episodes, 16)
     envs = make_evaluation_envs(config, num_envs=num_envs, levels=levels, seed=seed, **own)
     with closing(envs):
-        _refuse_other_spaces(policy, envs, file or files.path)
+        for space in ("observation_space", "action_space"):
+            exported, here = policy.about[space], str(getattr(envs, space))
+            if exported != here:
+                raise ValueError(
+                    f"{file or files.path} was exported for the {space} {exported}, but "
+                    f"{envs.name} has {here}; give the run that it was exported from"
+                )
         layout = ObservationLayout(envs.observation_space)
 
         def act(seen: Seen) -> tuple[Tensor, Tensor]:
             inputs = named_inputs(layout, seen)
-            said = policy({name: inputs[name].numpy() for name in policy.about["inputs"]})
-            state = said.get("new_state", seen.state)
-            return torch.from_numpy(said["action"]), torch.as_tensor(state)
+            outputs = policy({name: inputs[name].numpy() for name in policy.about["inputs"]})
+            state = outputs.get("new_state", seen.state)
+            return torch.from_numpy(outputs["action"]), torch.as_tensor(state)
 
         state = torch.zeros(num_envs, policy.about["state_size"])
         return Evaluation("greedy", *play_episodes(act, envs, state, episodes=episodes), levels)
-
-
-def _refuse_other_spaces(policy: PolicyFile, envs: VectorEnv, path: Path) -> None:
-    """Refuse a policy that was made for other environments."""
-    for what in ("observation_space", "action_space"):
-        made_for, here = policy.about[what], str(getattr(envs, what))
-        if made_for != here:
-            raise ValueError(
-                f"{path} was exported for the {what} {made_for}, {envs.name} has {here}; "
-                "give the run that it was exported from"
-            )

@@ -1,4 +1,4 @@
-"""A policy as one graph that other tools can run. Kind: state (a module without effects)."""
+"""A policy as one graph for other tools. Kind: state (a module without effects)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from phasicrl.spaces import ObservationLayout, Path, assembled, at_path, place
 
 
 class PolicyGraph(nn.Module):
-    """One step of B environments: normalization, masks and memory inside, nothing remembered.
+    """One step of B environments, with normalization, masks and memory.
 
     Inputs, tensors `[B, …]` in this order:
-    - `obs`: what is observed; numbers as float32, images and others of bytes as uint8, members of
-      finite sets as int64 counted from zero. Of a `Dict` or `Tuple` space one input for each part:
-      `obs/KEY`.
-    - `first` bool and `state` float, with a memory alone: where an episode begins, and what
-      `new_state` was at the step before. Where `first` is true the state does not count.
-    - `action_mask` bool `[B, M]`, where environments give masks: what is allowed.
+    - `obs`: observation; numbers as float32, images and other bytes as uint8, members of finite
+      sets as int64 from zero. A `Dict` or `Tuple` space has one input for each part: `obs/KEY`.
+    - `first` bool and `state` float, only with a memory: whether an episode begins, and `new_state`
+      of the step before, which is ignored where `first` is true.
+    - `action_mask` bool `[B, M]`, only of environments with masks: allowed options.
 
     Outputs:
-    - `action`: the likeliest one, clipped, squashed and stretched as the environment wants it.
+    - `action`: the most likely action, clipped, squashed and rescaled for the environment.
     - `log_probs` `[B, M]`: of the options of all discrete components, in the order of a mask.
-    - `mean`, `std` `[B, n]`: of the continuous components, before they are squashed or clipped.
+    - `mean`, `std` `[B, n]`: of the continuous components, before squash and clip.
     - `value` `[B]`: V, in units of the rewards that were learned from.
-    - `new_state` `[B, H]`: with a memory alone.
+    - `new_state` `[B, H]`: only with a memory.
 
     Args:
-        agent: whose policy it is; in evaluation mode, on the CPU.
-        has_masks: whether environments give masks.
+        agent: agent in evaluation mode, on the CPU.
+        has_masks: whether environments have masks.
     """
 
     def __init__(self, agent: Agent, *, has_masks: bool) -> None:
@@ -41,7 +40,7 @@ class PolicyGraph(nn.Module):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What goes in, in order: the names, and what they are in words."""
+        """Names and descriptions of the inputs, in order."""
         about = {
             _name(leaf.path): f"observed, {_shape(*leaf.shape)} {leaf.dtype}"
             for leaf in self.agent.reader.layout.leaves
@@ -57,19 +56,19 @@ class PolicyGraph(nn.Module):
 
     @property
     def outputs(self) -> dict[str, str]:
-        """What comes out, in order: the names, and what they are in words."""
+        """Names and descriptions of the outputs, in order."""
         head = self.agent.policy_head
-        about = {"action": "the likeliest, as the environment gets it, options from zero"}
+        about = {"action": "most likely action for the environment, options from zero"}
         if head.mask_size:
             about["log_probs"] = "log-probability of each option, in a mask's order"
         if head.num_continuous:
-            of_both = "of the continuous components, before squash and clip"
-            about |= {"mean": of_both, "std": of_both}
+            continuous = "of the continuous components, before squash and clip"
+            about |= {"mean": continuous, "std": continuous}
         about["value"] = "expected discounted return, in units of the rewards learned"
         return about | ({"new_state": "the memory's"} if self.has_memory else {})
 
     def arguments(self, seen: Seen) -> tuple[Tensor, ...]:
-        """What is seen of B environments, as the inputs."""
+        """Return what B environments show as inputs."""
         named = named_inputs(self.agent.reader.layout, seen)
         return tuple(named[name] for name in self.inputs)
 
@@ -84,16 +83,16 @@ class PolicyGraph(nn.Module):
             num_envs = inputs[0].shape[0]
             first, state = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, 0)
         read = self.agent.reader.normalized(assembled(self.agent.reader.layout.space, parts))
-        said = self.agent.after_reading(read, first.unsqueeze(1), state, mask)
-        action = self.agent.policy_head.env_action(said.policy.mode()[:, 0])
+        output = self.agent.after_reading(read, first.unsqueeze(1), state, mask)
+        action = self.agent.policy_head.env_action(output.policy.mode()[:, 0])
         head = self.agent.policy_head
-        log_probs, mean, std = head.describe(said.policy.dist_params[:, 0])
+        log_probs, mean, std = head.describe(output.policy.dist_params[:, 0])
         numbers = [log_probs] * (head.mask_size > 0) + [mean, std] * (head.num_continuous > 0)
-        return (action, *numbers, said.value[:, 0], *([said.state] if self.has_memory else []))
+        return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
 
 def named_inputs(layout: ObservationLayout, seen: Seen) -> dict[str, Tensor]:
-    """What is seen of B environments, by the names of a graph's inputs."""
+    """Return what B environments show, by the names of a graph's inputs."""
     obs = layout.unpack(seen.obs)
     named = {_name(leaf.path): at_path(obs, leaf.path) for leaf in layout.leaves}
     named |= {"first": seen.first, "state": seen.state}
@@ -101,10 +100,10 @@ def named_inputs(layout: ObservationLayout, seen: Seen) -> dict[str, Tensor]:
 
 
 def _name(path: Path) -> str:
-    """What the input for a part of an observation is called."""
+    """Return the name of the input for a part of an observation."""
     return f"obs/{place(path)}" if path else "obs"
 
 
 def _shape(*sizes: int) -> str:
-    """The shape of a batch, in words."""
+    """Format the shape of a batch."""
     return f"[{', '.join(('B', *map(str, sizes)))}]"

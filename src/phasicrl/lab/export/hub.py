@@ -1,7 +1,7 @@
 """Packages on the Hugging Face Hub. Kind: effects (network).
 
-Up go the files of a package and nothing else. What comes down is checked before it is put in place:
-names, hashes, and that weights are safetensors. Nothing of it is run.
+Only the files of a package are uploaded. A download is checked before it is put in place: names,
+hashes, and that weights are safetensors. None of it is executed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ def push(
     """Upload a package of `phasicrl release`.
 
     Args:
-        package: Its folder.
-        repository: OWNER/NAME; it is made if there is none.
-        private: Whether others cannot see one that is made.
+        package: Folder of the package.
+        repository: OWNER/NAME; it is created if it does not exist.
+        private: Whether a new repository is hidden from others.
         dry_run: Check everything, upload nothing.
 
     Returns:
         The names of the files that were uploaded, or would be.
 
     Raises:
-        ValueError: not a package, one that was changed, or no name of a repository.
+        ValueError: not a package, one that was changed, or not a repository's name.
         ImportError: `huggingface_hub` is missing.
     """
-    _check_name(repository)
+    hub = _hub(repository)
     names = [*check_package(package), HASHES_FILE]
-    hub = _hub()
     if not dry_run:
         api = hub.HfApi()
         api.create_repo(repository, private=private, exist_ok=True)
@@ -52,21 +51,20 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
 
     Args:
         repository: OWNER/NAME.
-        output: The folder to be made; else `hub/OWNER-NAME`.
-        revision: A branch, a tag or a commit; none: what is newest.
+        output: New folder; else `hub/OWNER-NAME`.
+        revision: A branch, a tag or a commit; none: the newest.
 
     Returns:
         The folder: `evaluate`, `video`, `export` and `--init-from` take it as a run directory.
 
     Raises:
-        ValueError: there is such a folder already, or what came down is no whole package.
+        ValueError: the folder already exists, or the download is not a whole package.
         ImportError: `huggingface_hub` is missing.
     """
-    _check_name(repository)
+    hub = _hub(repository)
     output = output or Path("hub") / repository.replace("/", "-")
     if output.exists():
-        raise ValueError(f"{output} is there already; remove it, or choose another --output")
-    hub = _hub()
+        raise ValueError(f"output {output} already exists; remove it or choose another")
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".pull-") as folder:
         fetched = Path(folder) / "fetched"
@@ -74,7 +72,7 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
             repository, revision=revision, local_dir=str(fetched),
             allow_patterns=[*FILES, HASHES_FILE],
         )  # fmt: skip
-        shutil.rmtree(fetched / ".cache", ignore_errors=True)  # the client's own notes
+        shutil.rmtree(fetched / ".cache", ignore_errors=True)  # of the client
         try:
             check_package(fetched)
         except ValueError as error:
@@ -83,13 +81,8 @@ def pull(repository: str, *, output: Path | None = None, revision: str | None = 
     return output
 
 
-def _check_name(repository: str) -> None:
-    """Refuse what is no name of a repository."""
-    owner, slash, name = repository.partition("/")
-    if not (owner and slash and name) or "/" in name:
-        raise ValueError(f"{repository!r} is no repository; give OWNER/NAME")
-
-
-def _hub() -> Any:
-    """The client's module."""
+def _hub(repository: str) -> Any:
+    """Return the client's module, for a valid name of a repository."""
+    if len([part for part in repository.split("/") if part]) != 2 or repository.count("/") != 1:
+        raise ValueError(f"repository is {repository!r}; expected OWNER/NAME")
     return optional_module("huggingface_hub", "the hub needs huggingface_hub", "hub")

@@ -1,7 +1,7 @@
-"""Trained agents as files to give away. Kind: effects (files, environments).
+"""Trained agents as packages to publish. Kind: effects (files, environments).
 
-A package is a folder of fixed names: configuration, weights, how they were made, an evaluation, a
-page for people and a list of hashes. It can be used wherever a run directory is only read.
+A package is a folder of fixed names: configuration, weights, origin, an evaluation, a page for
+readers and a list of hashes. It can be used wherever a run directory is only read.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PAGE_FILE, EVALUATION_FILE, HASHES_FILE = "README.md", "evaluation.json", "SHA25
 NEEDED = (CONFIG_FILE, CARD_FILE, WEIGHTS_FILE, EVALUATION_FILE, PAGE_FILE)
 EVENTS_FILE = "training.tfevents"
 FILES = (*NEEDED, METRICS_FILE, EVENTS_FILE, "policy.onnx")
-"""All that a package may hold, beside the hashes of these."""
+"""Files that a package may hold, beside the list of their hashes."""
 _OF_CARD = ("seed", "own", "env_steps", "seconds", "environment", "plan", "versions", "commit")
-"""What of the card is given away: not the command, which has the folders of its machine."""
+"""Published entries of the card, without the command, which has folders of its machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Package:
     """A package that was written.
 
     Attributes:
-        path: of its folder.
-        evaluations: of the agent in it, greedy and sampled.
+        path: folder of the package.
+        evaluations: greedy and sampled evaluation of its agent.
     """
 
     path: Path
@@ -75,36 +75,43 @@ def release(
         runs: Run directories.
         output: Gets a folder for each package.
         best: Of the runs of an environment take the one with the highest return at its end.
-        weights: The last that were saved, or the best by the evaluations of the run.
-        episodes: Of the evaluation, for each way of choosing actions.
+        weights: The last weights, or the best by the evaluations of the run.
+        episodes: Episodes of the evaluation, for each way of choosing actions.
         onnx: Add `policy.onnx`, which other tools can run.
-        make_env: what training was given, for runs on an environment of your own.
-        make_vector_env: what training was given, for runs on a vector environment of your own.
-        make_encoder: what training was given, for runs with a network of your own.
+        make_env: environment of a run on your own environment.
+        make_vector_env: vector environment of a run on your own vector environment.
+        make_encoder: encoder of a run with your own network.
 
     Raises:
-        ValueError: not a run directory, one without weights, or a package that is there already.
+        ValueError: not a run directory, no weights yet, or an output folder that already exists.
     """
     if not runs:
-        raise ValueError("give at least one run directory")
+        raise ValueError("runs is empty; give at least one run directory")
     own = {"make_env": make_env, "make_vector_env": make_vector_env, "make_encoder": make_encoder}
-    places: dict[Path, tuple[RunDirectory, Config]] = {}
+    folders: dict[Path, tuple[RunDirectory, Config]] = {}
     for run in _best_of_each(runs) if best else [RunDirectory(Path(run)) for run in runs]:
         config = run.config_for(**own)
         env = config.env.id.rpartition(":")[2].replace("/", "-")
         path = output / f"{config.name}-{env}-s{config.seed}"
-        if path.exists() or path in places:
-            way = "remove it, or choose another --output"
-            raise ValueError(f"{path} is there already, or is to hold two runs; {way}")
-        places[path] = run, config
-    return [
-        _write(run, path, config, weights, episodes, onnx, own)
-        for path, (run, config) in places.items()
-    ]
+        if path.exists() or path in folders:
+            raise ValueError(f"output {path} already exists; remove it or choose another")
+        folders[path] = run, config
+    packages = []
+    for path, (run, config) in folders.items():
+        partial = path.with_name(f".{path.name}.part")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            found = _write(partial, run, config, weights, episodes, onnx, own)
+            partial.rename(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        packages.append(Package(path, tuple(found)))
+    return packages
 
 
 def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
-    """For each task the run that ended with the highest return, in the order given."""
+    """Choose for each task the run that ended with the highest return."""
     best: dict[Task, tuple[float, RunDirectory]] = {}
     for run in map(RunDirectory, map(Path, runs)):
         returns = [row[RETURN] for row in run.metrics(RETURN) if RETURN in row]
@@ -116,32 +123,11 @@ def _best_of_each(runs: Sequence[Path]) -> list[RunDirectory]:
 
 
 def _write(
-    run: RunDirectory,
-    path: Path,
-    config: Config,
-    weights: WeightsKind,
-    episodes: int,
-    onnx: bool,
-    own: dict[str, Any],
-) -> Package:
-    """Write one package, whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        found = _fill(partial, run, config, weights, episodes, onnx, own)
-        partial.rename(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return Package(path, tuple(found))
-
-
-def _fill(
-    partial: Path, run: RunDirectory, config: Config, weights: WeightsKind, episodes: int,
+    folder: Path, run: RunDirectory, config: Config, weights: WeightsKind, episodes: int,
     onnx: bool, own: dict[str, Any],
 ) -> Sequence[Evaluation]:  # fmt: skip
-    """Write the files of a package into a folder; returns what its agent reached."""
-    files, card = RunDirectory(partial), run.card
+    """Write the files of a package; returns the evaluations of its agent."""
+    files, card = RunDirectory(folder), run.card
     public = replace(config, output_dir="runs", init_from=None)
     files.write_config(public)
     tensors, env_steps = run.weights(weights), run.steps_of_weights(weights)
@@ -149,58 +135,52 @@ def _fill(
     files.write_card(kept | {"env_steps": env_steps})
     files.save_weights(tensors, env_steps=env_steps)
     if (run.path / METRICS_FILE).is_file():
-        shutil.copyfile(run.path / METRICS_FILE, partial / METRICS_FILE)
-    # A resumed run has several files, whose names have its machine's; their records may follow.
+        shutil.copyfile(run.path / METRICS_FILE, folder / METRICS_FILE)
+    # A resumed run has several files, named after its machine; their records can be joined.
     if events := sorted(run.path.glob("events.out.tfevents.*")):
-        (partial / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
-    found = evaluate(partial, episodes=episodes, **own)
+        (folder / EVENTS_FILE).write_bytes(b"".join(path.read_bytes() for path in events))
+    found = evaluate(folder, episodes=episodes, **own)
     files.write_json(EVALUATION_FILE, {
         "episodes": episodes, "seed": 0,
         "results": [each.to_dict() | {"returns": each.returns} for each in found],
     })  # fmt: skip
     if onnx:
-        export_policy(partial, **own)
-    (partial / PAGE_FILE).write_text(page(public, files.card, found), encoding="utf-8")
-    names = [name for name in FILES if (partial / name).is_file()]
-    hashes = "".join(f"{digest_of_file(partial / name)}  {name}\n" for name in names)
-    (partial / HASHES_FILE).write_text(hashes)
+        export_policy(folder, **own)
+    (folder / PAGE_FILE).write_text(page(public, files.card, found), encoding="utf-8")
+    names = [name for name in FILES if (folder / name).is_file()]
+    hashes = "".join(f"{digest_of_file(folder / name)}  {name}\n" for name in names)
+    (folder / HASHES_FILE).write_text(hashes)
     return found
 
 
 def check_package(path: Path) -> list[str]:
-    """Check that a package is whole: what was listed is there, unchanged, and nothing else.
-
-    Returns:
-        The names of its files, the list of hashes left out.
+    """Check that a package has exactly its listed files, unchanged; returns their names.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not a whole package.
     """
     if not (path / HASHES_FILE).is_file():
-        raise ValueError(
-            f"{path} is no package, it has no {HASHES_FILE}; `phasicrl release` makes one"
-        )
+        raise ValueError(f"{path} has no {HASHES_FILE}; expected a package of `phasicrl release`")
     pairs = [line.split() for line in read_text(path / HASHES_FILE).splitlines()]
     listed = {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
     if len(listed) < len(pairs) or not set(NEEDED) <= set(listed) <= set(FILES):
         raise ValueError(f"{path / HASHES_FILE} does not list the files of a package")
-    there = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-    if others := sorted(there - {*listed, HASHES_FILE}):
-        raise ValueError(f"{path} holds what it does not list: {', '.join(others)}")
-    for name, wanted in listed.items():
+    present = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    if others := sorted(present ^ {*listed, HASHES_FILE}):
+        raise ValueError(f"{path} has other files than it lists: {', '.join(others)}")
+    for name, digest in listed.items():
         file = path / name
-        if file.is_symlink() or not file.is_file():
-            raise ValueError(f"{path} lists {name}, which is no file there")
-        if digest_of_file(file) != wanted:
-            raise ValueError(f"{file} is not what was packed: its SHA-256 is another")
+        if file.is_symlink() or not file.is_file() or digest_of_file(file) != digest:
+            raise ValueError(f"{file} was changed: its SHA-256 differs from the listed one")
     return list(listed)
 
 
 def page(config: Config, card: dict[str, Any], found: Sequence[Evaluation]) -> str:
-    """The package's page, with the head that model hubs read (YAML, of which JSON is a part)."""
+    """Return the package's page, with the metadata that model hubs read (YAML, as JSON)."""
     env, kind = config.env.id.rpartition(":")[2], "PPG" if config.has_auxiliary_phase else "PPO"
-    greedy = found[0].to_dict()
-    score = f"{greedy['mean_return']:.2f} +/- {greedy['std_return']:.2f}"
+    title = re.sub(r"([\\`*_\[\]|~!])", r"\\\1", html.escape(env))
+    reports: list[Any] = [each.to_dict() for each in found]
+    score = f"{reports[0]['mean_return']:.2f} +/- {reports[0]['std_return']:.2f}"
     metric = {"type": "mean_reward", "value": score, "name": "mean_reward", "verified": False}
     task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
     results = [{"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}]
@@ -209,32 +189,21 @@ def page(config: Config, card: dict[str, Any], found: Sequence[Evaluation]) -> s
         "tags": [env, "deep-reinforcement-learning", "reinforcement-learning", kind.lower()],
         "model-index": [{"name": config.name, "results": results}],
     }
-    rows = [_row(each) for each in found]
+    rows = [
+        f"| {each['policy']} | {each['mean_return']:.2f} | {each['interval_95'][0]:.2f} to "
+        f"{each['interval_95'][1]:.2f} | {each['std_return']:.2f} | {each['episodes']} |"
+        for each in reports
+    ]
     lines = [
         "---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", "",
-        f"# {kind} on {_escaped(env)}", "",
+        f"# {kind} on {title}", "",
         f"{card.get('env_steps', 0):,} environment steps, seed {config.seed}, "
         f"commit {card.get('commit') or 'unknown'}.", "",
         "| actions | mean return | 95 % interval | deviation | episodes |",
         "|---|---|---|---|---|", *rows, "",
         "```sh", "phasicrl evaluate .", "phasicrl train --from config.json   # train it again",
         "```", "",
-        "Weights are in `agent.safetensors`, how they were made in `config.json` and `card.json`,",
-        "every return of the evaluation in `evaluation.json`. No file here holds code.",
+        "Weights are in `agent.safetensors`, configuration and origin in `config.json` and",
+        "`card.json`, all returns in `evaluation.json`. No file here holds code.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    """Text that is neither HTML nor Markdown."""
-    return re.sub(r"([\\`*_\[\]|~!])", r"\\\1", html.escape(text))
-
-
-def _row(found: Evaluation) -> str:
-    """An evaluation as a row of the page's table."""
-    numbers: Any = found.to_dict()
-    low, high = numbers["interval_95"]
-    return (
-        f"| {found.policy} | {numbers['mean_return']:.2f} | {low:.2f} to {high:.2f} "
-        f"| {numbers['std_return']:.2f} | {numbers['episodes']} |"
-    )

@@ -45,7 +45,7 @@ def film(
         policy: Sampled or most likely actions.
         levels: Procgen: the full distribution of levels, or those of the training.
         seed: Seed of the episodes.
-        fps: Images per second.
+        fps: Images a second.
         size: Minimum height and width in pixels; images are enlarged by whole factors.
         overlay: Show the return so far, the value and the policy under each image.
         make_env: environment of a run on your own environment.
