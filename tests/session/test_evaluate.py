@@ -173,10 +173,7 @@ def test_agents_trained_on_some_levels_are_evaluated_on_all_unless_asked_otherwi
     config = replace(preset, env=replace(preset.env, num_levels=200))
     make_evaluation_envs(config, num_envs=4, levels="unseen", seed=0)
     make_evaluation_envs(config, num_envs=4, levels="train", seed=0)
-    assert [(env.num_levels, env.num_envs) for env in seen] == [
-        (0, 4),
-        (200, 4),
-    ]
+    assert [(env.num_levels, env.num_envs) for env in seen] == [(0, 4), (200, 4)]
 
 
 def test_both_kinds_of_levels_one_after_the_other_and_their_gap(tmp_path: Path) -> None:

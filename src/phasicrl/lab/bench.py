@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from phasicrl.algorithm import learn
@@ -64,10 +63,10 @@ class Report:
         split: share of each part in the time of the whole loop.
         passes: passes of a step's observation through the networks: forward, and with backward.
         gflops_per_step: floating-point operations of the networks per environment step, in 10⁹.
-        peak_memory: most memory that the process has held, in bytes.
-        peak_gpu_memory: most memory of the GPU that tensors took, in bytes; 0 without one.
+        peak_memory: peak memory of the process, in bytes.
+        peak_gpu_memory: peak memory of tensors on the GPU, in bytes; 0 without one.
         buffer: memory of the phase buffer, in bytes.
-        notes: how the configuration or its execution was changed; the most expensive kernels.
+        notes: changes of the configuration or its execution; the most expensive kernels.
     """
 
     config: Config
@@ -111,19 +110,19 @@ def measure(
     over everything.
 
     Args:
-        config: what to train; its budget, displays, checkpoints and evaluations are ignored.
-        seconds: How long the whole loop is measured, after it has warmed up; at least three
-            iterations (with PPG phases).
-        make_env: makes one of your own Gymnasium environments, as for `train`.
-        make_vector_env: makes a vector environment of your own, as for `train`.
-        trace: Gets every kernel up to and with one more auxiliary phase, if there is one;
+        config: run to measure; its budget, displays, checkpoints and evaluations are ignored.
+        seconds: Duration of the measurement after a warm-up; at least three iterations (with PPG
+            phases).
+        make_env: environment of your own, as for `train`.
+        make_vector_env: vector environment of your own, as for `train`.
+        trace: File for every kernel up to the end of one more auxiliary phase, if there is one;
             chrome://tracing and ui.perfetto.dev show it.
 
     Raises:
-        ValueError: `seconds` is no length of time, or a configuration that cannot work here.
+        ValueError: `seconds` is not positive and finite, or a configuration that cannot work here.
     """
     if not 0 < seconds < math.inf:
-        raise ValueError(f"seconds is {seconds}; give a number above zero, for example 30")
+        raise ValueError(f"seconds is {seconds}; expected a positive number, such as 30")
     notes: list[str] = []
     config = _shorten(config, notes.append)
     with tempfile.TemporaryDirectory() as folder:
@@ -138,17 +137,11 @@ def measure(
             if run.compute.plan.on_gpu:
                 machine["device"] = torch.cuda.get_device_name(run.compute.device)
             return Report(
-                config=config,
-                machine=machine,
-                rates=(*rates, limit),
-                split=split,
-                passes=passes,
-                gflops_per_step=flops / 1e9,
-                peak_memory=peak_memory(),
-                peak_gpu_memory=torch.cuda.max_memory_allocated(),
-                buffer=sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
-                notes=tuple(notes),
-            )
+                config, machine, (*rates, limit), split, passes, flops / 1e9, peak_memory(),
+                torch.cuda.max_memory_allocated(),
+                sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
+                tuple(notes),
+            )  # fmt: skip
 
 
 def _shorten(config: Config, say: Callable[[str], None]) -> Config:
@@ -172,33 +165,36 @@ def _shorten(config: Config, say: Callable[[str], None]) -> Config:
 
 def _whole_loop(run: Run, seconds: float) -> tuple[list[Rate], dict[str, float]]:
     """Train whole periods; return the rates of the loop and its halves, and the split of time."""
-    records: list[Record] = []
-    times: list[float] = []
-    length = run.config.period
+    length, parts = run.config.period, ("rollout", "policy", "value", "auxiliary")
+    spent: list[list[float]] = []  # seconds of each period: in total, and of each part
+    iterations: list[Record] = []
+    started = begun = perf_counter()
 
     def note(_: Run, record: Record) -> Literal["stop"] | None:
-        records.append(record)
-        times.append(perf_counter())
-        enough = len(records) >= 4 * length and times[-1] - times[length - 1] >= seconds
-        return "stop" if enough and len(records) % length == 0 else None
+        nonlocal started, begun
+        iterations.append(record)
+        if len(iterations) < length:
+            return None
+        times = [sum(row.get(f"time/{part}", 0.0) for row in iterations) for part in parts]
+        now = perf_counter()
+        spent.append([now - started, *times])
+        started, begun = now, now if len(spent) == 1 else begun  # the first period warms up
+        iterations.clear()
+        return "stop" if len(spent) >= 4 and now - begun >= seconds else None
 
     learn(run, note)
-    spent: dict[str, list[float]] = {"whole loop": []}  # seconds of each period after the first
-    parts = ("rollout", "policy", "value", "auxiliary")
-    for first in range(length, len(records), length):
-        spent["whole loop"].append(times[first + length - 1] - times[first - 1])
-        for part in parts:
-            inside = (row.get(f"time/{part}", 0.0) for row in records[first : first + length])
-            spent.setdefault(part, []).append(sum(inside))
-    steps, total = run.config.batch_size * length, sum(spent["whole loop"])
-    updates = map(sum, zip(*(spent[part] for part in parts[1:]), strict=True))
-    split = {part: share for part in parts if (share := sum(spent[part]) / total)}
+    steps, whole, rollout, *updates = (
+        run.config.batch_size * length,
+        *zip(*spent[1:], strict=True),
+    )
+    shares = [sum(times) / sum(whole) for times in (rollout, *updates)]
+    split = {part: share for part, share in zip(parts, shares, strict=True) if share}
     rates = [
-        _rate("whole loop", [steps / x for x in spent["whole loop"]]),
-        _rate("rollout", [steps / x for x in spent["rollout"]]),
-        _rate("update", [steps / x for x in updates]),
+        _rate("whole loop", [steps / x for x in whole]),
+        _rate("rollout", [steps / x for x in rollout]),
+        _rate("update", [steps / sum(times) for times in zip(*updates, strict=True)]),
     ]
-    return rates, split | {"everything else": 1 - sum(split.values())}
+    return rates, split | {"everything else": 1 - sum(shares)}
 
 
 def _write_trace(run: Run, path: Path) -> str:
@@ -213,7 +209,7 @@ def _write_trace(run: Run, path: Path) -> str:
 
 
 class _Pass(NamedTuple):
-    """One kind of pass through the networks, and how often a step's observation takes it."""
+    """A kind of pass through the networks, and its number for each observation."""
 
     kind: str
     backward: bool
@@ -222,60 +218,50 @@ class _Pass(NamedTuple):
 
 
 def _passes(run: Run) -> list[_Pass]:
-    """Return all passes that a step's observation takes."""
-    ppo, aux = run.config.ppo, run.config.aux
+    """Return the passes of acting and of all epochs.
+
+    Further passes without gradients, such as those that measure divergences, are left out.
+    """
     names = {(True, True): "policy and value", (True, False): "policy", (False, True): "value"}
-    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in ppo.epoch_schedule]
+    passes = [_Pass(names[kind], True, "policy", 1.0) for kind in run.config.ppo.epoch_schedule]
     passes.append(_Pass("policy and value", False, "policy", 1.0))  # acting
-    if ppo.recompute_advantages:
-        passes.append(_Pass("value", False, "value", len(ppo.epoch_schedule) - 1))
-    with_policy, proximal = sum(policy for policy, _ in ppo.epoch_schedule), run.learner.proximal
-    num_comparisons = ppo.uses_kl + (proximal is not None)  # by each epoch, or minibatch
-    once = ppo.kl_penalty > 0 and ppo.kl_estimate == "exact" and proximal is None  # π_old
-    passes.append(_Pass("policy", False, "policy", num_comparisons * with_policy + once))
     if run.config.has_auxiliary_phase:
         passes.append(_Pass("policy and value", True, "aux", run.config.aux_passes))
-        passes.append(_Pass("policy", False, "aux", 1 / aux.run_every))
-        if aux.recompute_targets:
-            passes.append(_Pass("value", False, "value", 1 / aux.run_every))
-    return [each for each in passes if each.times]
+    return passes
 
 
 def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     """Time bare forward and backward passes, as many as a step needs, eagerly.
 
     Returns:
-        Their rate, how many of each kind there are, and FLOP per step.
+        Their rate, the number of each kind, and FLOP per step.
     """
     agent, rollout = run.agent, run.buffer.rollout(0)
     segments = rollout.policy_samples(rollout.value_target)
     samples = segments if segments.has_memory else segments.as_transitions()
     minibatch = samples.take(slice(0, len(samples) // run.config.ppo.num_minibatches))
-
-    def compute(each: _Pass, piece: PolicySamples) -> Tensor:
-        conditions = (piece.obs, piece.first, piece.state)
-        precision = run.compute.precision(each.phase)
-        if each.kind == "value":
-            return agent.value(*conditions, precision=precision).sum()
-        if each.kind == "policy":
-            policy, _ = agent.policy(*conditions, piece.action_mask, precision=precision)
-            return policy.dist_params.sum()
-        output = agent(*conditions, piece.action_mask, precision=precision)
-        aux = 0.0 if output.aux_value is None else output.aux_value.sum()
-        return output.policy.dist_params.sum() + output.value.sum() + aux
-
-    def call(each: _Pass, piece: PolicySamples) -> None:
-        with torch.set_grad_enabled(each.backward):
-            result = compute(each, piece)
-        if each.backward:
-            result.backward()
-            agent.zero_grad(set_to_none=True)
-
     passes = _passes(run)
     pieces = [next(run.compute.pieces(minibatch, phase=each.phase))[0] for each in passes]
-    work = list(zip(passes, pieces, strict=True))
+
+    def call(each: _Pass, piece: PolicySamples) -> None:
+        inputs = (piece.obs, piece.first, piece.state)
+        precision = run.compute.precision(each.phase)
+        with torch.set_grad_enabled(each.backward):
+            if each.kind == "value":
+                outputs = [agent.value(*inputs, precision=precision)]
+            elif each.kind == "policy":
+                policy, _ = agent.policy(*inputs, piece.action_mask, precision=precision)
+                outputs = [policy.dist_params]
+            else:
+                output = agent(*inputs, piece.action_mask, precision=precision)
+                outputs = [output.policy.dist_params, output.value]
+                outputs += [] if output.aux_value is None else [output.aux_value]
+        if each.backward:
+            sum(tensor.sum() for tensor in outputs).backward()  # type: ignore[union-attr]
+            agent.zero_grad(set_to_none=True)
+
     flops = 0.0
-    for each, piece in work:  # warms up, too
+    for each, piece in zip(passes, pieces, strict=True):  # a warm-up, too
         with FlopCounterMode(display=False) as counter:
             call(each, piece)
         flops += each.times * counter.get_total_flops() / piece.first.numel()
@@ -287,13 +273,12 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
             call(each, piece)
             calls += 1
         run.compute.wait()
-        return (perf_counter() - start) / calls / piece.first.numel()
+        return each.times * (perf_counter() - start) / calls / piece.first.numel()
 
-    rounds = [sum(each.times * seconds_of(each, piece) for each, piece in work) for _ in range(3)]
-    counts = {
-        "forward and backward": sum(each.times for each in passes if each.backward),
-        "forward": sum(each.times for each in passes if not each.backward),
-    }
+    rounds = [sum(map(seconds_of, passes, pieces)) for _ in range(3)]
+    counts = {"forward and backward": 0.0, "forward": 0.0}
+    for each in passes:
+        counts["forward and backward" if each.backward else "forward"] += each.times
     return _rate("networks alone", [1 / seconds for seconds in rounds]), counts, flops
 
 
@@ -303,20 +288,18 @@ def _rate(name: str, values: Sequence[float]) -> Rate:
 
 def print_report(report: Report) -> None:
     """Print the report as text."""
-    env, gflops = report.config.env, report.gflops_per_step
+    env = report.config.env
     print(f"{report.config.name} on {env.id}, {env.num_envs} environments")
     print("steps per second (slowest to fastest)")
     for rate in report.rates:
         print(f"  {rate.name:14} {rate.per_second:11,.0f} ({rate.low:,.0f} to {rate.high:,.0f})")
     print("time:", ", ".join(f"{part} {share:.0%}" for part, share in report.split.items()))
     passes = " and ".join(f"{number:g} × {kind}" for kind, number in report.passes.items())
+    gflops = report.gflops_per_step * report.rate("whole loop")
     print(
-        f"networks: {passes}, {gflops * 1e3:,.1f} MFLOP a step, "
-        f"{gflops * report.rate('whole loop'):,.1f} GFLOP/s; the whole loop runs at "
-        f"{report.share_of_limit:.0%} of the networks alone, run eagerly"
+        f"networks: {passes}, {report.gflops_per_step * 1e3:,.1f} MFLOP a step, {gflops:,.1f} "
+        f"GFLOP/s; the whole loop runs at {report.share_of_limit:.0%} of the networks alone"
     )
-    print(
-        f"peak memory: {report.peak_memory / 1e9:.2f} GB, GPU {report.peak_gpu_memory / 1e9:.2f} "
-        f"GB; phase buffer {report.buffer / 1e9:.2f} GB"
-    )
+    gigabytes = (x / 1e9 for x in (report.peak_memory, report.peak_gpu_memory, report.buffer))
+    print("memory: peak {:.2f} GB, GPU {:.2f} GB, phase buffer {:.2f} GB".format(*gigabytes))
     print(*report.notes, sep="\n")

@@ -41,10 +41,7 @@ def main() -> None:
         for index, name in enumerate(measures)
     }
     points, intervals = library.get_interval_estimates(
-        {"pair": (mine, theirs)},
-        metrics.probability_of_improvement,
-        reps=FEWER,
-        random_state=draw,
+        {"pair": (mine, theirs)}, metrics.probability_of_improvement, reps=FEWER, random_state=draw
     )
     found["improvement"] = [float(points["pair"]), *map(float, intervals["pair"].ravel())]
     shares, edges = library.create_performance_profile(

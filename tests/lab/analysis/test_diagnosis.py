@@ -33,11 +33,7 @@ def spiked(value: float) -> np.ndarray:
 
 
 SICK = {
-    "No progress": (
-        "charts/episodic_return_100",
-        np.tile([20.0, 22.0], 20),
-        "21 in the last",
-    ),
+    "No progress": ("charts/episodic_return_100", np.tile([20.0, 22.0], 20), "21 in the last"),
     "Dead value function": ("losses/explained_variance", np.full(40, 0.01), "0.01"),
     "KL spike": ("losses/approx_kl", spiked(0.35), "iteration 17 changed the policy by 0.35"),
     "Clip fraction saturated": ("losses/clipfrac", np.full(40, 0.6), "60%"),

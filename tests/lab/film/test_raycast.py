@@ -82,10 +82,7 @@ def test_what_faces_the_camera_is_bright_and_edges_are_dark() -> None:
         ('rgba="1 0 0 1"', (255, 0, 0)),
         ('material="green"', (0, 255, 0)),
         # A color of its own comes before the material's.
-        (
-            'material="green" rgba="1 0 0 1"',
-            (255, 0, 0),
-        ),
+        ('material="green" rgba="1 0 0 1"', (255, 0, 0)),
     ],
 )
 def test_colors_are_those_that_mujoco_would_show(
