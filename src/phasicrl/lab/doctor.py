@@ -13,48 +13,40 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from rich.table import Table
 from rich.text import Text
 
+from phasicrl.config import EnvConfig
 from phasicrl.envs import native
-from phasicrl.envs.envpool import PROCGEN, import_envpool, task_families
-from phasicrl.envs.gymnasium import GymnasiumEnv, made_by_id
+from phasicrl.envs.make import make_envs
 from phasicrl.host import machine
 
 Status = Literal["ok", "warning", "missing", "broken"]
 
-_ENVPOOL = "from phasicrl.lab.doctor import step_envpool; print(step_envpool({!r}))"
-_GYMNASIUM = "from phasicrl.lab.doctor import step_gymnasium; print(step_gymnasium())"
-_FFMPEG = "import imageio_ffmpeg as x; print(x.__version__, 'ffmpeg', x.get_ffmpeg_version())"
+_FFMPEG = "import imageio_ffmpeg as x; print('ffmpeg', x.get_ffmpeg_version())"
 PROBES = {
-    "EnvPool Procgen": ("envpool", "procgen", _ENVPOOL.format("StarpilotEasy-v0")),
-    "EnvPool Atari": ("envpool", "envpool", _ENVPOOL.format("Pong-v5")),
-    "EnvPool MuJoCo": ("envpool", "envpool", _ENVPOOL.format("Ant-v4")),
-    "EnvPool classic control": ("envpool", "envpool", _ENVPOOL.format("CartPole-v1")),
-    "Gymnasium": ("gymnasium", "all", _GYMNASIUM),
-    "MuJoCo of Gymnasium, films": ("mujoco", "mujoco", "import mujoco as x; print(x.__version__)"),
+    "EnvPool Procgen": ("envpool", "procgen", "procgen:starpilot"),
+    "EnvPool Atari": ("envpool", "envpool", "envpool:Pong-v5"),
+    "EnvPool MuJoCo": ("envpool", "envpool", "envpool:Ant-v4"),
+    "EnvPool classic control": ("envpool", "envpool", "envpool:CartPole-v1"),
+    "Gymnasium": ("gymnasium", "all", "gymnasium:CartPole-v1"),
+    "MuJoCo of Gymnasium, films": ("mujoco", "mujoco", "import mujoco; print('works')"),
     "video": ("imageio-ffmpeg", "video", _FFMPEG),
-    "plotting": ("matplotlib", "plot", "import matplotlib as x; print(x.__version__)"),
-    "TensorBoard": ("tensorboard", "tensorboard", "import tensorboard as x; print(x.__version__)"),
+    "plotting": ("matplotlib", "plot", "import matplotlib; print('works')"),
+    "TensorBoard": ("tensorboard", "tensorboard", "import tensorboard; print('works')"),
 }
-"""For each name a package, the extra that brings it, and a program that prints what it found."""
+"""Package, extra that brings it, and an environment to step or a program to run, by name."""
 
 PROBE_SECONDS = 120.0
 GIB = 2**30
 ENOUGH_MEMORY, ENOUGH_DISK = 4 * GIB, 5 * GIB
-"""Below these a Procgen run with the paper's settings becomes tight.
-
-One phase stores 6.4 GB of images in full.
-"""
-_LESS_MEMORY = "fewer env.num_envs or a shorter aux.every need less"
-_OTHER_DISK = "runs write checkpoints here; choose another output_dir"
-
+"""Below these a Procgen run with the paper's settings, whose phases store 6.4 GB, becomes tight."""
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "bold red"}
 
 
@@ -63,9 +55,9 @@ class Check:
     """Result of one check.
 
     Attributes:
-        name: what was checked.
-        status: `ok`; `warning`: works, but; `missing`: not installed; `broken`: installed, and does
-            not work.
+        name: name of the check.
+        status: `ok`; `warning`: works, with a limitation; `missing`: not installed; `broken`:
+            installed, but does not work.
         found: result in a few words.
         remedy: what to do; empty if nothing.
     """
@@ -80,6 +72,8 @@ def diagnose() -> list[Check]:
     """Return what works on this machine, and remedies for what does not; takes some seconds."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    disk, other = shutil.disk_usage(".").free, "runs write here; choose another output_dir"
+    fewer = "fewer env.num_envs or a shorter aux.every need less"
     with ThreadPoolExecutor() as pool:
         probes = list(pool.map(_probe, PROBES))
     return [
@@ -88,8 +82,8 @@ def diagnose() -> list[Check]:
         _gpu(),
         _cpu(),
         *probes,
-        _space("memory", machine.free_memory(), ENOUGH_MEMORY, _LESS_MEMORY),
-        _space("disk", shutil.disk_usage(".").free, ENOUGH_DISK, _OTHER_DISK),
+        _space("memory", machine.free_memory(), ENOUGH_MEMORY, fewer),
+        _space("disk", disk, ENOUGH_DISK, other),
     ]
 
 
@@ -105,32 +99,21 @@ def as_table(checks: Iterable[Check]) -> Table:
     return table
 
 
-def step_envpool(task_id: str) -> str:
-    """Step one environment of an EnvPool task; describe its observations.
+def step_env(env_id: str) -> str:
+    """Step one environment; describe its observations.
 
     Raises:
         RuntimeError: an image is black.
     """
-    is_procgen = task_families()[task_id] == PROCGEN
-    libraries = f"; Qt: {native.ensure_qt()}" if is_procgen else ""
-    pool = import_envpool(procgen=is_procgen).make_gymnasium(task_id, num_envs=1, seed=1)
-    obs, _ = pool.reset()
-    pool.step(np.zeros((1, *pool.action_space.shape), pool.action_space.dtype))
-    if obs.dtype == np.uint8 and not obs.any():
+    with closing(make_envs(EnvConfig(id=env_id), num_envs=1, seed=1)) as envs:
+        obs, space = envs.reset(), envs.action_space
+        envs.step(torch.zeros(1, *space.shape or (), dtype=getattr(torch, str(space.dtype))))
+    if obs.dtype == torch.uint8 and not obs.any():
         raise RuntimeError("every pixel of the first image is black")
-    version, shape = machine.package_version("envpool"), " × ".join(map(str, obs.shape[1:]))
-    libraries += f"; graphics: {native.ensure_graphics()}"
-    return f"{version}, {task_id}: {shape} {obs.dtype}{libraries}"
-
-
-def step_gymnasium() -> str:
-    """Step CartPole through our adapter of Gymnasium."""
-    task_id = "CartPole-v1"
-    envs = GymnasiumEnv(made_by_id(task_id), num_envs=2, seed=1, name=f"gymnasium:{task_id}")
-    envs.reset()
-    envs.step(np.zeros(2, np.int64))
-    envs.close()
-    return f"{machine.package_version('gymnasium')}, {task_id} steps"
+    libraries = f"; Qt: {native.ensure_qt()}" if env_id.startswith("procgen:") else ""
+    if not env_id.startswith("gymnasium:"):
+        libraries += f"; graphics: {native.ensure_graphics()}"
+    return f"{env_id}: {' × '.join(map(str, obs.shape[1:]))} {obs.dtype}{libraries}"
 
 
 def _probe(name: str) -> Check:
@@ -139,6 +122,8 @@ def _probe(name: str) -> Check:
     if machine.package_version(package) is None:
         remedy = f"pip install 'phasicrl[{extra}]'"
         return Check(name, "missing", f"{package} is not installed", remedy)
+    if code.partition(":")[0] in ("procgen", "envpool", "gymnasium"):
+        code = f"from phasicrl.lab.doctor import step_env; print(step_env({code!r}))"
     words = [sys.executable, "-c", code]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_SECONDS)
@@ -146,17 +131,16 @@ def _probe(name: str) -> Check:
         found = f"no answer within {PROBE_SECONDS:g} s"
         return Check(name, "broken", found, "try again on an idle machine")
     if done.returncode == 0:
-        return Check(name, "ok", done.stdout.splitlines()[-1])
-    found = (done.stderr.strip() or "no message").splitlines()[-1]
+        found = f"{machine.package_version(package)}: {done.stdout.splitlines()[-1]}"
+        return Check(name, "ok", found)
+    found, remedy = (done.stderr.strip() or "no message").splitlines()[-1], ""
     if any(library in found for library in native.GRAPHICS_LIBRARIES):
         remedy = native.GRAPHICS_REMEDIES
     elif "Qt" in found:
         remedy = native.QT_REMEDIES
-    else:
-        remedy = f"pip install --force-reinstall {package}"
     if done.returncode < 0:
         found = f"{signal.Signals(-done.returncode).name}: {found}"
-    return Check(name, "broken", found, remedy)
+    return Check(name, "broken", found, remedy or f"pip install --force-reinstall {package}")
 
 
 def _gpu() -> Check:
@@ -171,13 +155,13 @@ def _gpu() -> Check:
 
 
 def _cpu() -> Check:
-    limits = f"affinity {len(os.sched_getaffinity(0))}"
-    if (quota := machine.cgroup_quota()) is not None:
-        limits += f", container's limit {quota:.3g}"
+    quota, limits = machine.cgroup_quota(), f"affinity {len(os.sched_getaffinity(0))}"
+    limits += f", container's limit {quota:.3g}" if quota is not None else ""
     return Check("CPU", "ok", f"{machine.num_cores()} of {os.cpu_count()} cores used ({limits})")
 
 
 def _space(name: str, free: int | None, enough: int, remedy: str) -> Check:
-    found = "unknown on this system" if free is None else f"{free / GIB:.1f} GiB free"
-    is_enough = free is None or free >= enough
-    return Check(name, "ok", found) if is_enough else Check(name, "warning", found, remedy)
+    if free is None:
+        return Check(name, "ok", "unknown on this system")
+    found = f"{free / GIB:.1f} GiB free"
+    return Check(name, "ok", found) if free >= enough else Check(name, "warning", found, remedy)

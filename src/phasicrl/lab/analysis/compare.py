@@ -20,22 +20,11 @@ from typing import Any, Literal
 import numpy as np
 
 from phasicrl.config_io import printable
+from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, run_curves
 from phasicrl.lab.analysis.plot import STYLE, require_matplotlib, save_figure, stem_of, steps_text
 from phasicrl.lab.analysis.references import WINDOW, last_step, reference_curves
-from phasicrl.lab.analysis.scores import (
-    MEASURES,
-    PROCGEN_BOUNDS,
-    Estimate,
-    estimate,
-    median_steps,
-    normalized,
-    number_text,
-    performance_profile,
-    probability_of_improvement,
-    score_matrix,
-    steps_to_reach,
-)
+from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, number_text
 
 Units = Literal["raw", "procgen-easy", "procgen-easy-paper", "procgen-hard"]
 _COLUMNS = (
@@ -251,10 +240,10 @@ def _result(curve: Curve, at: float, target: float | None) -> Result:
     # Recorded rows, since interpolated ones would reach the target at other steps.
     points, end = curve.points or [(curve.steps, run) for run in curve.runs], curve.steps[-1]
     reached = tuple(
-        steps_to_reach(steps[steps <= end], values[steps <= end], target)
+        measures.steps_to_reach(steps[steps <= end], values[steps <= end], target)
         for steps, values in points
     )
-    return replace(result, reached=reached, reaches=median_steps(reached))
+    return replace(result, reached=reached, reaches=measures.median_steps(reached))
 
 
 def _scores(curve: Curve, at: float) -> Array:
@@ -277,8 +266,8 @@ def _in_units(curve: Curve, units: Units) -> Curve:
     if units == "raw":
         return curve
     bounds = bounds_of(curve.task, units)
-    points = [(steps, normalized(values, bounds)) for steps, values in curve.points]
-    return replace(curve, runs=normalized(curve.runs, bounds), points=points)
+    points = [(steps, measures.normalized(values, bounds)) for steps, values in curve.points]
+    return replace(curve, runs=measures.normalized(curve.runs, bounds), points=points)
 
 
 def bounds_of(task: Task, units: Units) -> tuple[float, float]:
@@ -288,7 +277,7 @@ def bounds_of(task: Task, units: Units) -> tuple[float, float]:
         ValueError: units of other tasks, or of another difficulty.
     """
     name, game = units.removeprefix("procgen-"), task.env_id.rpartition(":")[2].lower()
-    bounds, difficulty = PROCGEN_BOUNDS[name], name.removesuffix("-paper")
+    bounds, difficulty = measures.PROCGEN_BOUNDS[name], name.removesuffix("-paper")
     if game not in bounds or task.distribution not in ("", difficulty):
         raise ValueError(
             f"units is {units}, which has no bounds of {task}; choose raw, or the units of its "
@@ -326,7 +315,7 @@ def _matrices(results: Sequence[Result]) -> dict[str, Array]:
     for name, scores in by_name.items():
         if scores.keys() == set(tasks):
             fewest = min(map(len, scores.values()))
-            matrices[name] = score_matrix({task: scores[task][:fewest] for task in tasks})
+            matrices[name] = measures.score_matrix({task: scores[task][:fewest] for task in tasks})
     return matrices
 
 
@@ -338,7 +327,7 @@ def _overall(matrices: Mapping[str, Array], units: Units) -> list[Overall]:
     return [
         Overall(
             label, len(matrix), {name: estimate(matrix, wanted[name]) for name in wanted},
-            {name: probability_of_improvement(matrix, theirs)
+            {name: measures.probability_of_improvement(matrix, theirs)
              for name, theirs in matrices.items() if name != label},
         )
         for label, matrix in matrices.items()
@@ -375,7 +364,7 @@ def _draw_profiles(comparison: Comparison, stem: Path) -> list[Path]:
         figure = Figure(figsize=(6.4, 3.7), layout="constrained")
         panel = figure.subplots()
         for label, matrix in matrices.items():
-            share, low, high = performance_profile(matrix, levels)
+            share, low, high = measures.performance_profile(matrix, levels)
             (line,) = panel.plot(levels, share, label=f"{label}, {matrix.size} runs")
             panel.fill_between(levels, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
         panel.set_xlabel(f"score ({comparison.units})")

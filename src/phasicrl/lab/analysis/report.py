@@ -21,7 +21,7 @@ import numpy as np
 from phasicrl.config import Config, format_value
 from phasicrl.config_io import replacing
 from phasicrl.host.machine import optional_module
-from phasicrl.lab.analysis.curves import Array, Points, smoothed
+from phasicrl.lab.analysis.curves import Points, smoothed
 from phasicrl.lab.analysis.diagnosis import Finding, diagnose
 from phasicrl.lab.analysis.plot import require_matplotlib, steps_text
 from phasicrl.presets import PRESETS, differences
@@ -32,7 +32,7 @@ from phasicrl.runs.metrics import METRICS
 PAGE = "report.html"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Returns": ("charts/episodic_return_100", "charts/episodic_length", "evaluation/return",
-                "evaluation/train_return", "procgen/level_complete"),
+                "evaluation/train_return", "evaluation/best_return", "procgen/level_complete"),
     "Policy": ("losses/entropy", "losses/action_std", "losses/approx_kl", "losses/clipfrac",
                "gradients/policy_norm", "network/dormant_fraction",
                "observations/clipped_fraction"),
@@ -43,12 +43,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Speed": ("charts/SPS",),
 }  # fmt: skip
 """Curves of the page, in order."""
-EVALUATED = {
-    "evaluation/return": "return", "evaluation/length": "length",
-    "evaluation/train_return": "return on training levels", "evaluation/gap": "gap",
-    "evaluation/best_return": "best return so far",
-}  # fmt: skip
-"""Columns of the table of evaluations."""
 TIMES = ("rollout", "policy", "value", "auxiliary", "evaluation")
 _ON_LIGHT = ("#0072B2", "#D55E00", "#00875F", "#B8568F", "#A36F00", "#6B4FBB", "#6B6B6B")
 _ON_DARK = ("#4AA8E0", "#E8762B", "#2DBE92", "#DB93BB", "#E69F00", "#A99BE8", "#A8A8A8")
@@ -57,7 +51,7 @@ _COLORS = [f"var(--color{index})" for index in range(len(_ON_LIGHT))]
 # Colors in drawings, replaced by the page's own, which depend on its light or dark theme.
 _INK = "#010203"
 _DRAWN = {color: f"#0405{index:02x}" for index, color in enumerate(_COLORS)}
-_MAX_POINTS, _MAX_EVALUATIONS, _MAX_VIDEOS, _MAX_VIDEO_BYTES = 800, 12, 6, 30_000_000
+_MAX_POINTS, _MAX_VIDEOS, _MAX_VIDEO_BYTES = 800, 6, 30_000_000
 _SMOOTHED_SHARE = 0.05
 """Share of the budget over which the bold lines are averaged."""
 
@@ -81,7 +75,7 @@ class _Subject:
     def _rows(self) -> list[dict[str, float]]:
         names = [name for group in GROUPS.values() for name in group]
         times = [f"time/{part}" for part in TIMES]
-        return self.files.metrics(*names, *times, "time/total", *EVALUATED)
+        return self.files.metrics(*names, *times, "time/total")
 
     def points(self, metric: str) -> Points:
         """Return steps and finite values of a metric."""
@@ -113,18 +107,6 @@ class _Subject:
             "time": duration(training + self._sum("evaluation")),
             "steps per second of training": f"{steps / training:,.0f}" if training else "unknown",
         }
-
-    @property
-    def evaluations(self) -> list[dict[str, float]]:
-        """Return the rows of evaluations, thinned, with the first and the last."""
-        rows = [row for row in self._rows if math.isfinite(row.get("evaluation/return", math.nan))]
-        return [rows[index] for index in _kept(len(rows), _MAX_EVALUATIONS)]
-
-    @property
-    def evaluated(self) -> dict[str, str]:
-        """Return names and titles of the columns that the evaluations have."""
-        held = {name for row in self.evaluations for name, value in row.items() if value == value}
-        return {name: title for name, title in EVALUATED.items() if name in held}
 
     @property
     def times(self) -> list[tuple[str, float]]:
@@ -244,7 +226,8 @@ def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes = figure.add_subplot()
         for color, points in series:
-            kept = _kept(len(points[0]), _MAX_POINTS)
+            count = len(points[0])
+            kept = np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int)
             for (steps, values), width, alpha in (
                 (points, 0.6, 0.5), (smoothed(points, window), 1.6, 1.0)
             ):  # fmt: skip
@@ -265,8 +248,3 @@ def _draw(series: Sequence[tuple[str, Points]], window: int) -> str:
     for color, drawn in _DRAWN.items():
         svg = svg.replace(drawn, color)
     return svg
-
-
-def _kept(count: int, most: int) -> Array:
-    """Return evenly spaced indices, at most so many, with the first and the last."""
-    return np.linspace(0, count - 1, min(count, most)).round().astype(int)
