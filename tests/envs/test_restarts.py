@@ -23,7 +23,7 @@ from phasicrl.envs import processes
 from phasicrl.envs.bridge import Bridge
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import EnvError, TimeStep
-from phasicrl.lab.film.step_table import StepTable
+from phasicrl.lab.film.recorder import StepTable
 from phasicrl.models.distributions import Categorical
 from phasicrl.seeding import env_seeds
 from phasicrl.session.evaluate import evaluate

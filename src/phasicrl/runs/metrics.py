@@ -206,7 +206,7 @@ class MetricsLog:
         """Draw every step of an episode in TensorBoard, as a run of its own inside this one.
 
         Args:
-            steps: the table, CSV with a column `step` (`phasicrl.lab.film.step_table`).
+            steps: the table, CSV with a column `step` (`phasicrl.lab.film.recorder`).
             env_steps: of the run, when the episode was played.
         """
         self._send(lambda sink: isinstance(sink, _TensorBoard) and sink.episode(steps, env_steps))

@@ -110,7 +110,7 @@ def evaluate(
         make_encoder: what training was given, for runs with a network of your own.
         weights: The last that were saved, or the best by the evaluations of the run.
         json: JSON file for the results.
-        steps_file: CSV file, which gets a row for each step (`phasicrl.lab.film.step_table`).
+        steps_file: CSV file, which gets a row for each step (`phasicrl.lab.film.recorder`).
 
     Raises:
         ValueError: not a run directory, no weights yet, or levels where all are of one kind.

@@ -315,7 +315,7 @@ def _matrices(results: Sequence[Result]) -> dict[str, Array]:
     for name, scores in by_name.items():
         if scores.keys() == set(tasks):
             fewest = min(map(len, scores.values()))
-            matrices[name] = measures.score_matrix({task: scores[task][:fewest] for task in tasks})
+            matrices[name] = np.array([scores[task][:fewest] for task in tasks]).T
     return matrices
 
 

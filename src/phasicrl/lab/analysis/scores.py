@@ -9,7 +9,7 @@ bootstrap: runs are drawn anew within each task, tasks stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -39,27 +39,6 @@ class Estimate:
 def number_text(value: float, digits: int) -> str:
     """A number of so many digits; large ones whole: -1,229, not -1.23e+03."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.{digits}g}"
-
-
-def score_matrix(scores: Mapping[str, Sequence[float]]) -> Array:
-    """Scores by task as `[R, T]`.
-
-    Raises:
-        ValueError: no tasks; tasks with different numbers of runs; scores that are not numbers.
-    """
-    counts = {task: len(values) for task, values in scores.items()}
-    if not counts or 0 in counts.values():
-        raise ValueError(f"there are no scores ({counts or 'no tasks'}); give at least one a task")
-    if len(set(counts.values())) > 1:
-        raise ValueError(
-            f"tasks have different numbers of runs ({counts}), so that some would count more; "
-            f"leave all but {min(counts.values())} of each out"
-        )
-    matrix = np.array(list(scores.values()), dtype=np.float64).T
-    if not np.isfinite(matrix).all():
-        bad = [task for task, values in scores.items() if not np.isfinite(values).all()]
-        raise ValueError(f"some scores of {', '.join(bad)} are not finite numbers")
-    return matrix
 
 
 def interquartile_mean(scores: Array) -> Array:

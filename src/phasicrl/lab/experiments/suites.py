@@ -1,4 +1,4 @@
-"""Suites: what each experiment of the source documents compares, as configurations.
+"""Suites: the configurations that each experiment of the source documents compares.
 
 Kind: values (nothing is trained here).
 
@@ -52,13 +52,13 @@ class Suite:
     """An experiment of a source.
 
     Attributes:
-        about: what it shows, and where it is from.
-        arms: makes what is compared; the first one is what the others are held against.
-        small: the tasks of the small scale.
-        small_steps: budget of each run there; None: that of the task's settings.
-        paper: the tasks as published.
-        levels: of Procgen as published: hard with 100M steps, or easy with 25M.
-        num_seeds: as published.
+        about: description and source.
+        arms: makes the configurations to compare; the first one is the baseline.
+        small: tasks of the small scale.
+        small_steps: budget of each run at the small scale; None: that of the task's settings.
+        paper: tasks as published.
+        levels: published difficulty of Procgen: hard with 100M steps, or easy with 25M.
+        num_seeds: published number of seeds.
     """
 
     about: str
@@ -301,78 +301,51 @@ _of_the_paper = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
 _of_details = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
 _of_report = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)
 
+_one_out = partial(rungs, mode="leave-one-out")
+
 SUITES: dict[str, Suite] = {
-    "fig2": _of_the_paper(
-        "PPG and PPO (PPG paper, figure 2)", _ppg_and_ppo, small=("starpilot", "acrobot", "hopper")
-    ),
-    "fig3": _of_the_paper(
-        "policy epochs E_π (PPG paper, figure 3)",
-        _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20)),
-    ),
-    "value-epochs": _of_the_paper(
-        "value epochs E_V (source 001)",
-        _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20)),
-    ),
-    "fig4": _of_the_paper(
-        "auxiliary epochs E_aux (PPG paper, figure 4)",
-        _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9)),
-    ),
-    "fig5": _of_the_paper(
-        "policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
-        _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32)),
-    ),
+    "fig2": _of_the_paper("PPG and PPO (PPG paper, figure 2)", _ppg_and_ppo,
+                          small=("starpilot", "acrobot", "hopper")),
+    "fig3": _of_the_paper("policy epochs E_π (PPG paper, figure 3)",
+                          _vary("E_π", "ppo.policy_epochs", (1, 2, 3, 4, 5, 6), (1, 3, 10, 20))),
+    "value-epochs": _of_the_paper("value epochs E_V (source 001)",
+                                  _vary("E_V", "ppo.value_epochs", (1, 2, 3, 6), (1, 3, 10, 20))),
+    "fig4": _of_the_paper("auxiliary epochs E_aux (PPG paper, figure 4)",
+                          _vary("E_aux", "aux.epochs", (1, 2, 3, 6, 9), (1, 3, 6, 9))),
+    "fig5": _of_the_paper("policy iterations N_π before each auxiliary phase (PPG paper, figure 5)",
+                          _vary("N_π", "aux.every", (2, 4, 8, 16, 32), (2, 4, 8, 16, 32))),
     "fig6": _of_the_paper(
         "clipping, and a penalty on the divergence (PPG paper, figure 6)",
-        _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}}),
-    ),
+        _change_ppg({"clipping": {}, "KL penalty": {"ppo.clip": None, "ppo.kl_penalty": 1.0}})),
     "fig7": _of_the_paper(
         "two networks, and one (PPG paper, figure 7)",
-        _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}}),
-    ),
-    "fig8": _of_the_paper(
-        "PPO with one network, and with two (PPG paper, figure 8)", _value_networks
-    ),
-    "fig9": _of_the_paper(
-        "value training in the auxiliary phase, or none (PPG paper, figure 9)",
-        _where_values_are_trained,
-    ),
-    "seeds-table": Suite(
-        "the codes of source 000's table on three games, easy, 25M steps",
-        _codes_of_the_table, small=_TABLE, small_steps=150_000, paper=_TABLE, levels="easy",
-    ),
+        _change_ppg({"two networks": {}, "one network": {"model.value_path": "detached"}})),
+    "fig8": _of_the_paper("PPO with one network, and with two (PPG paper, figure 8)",
+                          _value_networks),
+    "fig9": _of_the_paper("value training in the auxiliary phase, or none (PPG paper, figure 9)",
+                          _where_values_are_trained),
+    "seeds-table": Suite("the codes of source 000's table on three games, easy, 25M steps",
+                         _codes_of_the_table, small=_TABLE, small_steps=150_000, paper=_TABLE,
+                         levels="easy"),
     "skip-aux": _of_the_paper(
         "each auxiliary phase, or every other one (source 000)",
         _change_ppg({"all phases": {}, "every other phase": {"aux.run_every": 2}}),
-        paper=_TABLE, levels="easy",
-    ),
-    "n-aux": _of_the_paper(
-        "auxiliary epochs over N of the N_π iterations (source 001)", _fewer_updates
-    ),
-    "details": _of_details(
-        "PPG with one detail of its code changed (source 000)", _details,
-        paper=_TABLE, levels="easy",
-    ),
-    "ppo-details": _of_details(
-        "PPO with one detail of its code changed", lambda base: checked(base.ppo, details)
-    ),
-    "penalties": _of_details(
-        "KL penalties, rewards normalized or not (source 001)", _penalties,
-        small=("pendulum", "hopper"),
-    ),
-    "rates": _of_details(
-        "policy epochs E_π at three learning rates (source 001)", _rates_and_epochs
-    ),
-    "mva": _of_report(
-        "deviations, normalized actions and rewards, learning rates (source 004)",
-        _report_settings, small=_REPORT, paper=_REPORT,
-    ),
-    "tricks": _of_report(
-        "PPO trick by trick, from REINFORCE up (source 003)",
-        lambda base: checked(base.ppo, rungs),
-    ),
-    "tricks-one-out": _of_report(
-        "PPO with all tricks, and with all but one (source 003)",
-        lambda base: checked(base.ppo, partial(rungs, mode="leave-one-out")),
-    ),
+        paper=_TABLE, levels="easy"),
+    "n-aux": _of_the_paper("auxiliary epochs over N of the N_π iterations (source 001)",
+                           _fewer_updates),
+    "details": _of_details("PPG with one detail of its code changed (source 000)", _details,
+                           paper=_TABLE, levels="easy"),
+    "ppo-details": _of_details("PPO with one detail of its code changed",
+                               lambda base: checked(base.ppo, details)),
+    "penalties": _of_details("KL penalties, rewards normalized or not (source 001)", _penalties,
+                             small=("pendulum", "hopper")),
+    "rates": _of_details("policy epochs E_π at three learning rates (source 001)",
+                         _rates_and_epochs),
+    "mva": _of_report("deviations, normalized actions and rewards, learning rates (source 004)",
+                      _report_settings, small=_REPORT, paper=_REPORT),
+    "tricks": _of_report("PPO trick by trick, from REINFORCE up (source 003)",
+                         lambda base: checked(base.ppo, rungs)),
+    "tricks-one-out": _of_report("PPO with all tricks, and with all but one (source 003)",
+                                 lambda base: checked(base.ppo, _one_out)),
 }  # fmt: skip
-"""By the name that `phasicrl suite` knows it by."""
+"""Suites by the names of `phasicrl suite`."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gymnasium.spaces import Box
 
@@ -41,14 +40,13 @@ def beside_base(name: str, base: Config, changes: Mapping[str, Mapping[str, Any]
     return [(name, base), *(arm for arm in arms_with(base, changes) if arm[1] != base)]
 
 
-@dataclass(frozen=True, slots=True)
-class Trick:
-    """One rung: the fields that switch it on, and those without it.
+class Trick(NamedTuple):
+    """A rung: options with and without it.
 
     Attributes:
-        name: what the rung adds.
-        on: fields by path with their values from this rung upwards.
-        off: the same fields on the rungs below.
+        name: name of the trick.
+        on: options by path from this rung upwards.
+        off: these options on the rungs below.
     """
 
     name: str
@@ -57,51 +55,26 @@ class Trick:
 
 
 TRICKS = (
-    Trick(
-        "baseline",
-        {"ppo.baseline": True},
-        {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm.statistics": "none"},
-    ),
-    Trick(
-        "clipping",
-        {
-            "ppo.objective": "surrogate",
-            "ppo.clip": 0.2,
-            "ppo.policy_epochs": 8,
-            "ppo.value_epochs": 8,
-            "ppo.num_minibatches": 8,
-        },
-        {
-            "ppo.objective": "log_prob",
-            "ppo.clip": None,
-            "ppo.policy_epochs": 1,
-            "ppo.value_epochs": 1,
-            "ppo.num_minibatches": 1,
-        },
-    ),
-    Trick(
-        "TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95}, {"ppo.estimator": "monte_carlo"}
-    ),
-    Trick(
-        "initialization",
-        {"model.init": "orthogonal", "model.head_init": "orthogonal"},
-        {"model.init": "torch", "model.head_init": "torch"},
-    ),
-    Trick(
-        "advantage normalization",
-        {"ppo.advantage_norm": "minibatch"},
-        {"ppo.advantage_norm": "none"},
-    ),
-    Trick("state normalization", {"obs_norm.statistics": "ema"}, {"obs_norm.statistics": "none"}),
-    Trick(
-        "return normalization",
-        {"value_norm.statistics": "ema"},
-        {"value_norm.statistics": "none"},
-    ),
+    Trick("baseline", {"ppo.baseline": True},
+          {"ppo.baseline": False, "ppo.estimator": "monte_carlo", "value_norm.statistics": "none"}),
+    Trick("clipping",
+          {"ppo.objective": "surrogate", "ppo.clip": 0.2, "ppo.policy_epochs": 8,
+           "ppo.value_epochs": 8, "ppo.num_minibatches": 8},
+          {"ppo.objective": "log_prob", "ppo.clip": None, "ppo.policy_epochs": 1,
+           "ppo.value_epochs": 1, "ppo.num_minibatches": 1}),
+    Trick("TD(λ)", {"ppo.estimator": "gae", "ppo.gae_lambda": 0.95},
+          {"ppo.estimator": "monte_carlo"}),
+    Trick("initialization", {"model.init": "orthogonal", "model.head_init": "orthogonal"},
+          {"model.init": "torch", "model.head_init": "torch"}),
+    Trick("advantage normalization", {"ppo.advantage_norm": "minibatch"},
+          {"ppo.advantage_norm": "none"}),
+    Trick("state normalization", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm.statistics": "none"}),
+    Trick("return normalization", {"value_norm": ValueNormConfig(statistics="ema")},
+          {"value_norm.statistics": "none"}),
     Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
     Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
-)
+)  # fmt: skip
 """In the order of the document. Return normalization is that of value targets, as there.
 
 Rewards are never normalized here.
