@@ -63,7 +63,7 @@ def compare(
             column = theirs[:, index]
             rows.append(
                 {
-                    "env": curve.env_id, "seed": seed, "metric": metric,
+                    "env": curve.task.env_id, "seed": seed, "metric": metric,
                     "steps": f"{edges[index]:,}–{edges[index + 1]:,}",
                     "ours": round(value, 3), "published_min": round(float(column.min()), 3),
                     "published_mean": round(float(column.mean()), 3),
@@ -89,7 +89,7 @@ def draw(panels: list[list[tuple[dict[int, Curve], Curve]]], output: Path) -> No
             panel.plot(published.steps / 1e6, published.runs.T, color="#777777", linewidth=0.7)
             for curve in ours.values():
                 panel.plot(curve.steps / 1e6, curve.runs[0], color="#0072B2", linewidth=1.2)
-            panel.set_title(f"{published.env_id}: {title}", fontsize=10)
+            panel.set_title(f"{published.task.env_id}: {title}", fontsize=10)
             panel.grid(alpha=0.25)
     for panel in axes[-1]:
         panel.set_xlabel("environment steps (millions)")

@@ -429,9 +429,8 @@ def on_all_games(reference: str, *experiments: str) -> list[Curve]:
     return reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
 
 
-def game_of(curve: Curve) -> str:
-    """Return the game of a curve."""
-    return curve.env_id.removeprefix("procgen:")
+def _game(curve: Curve) -> str:
+    return curve.task.env_id.removeprefix("procgen:")
 
 
 MARKS = (1, 2, 5, 10, 25, 99)

@@ -97,13 +97,9 @@ class Report:
 
 
 def measure(
-    config: Config,
-    *,
-    seconds: float = 30.0,
-    make_env: EnvFactory | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
-    trace: Path | None = None,
-) -> Report:
+    config: Config, *, seconds: float = 30.0, make_env: EnvFactory | None = None,
+    make_vector_env: MakeVectorEnv | None = None, trace: Path | None = None,
+) -> Report:  # fmt: skip
     """Measure how fast this machine trains, and where the time goes.
 
     PPG's phases are cut to as few iterations as have the same work per step, two if its passes are

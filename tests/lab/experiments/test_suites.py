@@ -359,7 +359,7 @@ def test_it_writes_a_row_for_each_run_and_a_figure_and_makes_no_run_twice(tmp_pa
 def test_a_task_that_cannot_be_trained_is_refused_before_anything_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gymnasium:Nope-v0, clipping: .*Nope-v0"):
         run_suite("fig6", tasks=("cartpole", "gymnasium:Nope-v0"), output_dir=tmp_path)
-    with pytest.raises(ValueError, match="cartpole, clipping, 300000, 101 is asked for twice"):
+    with pytest.raises(ValueError, match="cartpole, clipping, 300000, 101 was given twice"):
         run_suite("fig6", tasks=("cartpole",), seeds=(101, 101), output_dir=tmp_path)
     assert not (tmp_path / "runs").exists()
 
@@ -439,5 +439,5 @@ def test_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, seeds=(101,), jobs=4)
     assert {trial.config.compute.num_threads for trial in seen} == {2}
-    with pytest.raises(ValueError, match="jobs is 0; give at least 1"):
+    with pytest.raises(ValueError, match="jobs is 0"):
         run(tmp_path, jobs=0)

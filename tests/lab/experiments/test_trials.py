@@ -216,7 +216,7 @@ def text(path: Path) -> str | None:
 
 def test_a_trial_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    with pytest.raises(ValueError, match="ppo, 101 is asked for twice"):
+    with pytest.raises(ValueError, match="ppo, 101 was given twice"):
         list(fill_table(table(path), over_seeds(("ppo",), CONFIG, (101, 102, 101)), rows_of))
     assert not path.exists()
 

@@ -126,17 +126,11 @@ class Comparison:
 
 
 def compare_runs(
-    runs: Sequence[Path],
-    *,
-    metric: str = "charts/episodic_return_100",
-    at_steps: int | None = None,
-    units: Units = "raw",
-    target: float | None = None,
-    at_least: float | None = None,
-    share_of_reference: float | None = None,
-    reference: Path | None = None,
-    output: Path | None = None,
-) -> Comparison:
+    runs: Sequence[Path], *, metric: str = "charts/episodic_return_100",
+    at_steps: int | None = None, units: Units = "raw", target: float | None = None,
+    at_least: float | None = None, share_of_reference: float | None = None,
+    reference: Path | None = None, output: Path | None = None,
+) -> Comparison:  # fmt: skip
     """Compare runs with each other and with published ones, at equal steps, with intervals.
 
     Args:
@@ -181,13 +175,9 @@ def compare_runs(
 
 
 def compare_curves(
-    curves: Sequence[Curve],
-    *,
-    metric: str,
-    at_steps: int | None = None,
-    units: Units = "raw",
+    curves: Sequence[Curve], *, metric: str, at_steps: int | None = None, units: Units = "raw",
     target: float | None = None,
-) -> Comparison:
+) -> Comparison:  # fmt: skip
     """Compare curves at equal steps; arguments as for `compare_runs`.
 
     Raises:

@@ -71,11 +71,6 @@ class Curve:
     edges: tuple[Array, Array] | None = None
 
     @property
-    def env_id(self) -> str:
-        """Environment of the runs."""
-        return self.task.env_id
-
-    @property
     def levels(self) -> str:
         """Number of levels in training, in words."""
         return f"{self.num_levels} levels" if self.num_levels else "all levels"

@@ -46,15 +46,10 @@ STYLE: Any = {
 
 
 def plot_runs(
-    runs: Sequence[Path],
-    *,
-    output: Path = Path("curves"),
-    metric: str = "charts/episodic_return_100",
-    smooth_steps: int = 0,
-    reference: Path | None = None,
-    target: float | None = None,
-    title: str | None = None,
-) -> list[Path]:
+    runs: Sequence[Path], *, output: Path = Path("curves"),
+    metric: str = "charts/episodic_return_100", smooth_steps: int = 0,
+    reference: Path | None = None, target: float | None = None, title: str | None = None,
+) -> list[Path]:  # fmt: skip
     """Draw learning curves of runs over seeds, beside published ones if requested.
 
     There is one panel for each environment, and one curve for each experiment.

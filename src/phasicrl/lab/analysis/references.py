@@ -73,13 +73,9 @@ _NEAR = 1.02
 
 
 def reference_curves(
-    reference: Path,
-    metric: str,
-    *,
-    ends: Mapping[Task, float],
-    experiments: Sequence[str] = (),
+    reference: Path, metric: str, *, ends: Mapping[Task, float], experiments: Sequence[str] = (),
     smooth_steps: int = 0,
-) -> list[Curve]:
+) -> list[Curve]:  # fmt: skip
     """Read published curves, one for each task and experiment.
 
     Args:

@@ -43,16 +43,10 @@ class SuiteResult:
 
 
 def run_suite(
-    name: str,
-    *,
-    tasks: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    total_env_steps: int | None = None,
-    scale: Scale = "small",
-    jobs: int = 1,
-    output_dir: Path = Path("runs/suites"),
-    on_trial: Callable[[Trial], None] = lambda trial: None,
-) -> SuiteResult:
+    name: str, *, tasks: Sequence[str] = (), seeds: Sequence[int] = (),
+    total_env_steps: int | None = None, scale: Scale = "small", jobs: int = 1,
+    output_dir: Path = Path("runs/suites"), on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> SuiteResult:  # fmt: skip
     """Train an experiment of the source documents, and draw what it shows.
 
     Runs that are there already are not repeated, also those of another suite; what was cut off goes

@@ -1,8 +1,8 @@
-"""Trials: configurations over seeds, each in a process of its own, and tables of their results.
+"""Trials: configurations over seeds, trained in processes of their own, and result tables.
 
 Kind: effects (trains, writes files).
 
-Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others. No table has
+Settings are chosen on seeds below `FIRST_REPORT_SEED` and reported on the others; no table has
 both.
 """
 
@@ -49,20 +49,19 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 FIRST_REPORT_SEED = 101
-"""Seeds below are for choosing, the others for reporting."""
+"""Settings are chosen on smaller seeds, and reported on the others."""
 RETURN = "charts/episodic_return_100"
-"""What curves are made of."""
+"""Metric of the curves."""
 VALUE_LOSS = "losses/value_loss"
-_POINTS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run that is to be trained.
+    """One run to train.
 
     Attributes:
-        label: what is trained, in words, apart from the seed.
-        config: its configuration, with its seed.
+        label: description of the run, without the seed.
+        config: configuration with the seed.
     """
 
     label: tuple[str, ...]
@@ -70,16 +69,16 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Label and seed, unique in a table."""
+        """Label and seed, which are unique in a table."""
         return (*self.label, str(self.config.seed))
 
     def __str__(self) -> str:
-        """The key in words."""
+        """Format the key."""
         return ", ".join(self.key)
 
 
 def over_seeds(label: tuple[str, ...], config: Config, seeds: Iterable[int]) -> list[Trial]:
-    """The same configuration with each of the seeds."""
+    """Return a trial for each seed."""
     return [Trial(label, replace(config, seed=seed)) for seed in seeds]
 
 
@@ -87,9 +86,9 @@ def refuse_mixed_seeds(where: Path, seeds: Iterable[int], way: str) -> None:
     """Refuse seeds for choosing and seeds for reporting in one place.
 
     Args:
-        where: they would come together.
-        seeds: all of them.
-        way: out of it, for the message.
+        where: file or folder, for the message.
+        seeds: all seeds there.
+        way: remedy, for the message.
     """
     if len({seed >= FIRST_REPORT_SEED for seed in seeds}) > 1:
         chosen = f"seeds below {FIRST_REPORT_SEED}, on which settings are chosen"
@@ -101,9 +100,9 @@ class ResultTable:
     """A CSV file with the rows of trials, compressed if its name ends with `.gz`.
 
     Attributes:
-        path: of the file, which need not be there yet.
-        columns: its header.
-        label: the columns that a trial's label fills; `seed` is another column.
+        path: file, which need not exist yet.
+        columns: header.
+        label: columns with the parts of a trial's label; `seed` is another column.
     """
 
     path: Path
@@ -111,7 +110,7 @@ class ResultTable:
     label: tuple[str, ...] = ("preset",)
 
     def rows(self) -> list[dict[str, str]]:
-        """What the file has by now."""
+        """Read the rows of the file."""
         if not self.path.is_file():
             return []
         data = self.path.read_bytes()
@@ -119,15 +118,15 @@ class ResultTable:
         return list(csv.DictReader(text.splitlines()))
 
     def rows_of(self, trials: Iterable[Trial]) -> list[dict[str, str]]:
-        """The rows of these trials."""
+        """Read the rows of these trials."""
         wanted = {trial.key for trial in trials}
         return [row for row in self.rows() if self._key(row) in wanted]
 
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials that the file has no row of.
+        """Return the trials without a row in the file.
 
         Raises:
-            ValueError: seeds for choosing and seeds for reporting would come together in it.
+            ValueError: seeds for choosing and seeds for reporting would be in one file.
         """
         there = {self._key(row) for row in self.rows()}
         seeds = [*(trial.config.seed for trial in trials), *(int(key[-1]) for key in there)]
@@ -135,7 +134,7 @@ class ResultTable:
         return [trial for trial in trials if trial.key not in there]
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add the rows of one trial; the file is kept in the order of labels and seeds."""
+        """Add the rows of one trial; rows are ordered by label and seed."""
         everything = [*self.rows(), *({name: str(row[name]) for name in row} for row in rows)]
         order = list(dict.fromkeys(self._key(row)[:-1] for row in everything))
         everything.sort(key=lambda row: (order.index(self._key(row)[:-1]), int(row["seed"])))
@@ -150,7 +149,7 @@ class ResultTable:
             temporary.write_bytes(packed)
 
     def _key(self, row: dict[str, str]) -> tuple[str, ...]:
-        """The key of a row's trial."""
+        """Return the key of a row's trial."""
         return (*(row[name] for name in self.label), row["seed"])
 
 
@@ -203,7 +202,12 @@ def run_trials(
                 return
             for receiver in wait([*running], timeout=0.2):
                 item, child = running.pop(receiver)
-                yield item, _outcome(receiver, child)
+                try:
+                    outcome = receiver.recv()
+                except EOFError:
+                    outcome = None
+                child.join()
+                yield item, outcome or Failure(f"its process ended with exit code {child.exitcode}")
     finally:
         signals.hold()
         for _, child in running.values():
@@ -215,18 +219,9 @@ def run_trials(
     raise Preempted(str(error)) if isinstance(error, ToldToEnd) else error
 
 
-def _outcome(receiver: Any, child: BaseProcess) -> Any:
-    """What a process sent, or its exit code if it ended without a word."""
-    try:
-        return receiver.recv()
-    except EOFError:
-        child.join()
-        return Failure(f"its process ended with exit code {child.exitcode}")
-    finally:
-        child.join()
-
-
-def _run_child(sender: Connection, work: Callable[[Any], Any], item: Any) -> None:
+def _run_child(
+    sender: Connection, modules: Sequence[str], work: Callable[[Any], Any], item: Any
+) -> None:
     """Send what `work` returns, or its error, to the process that waits for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -267,26 +262,26 @@ def fill_table(
     An interrupted or failed run has no row: the same call resumes it.
 
     Raises:
-        ValueError: seeds for choosing and seeds for reporting would come together in the table, or
-            a trial is there twice.
+        ValueError: seeds for choosing and seeds for reporting would be in one table, or a trial was
+            given twice.
         FailedTrialsError: some trials failed; all others have their rows.
     """
     twice = [key for key, number in Counter(map(str, trials)).items() if number > 1]
     if twice:
-        raise ValueError(f"{twice[0]} is asked for twice; name each task and seed once")
+        raise ValueError(f"{twice[0]} was given twice; name each task and seed once")
     for trial, rows in raise_failures(run_trials(table.missing(trials), measure, jobs=jobs)):
         table.add(rows)
         yield trial
 
 
 def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = None) -> Config:
-    """A configuration for a run among others: named by what it is, quiet, with its threads.
+    """Return a configuration for a run among others: named by its options, without displays.
 
     Args:
-        config: of the run.
-        stem: how the name begins; what is behind the last colon counts.
-        output_dir: its folder `runs` gets the run directory.
-        threads: of the run, and of EnvPool; None: chosen for this machine.
+        config: configuration of the run.
+        stem: start of the name, after its last colon.
+        output_dir: folder whose folder `runs` gets the run directory.
+        threads: threads of the run and of EnvPool; None: chosen for this machine.
     """
     changes: dict[str, Any] = {"log.console": "off", "output_dir": str(output_dir / "runs")}
     if threads is not None:
@@ -294,7 +289,7 @@ def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = 
             changes["compute.num_threads"] = threads
         if resolve(config.env.id)[0] != "gymnasium":
             changes["env.num_threads"] = threads
-    # Options at their defaults do not count: a version that has more of them finds its runs.
+    # Without options at their defaults: a version with more options finds its runs.
     usual = defaults()
     own = {path: value for path, value in config.identity().items() if value != usual.get(path)}
     digest = hashlib.sha256(json.dumps(own, default=str, sort_keys=True).encode()).hexdigest()
@@ -303,9 +298,9 @@ def ready(config: Config, stem: str, output_dir: Path, *, threads: int | None = 
 
 
 def threads_of_each(jobs: int) -> int | None:
-    """Threads of each of several runs that share the cores of this machine; None for one alone."""
+    """Return the threads of each of several runs that share this machine; None for one run."""
     if jobs < 1:
-        raise ValueError(f"jobs is {jobs}; give at least 1")
+        raise ValueError(f"jobs is {jobs}; expected at least 1")
     return None if jobs == 1 else max(1, num_cores() // jobs)
 
 
@@ -325,10 +320,18 @@ def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
             raise ValueError(f"{arm}: {error}") from None
 
 
+def train_or_resume(config: Config, *, on_iteration: OnIteration | None = None) -> Run:
+    """Resume the newest run of this experiment, seed and length; train if there is none."""
+    begun = [files for files in RunDirectory.of(config) if files.checkpoints]
+    if begun:
+        return resume(begun[-1].path, on_iteration=on_iteration)
+    return train(config, on_iteration=on_iteration)
+
+
 def train_unless_diverged(
     config: Config, *, on_iteration: OnIteration | None = None
 ) -> RunDirectory:
-    """Train a run or resume it, unless it has diverged before."""
+    """Train or resume; a run that diverges, or did so before, is left as it is."""
     begun = RunDirectory.of(config)
     if begun and "diverged" in begun[-1].card:
         return begun[-1]
@@ -339,21 +342,20 @@ def train_unless_diverged(
 
 
 def curve_grid(budget: int) -> NDArray[np.float64]:
-    """The steps at which a curve is kept."""
-    return np.linspace(0.0, budget, _POINTS + 1)[1:]
+    """Return the steps of the points of a curve."""
+    return np.linspace(0.0, budget, 41)[1:]
 
 
 def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> Row:
-    """What a run has come to; one that diverged stays where it was.
+    """Return the results of a run; a diverged run keeps its last return.
 
     Args:
-        directory: of the run.
-        make_env: makes its environment, if that is one of your own.
+        directory: run directory.
+        make_env: environment of a run on your own environment.
     """
     files = RunDirectory(directory)
-    diverged = "diverged" in files.card
-    has_rows = files.last_rows(1)  # none if it diverged in its first iteration
-    rows = files.metrics(RETURN, VALUE_LOSS, "time/total") if has_rows else []
+    # A run that diverged in its first iteration has no rows.
+    rows = files.metrics(RETURN, VALUE_LOSS, "time/total") if files.last_rows(1) else []
     losses = [row[VALUE_LOSS] for row in rows if math.isfinite(row.get(VALUE_LOSS, math.nan))]
     returns = [(row["env_steps"], row[RETURN]) for row in rows if RETURN in row]
     curve = []
@@ -361,7 +363,7 @@ def reached(directory: Path, make_env: Callable[[], gym.Env] | None = None) -> R
         seen = [value for steps, value in returns if steps <= at + files.config.batch_size / 2]
         curve.append(seen[-1] if seen else math.nan)
     greedy = math.nan
-    if not diverged:
+    if "diverged" not in files.card:
         greedy = evaluate(directory, policies=("greedy",), make_env=make_env)[0].mean_return
     return {
         "env_steps": int(rows[-1]["env_steps"]) if rows else 0,

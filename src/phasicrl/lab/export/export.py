@@ -78,16 +78,11 @@ class Export:
 
 
 def export_policy(
-    run_dir: Path | str,
-    *,
-    format: Format = "onnx",
-    output: Path | None = None,
-    weights: WeightsKind = "last",
-    observations: int = 1_000,
-    make_env: Callable[[], gym.Env] | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
+    run_dir: Path | str, *, format: Format = "onnx", output: Path | None = None,
+    weights: WeightsKind = "last", observations: int = 1_000,
+    make_env: Callable[[], gym.Env] | None = None, make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
-) -> Export:
+) -> Export:  # fmt: skip
     """Write the policy of a run as a file that other tools can run.
 
     The file includes normalization, masks, memory and the conversion of actions; `PolicyGraph`
@@ -294,15 +289,10 @@ def _open_torch(path: Path) -> tuple[str | None, Any]:
 
 
 def play_exported(
-    run_dir: Path | str,
-    *,
-    file: Path | None = None,
-    episodes: int = 10,
-    levels: Levels = "unseen",
-    seed: int = 0,
-    make_env: Callable[[], gym.Env] | None = None,
+    run_dir: Path | str, *, file: Path | None = None, episodes: int = 10, levels: Levels = "unseen",
+    seed: int = 0, make_env: Callable[[], gym.Env] | None = None,
     make_vector_env: MakeVectorEnv | None = None,
-) -> Evaluation:
+) -> Evaluation:  # fmt: skip
     """Run episodes with the most likely actions of an exported policy.
 
     The episodes are those of `evaluate` with the same environments, seed and number.

@@ -58,17 +58,11 @@ class Package:
 
 
 def release(
-    runs: Sequence[Path],
-    *,
-    output: Path = Path("release"),
-    best: bool = False,
-    weights: WeightsKind = "last",
-    episodes: int = 100,
-    onnx: bool = False,
-    make_env: Callable[[], gym.Env] | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
+    runs: Sequence[Path], *, output: Path = Path("release"), best: bool = False,
+    weights: WeightsKind = "last", episodes: int = 100, onnx: bool = False,
+    make_env: Callable[[], gym.Env] | None = None, make_vector_env: MakeVectorEnv | None = None,
     make_encoder: EncoderFactory | None = None,
-) -> list[Package]:
+) -> list[Package]:  # fmt: skip
     """Write packages of trained agents: weights, configuration, evaluation, hashes.
 
     Args:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,19 @@ ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From observations, and where an episode has just ended, `[B]`, to images `[B, H, W, 3]`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Film:
-    """Content and look of a film.
+@torch.inference_mode()
+def film_episodes(
+    load: Callable[[VectorEnv], Agent], config: Config, output: Path, *, num_envs: int = 1,
+    episodes: int = 1, policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0,
+    fps: int = 15, size: int = 512, overlay: bool = False, precision: Precision = "fp32",
+    **own: Any,
+) -> Episodes:  # fmt: skip
+    """Film evaluation episodes.
 
-    Attributes:
+    Args:
+        load: returns the agent for environments.
+        config: configuration of the run.
+        output: H.264 file.
         num_envs: environments side by side, in a square.
         episodes: episodes over all environments.
         policy: sampled or most likely actions.
@@ -49,35 +57,6 @@ class Film:
         fps: images per second.
         size: minimum height and width in pixels.
         overlay: whether return, value and policy are shown under each image.
-    """
-
-    num_envs: int = 1
-    episodes: int = 1
-    policy: PolicyKind = "sampled"
-    levels: Levels = "unseen"
-    seed: int = 0
-    fps: int = 15
-    size: int = 512
-    overlay: bool = False
-
-
-@torch.inference_mode()
-def film_episodes(
-    load: Callable[[VectorEnv], Agent],
-    config: Config,
-    output: Path,
-    film: Film,
-    *,
-    precision: Precision = "fp32",
-    **own: Any,
-) -> Episodes:
-    """Film evaluation episodes.
-
-    Args:
-        load: returns the agent for environments.
-        config: configuration of the run.
-        output: H.264 file.
-        film: content and look of the film.
         precision: precision of the encoders.
         own: `make_env` or `make_vector_env`, see `evaluate`.
 
@@ -85,14 +64,13 @@ def film_episodes(
         ValueError: the environment has no images.
         ImportError: the encoder, or the package that draws the overlay, is not installed.
     """
-    num_envs = film.num_envs
-    make = partial(make_evaluation_envs, num_envs=num_envs, levels=film.levels, seed=film.seed)
+    make = partial(make_evaluation_envs, num_envs=num_envs, levels=levels, seed=seed)
     envs, image_of = _open(config, make, **own)
-    with closing(envs), _writer(output, fps=film.fps, size=film.size) as write:
+    with closing(envs), _writer(output, fps=fps, size=size) as write:
         agent = load(envs)
-        overlay = Overlay(agent.policy_head) if film.overlay else None
+        shown = Overlay(agent.policy_head) if overlay else None
         strip: Callable[[int, int], np.ndarray] | None = None
-        returns, side = torch.zeros(num_envs), film.size // math.ceil(math.sqrt(num_envs))
+        returns, side = torch.zeros(num_envs), size // math.ceil(math.sqrt(num_envs))
 
         def on_last(obs: Tensor, ended: Tensor) -> None:
             images = image_of(obs.numpy(), ended.numpy())
@@ -105,15 +83,15 @@ def film_episodes(
         def on_choice(seen: Seen, output: AgentOutput, action: Tensor) -> None:
             nonlocal strip
             returns[seen.first] = 0
-            if overlay is not None:
-                strip = partial(overlay.strip, output, action, returns)
+            if shown is not None:
+                strip = partial(shown.strip, output, action, returns)
             on_last(seen.obs, torch.zeros_like(seen.first))
 
         def on_step(*step: Any) -> None:
             returns.copy_(step[-1].returns)
 
         return play(
-            agent, envs, episodes=film.episodes, policy=film.policy, seed=film.seed,
+            agent, envs, episodes=episodes, policy=policy, seed=seed,
             on_choice=on_choice, on_step=on_step, on_last=on_last, precision=precision,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phasicrl.config import Config, Levels, PolicyKind, Precision
 from phasicrl.envs.protocol import TimeStep
-from phasicrl.lab.film.filming import Film, film_episodes
+from phasicrl.lab.film.filming import film_episodes
 from phasicrl.models.agent import Agent
 from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory
@@ -44,14 +44,9 @@ class StepTable:
         self._rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)  # of open episodes
 
     def add(
-        self,
-        levels: Levels,
-        kind: PolicyKind,
-        policy: Policy,
-        action: Tensor,
-        step: TimeStep,
+        self, levels: Levels, kind: PolicyKind, policy: Policy, action: Tensor, step: TimeStep,
         under_way: UnderWay,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add one step of B environments.
 
         Args:
@@ -107,17 +102,17 @@ class Recorder:
 
     def __init__(self, config: Config, files: RunDirectory, log: MetricsLog, **own: Any) -> None:
         self._config, self._files, self._log, self._own = config, files, log, own
-        self._films = config.evaluation.film
-        self._start_table()
-
-    def _start_table(self) -> None:
-        self._text = io.StringIO(newline="")
-        self._table = StepTable(self._text, only_first=True)
+        self._films, self._levels = config.evaluation.film, levels_in(config.evaluation.levels)[0]
+        self._table: StepTable | None = None
 
     def on_step(self, *step: Any) -> None:
         """Add one step of the environments to the table, if steps are recorded."""
-        if self._config.evaluation.steps:
-            self._table.add(levels_in(self._config.evaluation.levels)[0], *step)
+        if not self._config.evaluation.steps:
+            return
+        if self._table is None:
+            self._text = io.StringIO(newline="")
+            self._table = StepTable(self._text, only_first=True)
+        self._table.add(self._levels, *step)
 
     def write(self, agent: Agent, env_steps: int, precision: Precision) -> None:
         """Write the table and the film of an evaluation; a failure is a warning.
@@ -127,34 +122,25 @@ class Recorder:
             env_steps: environment steps of the run so far.
             precision: precision of the encoders.
         """
-        if self._config.evaluation.steps:
-            self._write_steps(env_steps)
-        if self._films:
-            self._film(agent, env_steps, precision)
-
-    def _write_steps(self, env_steps: int) -> None:
-        path = self._files.path / "evaluations" / f"{env_steps:012d}.csv"
-        text = self._text.getvalue()
-        self._start_table()
-        try:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
-        except OSError as error:
-            self._log.message(f"warning: no table of steps: {error}")
-        else:
-            self._log.episode(path, env_steps=env_steps)
-
-    def _film(self, agent: Agent, env_steps: int, precision: Precision) -> None:
         evaluation = self._config.evaluation
-        film = Film(
-            policy=evaluation.policy, levels=levels_in(evaluation.levels)[0],
-            seed=derive_seed(self._config.seed, "validation"), overlay=evaluation.overlay,
-        )  # fmt: skip
+        if self._table is not None:
+            self._table = None
+            path = self._files.path / "evaluations" / f"{env_steps:012d}.csv"
+            try:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(self._text.getvalue(), encoding="utf-8", newline="")
+                self._log.episode(path, env_steps=env_steps)
+            except OSError as error:
+                self._log.message(f"warning: no table of steps: {error}")
+        if not self._films:
+            return
         output = self._files.path / "videos" / f"{env_steps:012d}.mp4"
         try:
             film_episodes(
-                lambda _: agent, self._config, output, film, precision=precision, **self._own
-            )
+                lambda _: agent, self._config, output,
+                policy=evaluation.policy, levels=self._levels, overlay=evaluation.overlay,
+                seed=derive_seed(self._config.seed, "validation"), precision=precision, **self._own,
+            )  # fmt: skip
         except Exception as error:  # the environment's renderer may raise any error
             self._films = isinstance(error, OSError)  # a full disk may have room later
             self._log.message(f"warning: no film: {error}")

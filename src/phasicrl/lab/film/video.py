@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from phasicrl.config import Levels, PolicyKind
 from phasicrl.envs.vector import MakeVectorEnv
-from phasicrl.lab.film.filming import Film, film_episodes
+from phasicrl.lab.film.filming import film_episodes
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.evaluate import Evaluation, load_agent
@@ -18,22 +18,12 @@ from phasicrl.session.evaluation import refuse_levels
 
 
 def film(
-    run_dir: Path | str,
-    *,
-    output: Path | None = None,
-    num_envs: int = 1,
-    episodes: int = 3,
-    policy: PolicyKind = "sampled",
-    levels: Levels = "unseen",
-    seed: int = 0,
-    fps: int = 15,
-    size: int = 512,
-    overlay: bool = False,
-    make_env: Callable[[], gym.Env] | None = None,
-    make_vector_env: MakeVectorEnv | None = None,
-    make_encoder: EncoderFactory | None = None,
+    run_dir: Path | str, *, output: Path | None = None, num_envs: int = 1, episodes: int = 3,
+    policy: PolicyKind = "sampled", levels: Levels = "unseen", seed: int = 0, fps: int = 15,
+    size: int = 512, overlay: bool = False, make_env: Callable[[], gym.Env] | None = None,
+    make_vector_env: MakeVectorEnv | None = None, make_encoder: EncoderFactory | None = None,
     weights: WeightsKind = "last",
-) -> tuple[Path, Evaluation]:
+) -> tuple[Path, Evaluation]:  # fmt: skip
     """Film the agent of a run.
 
     Args:
@@ -75,12 +65,9 @@ def film(
     refuse_levels(levels, None if any(own.values()) else config.env)
     others = "-train" * (levels == "train") + "-best" * (weights == "best")
     path = output or files.path / "videos" / f"{policy}-seed{seed}{others}.mp4"
-    content = Film(
-        num_envs=num_envs, episodes=episodes, policy=policy, levels=levels, seed=seed, fps=fps,
-        size=size, overlay=overlay,
-    )  # fmt: skip
     played = film_episodes(
-        lambda envs: load_agent(files, config, envs, make_encoder, weights),
-        config, path, content, precision=config.compute.policy_precision, **own,
+        lambda envs: load_agent(files, config, envs, make_encoder, weights), config, path,
+        num_envs=num_envs, episodes=episodes, policy=policy, levels=levels, seed=seed, fps=fps,
+        size=size, overlay=overlay, precision=config.compute.policy_precision, **own,
     )  # fmt: skip
     return path, Evaluation(policy, *played, levels=levels)

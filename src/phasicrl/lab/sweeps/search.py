@@ -76,14 +76,9 @@ def distribution(values: list[Any]) -> Any:
 
 
 def make_search(
-    directory: Path,
-    preset: str,
-    values: Path,
-    *,
-    trials: int = 20,
-    seeds: Sequence[int] = sweep.SEEDS,
-    rungs: int = 5,
-) -> int:
+    directory: Path, preset: str, values: Path, *, trials: int = 20,
+    seeds: Sequence[int] = sweep.SEEDS, rungs: int = 5,
+) -> int:  # fmt: skip
     """Write a search for settings with Optuna, or give one more trials. Nothing is trained yet.
 
     Args:

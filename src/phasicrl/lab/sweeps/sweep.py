@@ -163,15 +163,9 @@ def trial_folders(directory: Path) -> list[Path]:
 
 
 def run_sweep(
-    directory: Path,
-    *,
-    jobs: int = 1,
-    shard: str = "1/1",
-    ray: tuple[str, ...] | None = None,
-    cpus: int = 1,
-    gpus: float = 0.0,
-    on_trial: Callable[[str, str], None] = lambda id, state: None,
-) -> None:
+    directory: Path, *, jobs: int = 1, shard: str = "1/1", ray: tuple[str, ...] | None = None,
+    cpus: int = 1, gpus: float = 0.0, on_trial: Callable[[str, str], None] = lambda id, state: None,
+) -> None:  # fmt: skip
     """Train the trials of a sweep or a search that are not finished, or resume them.
 
     A trial that another process trains is skipped. SIGTERM and Ctrl-C stop all with a checkpoint.
