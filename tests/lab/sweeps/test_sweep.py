@@ -123,11 +123,11 @@ def test_values_that_cannot_be_trained_are_refused_in_one_sentence(
 
 def test_seeds_for_choosing_and_for_reporting_do_not_meet(tmp_path: Path) -> None:
     make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(1,))
-    with pytest.raises(ValueError, match="give each kind a folder of its own"):
+    with pytest.raises(ValueError, match="use a folder for each kind"):
         make_sweep(tmp_path / "sweep", ["classic-ppo"], seeds=(101,))
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / SEARCH).touch()
-    with pytest.raises(ValueError, match="has a search; give the grid a folder of its own"):
+    with pytest.raises(ValueError, match="has a search; choose another folder"):
         make_sweep(tmp_path / "search", ["classic-ppo"])
 
 

@@ -1,1 +1,1 @@
-"""What runs have found, put together: curves, scores, comparisons with published results."""
+"""Analysis of runs: curves, scores, comparisons with published results, reports."""

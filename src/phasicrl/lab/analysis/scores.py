@@ -1,10 +1,10 @@
-"""Scores of many runs on several tasks in one number, with what is known of it.
+"""Aggregate scores of many runs on several tasks, with intervals.
 
 Kind: pure mathematics.
 
 The measures of Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical
 precipice" (arXiv 2108.13264), as its library rliable computes them. Intervals are of the stratified
-bootstrap: runs are drawn anew within each task, tasks stay as they are.
+bootstrap: runs are resampled within each task.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from phasicrl.session.bootstrap import CONFIDENCE, DRAWS_AT_ONCE, RESAMPLES, mid
 
 Array: TypeAlias = NDArray[np.float64]
 Measure: TypeAlias = Callable[[Array], Array]
-"""Of scores `[..., R, T]`, of R runs on each of T tasks, to numbers `[...]`."""
+"""Maps scores `[..., R, T]` of R runs on each of T tasks to numbers `[...]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number, and the 95 % interval of it."""
+    """A number and its 95 % interval."""
 
     value: float
     low: float
@@ -37,29 +37,29 @@ class Estimate:
 
 
 def number_text(value: float, digits: int) -> str:
-    """A number of so many digits; large ones whole: -1,229, not -1.23e+03."""
+    """Format a number with so many digits; large ones whole: -1,229, not -1.23e+03."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.{digits}g}"
 
 
 def interquartile_mean(scores: Array) -> Array:
-    """The mean of the middle half of all runs, of whatever task."""
+    """Return the mean of the middle half of all runs, over all tasks."""
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
     return flat[..., cut : flat.shape[-1] - cut].mean(-1)
 
 
 def mean_score(scores: Array) -> Array:
-    """The mean over tasks of means over runs."""
+    """Return the mean over tasks of means over runs."""
     return scores.mean((-2, -1))
 
 
 def median_score(scores: Array) -> Array:
-    """The median over tasks of means over runs."""
+    """Return the median over tasks of means over runs."""
     return np.median(scores.mean(-2), axis=-1)
 
 
 def optimality_gap(scores: Array, *, target: float = 1.0) -> Array:
-    """How much runs lack to a score that is wanted, on average; more than that counts as that."""
+    """Return the mean amount by which runs miss a target score; better runs count as at it."""
     return target - np.minimum(scores, target).mean((-2, -1))
 
 
@@ -72,18 +72,18 @@ MEASURES: dict[str, Measure] = {
 
 
 def estimate(scores: ArrayLike, measure: Measure = interquartile_mean) -> Estimate:
-    """A measure of scores `[R, T]`, and its interval. The same scores give the same interval."""
+    """Return a measure of scores `[R, T]` with its interval, which is deterministic."""
     matrix = _checked(scores)
     drawn = np.concatenate([measure(block) for block in _resampled(matrix, seed=0)])
     return Estimate(float(measure(matrix)), *_interval(drawn))
 
 
 def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate:
-    """That a run is better than one of the others on the same task; the mean over tasks.
+    """Estimate the probability that a run beats one of the others on a task; mean over tasks.
 
     Args:
         scores: `[R, T]`.
-        others: `[R', T]`, of the same tasks in the same order.
+        others: `[R', T]`, on the same tasks in the same order.
 
     Raises:
         ValueError: the numbers of tasks differ.
@@ -102,7 +102,7 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Estimate
 
 
 def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array, Array, Array]:
-    """The share of runs whose score is above each threshold, and the band of it.
+    """Return the share of runs with a score above each threshold, and its band.
 
     Returns:
         Share, lower and upper edge, `[K]` each.
@@ -120,16 +120,16 @@ def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> tuple[Array
 
 
 def steps_to_reach(steps: ArrayLike, values: ArrayLike, target: float) -> float:
-    """The first of the steps at which a curve is at least at a target; infinity if it never is."""
+    """Return the first step at which a curve is at least at a target, or infinity."""
     at = np.flatnonzero(np.asarray(values, dtype=np.float64) >= target)
     return float(np.asarray(steps, dtype=np.float64)[at[0]]) if len(at) else np.inf
 
 
 def median_steps(steps: ArrayLike) -> Estimate:
-    """The median over runs `[R]` of the steps that they need; infinity for one that never arrives.
+    """Return the median over runs `[R]` of the steps to a target; infinity: never.
 
-    Between a number and infinity there is none: the interval's edges are medians that were drawn,
-    and of two in the middle, one of which is infinity, the median is that.
+    Nothing lies between a number and infinity: the interval's edges are resampled medians, and the
+    median of a number and infinity is infinity.
     """
     runs = np.asarray(steps, dtype=np.float64)[:, None]
     blocks = [np.median(block, axis=(-2, -1)) for block in _resampled(runs, seed=0)]
@@ -142,7 +142,7 @@ Score = TypeVar("Score", float, Array)
 
 
 def normalized(score: Score, bounds: tuple[float, float]) -> Score:
-    """A score in units of the task: 0 is the first bound (chance), 1 the second (the best)."""
+    """Scale a score: 0 is the first bound (chance), 1 the second (the best)."""
     low, high = bounds
     return (score - low) / (high - low)
 
@@ -168,7 +168,7 @@ PROCGEN_BOUNDS["easy-paper"] = PROCGEN_BOUNDS["easy"] | {"jumper": (3, 10), "lea
 
 
 def _checked(scores: ArrayLike) -> Array:
-    """Scores `[R, T]`, or an error that says what they are."""
+    """Convert scores to `[R, T]`; refuse other shapes and values that are not finite."""
     matrix = np.asarray(scores, dtype=np.float64)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"scores have the shape {matrix.shape}; runs × tasks was expected")
@@ -180,13 +180,13 @@ def _checked(scores: ArrayLike) -> Array:
 def _resampled(
     scores: Array, *, seed: int, share: int = 1, like: Array | None = None
 ) -> Iterator[Array]:
-    """Blocks `[B, R, T]`, in each task of which runs were drawn with replacement.
+    """Yield blocks `[B, R, T]` of runs resampled with replacement within each task.
 
     Args:
         scores: `[R, T]`.
-        seed: of the draws.
-        share: how much larger than a resample what is made from it is.
-        like: scores whose blocks have the lengths that these shall have.
+        seed: seed of the resampling.
+        share: size of the arrays computed from a resample, in resamples.
+        like: scores whose block lengths are used.
     """
     runs, tasks = scores.shape
     generator, places = np.random.default_rng(seed), np.arange(tasks)
@@ -198,7 +198,7 @@ def _resampled(
 
 
 def _share_of_wins(scores: Array, others: Array) -> Array:
-    """Of scores `[..., R, T]` and others `[..., R', T]`: Mann and Whitney's U, in units of pairs.
+    """Return Mann and Whitney's U of scores `[..., R, T]` and `[..., R', T]`, per pair.
 
     A tie is half a win.
     """
@@ -207,6 +207,6 @@ def _share_of_wins(scores: Array, others: Array) -> Array:
 
 
 def _interval(drawn: Array) -> tuple[float, float]:
-    """The 95 % interval of numbers `[B]` that were drawn."""
+    """Return the 95 % interval of resampled numbers `[B]`."""
     low, high = middle_of(drawn)
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""The same learning from batches of another size: rules that change the knobs together. Kind: pure.
+"""Equal learning from batches of another size: rules that scale options together. Kind: pure.
 
 Rules of Hilton, Cobbe and Schulman 2021, "Batch size-invariance for policy optimization" (arXiv
 2110.00641), section 4: what is averaged stays averaged over as many samples, and a step that is
@@ -16,7 +16,7 @@ from phasicrl.config import Config
 
 
 def scaled_batch(config: Config, factor: float) -> Config:
-    """The configuration for batches `factor` times as large, of which there are fewer.
+    """Return the configuration for batches `factor` times as large.
 
     - `env.num_envs` × factor; minibatches grow with it;
     - limits of gradients' norms / √factor, as a mean over more samples has less noise (not in the
@@ -58,21 +58,21 @@ def scaled_batch(config: Config, factor: float) -> Config:
 
 
 def _times(values: dict[str, Any], names: list[str], factor: float) -> dict[str, float]:
-    """Those of the knobs that are on, multiplied."""
+    """Multiply the options that are on."""
     return {name: values[name] * factor for name in names if values.get(name) is not None}
 
 
 def _decay_with_age(decay: float, factor: float) -> float:
-    """A decay whose average is `1 / factor` times as old, counted in steps.
+    """Return a decay whose average is `1 / factor` times as old, in steps.
 
-    An average's age is its center of mass, `β / (1 − β)`.
+    The age of an average is its center of mass, `β / (1 − β)`.
     """
     age = decay / (1 - decay) / factor
     return age / (1 + age)
 
 
 def _whole(name: str, number: Fraction, factor: float) -> int:
-    """The number as an integer."""
+    """Convert a number to an integer."""
     if number.denominator != 1 or number < 1:
         raise ValueError(
             f"a batch {factor:g} times as large makes {name} {float(number):g}, "

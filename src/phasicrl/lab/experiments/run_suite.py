@@ -1,4 +1,4 @@
-"""Train a suite: a row for each run, a figure, and who is better than whom.
+"""Train a suite: a row for each run, a figure and a comparison.
 
 Kind: effects (trains, writes files).
 """
@@ -23,7 +23,7 @@ COLUMNS = (
     "task", "arm", "budget", "seed", "env_steps", "return_100", "greedy_mean", "value_loss",
     "seconds", "commit", "curve",
 )  # fmt: skip
-"""Of a suite's table.
+"""Columns of a suite's table.
 
 `value_loss` is the mean over the run; `curve` has the return at each fortieth of the budget.
 """
@@ -34,8 +34,8 @@ class SuiteResult:
     """The results of a suite.
 
     Attributes:
-        comparison: of the arms at the end of training.
-        files: that were written.
+        comparison: comparison of the arms at the end of training.
+        files: files that were written.
     """
 
     comparison: Comparison
@@ -47,21 +47,21 @@ def run_suite(
     total_env_steps: int | None = None, scale: Scale = "small", jobs: int = 1,
     output_dir: Path = Path("runs/suites"), on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> SuiteResult:  # fmt: skip
-    """Train an experiment of the source documents, and draw what it shows.
+    """Train an experiment of the source documents, and draw its curves.
 
-    Runs that are there already are not repeated, also those of another suite; what was cut off goes
-    on from its last checkpoint.
+    Finished runs are not repeated, also those of another suite; interrupted ones resume from their
+    last checkpoint.
 
     Args:
-        name: Of the suite: fig2 to fig9, value-epochs, seeds-table, skip-aux, n-aux, details,
+        name: Name of the suite: fig2 to fig9, value-epochs, seeds-table, skip-aux, n-aux, details,
             ppo-details, penalties, rates, mva, tricks, tricks-one-out.
         tasks: Games of Procgen, names with presets (halfcheetah), or ids of environments; none:
             those of the suite.
-        seeds: Of the runs; none: as many as were published, from 101 on.
+        seeds: Seeds of the runs; none: as many as were published, from 101 on.
         total_env_steps: Budget of each run; none: the one of its settings.
         scale: As published, or small: a night on two cores.
-        jobs: Runs at a time; they share the cores.
-        output_dir: Gets the runs, the table and the figure.
+        jobs: Number of runs at a time; they share the cores.
+        output_dir: Folder of the runs, the table and the figure.
         on_trial: called with each run whose row is written.
 
     Raises:
@@ -96,13 +96,13 @@ def run_suite(
 
 
 def measure(trial: Trial) -> list[trials.Row]:
-    """Train, and return one row with what was reached."""
+    """Train, and return one row with the results."""
     about = dict(zip(COLUMNS, (*trial.label, trial.config.seed), strict=False))
     return [about | trials.reached(trials.train_unless_diverged(trial.config).path)]
 
 
 def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
-    """The curves in a suite's table, by task and arm, over the seeds.
+    """Return the curves of a suite's table, by task and arm, over the seeds.
 
     An arm is left out, with a warning, if some seed has no return at all.
 
@@ -129,7 +129,7 @@ def suite_curves(rows: Sequence[dict[str, str]]) -> list[Curve]:
 
 
 def _units(runs: Sequence[Trial]) -> Units:
-    """Procgen's bounds if there is nothing but its games, else none."""
+    """Return Procgen's units if all tasks are its games, else raw."""
     envs = [run.config.env for run in runs]
     if any(not env.id.startswith("procgen:") for env in envs):
         return "raw"

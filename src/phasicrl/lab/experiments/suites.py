@@ -34,12 +34,12 @@ A run of PPG takes one of them more than an hour, of PPO a quarter of one.
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A task's settings, which arms change.
+    """Settings of a task, which arms change.
 
     Attributes:
-        ppg: its settings of PPG.
-        ppo: its settings of PPO.
-        images: whether it is a game of Procgen.
+        ppg: settings of PPG.
+        ppo: settings of PPO.
+        images: whether the task is a game of Procgen.
     """
 
     ppg: Config
@@ -70,11 +70,11 @@ class Suite:
     num_seeds: int = 3
 
     def tasks(self, scale: Scale) -> tuple[str, ...]:
-        """The tasks of a scale."""
+        """Return the tasks of a scale."""
         return self.small if scale == "small" else self.paper
 
     def base(self, task: str, scale: Scale) -> Base:
-        """A task's settings.
+        """Return the settings of a task.
 
         Raises:
             ValueError: there is no such task.
@@ -102,7 +102,7 @@ class Suite:
 
 
 def suite_named(name: str) -> Suite:
-    """The suite of that name.
+    """Return the suite of a name.
 
     Raises:
         ValueError: there is none; the nearest name is given.
@@ -116,7 +116,7 @@ def suite_named(name: str) -> Suite:
 def _vary(
     symbol: str, field: str, images: Sequence[int], vectors: Sequence[int]
 ) -> Callable[[Base], list[Arm]]:
-    """Arms of PPG with other values of a field; the paper's are for images."""
+    """Make arms of PPG with other values of an option; those of the paper are for images."""
 
     def arms(base: Base) -> list[Arm]:
         values = images if base.images else vectors
@@ -126,17 +126,17 @@ def _vary(
 
 
 def _change_ppg(changes: Mapping[str, Mapping[str, Any]]) -> Callable[[Base], list[Arm]]:
-    """Arms of PPG with fields changed."""
+    """Make arms of PPG with options changed."""
     return lambda base: arms_with(base.ppg, changes)
 
 
 def _ppg_and_ppo(base: Base) -> list[Arm]:
-    """Both algorithms with their settings."""
+    """Return both algorithms with their settings."""
     return [("PPG", base.ppg), ("PPO", base.ppo)]
 
 
 def _codes_of_the_table(base: Base) -> list[Arm]:
-    """The paper's algorithms as presets have them, and what differs in the codes of the table."""
+    """Return the presets of the paper's algorithms, and the variants of the table's codes."""
     of_openai = {"PPG, rewards normalized by γ 0.99": {"reward_norm.gamma": 0.99}}
     arms = [*_ppg_and_ppo(base), *arms_with(base.ppg, of_openai)]
     if base.images:
@@ -151,13 +151,13 @@ def _codes_of_the_table(base: Base) -> list[Arm]:
 
 
 def _value_networks(base: Base) -> list[Arm]:
-    """PPO with one network, and with two."""
+    """Return PPO with one network, and with two."""
     paths = {"PPO, one network": "shared", "PPO, two networks": "separate"}
     return arms_with(base.ppo, {name: {"model.value_path": path} for name, path in paths.items()})
 
 
 def _where_values_are_trained(base: Base) -> list[Arm]:
-    """In both phases, or in the policy phase alone: as often as before, and twice as often."""
+    """Train values in both phases, or in the policy phase only: as often, or twice as often."""
     alone = {"aux.value_coef": 0.0}
     changes: dict[str, dict[str, Any]] = {
         "values trained": {"aux.value_coef": 1.0},
@@ -169,7 +169,8 @@ def _where_values_are_trained(base: Base) -> list[Arm]:
 
 
 def _fewer_updates(base: Base) -> list[Arm]:
-    """Auxiliary epochs over all data of a phase, and over parts of it."""
+    """Return auxiliary epochs over all data of a phase, and over parts of it."""
+    assert base.ppg.aux is not None
     half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
     changes: dict[str, dict[str, Any]] = {
@@ -182,7 +183,7 @@ def _fewer_updates(base: Base) -> list[Arm]:
 
 
 def _report_settings(base: Base) -> list[Arm]:
-    """The PPO of source 004 on a task, and what it changed one by one."""
+    """Return the PPO of source 004 on a task, and its changes one by one."""
     learned = {"action.std": "softplus", "action.std_value": 0.1}
     through_tanh = learned | {"action.std": "softplus_tanh"}
     normalized, tanh = {"action.rescale": True}, {"action.mean": "tanh"}
@@ -208,7 +209,7 @@ def _report_settings(base: Base) -> list[Arm]:
 
 
 _HEADS = {"model.head_init": None, "model.policy_head_scale": 0.01, "model.value_head_scale": 1.0}
-"""Of Baselines' PPO: orthogonal."""
+"""Orthogonal heads, as in Baselines' PPO."""
 _ORTHOGONAL: dict[str, Any] = {"model.init": "orthogonal"} | _HEADS
 _NORMALIZED: dict[str, Any] = {
     "model.init": "normalized", "model.head_init": None,
@@ -234,11 +235,11 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "value targets of the policy phase": {"aux.recompute_targets": False},
     "value targets computed anew": {"aux.recompute_targets": True},
 }
-"""Both ways to do what source 000 calls details that the paper does not name."""
+"""Both variants of the details that source 000 adds to the paper."""
 
 
 def _details(base: Base) -> list[Arm]:
-    """PPG on a task, and with one detail changed; what the task has already is no arm."""
+    """Return PPG on a task, and with one detail changed that the task does not have already."""
     ppg = base.ppg
     left_out: set[str] = set()
     for group, minibatches in (
@@ -259,7 +260,7 @@ def _details(base: Base) -> list[Arm]:
 
 
 def _penalties(base: Base) -> list[Arm]:
-    """What keeps a policy near to the old one, with normalized rewards and without."""
+    """Return clipping and KL penalties, with normalized rewards and without."""
     penalty = {"ppo.clip": None, "ppo.kl_penalty": 1.0}
     kept: dict[str, dict[str, Any]] = {
         "clipping": {},
@@ -277,7 +278,7 @@ def _penalties(base: Base) -> list[Arm]:
 
 
 def _rates_and_epochs(base: Base) -> list[Arm]:
-    """Policy epochs at the policy phase's learning rate, at a third of it and at three times it."""
+    """Return policy epochs at the learning rate, at a third of it and at three times it."""
     rate = base.ppg.ppo.learning_rate
     rates = {"rate": rate, "rate / 3": rate / 3, "rate × 3": rate * 3}
     epochs = (1, 3, 6) if base.images else (1, 3, 10)
@@ -295,8 +296,8 @@ _TABLE = ("starpilot", "bossfight", "bigfish")
 """The games of source 000."""
 _REPORT = ("invertedpendulum", "reacher", "pendulum")
 _CONTROL = ("cartpole", "acrobot", "pendulum", "gymnasium:Taxi-v4")
-# On what a night of two cores is enough for: nobody has published PPG there. Rewards differ in
-# size: Acrobot's are -1, Pendulum's -16 to 0, Hopper's 1 and its speed.
+# A night of two cores is enough for these. PPG is not published there. Rewards differ in size:
+# Acrobot's are -1, Pendulum's -16 to 0, Hopper's 1 and its speed.
 _of_the_paper = partial(Suite, small=("acrobot", "hopper"), small_steps=300_000)
 _of_details = partial(Suite, small=("acrobot", "pendulum", "hopper"), small_steps=100_000)
 _of_report = partial(Suite, paper=_CONTROL, small=_CONTROL, num_seeds=5)

@@ -1,10 +1,9 @@
-"""The tricks of PPO: added one by one from REINFORCE up, taken away or changed one at a time.
+"""The tricks of PPO, added one by one to REINFORCE, or removed or changed one at a time.
 
-Kind: effects (makes an environment to look at).
+Kind: effects (makes an environment to read its spaces).
 
 The rungs are those of the PPO-tricks document (source S122), from REINFORCE up. Every rung is a
-configuration that differs from the one below in the fields named here; nothing else about the runs
-differs.
+configuration that differs from the one below in the options named here only.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from phasicrl.spaces import is_image, leaves
 
 Mode = Literal["ladder", "leave-one-out"]
 Arm = tuple[str, Config]
-"""What is compared: its name and its configuration."""
+"""Name and configuration of one side of a comparison."""
 
 
 def arms_with(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """An arm for each set of changed fields.
+    """Make an arm for each set of changes; options without effect get their defaults.
 
     Args:
-        base: what they have in common.
-        changes: by the names of the arms.
+        base: common configuration.
+        changes: changed options by name of the arm.
     """
     return [(name, base.with_updates(dict(on))) for name, on in changes.items()]
 
 
 def beside_base(name: str, base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """`base` under a name, and those of `arms_with` that differ from it."""
+    """Return `base` under a name, and the arms of `arms_with` that differ from it."""
     return [(name, base), *(arm for arm in arms_with(base, changes) if arm[1] != base)]
 
 
@@ -75,17 +74,17 @@ TRICKS = (
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
     Trick("action masking", {"env.action_masks": True}, {"env.action_masks": False}),
 )  # fmt: skip
-"""In the order of the document. Return normalization is that of value targets, as there.
+"""Tricks in the order of the document; return normalization is that of value targets.
 
 Rewards are never normalized here.
 """
 
 RETURNS = ("baseline", "TD(λ)")
-"""Tricks without which returns are sums of rewards: those of whole episodes then, not of parts."""
+"""Tricks without which returns are sums of rewards, then over whole episodes."""
 
 
 def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
-    """What collects whole episodes in rollouts of about the same number of steps."""
+    """Return options that collect whole episodes in rollouts of about as many steps."""
     num_steps = base.ppo.num_steps
     while num_steps < 2 * longest:
         num_steps *= 2
@@ -98,17 +97,16 @@ def _in_whole_episodes(base: Config, longest: int) -> dict[str, Any]:
 def rungs(
     base: Config, *, mode: Mode = "ladder", unused: tuple[str, ...] = (), longest: int | None = None
 ) -> list[Arm]:
-    """The configurations to train, by name.
+    """Return the configurations to train, by name.
 
-    Rewards are never normalized. Knobs that have no effect on a rung are at their defaults there.
+    Rewards are never normalized. Options without effect on a rung are at their defaults there.
 
     Args:
-        base: everything that the tricks leave open: environment, network sizes, budget, learning
-            rate.
+        base: all other options: environment, network sizes, budget, learning rate.
         mode: tricks added one by one from REINFORCE, or all of them and then all but one.
-        unused: beginnings of options that the environment has no use for.
-        longest: steps of its longest episode; with it, what learns from sums of rewards plays whole
-            episodes. Without, rollouts cut them.
+        task: the environment; tricks that do not apply to it are left out.
+        longest: steps of its longest episode; if given, rungs that learn from sums of rewards
+            collect whole episodes, else rollouts cut them.
     """
     tricks = [trick for trick in TRICKS if not any(path.startswith(unused) for path in trick.on)]
     if longest is not None:
@@ -134,15 +132,15 @@ def rungs(
     return arms_with(base, dict(changes))
 
 
-def details(base: Config, *, unused: tuple[str, ...] = (), longest: int | None = None) -> list[Arm]:
-    """PPO, and PPO with one detail changed on which the reference codes differ.
+def details(base: Config, *, task: Task, longest: int | None = None) -> list[Arm]:
+    """Return PPO, and PPO with one detail changed on which the reference codes differ.
 
-    What `base` has already, or what has no effect on the task, is left out.
+    Details that `base` has already, or without effect on the task, are left out.
 
     Args:
         base: a configuration of PPO.
-        unused: beginnings of options that the environment has no use for.
-        longest: steps of its longest episode, if it has such.
+        task: the environment.
+        longest: steps of its longest episode, if there is a limit.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"
     stop, rate = {"ppo.target_kl": 0.015}, 3 * (ppo.value_learning_rate or ppo.learning_rate)
@@ -169,10 +167,10 @@ def details(base: Config, *, unused: tuple[str, ...] = (), longest: int | None =
 
 
 def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
-    """An arm with whole episodes, and one with the same rollouts if they have another shape.
+    """Return an arm with whole episodes, and one with rollouts of the same shape if it is new.
 
-    There is none where half of a rollout with as many steps cannot hold an episode, or where its
-    segments cannot be dealt out.
+    There are none if half of a rollout cannot hold an episode, or if its segments cannot be split
+    into minibatches.
     """
     whole = _in_whole_episodes(base, longest)
     num_envs, num_steps = whole["env.num_envs"], whole["ppo.num_steps"]
@@ -187,10 +185,10 @@ def _episodes(base: Config, longest: int) -> dict[str, dict[str, Any]]:
 
 
 def checked(base: Config, arms_of: Callable[..., list[Arm]]) -> list[Arm]:
-    """`rungs` or `details` for the environment of `base`, each of which can be trained there.
+    """Return `rungs` or `details` for the environment of `base`, checked to be trainable.
 
     Args:
-        base: as for `rungs`.
+        base: see `rungs`.
         arms_of: `rungs` with a mode, or `details`.
 
     Raises:

@@ -1,8 +1,8 @@
 """A search for settings with Optuna. Kind: effects.
 
-`search.json` says what is searched. The study is `study.log`, a journal that any number of
-processes share. The process that holds the lock of a trial asks the study for settings, or goes on
-with those that an interrupted process got.
+`search.json` is the search space. The study is `study.log`, a journal shared by any number of
+processes. The process that holds the lock of a trial gets settings from the study, or continues
+with those of an interrupted process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ STUDY, _SLOT = "study.log", "slot"
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is searched, as `search.json` has it.
+    """Search space, as in `search.json`.
 
     Attributes:
-        base: configuration that the settings are put into.
+        base: configuration without the settings.
         values: a list of choices or a range by option, see `distribution`.
         seeds: each trial trains all of them.
         rungs: equal parts of the budget; after each the seeds' scores are reported.
@@ -57,7 +57,7 @@ class Search:
 
 
 def distribution(values: list[Any]) -> Any:
-    """Optuna's distribution of an option.
+    """Return Optuna's distribution of an option.
 
     Args:
         values: `["log", LOW, HIGH]` or `["uniform", LOW, HIGH]`, whole numbers if both bounds are;
@@ -82,12 +82,12 @@ def make_search(
     """Write a search for settings with Optuna, or give one more trials. Nothing is trained yet.
 
     Args:
-        directory: Of the search.
-        preset: Configuration that the settings are put into.
+        directory: Folder of the search.
+        preset: Configuration without the settings.
         values: JSON file with the values of each option: `["log", 1e-5, 1e-3]`,
             `["uniform", 1, 6]`, or a list of choices.
-        trials: Number of settings that are tried in all.
-        seeds: Of the runs of each trial, below 101.
+        trials: Number of settings in total.
+        seeds: Seeds of each trial, below 101.
         rungs: Parts of the budget; after each a trial is pruned if it is worse than the median of
             the others there. 1: none is pruned.
 
@@ -112,7 +112,7 @@ def make_search(
         runner.refuse_untrainable(sweep.grid(search.base, {path: ends}))
     file, there = directory / sweep.SEARCH, {*directory.glob(f"*/{sweep.TRIAL}")}
     if there and not (file.exists() and sweep.read_as(Search, file) == search):
-        raise ValueError(f"{directory} has another sweep; give this search a folder of its own")
+        raise ValueError(f"{directory} has another sweep; choose another folder for this search")
     sweep.write(file, search)
     new = {directory / f"{slot:04d}" / sweep.TRIAL for slot in range(trials)} - there
     for path in new:
@@ -124,8 +124,8 @@ def open_study(directory: Path, *, seed: int = 0) -> Any:
     """Open the study of a search.
 
     Args:
-        directory: of the search.
-        seed: of the sampler; each trial needs another one.
+        directory: folder of the search.
+        seed: seed of the sampler; each trial needs another one.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = directory / STUDY
@@ -194,7 +194,7 @@ def _train(folder: Path, search: Search, study: Any, trial: Any, threads: int | 
 
 
 def _train_until(config: Config, until: int) -> RunDirectory:
-    """Train a run until a number of steps, unless it has diverged or has come so far."""
+    """Train a run until a number of steps, unless it has diverged or reached them before."""
 
     def stop(run: Run, record: Record) -> Literal["stop"] | None:
         return "stop" if run.env_steps >= until else None
@@ -206,7 +206,7 @@ def _train_until(config: Config, until: int) -> RunDirectory:
 
 
 def score_at(files: RunDirectory, until: int) -> float:
-    """The return of a run after so many steps; one that diverged has its lowest return.
+    """Return the return of a run after so many steps; a diverged run has its lowest return.
 
     NaN if no episode has ended.
     """

@@ -3,7 +3,7 @@
 Kind: effects (trains, writes files).
 
 `ID/trial.json` is the configuration of a trial, `ID/runs/` has its run directories, and
-`ID/outcome.json` what came of it once it is finished. The process that trains it holds the lock of
+`ID/outcome.json` is the outcome of a finished trial. The process that trains it holds the lock of
 `ID`.
 """
 
@@ -31,13 +31,13 @@ TRIAL, OUTCOME, SEARCH = "trial.json", "outcome.json", "search.json"
 OPEN = ("pending", "stopped")
 """States in which a trial can be trained."""
 SEEDS = (1, 2, 3)
-"""Seeds of a sweep unless others are given: settings are chosen on them."""
+"""Default seeds of a sweep, on which settings are chosen."""
 _SET_BY_SWEEP = ("seed", "name", "output_dir", "log.console")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a trial, as `outcome.json` has it once the trial is finished.
+    """Outcome of a finished trial, as in `outcome.json`.
 
     Attributes:
         state: done, diverged; of a search complete, pruned, fail, as Optuna has it.
@@ -52,7 +52,7 @@ def read_as(kind: type[T], path: Path) -> T:
     """Read a dataclass from a JSON file.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file has other content.
     """
     try:
         return from_json(kind, read_text(path))
@@ -70,10 +70,10 @@ def make_sweep(
     """Write a trial for each preset, combination of values and seed. Nothing is trained yet.
 
     Args:
-        directory: Of the sweep. Trials that it already has stay as they are.
+        directory: Folder of the sweep. Its present trials are left as they are.
         presets: Names of presets.
         values: JSON file with a list of values for each option: `{"ppo.clip": [0.1, 0.2]}`.
-        seeds: Of the runs: 1 to 10 to choose settings by, from 101 on to report them.
+        seeds: Seeds of the runs: 1 to 10 to choose settings, from 101 on to report them.
 
     Returns:
         Number of new trials.
@@ -83,12 +83,12 @@ def make_sweep(
             sweep, or a search in the same folder; nothing was written.
     """
     if (directory / SEARCH).exists():
-        raise ValueError(f"{directory} has a search; give the grid a folder of its own")
+        raise ValueError(f"{directory} has a search; choose another folder for the grid")
     lists = read_json(values) if values else {}
     refuse_no_lists(lists)
     arms = [arm for preset in presets for arm in grid(get_preset(preset), lists)]
     used = [read_config(path).seed for path in directory.glob(f"*/{TRIAL}")]
-    trials.refuse_mixed_seeds(directory, [*used, *seeds], "give each kind a folder of its own")
+    trials.refuse_mixed_seeds(directory, [*used, *seeds], "use a folder for each kind")
     trials.refuse_untrainable(arms)
     new: dict[Path, Config] = {}
     for (_, config), seed in itertools.product(arms, seeds):
@@ -109,10 +109,10 @@ def refuse_no_lists(values: Mapping[str, Any]) -> None:
 
 
 def grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, Config]]:
-    """Names and configurations of every combination of values on top of a configuration.
+    """Return name and configuration of every combination of values.
 
     Raises:
-        ValueError: as for `with_settings`, or an environment whose module was not asked for.
+        ValueError: as for `with_settings`, or an environment whose module was not imported.
     """
     combinations = itertools.product(*values.values())
     arms = [with_settings(base, dict(zip(values, each, strict=True))) for each in combinations]
@@ -122,7 +122,7 @@ def grid(base: Config, values: Mapping[str, Sequence[Any]]) -> list[tuple[str, C
 
 
 def with_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Config]:
-    """Name and configuration of an arm; the environment is not part of the name.
+    """Return name and configuration of an arm; the environment is not part of the name.
 
     Raises:
         ValueError: unknown options, options that a sweep sets itself, or values that do not go
@@ -144,13 +144,13 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> tuple[str, Confi
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a dataclass as a JSON file, in a folder that is made if need be."""
+    """Write a dataclass as a JSON file, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, to_tree(value))
 
 
 def trial_folders(directory: Path) -> list[Path]:
-    """The folders of a sweep's trials, seed by seed: the first ones are a whole comparison.
+    """Return the folders of a sweep's trials by seed, so that the first ones can be compared.
 
     Raises:
         ValueError: there are none.
@@ -166,21 +166,21 @@ def run_sweep(
     directory: Path, *, jobs: int = 1, shard: str = "1/1", ray: tuple[str, ...] | None = None,
     cpus: int = 1, gpus: float = 0.0, on_trial: Callable[[str, str], None] = lambda id, state: None,
 ) -> None:  # fmt: skip
-    """Train the trials of a sweep or a search that are not finished, or resume them.
+    """Train or resume the unfinished trials of a sweep or a search.
 
     A trial that another process trains is skipped. SIGTERM and Ctrl-C stop all with a checkpoint.
 
     Args:
-        directory: Of the sweep.
-        jobs: Trials at a time on this machine; they share the cores.
+        directory: Folder of the sweep.
+        jobs: Number of trials at a time on this machine; they share the cores.
         shard: I/N: every N-th trial from the I-th on, for one of N machines.
         ray: Train each trial as a task of the Ray cluster at this address, or of the current one.
-        cpus: Ray: cores of each trial.
+        cpus: Ray: number of cores of each trial.
         gpus: Ray: GPUs of each trial, or a part of one.
-        on_trial: called with the name of each trial that has ended here, and its state.
+        on_trial: called with name and state of each trial that ends here.
 
     Raises:
-        ValueError: numbers that cannot be, or not a sweep.
+        ValueError: impossible numbers, or not a sweep.
         FailedTrialsError: some trials failed; the others were trained.
     """
     first, _, number = shard.partition("/")
@@ -202,7 +202,7 @@ def run_sweep(
 
 
 def train_trial(folder: Path, *, threads: int | None = None) -> str:
-    """Train a trial, or resume it; returns its state, `running` if another process has its lock."""
+    """Train or resume a trial; returns its state, `running` if another process has its lock."""
     try:
         lock = RunLock(folder)
     except ValueError:
@@ -214,7 +214,7 @@ def train_trial(folder: Path, *, threads: int | None = None) -> str:
 
 
 def _train(folder: Path, threads: int | None) -> Outcome:
-    """Train a trial, or resume it; this process holds its lock."""
+    """Train or resume a trial whose lock this process holds."""
     if (folder.parent / SEARCH).is_file():
         from phasicrl.lab.sweeps.search import train_search_trial
 
@@ -228,7 +228,7 @@ def _train(folder: Path, threads: int | None) -> Outcome:
 def _run_on_ray(
     folders: Iterable[Path], train: Callable[[Path], str], address: str, cpus: int, gpus: float
 ) -> Iterator[tuple[Path, str | Failure]]:
-    """Train each trial as a task of a Ray cluster, which starts it again if its node is lost."""
+    """Train each trial as a task of a Ray cluster, which restarts it if its node is lost."""
     ray = optional_module("ray", "this needs Ray", "ray")
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
@@ -249,7 +249,7 @@ def _run_on_ray(
 
 
 def outcome_of(folder: Path) -> Outcome:
-    """The outcome of a trial; before it has one, the state pending, running or stopped."""
+    """Return the outcome of a trial; unfinished, the state pending, running or stopped."""
     if (folder / OUTCOME).is_file():
         return read_as(Outcome, folder / OUTCOME)
     try:
@@ -283,10 +283,10 @@ class TrialStatus:
 
 
 def sweep_status(directory: Path) -> list[TrialStatus]:
-    """State, steps and last return of each trial.
+    """Return state, steps and last return of each trial.
 
     Args:
-        directory: Of the sweep.
+        directory: Folder of the sweep.
 
     Raises:
         ValueError: not a sweep, or a file is damaged.
@@ -295,7 +295,7 @@ def sweep_status(directory: Path) -> list[TrialStatus]:
 
 
 def _status_of(folder: Path) -> TrialStatus:
-    """The progress of a trial."""
+    """Return the progress of a trial."""
     config, outcome = read_config(folder / TRIAL), outcome_of(folder)
     base = PRESETS[config.name].config if config.name in PRESETS else Config()
     own = {path: new for path, (_, new) in differences(config, base).items()}
