@@ -16,7 +16,6 @@ from phasicrl.lab.analysis.scores import (
     optimality_gap,
     performance_profile,
     probability_of_improvement,
-    score_matrix,
     steps_to_reach,
 )
 
@@ -141,25 +140,10 @@ def test_the_bounds_of_procgen() -> None:
     assert all(low < high for of in (easy, hard) for low, high in of.values())
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"a": [1.0], "b": [1.0, 2.0]}, "different numbers of runs"),
-        ({}, "no scores"),
-        ({"a": [1.0], "b": []}, "no scores"),
-        ({"a": [1.0], "b": [float("nan")]}, "some scores of b"),
-    ],
-)
-def test_scores_that_cannot_be_compared_are_refused(
-    given: dict[str, list[float]], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        score_matrix(given)
-
-
-def test_scores_by_task_are_runs_by_tasks() -> None:
-    assert score_matrix({"a": [1, 2], "b": [3, 4]}).tolist() == [[1, 3], [2, 4]]
+def test_scores_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         estimate([1.0, 2.0])
+    with pytest.raises(ValueError, match="not finite"):
+        estimate([[1.0, float("nan")]])
     with pytest.raises(ValueError, match="3 tasks are compared with 2"):
         probability_of_improvement(RUNS, RUNS[:, :2])

@@ -102,37 +102,20 @@ def test_the_best_weights_are_packed_with_the_step_they_are_of(tmp_path: Path) -
         assert torch.equal(packed.weights()[name], tensor)
 
 
-def test_the_best_run_of_each_environment(tmp_path: Path) -> None:
-    runs = [
-        train(tiny(tmp_path / "runs", seed=seed), make_env=corridor).directory for seed in (3, 4, 5)
-    ]
-    for run, value in zip(runs, (1.0, 3.0, 2.0), strict=True):
-        row = {"env_steps": 128, "iteration": 4, "phase": 0, "charts/episodic_return_100": value}
-        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
-    assert made.path.name == "tiny-corridor-s4"
-
-
-def test_the_best_run_of_each_environment_however_it_is_spelled(tmp_path: Path) -> None:
-    runs = [
-        train(tiny(tmp_path / "runs", seed=seed), make_env=corridor).directory for seed in (3, 4)
-    ]
-    for run, value, env in zip(runs, (1.0, 3.0), ("corridor", "gymnasium:corridor"), strict=True):
-        row = {"env_steps": 128, "iteration": 4, "phase": 0, "charts/episodic_return_100": value}
-        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        config = RunDirectory(run).config.with_updates({"env.id": env})
-        (run / "config.json").write_text(config.to_json())
-    (made,) = release(runs, output=tmp_path, best=True, episodes=1, make_env=corridor)
-    assert made.path.name == "tiny-corridor-s4"
-
-
-def test_each_difficulty_is_a_task_with_a_best_run_of_its_own(tmp_path: Path) -> None:
+def test_the_best_run_of_each_environment_and_difficulty(tmp_path: Path) -> None:
+    """An environment is one however its id is spelled."""
     easy, hard = EnvConfig(id="procgen:maze"), EnvConfig(id="procgen:maze", distribution="hard")
+    pole, same = EnvConfig(id="CartPole-v1"), EnvConfig(id="envpool:CartPole-v1")
     runs = [
-        make_run(tmp_path / name, [(100, value)], env=env)
-        for name, env, value in (("a", easy, 20.0), ("b", hard, 9.0), ("c", hard, 8.0))
+        make_run(tmp_path / str(number), [(100, value)], env=env)
+        for number, (env, value) in enumerate(
+            [(easy, 20.0), (hard, 9.0), (hard, 8.0), (pole, 1.0), (same, 3.0)]
+        )
     ]
-    assert [best.path for best in package_module._best_of_each(runs)] == runs[:2]
+    for run in runs[3:]:
+        (run / "card.json").write_text('{"environment": "envpool:CartPole-v1"}')
+    best = [run.path for run in package_module._best_of_each(runs)]
+    assert best == [runs[0], runs[1], runs[4]]
 
 
 def test_a_page_says_that_the_commit_is_unknown(run: Path) -> None:

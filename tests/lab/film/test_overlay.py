@@ -145,8 +145,3 @@ def test_of_many_options_and_components_some_of_each_are_in_the_strip(
     step = (WIDTH - UNIT) / (bars + ranges)
     assert boxes[0][0] == pytest.approx(UNIT / 2 + bars * step)
     assert len(rows(column(image, bars - 1, bars + ranges), _INK)), "the last option's bar"
-
-
-def test_many_options_leave_the_strip_as_wide_as_the_image() -> None:
-    image = drawn(head_of(Discrete(500)), torch.full((500,), 0.002).log(), torch.tensor(3))
-    assert len(rows(column(image, 3, 64), _TAKEN))

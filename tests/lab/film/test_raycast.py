@@ -23,26 +23,17 @@ BALL = """
 
 
 def drawn(
-    *,
-    shape: str = "sphere",
-    size: str = "1",
-    pos: str = "0 0 0",
-    color: str = 'rgba="1 0 0 1"',
-    pixels: int = 101,
+    *, shape: str = "sphere", size: str = "1", pos: str = "0 0 0", color: str = 'rgba="1 0 0 1"'
 ) -> np.ndarray:
-    """What a camera 4 m in front of the origin sees, 45° to each side."""
-    model = mujoco.MjModel.from_xml_string(
-        BALL.format(shape=shape, size=size, pos=pos, color=color)
-    )
+    """Draw what a camera 4 m in front of the origin sees, 45° to each side."""
+    text = BALL.format(shape=shape, size=size, pos=pos, color=color)
+    model = mujoco.MjModel.from_xml_string(text)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    env: Any = SimpleNamespace(
-        model=model,
-        data=data,
-        mujoco_renderer=SimpleNamespace(camera_id=0, default_cam_config=None),
-    )
+    renderer = SimpleNamespace(camera_id=0, default_cam_config=None)
+    env: Any = SimpleNamespace(model=model, data=data, mujoco_renderer=renderer)
     env.unwrapped = env
-    return RayCamera(env, size=pixels).draw().astype(int)
+    return RayCamera(env, size=101).draw().astype(int)
 
 
 def red(image: np.ndarray) -> np.ndarray:
@@ -57,16 +48,13 @@ def test_a_ball_is_where_and_as_large_as_geometry_says() -> None:
     ball = red(drawn())
     assert ball.sum() == pytest.approx(np.pi * (50.5 / np.sqrt(15)) ** 2, rel=0.03)
     rows, columns = np.nonzero(ball)
-    assert rows.mean() == pytest.approx(50, abs=0.1) and columns.mean() == pytest.approx(
-        50, abs=0.1
-    )
+    assert (rows.mean(), columns.mean()) == pytest.approx((50, 50), abs=0.1)
 
 
 def test_right_and_up_are_right_and_up() -> None:
     rows, columns = np.nonzero(red(drawn(size="0.2", pos="2 0 1")))
-    assert columns.mean() == pytest.approx(
-        50 + 50.5 * 2 / 4, abs=0.5
-    ) and rows.mean() == pytest.approx(50 - 50.5 * 1 / 4, abs=0.5)
+    expected = (50 + 50.5 * 2 / 4, 50 - 50.5 * 1 / 4)
+    assert (columns.mean(), rows.mean()) == pytest.approx(expected, abs=0.5)
 
 
 def test_what_faces_the_camera_is_bright_and_edges_are_dark() -> None:

@@ -13,11 +13,12 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from phasicrl.algorithm import train
-from phasicrl.config import EnvConfig, ModelConfig
+from phasicrl.config import EnvConfig, Levels, ModelConfig
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.lab.film import video
 from phasicrl.lab.film.filming import enlarge, tile
 from phasicrl.lab.film.video import film
+from phasicrl.runs.directory import WeightsKind
 from tests.golden import Image
 from tests.helpers import Corridor, corridor, read_film, tiny
 
@@ -25,29 +26,18 @@ pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
 
 
 def test_images_are_laid_out_in_a_square() -> None:
-    images = np.arange(3, dtype=np.uint8)[:, None, None, None] * np.ones(
-        (3, 2, 4, 3), dtype=np.uint8
-    )
-    sheet = tile(images + 1)
-    assert sheet.shape == (4, 8, 3)
-    assert (
-        (sheet[:2, :4] == 1).all()
-        and (sheet[:2, 4:] == 2).all()
-        and (sheet[2:, :4] == 3).all()
-        and (sheet[2:, 4:] == 0).all()
-    )
+    images = np.arange(1, 4, dtype=np.uint8)[:, None, None, None] * np.ones((2, 4, 3), np.uint8)
+    expected = np.block([[np.full((2, 4), 1), np.full((2, 4), 2)],
+                         [np.full((2, 4), 3), np.zeros((2, 4))]])  # fmt: skip
+    np.testing.assert_array_equal(tile(images)[..., 0], expected)
     assert tile(images[:1]).shape == (2, 4, 3)
 
 
 def test_pixels_are_repeated_and_sides_are_even() -> None:
-    image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
-    large = enlarge(image, 3)
-    assert large.shape == (4, 6, 3)  # factor 3, then padded to even height
-    assert (
-        (large[:3, :3] == image[0, 0]).all()
-        and (large[:3, 3:6] == image[0, 1]).all()
-        and (large[3] == 0).all()
-    )
+    image = np.arange(1, 7, dtype=np.uint8).reshape(1, 2, 3)
+    large = enlarge(image, 3)  # factor 3, then padded to even height
+    np.testing.assert_array_equal(large[:3], np.repeat(image, 3, axis=1).repeat(3, axis=0))
+    assert large.shape == (4, 6, 3) and (large[3] == 0).all()
     assert enlarge(np.zeros((64, 64, 3), np.uint8), 512).shape == (512, 512, 3)
 
 
@@ -62,40 +52,26 @@ def test_an_agent_that_sees_images_is_filmed_from_them(tmp_path: Path) -> None:
     assert all(image.max() > 150 and image.mean() < 100 for image in images)  # a bright dot on dark
 
 
-def test_what_was_played_says_on_which_levels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(video, "film_episodes", lambda *_, **__: ((1.0,), (5,)))
-    run = train(tiny(tmp_path), make_env=corridor).directory
-    for levels in ("unseen", "train"):
-        assert film(run, levels=levels, make_env=corridor)[1].levels == levels
-
-
-def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
-    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
-    with pytest.raises(ValueError, match="levels is train, which has no effect without a"):
-        film(run.directory, levels="train")
-
-
 def test_films_of_other_weights_or_levels_have_names_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(video, "film_episodes", lambda *_, **__: ((1.0,), (5,)))
     run = train(tiny(tmp_path), make_env=corridor).directory
-    names = [
-        film(run, levels=levels, weights=weights, make_env=corridor)[0].name
-        for levels in ("unseen", "train")
-        for weights in ("last", "best")
-    ]
-    assert names == [
-        f"sampled-seed0{others}.mp4" for others in ("", "-best", "-train", "-train-best")
-    ]
+    levels: tuple[Levels, ...] = ("unseen", "train")
+    weights: tuple[WeightsKind, ...] = ("last", "best")
+    films = [film(run, levels=x, weights=y, make_env=corridor) for x in levels for y in weights]
+    endings = ("", "-best", "-train", "-train-best")
+    assert [path.name for path, _ in films] == [f"sampled-seed0{end}.mp4" for end in endings]
+    assert [result.levels for _, result in films] == ["unseen"] * 2 + ["train"] * 2
 
 
-def test_an_environment_that_cannot_be_seen_is_refused(tmp_path: Path) -> None:
+def test_an_environment_without_images_or_levels_is_refused(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     with pytest.raises(ValueError, match="no images to film; make it with render_mode='rgb_array'"):
         film(run.directory, make_env=corridor)
+    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    with pytest.raises(ValueError, match="levels is train, which has no effect without a"):
+        film(run.directory, levels="train")
 
 
 class Drawn(Corridor):
@@ -248,16 +224,9 @@ def test_an_environment_of_mujoco_is_filmed_by_rays_which_need_no_opengl(
 @pytest.mark.parametrize(
     "size", [{"num_envs": 10**6}, {"episodes": 0}, {"fps": 0}, {"size": 10**6}, {"num_envs": 0}]
 )
-def test_sizes_that_no_film_has_are_refused_before_anything_is_opened(size: dict[str, int]) -> None:
+def test_numbers_and_names_that_no_film_has_are_refused(size: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(size))):
-        film("nothing is looked for there", **size)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["film.gif", "film"])
-def test_a_file_that_is_no_film_is_refused_before_anything_is_played(
-    tmp_path: Path, name: str
-) -> None:
-    run, output = train(tiny(tmp_path), make_env=corridor).directory, tmp_path / "films" / name
-    with pytest.raises(ValueError, match=rf"{name}: films end with \.mp4; give .*/film\.mp4$"):
-        film(run, output=output, make_env=corridor)
-    assert not output.parent.exists()
+        film("no run", **size)  # type: ignore[arg-type]
+    for name in ("film.gif", "film"):
+        with pytest.raises(ValueError, match=rf"{name}: films end with \.mp4; give .*film\.mp4$"):
+            film("no run", output=Path(name))
