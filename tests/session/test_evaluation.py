@@ -270,3 +270,13 @@ def no_room(write: Callable[..., int], suffix: str) -> Callable[..., int]:
         return write(path, *text, **how)
 
     return writing
+
+
+@pytest.mark.parametrize("option", ["evaluation.film", "evaluation.steps"])
+def test_without_the_lab_records_are_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr("phasicrl.session.evaluation.entry_points", lambda **_: ())
+    with pytest.raises(ImportError, match=r"pip install 'phasicrl\[lab\]'"):
+        train(evaluated(tmp_path).changed({option: True}), make_env=Corridor)
+    assert train(evaluated(tmp_path), make_env=Corridor).env_steps == 128

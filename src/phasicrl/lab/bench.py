@@ -26,7 +26,7 @@ from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import describe, peak_memory
 from phasicrl.host.provenance import commit
-from phasicrl.phases import Record
+from phasicrl.learner import Record
 from phasicrl.rollout import PolicySamples
 from phasicrl.session.build import EnvFactory, start_run
 from phasicrl.session.run import Run

@@ -90,12 +90,12 @@ class PeriodicEvaluation:
     def _play_on(self, levels: Levels, agent: Agent, precision: Precision) -> Episodes:
         """Run this process's episodes; the first levels are recorded."""
         evaluation = self._config.evaluation
-        is_recorded = self._recorder is not None and levels == levels_in(evaluation.levels)[0]
+        recorder = self._recorder if levels == levels_in(evaluation.levels)[0] else None
         with closing(self._make_envs(levels)) as envs:
             return play(
                 agent, envs, episodes=self._episodes, policy=evaluation.policy,
                 seed=self._config.seed, precision=precision,
-                on_step=self._recorder.on_step if is_recorded else None,
+                on_step=None if recorder is None else recorder.on_step,
             )  # fmt: skip
 
     def _make_envs(self, levels: Levels) -> VectorEnv:

@@ -28,7 +28,7 @@ def test_the_band_depends_on_the_number_of_runs(
     values: list[list[float]], published: bool, band: Any, name: str
 ) -> None:
     runs = np.array(values)
-    curve = Curve("ppg", Task("x"), np.arange(len(values[0])), runs, published)
+    curve = Curve("ppg", Task("x"), np.arange(runs.shape[1], dtype=float), runs, published)
     expected = bootstrap_band(runs) if band is None else band
     np.testing.assert_array_equal(curve.band, expected)
     assert curve.band_name == name

@@ -200,7 +200,8 @@ def run_trials(
                 running[receiver] = item, child
             if not running:
                 return
-            for receiver in wait([*running], timeout=0.2):
+            ready: list[Any] = wait([*running], timeout=0.2)
+            for receiver in ready:
                 item, child = running.pop(receiver)
                 try:
                     outcome = receiver.recv()

@@ -102,7 +102,8 @@ class Recorder:
 
     def __init__(self, config: Config, files: RunDirectory, log: MetricsLog, **own: Any) -> None:
         self._config, self._files, self._log, self._own = config, files, log, own
-        self._films, self._levels = config.evaluation.film, levels_in(config.evaluation.levels)[0]
+        self._films = config.evaluation.film
+        self._levels: Levels = levels_in(config.evaluation.levels)[0]
         self._table: StepTable | None = None
 
     def on_step(self, *step: Any) -> None:
