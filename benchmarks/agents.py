@@ -13,7 +13,8 @@ from pathlib import Path
 
 import tyro
 
-from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED, train_or_resume
+from phasicrl.algorithm import train
+from phasicrl.lab.experiments.trials import FIRST_REPORT_SEED
 from phasicrl.lab.export.package import release
 from phasicrl.lab.film.video import film
 from phasicrl.presets import get_preset
@@ -39,7 +40,7 @@ def main(
     for preset in set(presets) - packed:
         config = get_preset(preset).with_updates({"log.console": "off", "output_dir": str(runs)})
         trained = [
-            train_or_resume(config.with_updates({"seed": seed})).directory
+            train(config.with_updates({"seed": seed}), resume="auto").directory
             for seed in range(first_seed, first_seed + seeds)
         ]
         (package,) = release(trained, output=output, best=True)

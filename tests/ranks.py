@@ -107,7 +107,6 @@ def same_minibatches(config: Config, processes: int, rank: int | None) -> Iterat
         aux = config.aux
         rollouts, minibatches = 1, config.ppo.num_minibatches
         if not isinstance(samples, PolicySamples):
-            assert aux is not None
             rollouts, minibatches = aux.every, aux.num_minibatches * aux.every
         places = torch.arange(len(samples) * steps).view(rollouts, processes, -1)
         parts = []

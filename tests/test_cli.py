@@ -18,10 +18,7 @@ from phasicrl import cli
 from phasicrl.algorithm import train
 from phasicrl.cli import all_commands, call, main, parse_config
 from phasicrl.lab.analysis.plot import plot_runs
-from phasicrl.lab.experiments.run_suite import SuiteResult, run_suite
-from phasicrl.lab.export import export
-from phasicrl.lab.export.package import Package
-from phasicrl.lab.film.video import film
+from phasicrl.lab.experiments.run_suite import run_suite
 from phasicrl.presets import PRESETS, get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session import evaluate as evaluation
@@ -364,56 +361,3 @@ def test_a_warning_of_ours_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     other = cli._format_warning("old", DeprecationWarning, "/elsewhere/them.py", 3, "call()")
     assert other == plain("old", DeprecationWarning, "/elsewhere/them.py", 3, "call()")
     assert warnings.formatwarning is plain
-
-
-@pytest.mark.parametrize(
-    ("words", "where", "found", "said"),
-    [
-        (
-            ["export", "run"], "phasicrl.lab.export.export.export_policy",
-            export.Export(Path("run/policy.onnx"), {"inputs": {}, "outputs": {}}, 1_000, 2e-7),
-            {"path": "run/policy.onnx", "about": {"inputs": {}, "outputs": {}},
-             "observations": 1_000, "difference": 2e-7},
-        ),
-        (
-            ["release", "run"], "phasicrl.lab.export.package.release",
-            [Package(Path("release/x"), ())], [{"path": "release/x", "evaluations": []}],
-        ),
-        (
-            ["report", "run"], "phasicrl.lab.analysis.report.write_report",
-            Path("run/report.html"), ["run/report.html"],
-        ),
-        (
-            ["plot", "run"], "phasicrl.lab.analysis.plot.plot_runs",
-            [Path("a.png"), Path("a.csv")], ["a.png", "a.csv"],
-        ),
-        (
-            ["video", "run"], "phasicrl.lab.film.video.film",
-            (Path("run/a.mp4"), PLAYED), {"path": "run/a.mp4", **PLAYED.to_dict()},
-        ),
-        (["hub", "pull", "a/x"], "phasicrl.lab.export.hub.pull", Path("x"), ["x"]),
-        (
-            ["suite", "fig3"], "phasicrl.lab.experiments.run_suite.run_suite",
-            SuiteResult(Comparison("return", "raw", (), (), (), ()), ()),
-            {"comparison": {"metric": "return", "units": "raw", "results": [], "overall": [],
-                            "missed": [], "files": [], "target": None, "notes": []}, "files": []},
-        ),
-    ],
-)  # fmt: skip
-def test_a_machine_reads_what_was_made(
-    words: list[str], where: str, found: Any, said: Any,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    def made(given: Path, *, on_trial: Any = None) -> Any:
-        return found
-
-    monkeypatch.setattr(where, made)
-    assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == said
-
-
-def test_modules_that_are_asked_for_are_so_for_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
-    monkeypatch.setitem(cli.VERBS, "look", lambda words: seen.append(list(ASKED_IMPORTS)))
-    assert cli.main(["--import", "json", "look"]) == cli.main(["look"]) == 0
-    assert seen == [["json"], []]

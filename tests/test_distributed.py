@@ -56,5 +56,5 @@ def test_memory_masks_and_ppg_are_tried_together_on_several_processes(tmp_path: 
     for name in SOME:
         config, make_env = ranks.case(tmp_path, name)
         masked = bool(getattr(make_env(), "masked", False))
-        tried.add((config.model.memory != "none", masked, config.aux is not None))
+        tried.add((config.model.memory != "none", masked, config.has_auxiliary_phase))
     assert tried == set(itertools.product((False, True), repeat=3))

@@ -246,7 +246,7 @@ def test_a_procgen_preset_trains(
 ) -> None:
     skip_without_envpool()
     changes: dict[str, Any] = {"compute.device": device, "compute.policy_precision": precision}
-    if get_preset(preset).aux is not None:
+    if get_preset(preset).has_auxiliary_phase:
         changes["compute.aux_precision"] = precision
     run = train(small(preset, tmp_path).with_updates(changes))
     if device == "cuda":

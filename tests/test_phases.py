@@ -958,7 +958,6 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
         before = dist_params(run.agent, run.buffer.segments(), compute=run.compute, phase="aux")
         samples = run.buffer.auxiliary_samples(before)
         assert samples.action_mask is not None and not samples.action_mask.all()
-        assert config.aux is not None
         loss = phases.AuxiliaryLoss(run.agent, config.aux)
         _, terms = loss(samples)
         assert terms["losses/aux/kl_loss"].item() == pytest.approx(0, abs=1e-6)

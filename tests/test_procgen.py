@@ -58,7 +58,7 @@ def test_a_preset_trains_with_finite_numbers(preset: str, tmp_path: Path) -> Non
         name: value for row in rows for name, value in row.items() if name.startswith("losses/")
     }
     assert losses and all(value == value for value in losses.values())
-    assert ("losses/aux/kl_loss" in losses) == (run.config.aux is not None)
+    assert ("losses/aux/kl_loss" in losses) == run.config.has_auxiliary_phase
 
 
 @pytest.mark.long

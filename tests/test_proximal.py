@@ -128,7 +128,6 @@ def test_the_rules_of_batches_by_hand() -> None:
     # Ages 9 and 3 steps become 9/4 and 3/4.
     assert scaled.ppo.proximal_decay == pytest.approx((9 / 4) / (1 + 9 / 4))
     assert scaled.ppo.advantage_decay == pytest.approx((3 / 4) / (1 + 3 / 4))
-    assert scaled.aux is not None and config.aux is not None
     assert scaled.aux.every == config.aux.every // 4
     assert scaled.aux.learning_rate == pytest.approx(1.6e-3)
     assert (scaled.ppo.max_grad_norm, scaled.aux.max_grad_norm) == (0.25, 1.5)

@@ -421,18 +421,6 @@ def _table(name: str, kind: type, *, skip: set[str]) -> str:
     return text
 
 
-def _needs(path: str) -> str:
-    """Return what an option or group needs, as a sentence."""
-    words = [need.words for need in NEEDS if path in need.paths.split()]
-    return f" Needs {'; '.join(words)}." if words else ""
-
-
-def _dataclass_of(hint: object) -> type | None:
-    """The dataclass in a field's type, if there is one."""
-    kinds = (kind for kind in typing.get_args(hint) or (hint,) if isinstance(kind, type))
-    return next(filter(dataclasses.is_dataclass, kinds), None)
-
-
 def _show(value: object) -> str:
     """A value in a table cell."""
     return "–" if value is None or value == {} else f"`{value}`"

@@ -429,7 +429,8 @@ def on_all_games(reference: str, *experiments: str) -> list[Curve]:
     return reference_curves(Path(reference), RETURN, ends=ends, experiments=experiments)
 
 
-def _game(curve: Curve) -> str:
+def game_of(curve: Curve) -> str:
+    """Return the game of a curve."""
     return curve.task.env_id.removeprefix("procgen:")
 
 

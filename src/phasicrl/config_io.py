@@ -213,5 +213,6 @@ def _from_value(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    kind = {Mapping: "an object", tuple: "a list"}.get(origin) or hint.__name__
+    kinds: dict[Any, str] = {Mapping: "an object", tuple: "a list"}
+    kind = kinds.get(origin) or hint.__name__
     raise ValueError(f"{path} is {value!r}; expected {kind}")

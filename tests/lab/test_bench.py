@@ -75,7 +75,6 @@ def test_cut_phases_have_the_same_work_for_a_step(
 ) -> None:
     config = tiny(tmp_path, aux=tiny_aux(num_minibatches=1, **aux))
     report = measure(config, seconds=0.01, make_env=corridor)
-    assert config.aux is not None and report.config.aux is not None
     assert (
         report.config.aux.every == every and report.config.aux_passes == config.aux_passes == passes
     )

@@ -278,5 +278,5 @@ def test_without_the_lab_records_are_refused_before_the_training(
 ) -> None:
     monkeypatch.setattr("phasicrl.session.evaluation.entry_points", lambda **_: ())
     with pytest.raises(ImportError, match=r"pip install 'phasicrl\[lab\]'"):
-        train(evaluated(tmp_path).changed({option: True}), make_env=Corridor)
+        train(evaluated(tmp_path).with_updates({option: True}), make_env=Corridor)
     assert train(evaluated(tmp_path), make_env=Corridor).env_steps == 128

@@ -216,7 +216,6 @@ def test_in_the_middle_of_an_auxiliary_phase(
     config = tiny(tmp_path, aux=tiny_aux(every=2, epochs=3), total_env_steps=256)
     config = config.with_updates({"log.epochs": True} | changes)
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), make_env=Drawing)
-    assert config.aux is not None
     checkpoint, at = Run.maybe_checkpoint, config.aux.every
     epochs: list[int] = []
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _video(words: list[str]) -> None:
     """Film the agent of a run; no screen needed."""
-    from phasicrl.lab.experiments.video import film
+    from phasicrl.lab.film.video import film
 
     path, result = call(film, "video", words)
     returns = ", ".join(f"{value:g}" for value in result.returns)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasicrl.config import Config, ObsNormConfig, RewardNormConfig
+from phasicrl.config import Config, RewardNormConfig
 from phasicrl.lab.analysis.diagnosis import diagnose
 from tests.helpers import OBS_NORM, tiny, tiny_aux
 

@@ -76,7 +76,11 @@ def _dead_values(explained: Array, config: Config) -> Finding | None:
     if best >= 0.05:
         return None
     more = "ppo.value_epochs" + (", aux.epochs" if config.has_auxiliary_phase else "")
-    norms = "" if config.reward_norm or config.value_norm else "; normalized rewards (reward_norm)"
+    norms = (
+        ""
+        if {config.reward_norm.per, config.value_norm.statistics} != {"none"}
+        else "; normalized rewards (reward_norm)"
+    )
     return Finding(
         "Dead value function",
         f"explained variance {best:.2f} in the best fifth of the run (1 is perfect, 0 a constant)",
@@ -119,7 +123,7 @@ def _deviation_collapsed(deviation: Array, config: Config) -> Finding | None:
 
 
 def _auxiliary_kl(kl: Array, config: Config) -> Finding | None:
-    if config.aux is None or (median := float(np.median(kl))) <= 0.05:
+    if not config.has_auxiliary_phase or (median := float(np.median(kl))) <= 0.05:
         return None
     return Finding(
         "Auxiliary KL too large",

@@ -197,7 +197,9 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
 def _differing(subjects: Sequence[_Subject]) -> dict[str, list[str]]:
     """Return the options in which runs differ, with the value of each run."""
     values = [subject.config.values() for subject in subjects]
-    rows = {path: [shown(each.get(path)) for each in values] for each in values for path in each}
+    rows = {
+        path: [format_value(each.get(path)) for each in values] for each in values for path in each
+    }
     return {path: row for path, row in rows.items() if len(set(row)) > 1}
 
 

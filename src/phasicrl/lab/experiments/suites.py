@@ -170,7 +170,6 @@ def _where_values_are_trained(base: Base) -> list[Arm]:
 
 def _fewer_updates(base: Base) -> list[Arm]:
     """Return auxiliary epochs over all data of a phase, and over parts of it."""
-    assert base.ppg.aux is not None
     half, quarter = base.ppg.aux.every // 2, base.ppg.aux.every // 4
     last = {"aux.iterations_per_epoch": quarter, "aux.iterations_from": "last"}
     changes: dict[str, dict[str, Any]] = {

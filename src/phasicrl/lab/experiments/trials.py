@@ -220,9 +220,7 @@ def run_trials(
     raise Preempted(str(error)) if isinstance(error, ToldToEnd) else error
 
 
-def _run_child(
-    sender: Connection, modules: Sequence[str], work: Callable[[Any], Any], item: Any
-) -> None:
+def _run_child(sender: Connection, work: Callable[[Any], Any], item: Any) -> None:
     """Send what `work` returns, or its error, to the process that waits for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and sends SIGTERM
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -319,14 +317,6 @@ def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
                     take_over(agent, config.init_from)
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
-
-
-def train_or_resume(config: Config, *, on_iteration: OnIteration | None = None) -> Run:
-    """Resume the newest run of this experiment, seed and length; train if there is none."""
-    begun = [files for files in RunDirectory.of(config) if files.checkpoints]
-    if begun:
-        return resume(begun[-1].path, on_iteration=on_iteration)
-    return train(config, on_iteration=on_iteration)
 
 
 def train_unless_diverged(

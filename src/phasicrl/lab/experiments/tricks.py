@@ -25,7 +25,7 @@ Arm = tuple[str, Config]
 
 
 def arms_with(base: Config, changes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    """Make an arm for each set of changes; options without effect get their defaults.
+    """Make an arm for each set of changes.
 
     Args:
         base: common configuration.
@@ -67,8 +67,8 @@ TRICKS = (
           {"model.init": "torch", "model.head_init": "torch"}),
     Trick("advantage normalization", {"ppo.advantage_norm": "minibatch"},
           {"ppo.advantage_norm": "none"}),
-    Trick("state normalization", {"obs_norm": ObsNormConfig(statistics="ema")}, {"obs_norm.statistics": "none"}),
-    Trick("return normalization", {"value_norm": ValueNormConfig(statistics="ema")},
+    Trick("state normalization", {"obs_norm.statistics": "ema"}, {"obs_norm.statistics": "none"}),
+    Trick("return normalization", {"value_norm.statistics": "ema"},
           {"value_norm.statistics": "none"}),
     Trick("gradient clipping", {"ppo.max_grad_norm": 0.5}, {"ppo.max_grad_norm": None}),
     Trick("entropy bonus", {"ppo.entropy_coef": 0.01}, {"ppo.entropy_coef": 0.0}),
@@ -99,12 +99,12 @@ def rungs(
 ) -> list[Arm]:
     """Return the configurations to train, by name.
 
-    Rewards are never normalized. Options without effect on a rung are at their defaults there.
+    Rewards are never normalized.
 
     Args:
         base: all other options: environment, network sizes, budget, learning rate.
         mode: tricks added one by one from REINFORCE, or all of them and then all but one.
-        task: the environment; tricks that do not apply to it are left out.
+        unused: beginnings of options that the environment has no use for.
         longest: steps of its longest episode; if given, rungs that learn from sums of rewards
             collect whole episodes, else rollouts cut them.
     """
@@ -132,14 +132,14 @@ def rungs(
     return arms_with(base, dict(changes))
 
 
-def details(base: Config, *, task: Task, longest: int | None = None) -> list[Arm]:
+def details(base: Config, *, unused: tuple[str, ...] = (), longest: int | None = None) -> list[Arm]:
     """Return PPO, and PPO with one detail changed on which the reference codes differ.
 
     Details that `base` has already, or without effect on the task, are left out.
 
     Args:
         base: a configuration of PPO.
-        task: the environment.
+        unused: beginnings of options that the environment has no use for.
         longest: steps of its longest episode, if there is a limit.
     """
     ppo, apart = base.ppo, base.model.value_path == "separate"

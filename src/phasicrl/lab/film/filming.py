@@ -230,7 +230,7 @@ def _make_drawn(
         if make_env is None:
             options |= options_for(gym.spec(env_id), for_evaluation(config.env).options)
         # Drawn environments are made here, in this process: options of back ends have no effect.
-        here = {"parallel": "sync", "num_threads": None, "options": Options()}
+        here = {"parallel": "sync", "num_threads": None, "options": {}}
         return make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
     except gym.error.Error as error:
         raise ValueError(
