@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasicrl.envs.bridge import Bridge
+from phasicrl.config import EnvConfig
+from phasicrl.envs.bridge import EnvShare
 from phasicrl.envs.gymnasium import GymnasiumEnv
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.spaces import ActionLayout, choices, leaves
@@ -24,14 +25,11 @@ NEVER = torch.zeros(3, dtype=torch.int64)
 
 
 def make(
-    make_env: Any, parallel: Parallel = "sync", *, num_envs: int = 3, seed: int = 1, **seconds: Any
-) -> Bridge:
-    """Environments of a user's own."""
-    return Bridge(
-        GymnasiumEnv(
-            make_env, num_envs=num_envs, seed=seed, name="mine", parallel=parallel, **seconds
-        )
-    )
+    make_env: Any, parallel: Parallel = "sync", *, num_envs: int = 3, seed: int = 1, **options: Any
+) -> GymnasiumEnv:
+    """Make custom environments named `mine`."""
+    config = EnvConfig(id="mine", parallel=parallel, **options)
+    return GymnasiumEnv(make_env, "mine", config, EnvShare(num_envs, seed))
 
 
 def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
@@ -41,18 +39,16 @@ def draw_action(envs: VectorEnv, rng: np.random.Generator) -> Tensor:
     for _, leaf in leaves(envs.action_space):
         if isinstance(leaf, gym.spaces.Box):
             low, high = np.maximum(leaf.low, -9), np.minimum(leaf.high, 9)
-            columns.append(
-                rng.uniform(low, high, (envs.num_envs, *leaf.shape)).reshape(envs.num_envs, -1)
-            )
+            draws = rng.uniform(low, high, (envs.num_envs, *leaf.shape))
+            columns.append(draws.reshape(envs.num_envs, -1))
         for width in choices(leaf):
             draws = rng.random((envs.num_envs, width))
             if envs.action_mask is not None:
                 draws = np.where(envs.action_mask[:, begin : begin + width].numpy(), draws, -1)
             columns.append(draws.argmax(axis=1)[:, None])
             begin += width
-    return torch.from_numpy(
-        np.concatenate(columns, axis=1).astype(layout.dtype).reshape(envs.num_envs, *layout.shape)
-    )
+    actions = np.concatenate(columns, axis=1).astype(layout.dtype)
+    return torch.from_numpy(actions.reshape(envs.num_envs, *layout.shape))
 
 
 def check_known_episodes(envs: VectorEnv) -> None:
@@ -74,9 +70,8 @@ def check_known_episodes(envs: VectorEnv) -> None:
         np.testing.assert_array_equal(step.truncated, done & ~terminated)
         assert (step.final_obs is None) == (not done.any())
         if step.final_obs is not None:
-            np.testing.assert_array_equal(
-                step.final_obs[done], np.stack([ids, episode, clock], axis=1)[done]
-            )
+            last = np.stack([ids, episode, clock], axis=1)
+            np.testing.assert_array_equal(step.final_obs[done], last[done])
         episode += done
         clock[done] = 0
         np.testing.assert_array_equal(step.obs, np.stack([ids, episode, clock], axis=1))

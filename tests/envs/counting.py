@@ -40,16 +40,9 @@ class Counting(gym.Env[np.ndarray, Any]):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._time += 1
-        ended = self._is_last()
-        both = self._episode % 6 == 0
-        even = self._episode % 2 == 0
-        return (
-            self._observe(),
-            float(self._time),
-            ended and (even or both),
-            ended and (not even or both),
-            {"ignored": lambda: None},
-        )
+        ended, even, both = self._is_last(), self._episode % 2 == 0, self._episode % 6 == 0
+        flags = ended and (even or both), ended and (not even or both)
+        return self._observe(), float(self._time), *flags, {"ignored": lambda: None}
 
     def _is_last(self) -> bool:
         return self._time == 2 + (self._id + self._episode) % 3
@@ -105,13 +98,11 @@ class Structured(Counting):
         counts=gym.spaces.Box(-1e9, 1e9, (3,), np.float64),
         more=gym.spaces.Tuple([gym.spaces.Discrete(9, start=2), gym.spaces.MultiBinary(3)]),
     )
-    action_space = gym.spaces.Tuple(
-        [
-            gym.spaces.Discrete(3, start=1),
-            gym.spaces.MultiDiscrete([2, 4], start=[0, 5]),
-            gym.spaces.Box(-1, 1, (2,), np.float64),
-        ]
-    )
+    action_space = gym.spaces.Tuple([
+        gym.spaces.Discrete(3, start=1),
+        gym.spaces.MultiDiscrete([2, 4], start=[0, 5]),
+        gym.spaces.Box(-1, 1, (2,), np.float64),
+    ])  # fmt: skip
 
     def __init__(self) -> None:
         self._buffer, self._image = np.zeros(3), np.zeros((4, 5, 3), np.uint8)
@@ -190,13 +181,8 @@ class MaskedInInfo(Masked):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(0)
-        return (
-            obs,
-            reward,
-            terminated,
-            truncated,
-            info if self._is_last() else {**info, "action_mask": self._mask()},
-        )
+        info |= {} if self._is_last() else {"action_mask": self._mask()}
+        return obs, reward, terminated, truncated, info
 
 
 class MaskedInFlatInfo(MaskedInInfo):
@@ -295,13 +281,8 @@ class FaultyMask(gym.Env[np.ndarray, Any]):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._time += 1
         mask = np.ones(5, bool) if self._time < 3 else self._mask
-        return (
-            np.zeros(2, np.float32),
-            0.0,
-            False,
-            False,
-            {} if mask is None else {"action_mask": mask},
-        )
+        info = {} if mask is None else {"action_mask": mask}
+        return np.zeros(2, np.float32), 0.0, False, False, info
 
 
 class Spaces(gym.Env[Any, Any]):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from torch import Tensor
 
 from phasicrl.config import EnvConfig
@@ -33,78 +32,66 @@ from tests.envs.counting import (
     PlainCounting,
     Structured,
 )
+from tests.helpers import skip_without_envpool
 
 B = 3
-CASES: dict[str, tuple[EnvConfig, Callable[[], gym.Env[Any, Any]] | None]] = {
-    "procgen": (EnvConfig(id="procgen:leaper", num_envs=B, num_threads=2), None),
-    "envpool cartpole": (EnvConfig(id="envpool:CartPole-v1", num_envs=B), None),
-    "envpool atari": (EnvConfig(id="envpool:Breakout-v5", num_envs=B), None),
-    "envpool pendulum": (EnvConfig(id="envpool:Pendulum-v1", num_envs=B), None),
-    "envpool mujoco": (EnvConfig(id="envpool:InvertedPendulum-v4", num_envs=B), None),
-    "envpool dm_control": (EnvConfig(id="envpool:CartpoleSwingup-v1", num_envs=B), None),
-    "envpool minigrid": (EnvConfig(id="envpool:MiniGrid-Empty-Random-5x5-v0", num_envs=B), None),
-    "envpool jumanji": (EnvConfig(id="envpool:Cleaner-v0", num_envs=B), None),
-    "gymnasium": (EnvConfig(id="gymnasium:CartPole-v1", num_envs=B), None),
-    "gymnasium processes": (
-        EnvConfig(id="gymnasium:CartPole-v1", num_envs=B, parallel="processes"),
-        None,
-    ),
-    "own class": (EnvConfig(id="counting", num_envs=B), Counting),
-    "structured": (EnvConfig(id="structured", num_envs=B), Structured),
-    "masked in observation": (EnvConfig(id="masked", num_envs=B), MaskedInObservation),
-    "masked by method": (EnvConfig(id="masked", num_envs=B), MaskedByMethod),
-    "masked in info": (EnvConfig(id="masked", num_envs=B), MaskedInInfo),
-    "masked in observation processes": (
-        EnvConfig(id="masked", num_envs=B, parallel="processes"),
-        MaskedInObservation,
-    ),
-    "heuristic mask": (EnvConfig(id="masked", num_envs=B), MaskedInInfo),
+CASES: dict[str, tuple[str, type[gym.Env[Any, Any]] | None]] = {
+    "procgen": ("procgen:leaper", None),
+    "envpool cartpole": ("envpool:CartPole-v1", None),
+    "envpool atari": ("envpool:Breakout-v5", None),
+    "envpool pendulum": ("envpool:Pendulum-v1", None),
+    "envpool mujoco": ("envpool:InvertedPendulum-v4", None),
+    "envpool dm_control": ("envpool:CartpoleSwingup-v1", None),
+    "envpool minigrid": ("envpool:MiniGrid-Empty-Random-5x5-v0", None),
+    "envpool jumanji": ("envpool:Cleaner-v0", None),
+    "gymnasium": ("gymnasium:CartPole-v1", None),
+    "gymnasium processes": ("gymnasium:CartPole-v1", None),
+    "own class": ("counting", Counting),
+    "structured": ("structured", Structured),
+    "masked in observation": ("masked", MaskedInObservation),
+    "masked by method": ("masked", MaskedByMethod),
+    "masked in info": ("masked", MaskedInInfo),
+    "masked in observation processes": ("masked", MaskedInObservation),
+    "heuristic mask": ("masked", MaskedInInfo),
 }
 STEPS = {"envpool dm_control": 1010}
-"""Long enough for two ends; 250 where nothing is said."""
+"""Long enough for two ends; 250 for the others."""
 
 ALIKE_AT_FIRST = ("envpool atari",)
 """All episodes begin with the same observation."""
 
-
-OWN_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], dict[str, Any]]] = {
-    "vector, same step": (
-        PlainCounting,
-        {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False},
-    ),
-    "vector, next step": (
-        CountingInFloat32,
-        {"autoreset_mode": AutoresetMode.NEXT_STEP, "copy": False},
-    ),
-    "vector, disabled, structured": (Structured, {"autoreset_mode": AutoresetMode.DISABLED}),
-    "vector, same step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.SAME_STEP}),
-    "vector, next step, masked": (MaskedInFlatInfo, {"autoreset_mode": AutoresetMode.NEXT_STEP}),
+CUSTOM_VECTOR: dict[str, tuple[type[gym.Env[Any, Any]], str, bool]] = {
+    "vector, same step": (PlainCounting, "SameStep", False),
+    "vector, next step": (CountingInFloat32, "NextStep", False),
+    "vector, disabled, structured": (Structured, "Disabled", True),
+    "vector, same step, masked": (MaskedInFlatInfo, "SameStep", True),
+    "vector, next step, masked": (MaskedInFlatInfo, "NextStep", True),
 }
-"""Vector environments of a user's own."""
+"""Custom vector environments: kind, autoreset mode, and whether they copy observations."""
 
 
 def make(case: str, seed: int = 1) -> VectorEnv:
-    if case in OWN_VECTOR:
-        kind, how = OWN_VECTOR[case]
-        config = EnvConfig(id="mine", num_envs=B)
+    if case in CUSTOM_VECTOR:
+        kind, mode, copies = CUSTOM_VECTOR[case]
+
+        def make_vector_env(num_envs: int) -> SyncVectorEnv:
+            return SyncVectorEnv([kind] * num_envs, autoreset_mode=mode, copy=copies)
+
         return make_envs(
-            config,
-            seed=seed,
-            make_vector_env=lambda num_envs: SyncVectorEnv([kind] * num_envs, **how),
+            EnvConfig(id="mine", num_envs=B), seed=seed, make_vector_env=make_vector_env
         )
-    config, make_env = CASES[case]
-    if (config.id.startswith(("procgen", "envpool"))) and importlib.util.find_spec(
-        "envpool"
-    ) is None:
-        pytest.skip("EnvPool is not installed")
+    env_id, make_env = CASES[case]
+    if env_id.startswith(("procgen", "envpool")):
+        skip_without_envpool()
+    parallel = "processes" if case.endswith("processes") else "sync"
+    threads = 2 if case == "procgen" else None
+    config = EnvConfig(id=env_id, num_envs=B, parallel=parallel, num_threads=threads)
     envs = make_envs(config, seed=seed, make_env=make_env)
-    if case == "heuristic mask":
-        return HeuristicMask(
-            envs,
-            lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4,
-            num_steps=100,
-        )
-    return envs
+    if case != "heuristic mask":
+        return envs
+    return HeuristicMask(
+        envs, lambda obs, _: np.arange(envs.mask_size) != obs[:, 2:].astype(int) % 4, num_steps=100
+    )
 
 
 @dataclass
@@ -121,26 +108,13 @@ class Played:
 
     def tensors(self) -> list[Tensor]:
         """Everything that came out of the environments."""
-        of_steps = [
-            [
-                step.obs,
-                step.reward,
-                step.terminated,
-                step.truncated,
-                *step.info.values(),
-                *(
-                    []
-                    if step.final_obs is None
-                    else [step.final_obs[step.terminated | step.truncated]]
-                ),
-            ]
-            for step in self.steps
-        ]
-        return [
-            self.first_obs,
-            *(mask for mask in self.masks if mask is not None),
-            *(tensor for tensors in of_steps for tensor in tensors),
-        ]
+        tensors = [self.first_obs, *(mask for mask in self.masks if mask is not None)]
+        for step in self.steps:
+            tensors += [step.obs, step.reward, step.terminated, step.truncated]
+            tensors += step.info.values()
+            if step.final_obs is not None:
+                tensors.append(step.final_obs[step.terminated | step.truncated])
+        return tensors
 
 
 def play(env: VectorEnv, num_steps: int) -> Played:
@@ -153,7 +127,7 @@ def play(env: VectorEnv, num_steps: int) -> Played:
     return played
 
 
-@pytest.fixture(params=[*CASES, *OWN_VECTOR], scope="module")
+@pytest.fixture(params=[*CASES, *CUSTOM_VECTOR], scope="module")
 def case(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -278,15 +252,13 @@ def test_a_second_reset_starts_other_episodes(case: str) -> None:
 def test_calls_at_the_wrong_time_are_refused(case: str) -> None:
     env = make(case)
     action = torch.zeros((B, *ActionLayout(env.action_space).shape), dtype=torch.int64)
-    with pytest.raises(EnvError, match=r"step\(\) before the first reset"):
+    with pytest.raises(EnvError, match=r"step\(\) before reset"):
         env.step(action)
     env.reset()
     env.close()
     env.close()
-    with pytest.raises(EnvError, match=r"step\(\) after close"):
+    with pytest.raises(EnvError, match=r"after close"):
         env.step(action)
-    with pytest.raises(EnvError, match=r"reset\(\) after close"):
-        env.reset()
 
 
 def test_bad_actions_are_refused_before_the_environments_see_them(played: Played) -> None:
@@ -296,21 +268,18 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
         r"shape \(2,": good[:-1],
         r"shape \(4,": torch.cat([good, good[:1]]),
         r"shape \(3,.* 1\)": good[..., None],
-        "a list": good.tolist(),
         "complex": good.to(torch.complex64),
     }
     if good.dtype == torch.int64:
         bad["float64"] = good.double()
     else:
-        bad["not finite"] = torch.where(
-            torch.arange(good.numel()).reshape(good.shape) == 1, math.nan, good
-        )
+        second = torch.arange(good.numel()).reshape(good.shape) == 1
+        bad["not finite"] = torch.where(second, math.nan, good)
     if choices(env.action_space):
         for outside in (99, -1):
-            bad[f"action {outside}.* for environment 1.* is outside of 0"] = good.clone()
-            bad[f"action {outside}.* for environment 1.* is outside of 0"].reshape(B, -1)[1, 0] = (
-                outside
-            )
+            message = f"action {outside}.* for environment 1.* is outside of 0"
+            bad[message] = good.clone()
+            bad[message].reshape(B, -1)[1, 0] = outside
     for message, action in bad.items():
         with pytest.raises(ValueError, match=message) as caught:
             env.step(action)
@@ -320,16 +289,11 @@ def test_bad_actions_are_refused_before_the_environments_see_them(played: Played
 
 
 REPLAYED = (
-    "procgen",
-    "envpool cartpole",
-    "envpool atari",
-    "envpool pendulum",
-    "envpool mujoco",
-    "gymnasium",
-    "gymnasium processes",
-)
-NOT_REPLAYED = ("envpool dm_control", "envpool minigrid", "envpool jumanji", *OWN_VECTOR)
-"""All others count their episodes, which no generator tells: that is noticed."""
+    "procgen", "envpool cartpole", "envpool atari", "envpool pendulum", "envpool mujoco",
+    "gymnasium", "gymnasium processes",
+)  # fmt: skip
+NOT_REPLAYED = ("envpool dm_control", "envpool minigrid", "envpool jumanji", *CUSTOM_VECTOR)
+"""All others count their episodes, which a replay does not restore: that is noticed."""
 
 
 def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused(case: str) -> None:
@@ -357,7 +321,7 @@ def test_others_are_brought_to_the_same_place_and_go_on_alike_or_that_is_refused
                 if envs.action_mask is not None and twin.action_mask is not None:
                     assert torch.equal(envs.action_mask, twin.action_mask)
         else:
-            with pytest.raises(EnvError, match="do not lead to where they were"):
+            with pytest.raises(EnvError, match="do not lead to the saved"):
                 twin.load_state_dict(state)
         twin.close()
     envs.close()

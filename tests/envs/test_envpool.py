@@ -4,9 +4,7 @@ on.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -20,17 +18,24 @@ from torch import Tensor
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import envpool as envpool_adapter
-from phasicrl.envs.bridge import Bridge
-from phasicrl.envs.envpool import EnvPoolEnv, import_envpool, task_families, task_spaces
+from phasicrl.envs.bridge import EnvShare
+from phasicrl.envs.envpool import (
+    EnvPoolEnv,
+    import_envpool,
+    make_calls,
+    make_spec,
+    task_families,
+    task_spaces,
+)  # fmt: skip
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError
 from phasicrl.seeding import env_seeds
-from phasicrl.spaces import ObservationLayout
+from phasicrl.spaces import ActionLayout, ObservationLayout
 from tests.envs.acting import draw_action
 from tests.faults.harness import wait_for
+from tests.helpers import skip_without_envpool
 
-if importlib.util.find_spec("envpool") is None:
-    pytest.skip("EnvPool is not installed", allow_module_level=True)
+skip_without_envpool()
 
 ATARI = {"episodic_life": True}
 MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -47,13 +52,11 @@ MASKED_RESETS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-def make(task_id: str, **settings: Any) -> Bridge:
-    return Bridge(EnvPoolEnv(task_id, **settings))
-
-
-def inside(envs: Bridge) -> Any:
-    """The adapter, whose parts are looked at."""
-    return envs.backend
+def make(
+    task_id: str, *, num_envs: int, seed: int = 1, num_threads: int = 1, **options: Any
+) -> EnvPoolEnv:
+    share = EnvShare(num_envs, seed)
+    return EnvPoolEnv(task_id, f"envpool:{task_id}", options, num_threads, share)
 
 
 def raw_pool(task_id: str, options: dict[str, Any], num_envs: int, seed: int = 3) -> Any:
@@ -70,14 +73,12 @@ def random_actions(
     for _ in range(steps):
         if isinstance(space, gym.spaces.Discrete):
             yield rng.integers(0, space.n, num_envs).astype(np.int32)
-        elif np.dtype(space.dtype).kind == "i":
-            assert isinstance(space, gym.spaces.Box)
-            yield rng.integers(
-                space.low, space.high, (num_envs, *space.shape), endpoint=True
-            ).astype(space.dtype)
-        else:
-            assert isinstance(space, gym.spaces.Box)
-            yield rng.uniform(space.low, space.high, (num_envs, *space.shape)).astype(space.dtype)
+            continue
+        assert isinstance(space, gym.spaces.Box)
+        low, high, shape = space.low, space.high, (num_envs, *space.shape)
+        is_whole = np.dtype(space.dtype).kind == "i"
+        draws = rng.integers(low, high, shape, endpoint=True) if is_whole else None
+        yield (rng.uniform(low, high, shape) if draws is None else draws).astype(space.dtype)
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
@@ -118,23 +119,16 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
     ends = np.zeros(num_envs, int)
     for index, env_seed in enumerate(env_seeds(3, num_envs)):
         pool = import_envpool().make_gymnasium(
-            f"{game.capitalize()}Easy-v0",
-            num_envs=1,
-            num_threads=1,
-            seed=[env_seed],
-            num_levels=50,
-            channel_first=False,
-        )
+            f"{game.capitalize()}Easy-v0", num_envs=1, num_threads=1, seed=[env_seed],
+            num_levels=50, channel_first=False,
+        )  # fmt: skip
         obs, info = pool.reset()
         np.testing.assert_array_equal(obs[0], first_obs[index])
         level = info["level_seed"][0]
         for step, action in zip(taken, actions, strict=True):
             obs, reward, terminated, truncated, info = pool.step(action[index : index + 1])
-            assert (step.reward[index], step.terminated[index], step.truncated[index]) == (
-                reward[0],
-                terminated[0],
-                truncated[0],
-            )
+            flags = step.terminated[index], step.truncated[index]
+            assert (step.reward[index], *flags) == (reward[0], terminated[0], truncated[0])
             assert step.info["level_seed"][index] == level
             if not (terminated[0] or truncated[0]):
                 np.testing.assert_array_equal(step.obs[index], obs[0])
@@ -156,21 +150,12 @@ def test_procgen_is_the_native_pool_without_its_reset_rows(game: str) -> None:
     "task_id", ["CartPole-v1", "Pendulum-v1", "Hopper-v4", "StarpilotEasy-v0", "FrozenLake-v1"]
 )
 def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are made here; that neither is skipped is held by what they are."""
-    direct = make(task_id, num_envs=3, seed=4, num_threads=1)
-    monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
-    public = make(task_id, num_envs=3, seed=4, num_threads=1)
-    assert (
-        inside(direct)._step.__module__ == envpool_adapter.__name__
-        and inside(public)._step == inside(public)._pool.step
-    )
-    assert (
-        "_direct_calls" in inside(direct)._reset.__qualname__
-        and "_public_calls" in inside(public)._reset.__qualname__
-    )
+    direct = make(task_id, num_envs=3, seed=4)
+    monkeypatch.setattr(envpool_adapter, "_COMMON_READER", "another")
+    public = make(task_id, num_envs=3, seed=4)
+    assert public._step_pool == public._pool.step and direct._step_pool != direct._pool.step
     np.testing.assert_array_equal(direct.reset(), public.reset())
-    ended = 0
-    rng = np.random.default_rng(0)
+    ended, rng = 0, np.random.default_rng(0)
     for _ in range(150):
         action = draw_action(direct, rng)
         a, b = direct.step(action), public.step(action)
@@ -179,38 +164,34 @@ def test_a_direct_step_is_the_public_one(task_id: str, monkeypatch: pytest.Monke
         assert (a.final_obs is None) == (b.final_obs is None)
         if a.final_obs is not None and b.final_obs is not None:
             np.testing.assert_array_equal(a.final_obs, b.final_obs)
-        assert (
-            a.info.keys()
-            == b.info.keys()
-            == ({"level_seed", "level_complete"} if "Starpilot" in task_id else set())
-        )
-        for name in a.info:
+            ended += 1
+        names = {"level_seed", "level_complete"} if "Starpilot" in task_id else set()
+        assert a.info.keys() == b.info.keys() == names
+        for name in names:
             np.testing.assert_array_equal(a.info[name], b.info[name])
-        ended += 0 if a.final_obs is None else len(a.final_obs)
     assert ended or task_id not in ("CartPole-v1", "Hopper-v4", "FrozenLake-v1")
 
 
 class Arrays:
-    """Four environments in the arrays of EnvPool's C++ layer, and the public call of its Python
-    layer, as in 1.2.5 or 1.2.7.
+    """Four environments in the arrays of EnvPool's C++ layer, and its Python layer's public calls.
 
     In every step the first one goes on, the second ends by its rules, the third by its limit, the
     last by both at once.
     """
 
-    DONE, TRUNC, TERMINATED = (
-        np.array(row, bool) for row in ((0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1))
-    )
+    VALUES = {  # noqa: RUF012
+        "done": np.array([0, 1, 1, 1], bool),
+        "trunc": np.array([0, 0, 1, 1], bool),
+        "terminated": np.array([0, 1, 0, 1], bool),
+        "reward": np.ones(4),
+    }
 
-    def __init__(
-        self, keys: tuple[str, ...], *, reader: str = "envpool.python.gymnasium_envpool"
-    ) -> None:
-        self._state_keys, self.config = keys, {"num_envs": 4}
-        self.spec = SimpleNamespace(
-            _action_keys=["env_id", "players.env_id", "action"],
-            _action_spec=[(np.dtype("int32"),)] * 3,
-        )
-        self._to = SimpleNamespace(__module__=reader)
+    def __init__(self, version: str, reader: str = "envpool.python.gymnasium_envpool") -> None:
+        self._state_keys = ["info:env_id", "elapsed_step", "done", "reward", "trunc", "obs"]
+        if version == "1.2.7":
+            self._state_keys.insert(3, "terminated")
+        self.config, self._to = {"num_envs": 4}, SimpleNamespace(__module__=reader)
+        self.spec = SimpleNamespace(_action_spec=[(np.dtype("int32"),)] * 3)
         self.chosen = np.arange(4)
 
     def _send(self, actions: list[np.ndarray]) -> None:
@@ -220,104 +201,33 @@ class Arrays:
         self.chosen = env_ids
 
     def _recv(self) -> list[np.ndarray]:
-        values = {
-            "done": self.DONE,
-            "trunc": self.TRUNC,
-            "terminated": self.TERMINATED,
-            "reward": np.ones(4),
-        }
-        return [values.get(key, np.zeros((4, 4)))[self.chosen].copy() for key in self._state_keys]
+        arrays = (self.VALUES.get(key, np.zeros((4, 4))) for key in self._state_keys)
+        return [array[self.chosen].copy() for array in arrays]
 
     def reset(self, *, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         return np.zeros((4 if options is None else options["reset_mask"].sum(), 4)), {}
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
-        state = dict(zip(self._state_keys, [values.copy() for values in self._recv()], strict=True))
-        return (
-            state["obs"],
-            state["reward"],
-            state.get("terminated", state["done"] & ~state["trunc"]),
-            state["trunc"],
-            {},
-        )
+        state = dict(zip(self._state_keys, self._recv(), strict=True))
+        terminated = state.get("terminated", state["done"] & ~state["trunc"])
+        return state["obs"], state["reward"], terminated, state["trunc"], {}
 
 
-KEYS = {
-    "1.2.5": (
-        "info:env_id",
-        "elapsed_step",
-        "done",
-        "reward",
-        "discount",
-        "step_type",
-        "trunc",
-        "obs",
-    ),
-    "1.2.7": (
-        "info:env_id",
-        "elapsed_step",
-        "done",
-        "reward",
-        "discount",
-        "step_type",
-        "trunc",
-        "terminated",
-        "obs",
-    ),
-}
-
-
-@pytest.mark.parametrize("way", ["public", "direct"])
-@pytest.mark.parametrize("version", KEYS)
-def test_an_end_by_the_rules_at_the_time_limit_is_what_the_version_tells(
-    version: str, way: str
-) -> None:
-    """Worked out by hand: 1.2.5 cannot tell such an end from a cut.
+@pytest.mark.parametrize("reader", ["envpool.python.gymnasium_envpool", "envpool.mujoco.mjlab"])
+@pytest.mark.parametrize("version", ["1.2.5", "1.2.7"])
+def test_an_end_by_the_rules_at_the_time_limit(version: str, reader: str) -> None:
+    """Worked out by hand: 1.2.5 cannot tell such an end from a truncation.
 
     1.2.7 can, and then nothing follows, so it is no truncation.
     """
-    envs, pool = make("CartPole-v1", num_envs=4, seed=1, num_threads=1), Arrays(KEYS[version])
-    calls = (
-        envpool_adapter._public_calls(pool)
-        if way == "public"
-        else envpool_adapter._direct_calls(pool, ())
-    )
-    assert calls is not None
-    inside(envs)._pool, (inside(envs)._step, inside(envs)._reset) = pool, calls
+    envs, pool = make("CartPole-v1", num_envs=4), Arrays(version, reader)
+    envs._pool, (envs._step_pool, envs._reset_pool) = pool, make_calls(pool, ())
+    assert (envs._step_pool == pool.step) == (reader == "envpool.mujoco.mjlab")
     envs.reset()
     step = envs.step(torch.zeros(4, dtype=torch.int64))
     assert step.terminated.tolist() == [False, True, False, version == "1.2.7"]
     assert step.truncated.tolist() == [False, False, True, version == "1.2.5"]
     assert step.final_obs is not None and step.final_obs.shape == (4, 4)
-
-
-def test_a_pool_whose_arrays_are_others_is_stepped_by_the_public_call() -> None:
-    def direct(pool: Any) -> Any:
-        return envpool_adapter._direct_calls(pool, ())
-
-    def with_actions(*keys: str) -> Arrays:
-        pool = Arrays(KEYS["1.2.5"])
-        pool.spec._action_keys = list(keys)
-        return pool
-
-    assert direct(Arrays(KEYS["1.2.5"])) is not None and direct(Arrays(KEYS["1.2.7"])) is not None
-    assert direct(Arrays((*KEYS["1.2.7"][:-1], "obs:first"))) is None
-    assert direct(Arrays(("obs", "done", "reward"))) is None
-    assert direct(Arrays((*KEYS["1.2.7"], "failed"))) is None, (
-        "what nobody has read may change what the others mean"
-    )
-    assert direct(Arrays(KEYS["1.2.7"], reader="envpool.mujoco.mjlab")) is None
-    assert direct(with_actions("players.env_id", "env_id", "action")) is None
-    assert direct(with_actions("env_id", "players.env_id", "arm", "leg")) is None
-    assert direct(SimpleNamespace(spec=SimpleNamespace())) is None
-
-
-def tells_terminated(task_id: str) -> bool:
-    """Whether this EnvPool has the task, and its arrays hold `terminated`."""
-    return (
-        task_id in task_families()
-        and "terminated" in import_envpool().make_spec(task_id)._state_keys
-    )
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
@@ -326,35 +236,32 @@ def test_fact_from_127_on_some_tasks_end_by_their_rules_at_the_time_limit(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task_id = "Intersection-v2"
-    if not tells_terminated(task_id):
-        pytest.skip(
-            f"EnvPool {import_envpool().__version__} does not tell how {task_id} ended; 1.2.7 does"
-        )
+    if task_id not in task_families() or "terminated" not in make_spec(task_id)._state_keys:
+        pytest.skip("EnvPool does not return how Intersection-v2 ended; 1.2.7 does")
     if way == "public":
-        monkeypatch.setattr(envpool_adapter, "_direct_calls", lambda pool, info: None)
-    pool, envs = raw_pool(task_id, {}, 32), make(task_id, num_envs=32, seed=3, num_threads=1)
-    assert (inside(envs)._step.__module__ == envpool_adapter.__name__) == (way == "direct")
+        monkeypatch.setattr(envpool_adapter, "_COMMON_READER", "another")
+    pool, envs = raw_pool(task_id, {}, 32), make(task_id, num_envs=32, seed=3)
     np.testing.assert_array_equal(pool.reset()[0], envs.reset())
-    at_once = 0
+    both = 0
     for action in random_actions(envs.action_space, 32, 60):
         obs, _, terminated, truncated, _ = pool.step(action)
         step = envs.step(torch.from_numpy(action))
         np.testing.assert_array_equal(step.terminated, terminated)
         np.testing.assert_array_equal(step.truncated, truncated & ~terminated)
-        at_once += int((terminated & truncated).sum())
+        both += int((terminated & truncated).sum())
         if (done := terminated | truncated).any():
             assert step.final_obs is not None
             np.testing.assert_array_equal(step.final_obs[done], obs[done])
             pool.reset(options={"reset_mask": done})
-    assert at_once
+    assert both
 
 
 def test_a_family_that_cuts_its_observations_itself_is_stepped_by_the_public_call() -> None:
     task_id = "Mjlab-Cartpole-Balance-v0"
     if task_id not in task_families():
         pytest.skip(f"EnvPool {import_envpool().__version__} has no MJLab; 1.2.7 does")
-    envs = make(task_id, num_envs=2, seed=1, num_threads=1)
-    assert inside(envs)._step == inside(envs)._pool.step and isinstance(
+    envs = make(task_id, num_envs=2)
+    assert envs._step_pool == envs._pool.step and isinstance(
         envs.observation_space, gym.spaces.Dict
     )
     envs.reset()
@@ -449,10 +356,8 @@ def test_structured_observations_are_those_of_the_native_pool(family: str) -> No
     pool, envs = raw_pool(task_id, {}, 3), make(task_id, num_envs=3, seed=3, num_threads=2)
     layout = ObservationLayout(envs.observation_space)
     assert isinstance(envs.observation_space, gym.spaces.Dict)
-    assert (
-        sum(leaf.shape == () and leaf.dtype == np.float32 for leaf in layout.leaves)
-        == one_number_parts
-    )
+    kinds = [(leaf.shape, leaf.dtype) for leaf in layout.leaves]
+    assert kinds.count(((), np.dtype(np.float32))) == one_number_parts
     native, obs, rng = pool.reset()[0], envs.reset(), np.random.default_rng(1)
     for _ in range(5):
         read = layout.unpack(obs)
@@ -462,17 +367,15 @@ def test_structured_observations_are_those_of_the_native_pool(family: str) -> No
                 expected, values = expected[key], values[key]
             np.testing.assert_array_equal(values, expected.astype(leaf.dtype))
         action = draw_action(envs, rng)
-        (native, _, terminated, truncated, _), obs = (
-            pool.step(action.numpy()),
-            envs.step(action).obs,
-        )
+        (native, _, terminated, truncated, _) = pool.step(action.numpy())
+        obs = envs.step(action).obs
         if (done := terminated | truncated).any():
             native = with_rows(native, done, pool.reset(options={"reset_mask": done})[0])
     envs.close()
 
 
 def test_an_observation_of_one_number_is_counted_from_zero() -> None:
-    envs = make("FrozenLake-v1", num_envs=4, seed=1, num_threads=1)
+    envs = make("FrozenLake-v1", num_envs=4)
     obs, rng = envs.reset(), np.random.default_rng(1)
     assert obs.shape == (4,) and obs.dtype == torch.int64 and not obs.any()
     ends = 0
@@ -491,7 +394,7 @@ def test_fact_a_box_of_integers_is_several_choices_with_both_bounds_included() -
     np.testing.assert_array_equal(raw.high, [24, 3, 8, 8])
     assert task_spaces("FlatPack-v0")[1] == gym.spaces.MultiDiscrete([25, 4, 9, 9])
     # Three cleaners; four moves each, as its own mask says.
-    envs = make("Cleaner-v0", num_envs=2, seed=1, num_threads=1)
+    envs = make("Cleaner-v0", num_envs=2)
     assert envs.action_space == gym.spaces.MultiDiscrete([4, 4, 4])
     layout = ObservationLayout(envs.observation_space)
 
@@ -519,24 +422,6 @@ def test_fact_several_players_are_several_rows() -> None:
     assert (len(obs), len(reward), len(terminated)) == (6, 6, 3)
 
 
-def break_down(envs: Bridge, pool: Broken) -> None:
-    inside(envs)._pool = pool
-    inside(envs)._step, inside(envs)._reset = envpool_adapter._public_calls(pool)
-
-
-def test_a_part_that_is_not_finite_is_refused() -> None:
-    envs = make("CartpoleSwingup-v1", num_envs=2, seed=1, num_threads=1)
-    good = {"position": np.zeros((2, 3)), "velocity": np.zeros((2, 2))}
-    bad = {**good, "velocity": np.array([[0, 0], [np.nan, 1]])}
-    break_down(envs, Broken(bad, np.zeros(2), first_obs=good))
-    envs.reset()
-    with pytest.raises(
-        EnvError,
-        match=r"environment 1, .*: returned an observation that is not finite \(at 'velocity'\)",
-    ):
-        envs.step(torch.zeros(2, 1))
-
-
 def test_time_limits_are_truncations() -> None:
     envs = make_envs(EnvConfig(id="envpool:MountainCar-v0", num_envs=3), seed=1)
     envs.reset()
@@ -555,191 +440,74 @@ def test_fact_an_end_in_the_last_allowed_step_counts_as_truncated() -> None:
 
     With a limit of n steps EnvPool calls that a truncation, which nobody can tell apart afterwards.
     """
-    envs = make("CartPole-v1", num_envs=1, seed=1, num_threads=1)
+    envs = make("CartPole-v1", num_envs=1)
     envs.reset()
-    length = next(
-        number
-        for number in range(1, 100)
-        if envs.step(torch.ones(1, dtype=torch.int64)).terminated[0]
-    )
-    limited = make(
-        "CartPole-v1", num_envs=1, seed=1, num_threads=1, options={"max_episode_steps": length}
-    )
+    push = torch.ones(1, dtype=torch.int64)
+    length = next(n for n in range(1, 100) if envs.step(push).terminated[0])
+    limited = make("CartPole-v1", num_envs=1, seed=1, max_episode_steps=length)
     limited.reset()
-    last = [limited.step(torch.ones(1, dtype=torch.int64)) for _ in range(length)][-1]
+    last = [limited.step(push) for _ in range(length)][-1]
     assert last.truncated[0] and not last.terminated[0]
 
 
-REPLAYED = {
-    "Procgen": ("LeaperEasy-v0", {"channel_first": False}, 300),
-    "classic control": ("CartPole-v1", {}, 300),
-    "MuJoCo": ("Hopper-v4", {}, 200),
-}
-
-
-def play(pool: Any, actions: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Step with masked resets.
-
-    Return observations and rewards in turn, how often each was reset, and when each last began.
-    """
-    answers, resets, began = [], np.zeros(len(actions[0]), int), np.zeros(len(actions[0]), int)
-    for number, action in enumerate(actions, 1):
-        obs, reward, terminated, truncated, _ = pool.step(action)
-        answers += [obs, reward]
-        done = terminated | truncated
-        if done.any():
-            answers.append(pool.reset(options={"reset_mask": done})[0])
-            resets[done] += 1
-            began[done] = number
-    return answers, resets, began
-
-
-@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
-@pytest.mark.parametrize("family", REPLAYED)
-def test_fact_seed_resets_and_actions_restore_an_environment(family: str) -> None:
-    """What `exact_state = "replay"` promises.
-
-    Resets as many as before, then the actions of the current episode.
-    """
-    task_id, options, steps = REPLAYED[family]
-    num_envs = 3
-    pool, twin = (raw_pool(task_id, options, num_envs) for _ in range(2))
-    actions = list(random_actions(pool.action_space, num_envs, steps + 40))
-    pool.reset()
-    _, resets, began = play(pool, actions[:steps])
-    assert resets.min() >= 1
-    for count in range(resets.max() + 1):
-        twin.reset(options={"reset_mask": resets >= count})
-    for index in range(num_envs):
-        for action in actions[began[index] : steps]:
-            twin.step(action[index : index + 1], env_id=np.array([index], np.int32))
-    for expected, answer in zip(
-        play(pool, actions[steps:])[0], play(twin, actions[steps:])[0], strict=True
-    ):
-        np.testing.assert_array_equal(answer, expected)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals are told apart on Linux")
-def test_fact_a_short_batch_aborts_the_process() -> None:
-    code = (
-        "from phasicrl.envs.envpool import import_envpool; import numpy as np; "
-        "pool = import_envpool().make_gymnasium('CartPole-v1', num_envs=3); pool.reset();"
-        "pool.step(np.full(3, 99, np.int32)); print('99 accepted', flush=True); "
-        "pool.step(np.zeros(2, np.int32))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "99 accepted" in result.stdout
-    assert result.returncode < 0
-
-
 class Broken:
-    """A pool that returns what it is told to."""
+    """A pool that returns the given values."""
 
-    def __init__(
-        self,
-        obs: Any,
-        reward: np.ndarray,
-        *,
-        first_obs: Any,
-        terminated: tuple[bool, bool] = (False, False),
-    ) -> None:
-        self._first_obs, self._answer = (
-            first_obs,
-            (obs, reward, np.array(terminated), np.zeros(2, bool), {}),
-        )
+    def __init__(self, obs: Any, reward: Any, first_obs: Any, ended: tuple[bool, bool]) -> None:
+        self._first_obs = first_obs
+        self.result = obs, np.array(reward), np.array(ended), np.zeros(2, bool), {}
 
     def reset(self, **_: Any) -> Any:
         return self._first_obs, {}
 
     def step(self, _: np.ndarray) -> Any:
-        return self._answer
+        return self.result
 
 
-@pytest.mark.parametrize(
-    ("obs", "reward", "message"),
-    [
-        (
-            np.array([[0.0] * 4, [0, np.nan, 0, 0]]),
-            np.zeros(2),
-            "environment 1, .*: returned an observation that is not finite",
-        ),
-        (
-            np.zeros((2, 4)),
-            np.array([np.inf, 0]),
-            "environment 0, .*: returned a reward that is not finite",
-        ),
-    ],
-)
-def test_numbers_that_are_not_finite_are_refused(
-    obs: np.ndarray, reward: np.ndarray, message: str
-) -> None:
-    envs = make("CartPole-v1", num_envs=2, seed=1, num_threads=1)
-    break_down(envs, Broken(obs, reward, first_obs=np.zeros((2, 4))))
-    assert envs.reset().dtype == torch.float32
-    with pytest.raises(EnvError, match=message) as caught:
-        envs.step(torch.zeros(2, dtype=torch.int64))
-    assert "step 1" in str(caught.value)
+GOOD, NAN = np.zeros((2, 4)), np.array([[0.0] * 4, [0, np.nan, 0, 0]])
+PARTS = {"position": np.zeros((2, 3)), "velocity": np.zeros((2, 2))}
+BAD_PARTS = PARTS | {"velocity": np.array([[0, 0], [np.nan, 1]])}
+GOING, ENDING = (False, False), (False, True)
+UNUSABLE: dict[str, tuple[str, tuple[Any, ...], str]] = {
+    "observation": ("CartPole-v1", (NAN, [0, 0], GOOD, GOING), r"1, step\(\) at step 1.*an obs"),
+    "reward": ("CartPole-v1", (GOOD, [np.inf, 0], GOOD, GOING), r"0, step\(\).* a reward"),
+    "reset": ("CartPole-v1", (GOOD, [0, 0], NAN[1:], ENDING), r"1, reset\(\) at step 1.*an obs"),
+    "part": ("CartpoleSwingup-v1", (BAD_PARTS, [0, 0], PARTS, GOING), r"1, .*\(at 'velocity'\)"),
+}
 
 
-def test_an_environment_that_breaks_down_in_its_reset_is_named() -> None:
-    envs = make("CartPole-v1", num_envs=2, seed=1, num_threads=1)
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_numbers_that_are_not_finite_are_refused(case: str) -> None:
+    task_id, values, message = UNUSABLE[case]
+    envs = make(task_id, num_envs=2)
     envs.reset()
-    break_down(
-        envs,
-        Broken(
-            np.zeros((2, 4)),
-            np.zeros(2),
-            first_obs=np.full((1, 4), np.inf),
-            terminated=(False, True),
-        ),
-    )
-    with pytest.raises(
-        EnvError,
-        match=r"environment 1, reset\(\) at step 1: returned an observation that is not finite",
-    ):
-        envs.step(torch.zeros(2, dtype=torch.int64))
+    envs._step_pool, envs._reset_pool = (pool := Broken(*values)).step, lambda _: pool.reset()[0]
+    action = torch.zeros(2, *ActionLayout(envs.action_space).shape, dtype=torch.int64)
+    with pytest.raises(EnvError, match=f"environment {message}"):
+        envs.step(action)
 
 
 def test_neighboring_seeds_share_no_environment() -> None:
-    first, second = (
-        {
-            obs.tobytes()
-            for obs in make("CartPole-v1", num_envs=16, seed=seed, num_threads=1).reset().numpy()
-        }
-        for seed in (1, 2)
-    )
+    envs = [make("CartPole-v1", num_envs=16, seed=seed) for seed in (1, 2)]
+    first, second = ({obs.tobytes() for obs in each.reset().numpy()} for each in envs)
     assert len(first) == len(second) == 16 and not first & second
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     runs = []
     for threads in (1, 3):
-        envs = make(
-            "LeaperEasy-v0",
-            num_envs=6,
-            seed=1,
-            num_threads=threads,
-            options={"channel_first": False},
-        )
+        envs = make("LeaperEasy-v0", num_envs=6, num_threads=threads, channel_first=False)
         envs.reset()
-        runs.append(
-            torch.stack(
-                [
-                    envs.step(torch.from_numpy(action)).obs
-                    for action in random_actions(envs.action_space, 6, 60)
-                ]
-            )
-        )
+        actions = random_actions(envs.action_space, 6, 60)
+        runs.append(torch.stack([envs.step(torch.from_numpy(action)).obs for action in actions]))
     np.testing.assert_array_equal(*runs)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_close_ends_the_threads() -> None:
-    make("CartPole-v1", num_envs=8, seed=1, num_threads=1).close()
+    make("CartPole-v1", num_envs=8).close()
     before = set(os.listdir("/proc/self/task"))
-    envs = make("CartPole-v1", num_envs=8, seed=1, num_threads=6)
+    envs = make("CartPole-v1", num_envs=8, num_threads=6)
     step = envs.reset()
     added = {*os.listdir("/proc/self/task")} - before
     assert len(added) >= 6

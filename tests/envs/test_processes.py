@@ -39,28 +39,26 @@ def test_processes_do_not_wait_for_torch() -> None:
 def test_a_process_that_is_killed_is_named() -> None:
     envs = make(lambda: Faulty("dies"), "processes", num_envs=2)
     envs.reset()
-    with pytest.raises(
-        EnvError, match=r"the process of environment \d died in step\(\) \(exit code -9\).*memory"
-    ):
+    with pytest.raises(EnvError, match=r"environment \d died in step\(\) \(exit code -9\).*memory"):
         for _ in range(3):
             envs.step(NEVER[:2])
     envs.close()
 
 
 HANGS = """
-import functools, numpy
+import functools, torch
 from phasicrl.envs import processes
-from phasicrl.envs.gymnasium import GymnasiumEnv
+from tests.envs.acting import make
 from tests.envs.counting import Faulty
 
 if __name__ == "__main__":
     processes.STEP_SECONDS = 5
     make_env = functools.partial(Faulty, "hangs")
-    envs = GymnasiumEnv(make_env, num_envs=2, seed=1, name="mine", parallel="processes")
+    envs = make(make_env, "processes", num_envs=2)
     envs.reset()
     try:
         for _ in range(3):
-            envs.step(numpy.zeros(2, int))
+            envs.step(torch.zeros(2, dtype=torch.int64))
     finally:
         print(sum(process.is_alive() for process in envs._vector.processes))
 """
@@ -80,14 +78,10 @@ def run(tmp_path: Path, text: str, *words: str) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-def test_a_process_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
     result = run(tmp_path, HANGS)
     assert result.stdout == "0\n"
-    for words in (
-        "in _misbehave",
-        "ProcessLostError: mine: environment 0 has not finished step() within 5 s",
-    ):
-        assert words in result.stderr
+    assert "mine: environment 0 has not finished step() within 5 s" in result.stderr
 
 
 def test_only_seconds_in_which_the_trainer_runs_count() -> None:
@@ -115,22 +109,20 @@ def test_a_failure_to_make_an_environment_in_its_process_is_told() -> None:
         return Counting()
 
     envs = make(make_env, "processes", num_envs=1)
-    with pytest.raises(
-        EnvError, match=r"environment 0, reset\(\) at step 0: OSError: the port is taken"
-    ):
+    with pytest.raises(EnvError, match=r"environment 0, reset\(\) .*OSError: the port is taken"):
         envs.reset()
 
 
 FAILS = """
 import multiprocessing
-from phasicrl.envs.gymnasium import GymnasiumEnv
+from tests.envs.acting import make
 from tests.envs.counting import Counting
 
-def make():
-    return GymnasiumEnv(Counting, num_envs=2, seed=1, name="mine", parallel="processes")
+def start():
+    return make(Counting, "processes", num_envs=2)
 
 def fail_later():
-    envs = make()
+    envs = start()
     envs.reset()
     raise RuntimeError("of the user")
 
@@ -143,7 +135,7 @@ def fail_early():
         started.append(start(process))
         return started[0]
     ForkServerProcess._Popen = staticmethod(second_fails)
-    make()
+    start()
 
 if __name__ == "__main__":
     if sys.argv[1] == "early":
@@ -156,9 +148,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("when", "said"), [("early", "too many open files"), ("later", "of the user")]
-)
+@pytest.mark.parametrize("when, said", [("early", "too many open"), ("later", "of the user")])
 def test_a_program_that_fails_ends_with_them(tmp_path: Path, when: str, said: str) -> None:
     """While they start, and in a process of one's own: multiprocessing would wait for ever."""
     result = run(tmp_path, FAILS, when)
@@ -169,7 +159,7 @@ def test_a_program_that_fails_ends_with_them(tmp_path: Path, when: str, said: st
 def test_processes_leave_signals_to_the_trainer(sent: signal.Signals) -> None:
     envs = make(Counting, "processes", num_envs=1)
     envs.reset()
-    process = envs.backend._vector.processes[0]  # type: ignore[attr-defined]
+    process = envs._vector.processes[0]
     assert process.pid is not None
     os.kill(process.pid, sent)
     envs.step(NEVER[:1])
@@ -186,29 +176,27 @@ class Sleeping(Counting):
 
 
 ENDS = """
-import numpy
-from phasicrl.envs.gymnasium import GymnasiumEnv
+import torch
+from tests.envs.acting import make
 from tests.envs.test_processes import Counting, Sleeping
 
 if __name__ == "__main__":
     kind = Sleeping if sys.argv[1] == "killed" else Counting
-    envs = GymnasiumEnv(kind, num_envs=2, seed=1, name="mine", parallel="processes")
+    envs = make(kind, "processes", num_envs=2)
     envs.reset()
     if kind is Sleeping:
-        envs.step(numpy.zeros(2, int))
+        envs.step(torch.zeros(2, dtype=torch.int64))
     print(*(process.pid for process in envs._vector.processes), sep="\\n", flush=True)
     if sys.argv[1] == "exit":
         raise SystemExit(0)
 """
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param("returns", marks=pytest.mark.long),
-        pytest.param("exit", marks=pytest.mark.long),
-        "killed",
-    ],
+    "end", [pytest.param("returns", marks=LONG), pytest.param("exit", marks=LONG), "killed"]
 )
 def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
     """Whether it ends by itself without `close`, or is killed while they hang."""
@@ -225,5 +213,5 @@ def test_processes_end_with_the_trainer(end: str, tmp_path: Path) -> None:
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     result = run(tmp_path, HANGS.replace('__name__ == "__main__"', "True"))
-    assert "ProcessLostError: mine: a process of environments died in its start" in result.stderr
+    assert "ProcessLostError: mine: processes did not start" in result.stderr
     assert "if __name__ == '__main__':" in result.stderr

@@ -18,9 +18,9 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import EnvError, VectorEnv
-from phasicrl.envs.vector import WANTED, MakeVectorEnv
+from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.session.evaluate import evaluate
-from tests.envs.acting import NEVER, check_known_episodes
+from tests.envs.acting import NEVER, check_known_episodes, draw_action
 from tests.envs.counting import Counting, MaskedInFlatInfo, MaskedInInfo, PlainCounting
 from tests.helpers import Corridor, tiny
 
@@ -54,53 +54,27 @@ def test_every_mode_gives_known_episodes_whole(mode: AutoresetMode, of_processes
 @pytest.mark.parametrize("mode", MODES)
 def test_masks_are_those_of_the_observations_returned(mode: AutoresetMode) -> None:
     envs = make(sync(MaskedInFlatInfo, mode))
-    obs, ends = envs.reset(), 0
+    obs, ends, rng = envs.reset(), 0, np.random.default_rng(1)
     for _ in range(30):
         forbidden = (obs @ torch.tensor([1.0, 2.0, 1.0])).int().numpy()[:, None]
         expected = np.concatenate(
             [np.arange(4) != forbidden % 4, np.arange(3) != forbidden % 3], axis=1
         )
         np.testing.assert_array_equal(envs.action_mask, expected)
-        assert envs.action_mask is not None
-        step = envs.step(
-            torch.stack(
-                [envs.action_mask[:, :4].int().argmax(1), envs.action_mask[:, 4:].int().argmax(1)],
-                1,
-            )
-        )
+        step = envs.step(draw_action(envs, rng))
         obs, ends = step.obs, ends + int((step.terminated | step.truncated).sum())
     envs.close()
     assert ends > 10
 
 
-def test_final_observations_may_come_as_one_batch() -> None:
-    class Batched(gym.vector.VectorWrapper):
-        def step(self, actions: Any) -> Any:
-            obs, reward, terminated, truncated, info = super().step(actions)
-            if "final_obs" in info:
-                info["final_obs"] = np.stack(
-                    [np.zeros(3) if row is None else row for row in info["final_obs"]]
-                )
-            return obs, reward, terminated, truncated, info
-
-    objects, batch = make(sync()), make(lambda num_envs: Batched(sync()(num_envs)))
-    for envs in (objects, batch):
-        envs.reset()
-    for _ in range(20):
-        one, other = objects.step(NEVER), batch.step(NEVER)
-        done = one.terminated | one.truncated
-        assert (one.final_obs is None) == (other.final_obs is None)
-        if one.final_obs is not None and other.final_obs is not None:
-            assert torch.equal(one.final_obs[done], other.final_obs[done])
-
-
-def test_no_more_is_used_than_what_is_asked_for() -> None:
-    """A duck, whose `info` is None where it has nothing to say."""
+def test_no_more_is_used_than_necessary() -> None:
+    """A duck, whose `info` may be None and has last observations as one batch."""
 
     class Duck:
         def __init__(self, num_envs: int) -> None:
             self._vector = sync()(num_envs)
-            for name in set(WANTED) - {"reset", "step"}:
+            spaces = "single_observation_space", "single_action_space"
+            for name in ("num_envs", *spaces, "metadata", "close"):
                 setattr(self, name, getattr(self._vector, name))
 
         def reset(self, **options: Any) -> Any:
@@ -116,24 +90,21 @@ def test_no_more_is_used_than_what_is_asked_for() -> None:
     duck, plain = make(Duck), make(sync())
     assert torch.equal(duck.reset(), plain.reset())
     for _ in range(20):
-        assert torch.equal(duck.step(NEVER).obs, plain.step(NEVER).obs)
+        one, other = duck.step(NEVER), plain.step(NEVER)
+        assert torch.equal(one.obs, other.obs)
+        assert (one.final_obs is None) == (other.final_obs is None)
+        if one.final_obs is not None and other.final_obs is not None:
+            done = one.terminated | one.truncated
+            assert torch.equal(one.final_obs[done], other.final_obs[done])
 
 
 def test_an_environment_that_cannot_reset_some_alone_is_refused_at_the_first_end() -> None:
-    envs = make(
-        lambda num_envs: gym.make_vec(
-            "CartPole-v1", num_envs, vectorization_mode="vector_entry_point"
-        )
-    )
+    vectorization: Any = "vector_entry_point"
+    envs = make(lambda num_envs: gym.make_vec("CartPole-v1", num_envs, vectorization))
     envs.reset()
-    with pytest.raises(
-        EnvError,
-        match=r"mine: its autoreset mode is NEXT_STEP, .* make it with autoreset_mode=SAME_STEP",
-    ):
+    with pytest.raises(EnvError, match=r"mine: step\(\) .*autoreset_mode=SAME_STEP"):
         for _ in range(50):
             envs.step(NEVER)
-    with pytest.raises(EnvError, match="after close"):
-        envs.step(NEVER)
 
 
 def changed(**attributes: Any) -> MakeVectorEnv:
@@ -164,96 +135,38 @@ def broken(num_envs: int) -> Any:
     raise RuntimeError("no licence")
 
 
-REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "no function": (
-        3,
-        ValueError,
-        "make_vector_env is an object of type int; expected a function of num_envs",
-    ),
-    "no environment": (
-        lambda num_envs: object(),
-        ValueError,
-        "an object of type object without num_envs, .*; Gymnasium's VectorEnv",
-    ),
-    "a single one": (
-        lambda num_envs: Counting(),
-        ValueError,
-        "without num_envs, single_observation_space",
-    ),
-    "too few": (
-        lambda num_envs: sync()(num_envs - 1),
-        ValueError,
-        r"make_vector_env\(3\) made 2 environments; make as many as",
-    ),
-    "no mode": (
-        changed(metadata={}),
-        ValueError,
-        r"metadata\['autoreset_mode'\] .* is None; expected one of .*NEXT_STEP",
-    ),
-    "spaces": (
-        changed(single_observation_space=gym.spaces.Text(5)),
-        ValueError,
-        "observations of the kind Text.* are not supported",
-    ),
-    "raises": (broken, EnvError, " cannot be made: RuntimeError: no licence"),
-    "masks": (
-        sync(MaskedInInfo),
-        EnvError,
-        r"gave action masks of shape .*; \(3, 7\) of True and False were expected",
-    ),
-    "not finite": (
-        answering(0, np.full((3, 3), np.nan)),
-        EnvError,
-        r"environment 0, step\(\) at step 1: returned an observation that is not finite",
-    ),
-    "shape": (
-        answering(0, np.zeros((3, 2))),
-        EnvError,
-        r"step\(\) returned an observation of shape \(2,\); its observation_space says",
-    ),
-    "reward": (
-        answering(1, np.array([0, np.inf, 0])),
-        EnvError,
-        "environment 1, .*: returned a reward that is not finite",
-    ),
-    "flags": (
-        answering(2, np.zeros(2)),
-        EnvError,
-        r"step\(\) returned terminated of shape \(2,\); \(3,\) was expected",
-    ),
-    "info": (
-        answering(4, [{}, {}, {}]),
-        EnvError,
-        r"step\(\) returned an object of type list as its info; a dict was expected",
-    ),
-    "late masks": (
-        answering(4, {"action_mask": np.ones((3, 2), bool)}),
-        EnvError,
-        "gave an 'action_mask' in its info, where reset\\(\\) had given none",
-    ),
-    "no final_obs": (
-        answering(4, {}),
-        EnvError,
-        r"ended an episode without info\['final_obs'\], which SAME_STEP promises",
-    ),
+NANS, TEXT = np.full((3, 3), np.nan), gym.spaces.Text(5)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no function": (3, "make_vector_env"),
+    "no environment": (lambda num_envs: object(), "returned a object with num_envs None"),
+    "a single one": (lambda num_envs: Counting(), "returned a Counting with num_envs None"),
+    "too few": (lambda num_envs: sync()(num_envs - 1), "with num_envs 2; expected .* 3"),
+    "no mode": (changed(metadata={}), "AutoresetMode"),
+    "spaces": (changed(single_observation_space=TEXT), "of the kind Text.* are not supported"),
+    "raises": (broken, "RuntimeError: no licence"),
+    "masks": (sync(MaskedInInfo), r"returned action masks of shape .*; expected \(3, 7\)"),
+    "not finite": (answering(0, NANS), r"environment 0, step\(\) at step 1 returned an obs"),
+    "shape": (answering(0, np.zeros((3, 2))), r"returned an observation of shape \(2,\)"),
+    "reward": (answering(1, np.array([0, np.inf, 0])), "environment 1, .* returned a reward"),
+    "flags": (answering(2, np.zeros(2)), r"returned \(3,\), \(2,\), \(3,\) as reward and flags"),
+    "no final_obs": (answering(4, {}), r"step\(\) ended an episode without info\['final_obs'\]"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case: str) -> None:
-    make_vector_env, kind, message = REFUSED[case]
-    with pytest.raises(kind, match=f"^mine.*{message}"):
+    make_vector_env, message = REFUSED[case]
+    kind = ValueError if case == "spaces" else EnvError
+    with pytest.raises(kind, match=f"^mine: .*{message}"):
         envs = make(make_vector_env)
         envs.reset()
         for _ in range(6):
             envs.step(NEVER)
 
 
-def test_knobs_of_other_back_ends_and_two_ways_at_once_are_refused() -> None:
+def test_options_of_other_back_ends_are_refused() -> None:
     with pytest.raises(ValueError, match=r"env.parallel is processes, which has no effect"):
         make(sync(), parallel="processes")
-    with pytest.raises(ValueError, match="make_env and make_vector_env were both given"):
-        make_envs(EnvConfig(id="mine"), seed=1, make_env=Counting, make_vector_env=sync())
 
 
 def test_masks_can_be_left_unread() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -21,45 +22,45 @@ from tests.helpers import Corridor
 ROOT = Path(__file__).parents[2]
 
 
-def ended_after(ticks: Iterator[object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let a watchdog wake up after each item; return the errors with which it ends the process."""
-    errors: list[str] = []
-
-    class HandSet(threading.Event):
-        """An event whose timeouts come when they are asked for, however late."""
-
-        def wait(self, timeout: float | None = None) -> bool:
-            return next(ticks, "closed") == "closed"
-
-    monkeypatch.setattr(threading, "Event", HandSet)
-    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
-    monkeypatch.setattr(watchdog, "end_process", lambda error: errors.append(str(error)))
-    Watchdog("mine")
-    return errors
+class Ended(BaseException):
+    """In place of the end of the process."""
 
 
-def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_call_that_lasts_for_its_seconds_is_a_hang(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Whatever a clock says between two ticks: an hour of Ctrl-Z is one tick."""
     made: list[Watchdog] = []
-    start = Watchdog.__init__
-
-    def noted(self: Watchdog, name: str) -> None:
-        made.append(self)
-        start(self, name)
-
-    monkeypatch.setattr(Watchdog, "__init__", noted)
 
     def life() -> Iterator[object]:
         yield  # nothing is called
         for _ in range(5):
-            with made[0].watch("step()", 3):  # the same call again is another one
-                yield from range(3)
+            made[0].call = "step()", 3.0  # the same call again is another one
+            yield from range(3)
+            made[0].call = None
             yield
-        with made[0].watch("reset()", 3):
-            yield from range(4)
+        made[0].call = "reset()", 3.0
+        yield from range(4)
 
-    (error,) = ended_after(life(), monkeypatch)
-    assert error.startswith("mine: reset() has not returned within 3 s; it hangs")
+    class HandSet(threading.Event):
+        """An event whose timeouts come when they are asked for, however late."""
+
+        ticks = life()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            return next(self.ticks, "closed") == "closed"
+
+    def end(code: int) -> NoReturn:
+        raise Ended(code)
+
+    monkeypatch.setattr(threading, "Event", HandSet)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(watchdog.os, "_exit", end)
+    dog = Watchdog("mine")
+    made[:] = [dog]
+    with pytest.raises(Ended, match="4"):
+        dog._count_seconds()
+    assert "mine: reset() has not returned within 3.0 s; it hangs" in capfd.readouterr().err
 
 
 HANGS = """

@@ -47,24 +47,17 @@ def test_the_same_episodes_are_seen_through_fewer_components() -> None:
     part.close()
 
 
-@pytest.mark.parametrize(
-    ("observe", "message"),
-    [((4,), r"components 0 … 3 were expected"), ((-1,), "0 … 3"), ((), "at least one")],
-)
-def test_components_that_are_not_there_are_refused(observe: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("observe", [(4,), (-1,), ()])
+def test_components_that_are_not_there_are_refused(observe: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"env\.observe is \(.*expected components of a vector"):
         cartpole(observe)
 
 
-def test_what_is_not_a_vector_is_refused() -> None:
-    class Tile(gym.Env):  # type: ignore[type-arg]
-        observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
-
-        def reset(self, **_: object) -> tuple[int, dict[str, object]]:
-            return 0, {}
-
-    with pytest.raises(ValueError, match=r"env\.observe picks components of vectors"):
-        make_envs(EnvConfig(id="tile", num_envs=1, observe=(0,)), seed=0, make_env=Tile)
+def test_only_vectors_have_components() -> None:
+    tile = gym.spaces.Discrete(3)
+    config = EnvConfig(id="tile", num_envs=1, observe=(0,))
+    with pytest.raises(ValueError, match=r"observations are Discrete\(3\)"):
+        make_envs(config, seed=0, make_env=lambda: Spaces(tile, gym.spaces.Box(0, 1, (1,))))
 
 
 def even(obs: np.ndarray, action_mask: np.ndarray | None) -> np.ndarray:
@@ -91,9 +84,8 @@ def test_a_run_goes_on_where_it_was() -> None:
     np.testing.assert_array_equal(envs.action_mask, even(obs.numpy(), None))
     envs.step(draw_action(envs, RNG))
     assert envs.action_mask is not None and envs.action_mask.all()
-    assert not even(envs.reset().numpy(), None).all() and envs.action_mask.all(), (
-        "a reset does not begin anew"
-    )
+    assert not even(envs.reset().numpy(), None).all()
+    assert envs.action_mask.all(), "a reset does not count from 0 again"
     envs.close()
 
 
@@ -109,10 +101,8 @@ def test_the_environments_own_mask_stays() -> None:
     envs.reset()
     for number in range(6):
         assert own.action_mask is not None
-        np.testing.assert_array_equal(
-            envs.action_mask,
-            own.action_mask & (torch.arange(7) != 3) if number < 3 else own.action_mask,
-        )
+        allowed = torch.arange(7) != 3 if number < 3 else torch.ones(7, dtype=torch.bool)
+        np.testing.assert_array_equal(envs.action_mask, own.action_mask & allowed)
         assert number >= 3 or np.array_equal(seen[-1], own.action_mask)  # type: ignore[arg-type]
         envs.step(draw_action(envs, RNG))
     assert len(seen) == 3
@@ -129,11 +119,8 @@ def test_something_must_be_left() -> None:
 
     envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, num_steps=100)
     envs.reset()
-    with pytest.raises(
-        EnvError,
-        match="mine: the heuristic mask leaves nothing for environment 1 in component 1, "
-        "at env_steps 3; allow",
-    ):
+    where = "nothing for environment 1 in component 1, at 3 steps"
+    with pytest.raises(EnvError, match=f"mine: mask_actions allows {where}"):
         envs.step(draw_action(envs, RNG))
     envs.close()
 
@@ -143,24 +130,20 @@ def test_something_must_be_left() -> None:
     [
         (
             np.ones(4, bool),
-            r"is bool, shape \(4,\); a NumPy array of bool, shape \(3, 4\), was expected",
+            r"bool of shape \(4,\); expected a NumPy array of bool of shape \(3, 4\)",
         ),
-        (np.ones((B, 4)), "is float64, shape"),
-        ([[True] * 4] * B, "is a list;"),
+        (np.ones((B, 4)), r"float64 of shape \(3, 4\)"),
+        ([[True] * 4] * B, "list of shape"),
     ],
 )
 def test_what_the_function_must_return(mask: Any, message: str) -> None:
     envs = HeuristicMask(make(Counting), lambda *_: mask, num_steps=100)
-    with pytest.raises(ValueError, match=f"mine: the heuristic mask {message}"):
+    with pytest.raises(ValueError, match=f"mine: mask_actions returned {message}"):
         envs.reset()
     envs.close()
 
 
 def test_there_must_be_something_to_mask() -> None:
     numbers = gym.spaces.Box(-1, 1, (2,))
-    with pytest.raises(
-        ValueError,
-        match=r"mine: actions of the kind Box.* have nothing to mask; "
-        "accepted: those with discrete components",
-    ):
+    with pytest.raises(ValueError, match=r"actions are Box.*expected a discrete component"):
         HeuristicMask(make(lambda: Spaces(numbers, numbers)), even, num_steps=1)

@@ -32,7 +32,7 @@ def test_every_game_is_the_original(
 
     `make test` plays 1,200 steps of each game.
     """
-    monkeypatch.setattr("phasicrl.envs.envpool.env_seeds", lambda seed, num_envs, first: seed)
+    monkeypatch.setattr("phasicrl.envs.bridge.env_seeds", lambda seed, num_envs, first: seed)
     num_steps, games = 2500 if is_full else 300, GAMES[half::2]
     for index, game in enumerate(games):
         source = np.random.default_rng(index)

@@ -1,4 +1,4 @@
-"""Options of environments, `env.options`: what a task takes, and what was given. Kind: pure."""
+"""Reads `env.options` in the types of their defaults. Kind: pure."""
 
 from __future__ import annotations
 
@@ -9,59 +9,49 @@ from phasicrl.config import OptionValue
 from phasicrl.config_io import nearest_name
 
 
-def checked_options(
-    name: str,
-    given: Mapping[str, OptionValue],
-    takes: Mapping[str, Any],
-    *,
-    takes_more: bool = False,
+def read_options(
+    name: str, given: Mapping[str, OptionValue], known: Mapping[str, Any], takes_more: bool = False
 ) -> dict[str, Any]:
-    """The options that were given, each in the type of its default.
+    """Return the given options, each in the type of its default.
 
     Args:
         name: of the environment, for messages.
-        given: by key; texts are read as the type of the default.
-        takes: every option that there is, with its default; None where the type is not known.
-        takes_more: whether other keys are accepted too.
+        given: options by name; strings are parsed.
+        known: defaults of all options; None for an unknown type.
+        takes_more: whether other options are accepted.
 
     Raises:
         ValueError: an option that does not exist, or a value of a wrong type.
     """
     for key in given:
-        if key not in takes and not takes_more:
-            known = ", ".join(f"{option}={default}" for option, default in sorted(takes.items()))
-            what = f"{name} has no option {key!r}{nearest_name(key, takes)} (env.options)"
-            raise ValueError(f"{what}; with their defaults it has: {known or 'none at all'}")
-    return {key: _as_default(name, key, value, takes.get(key)) for key, value in given.items()}
+        if key not in known and not takes_more:
+            options = ", ".join(f"{option}={default}" for option, default in sorted(known.items()))
+            what = f"{name} has no option {key!r}{nearest_name(key, known)} (env.options)"
+            raise ValueError(f"{what}; it has: {options}")
+    return {key: _read(name, key, value, known.get(key)) for key, value in given.items()}
 
 
-def _as_default(name: str, key: str, value: OptionValue, default: Any) -> Any:
-    """One value in the type of its default."""
-    if not isinstance(default, bool | int | float | str | None):
-        what = f"{name}: env.options cannot set {key}, which is {default!r}"
-        raise ValueError(f"{what}; make the environment yourself, with make_env")
-    kind = type(default)
-    read = value if not isinstance(value, str) or kind is str else _read(value, kind)
-    if kind is float and isinstance(read, int) and not isinstance(read, bool):
-        read = float(read)
+def _read(name: str, key: str, value: OptionValue, default: Any) -> Any:
+    """Return a value in the type of its default."""
+    kind, read = type(default), value
+    if isinstance(value, str) and kind is not str:
+        read = _parse(value)
+    is_whole = type(read) is int or (type(read) is float and read.is_integer())
+    if is_whole and kind in (int, float):  # 2 for 2.0, and 1e3 for 1000
+        read = kind(read)
     if default is not None and type(read) is not kind:
-        words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
-        expected = f"{words[kind]} was expected (its default is {default!r})"
-        raise ValueError(f"{name}: env.options has {key} = {value!r}; {expected}")
+        what = f"{name}: env.options has {key} = {value!r}"
+        raise ValueError(f"{what}; expected a value of type {kind.__name__}, such as {default!r}")
     return read
 
 
-def _read(text: str, kind: type) -> OptionValue:
-    """The value that a text spells, if it is one of `kind`; else the text itself.
-
-    Where `kind` is not known, it may be of any type.
-    """
-    words = {"true": True, "false": False}
-    if kind is not int and kind is not float and text.lower() in words:
-        return words[text.lower()]
-    for number in (int, float) if kind is not bool else ():
+def _parse(text: str) -> OptionValue:
+    """Return the truth value or the number that a text spells, else the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
         try:
-            return number(text)
+            return kind(text)
         except ValueError:
             continue
     return text

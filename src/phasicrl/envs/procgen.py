@@ -1,4 +1,4 @@
-"""The games of Procgen as EnvPool has them: names, levels, options. Kind: effects."""
+"""Procgen's games in EnvPool: names, levels, options. Kind: effects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container
 from typing import Any, get_args
 
 from phasicrl.config import EnvConfig, ProcgenDistribution
-from phasicrl.envs.envpool import import_envpool, task_options
+from phasicrl.envs.envpool import task_families, task_options
 
 GAMES = (
     "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
@@ -14,43 +14,27 @@ GAMES = (
 )  # fmt: skip
 
 
-def procgen_task(game: str, config: EnvConfig) -> str:
-    """EnvPool's task id of a game: `StarpilotEasy-v0`.
+def procgen_task(game: str, config: EnvConfig) -> tuple[str, dict[str, Any]]:
+    """Return EnvPool's id of a game, such as `StarpilotEasy-v0`, and its options.
 
     Raises:
-        ValueError: the game does not have this distribution of levels; the message lists those that
-            do.
+        ValueError: a distribution of levels that the game does not have, or options that EnvPool
+            would abort on or misunderstand.
     """
-    task_ids = set(import_envpool(procgen=True).list_all_envs())
-    task_id = _task_id(game, config.distribution)
-    if task_id not in task_ids:
-        having = [name for name in GAMES if _task_id(name, config.distribution) in task_ids]
-        raise ValueError(
-            f"procgen:{game} has no {config.distribution!r} levels (env.distribution); "
-            f"it has {', '.join(distributions(game, task_ids))}; "
-            f"games with {config.distribution!r} levels: {', '.join(having)}"
-        )
-    return task_id
-
-
-def procgen_options(game: str, config: EnvConfig) -> dict[str, Any]:
-    """EnvPool's options for a game of Procgen.
-
-    Raises:
-        ValueError: what EnvPool aborts the process on, or accepts and misunderstands.
-    """
-    options = task_options(procgen_task(game, config), config.options)
+    task_id, modes = _task_id(game, config.distribution), distributions(game, task_families())
+    if config.distribution not in modes:
+        what = f"procgen:{game}: env.distribution is {config.distribution}"
+        raise ValueError(f"{what}; expected one of {', '.join(modes)}")
+    options = task_options(task_id, config.options)
     if config.distribution == "exploration" and (config.num_levels or "start_level" in options):
-        raise ValueError(
-            f"procgen:{game}: env.distribution is exploration, which is one fixed level; leave "
-            f"env.num_levels (now {config.num_levels}) at 0 and start_level out of env.options"
-        )
-    # The game draws HWC: no copy into another order, and the convolutions want it so.
-    return options | {"num_levels": config.num_levels, "channel_first": False}
+        what = f"procgen:{game}: env.distribution is exploration, which is one fixed level"
+        raise ValueError(f"{what}; leave out env.num_levels and start_level of env.options")
+    # The game draws HWC: without another copy, in the layout that convolutions prefer.
+    return task_id, options | {"num_levels": config.num_levels, "channel_first": False}
 
 
 def distributions(game: str, task_ids: Container[str]) -> list[str]:
-    """The distributions of levels that a game has among EnvPool's tasks."""
+    """Return the distributions of levels that a game has among EnvPool's tasks."""
     return [mode for mode in get_args(ProcgenDistribution) if _task_id(game, mode) in task_ids]
 
 

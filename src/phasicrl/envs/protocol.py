@@ -1,8 +1,8 @@
-"""The one contract for environments: what a step returns, and how episodes end. Kind: data.
+"""The contract of environments: what a step returns, and how episodes end. Kind: data.
 
-Every back end is translated to this once. Inside the trainer there are no reset rows and no
-autoreset modes: `obs` is always what the next action answers to, and the observation in which an
-ended episode stopped is `final_obs`. All tensors lie on the environments' own device.
+Each back end implements it once. Inside the trainer there are no reset rows and no autoreset modes:
+the next action is for `obs`, and the last observation of an ended episode is `final_obs`. All
+tensors are on the environments' device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import gymnasium as gym
 
-# The processes of environments import this file, and would each wait for torch and hold it.
+# Worker processes import this file; importing torch would cost each of them time and memory.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -21,27 +21,24 @@ ExactState = Literal["snapshot", "replay", "none"]
 
 
 class EnvError(RuntimeError):
-    """An environment failed; the message names the environment, the call and the remedy."""
+    """Failure of an environment; the message names the environment, the call and the remedy."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeStep:
-    """What B environments answer to B actions.
-
-    The tensors are the caller's: no later call writes into them.
+    """Result of one step of B environments; later steps do not write into its tensors.
 
     Attributes:
         obs: `[B, …]` as `ObservationLayout` stores it; already the first of the next episode where
             one ended.
         reward: `[B]` float32.
-        terminated: `[B]` bool; the episode ended by the environment's rules: nothing follows.
-        truncated: `[B]` bool; the episode was cut, by a time limit for example: its value goes on.
-            Never true where `terminated` is.
-        final_obs: `[B, …]`; the rows of the episodes that ended are their last observations, the
-            others say nothing. None where it is known, without asking a device, that no episode
-            ended.
+        terminated: `[B]` bool; the episode ended by the environment's rules.
+        truncated: `[B]` bool; the episode was cut, by a time limit for example, and returns are
+            bootstrapped. Never true where `terminated` is.
+        final_obs: `[B, …]` last observations, valid in the rows of ended episodes. None if no
+            episode ended and that is known without waiting for the device.
         info: extra tensors `[B]` that describe the step, for statistics only (Procgen:
             `level_seed`, `level_complete`).
     """
@@ -86,30 +83,25 @@ class VectorEnv(Protocol):
     exact_state: ExactState
 
     def reset(self) -> Tensor:
-        """Start every environment anew and return the first observations `[B, …]`."""
+        """Reset every environment and return the first observations `[B, …]`."""
         ...
 
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action `[B]` or `[B, K]`; ended ones begin anew."""
+        """Step every environment with its action `[B]` or `[B, K]` and reset the ended ones."""
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What restores the environments exactly.
+        """Return the state that restores the environments exactly.
 
         None where `exact_state` is `none`, and before the first reset.
         """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """In place of the first reset, bring environments to where others were.
-
-        They were just made, with the same seed.
-
-        Returns:
-            The observations `[B, …]` that the next actions answer to.
+        """Restore a state in place of the first reset, and return its observations `[B, …]`.
 
         Raises:
-            EnvError: they do not come to where those were.
+            EnvError: the restored environments differ from those that were saved.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What was done in the episodes under way, to bring others to the same place. Kind: state."""
+"""Records the actions of current episodes, from which they can be replayed. Kind: state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class EpisodeActions:
-    """The actions since each of B environments began its episode.
+    """Actions of each environment since its episode began.
 
     Args:
         num_envs: B.
@@ -20,42 +20,42 @@ class EpisodeActions:
         self._end = 0
 
     def begin(self) -> None:
-        """All environments begin anew."""
+        """Drop all actions: every environment was reset."""
         self._lengths[:] = 0
         self._end = 0
 
     def add(self, action: np.ndarray, ended: np.ndarray) -> None:
-        """Take in the actions `[B, …]` of a step, and which episodes it ended `[B]`."""
+        """Add the actions `[B, …]` of a step and whether it ended episodes `[B]`."""
         if self._end == len(self._rows):
-            self._make_room()
+            self._grow()
         self._rows[self._end] = action
         self._end += 1
         self._lengths += 1
         self._lengths[ended] = 0
 
     def state(self) -> tuple[np.ndarray, np.ndarray]:
-        """The last actions of all `[T, B, …]`, and the lengths of the episodes `[B]`; copies.
+        """Return copies of the last actions `[T, B, …]` and of the lengths of episodes `[B]`.
 
         T is the length of the longest episode.
         """
         return self._rows[self._end - self._lengths.max() : self._end].copy(), self._lengths.copy()
 
     def load(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Take back `state`."""
+        """Restore what `state` returned."""
         self._end = len(rows)
         if self._end > len(self._rows):
             self._rows = np.zeros_like(rows)
         self._rows[: self._end], self._lengths[:] = rows, lengths
 
-    def of_each(self) -> list[np.ndarray]:
-        """The actions of each environment's episode `[L, …]`, oldest first."""
+    def per_env(self) -> list[np.ndarray]:
+        """Return the actions of each environment's episode `[L, …]`, oldest first."""
         return [
             self._rows[self._end - length : self._end, env]
             for env, length in enumerate(self._lengths.tolist())
         ]
 
-    def _make_room(self) -> None:
-        """Drop what is older than every episode; twice the room, if that is less than half."""
+    def _grow(self) -> None:
+        """Drop actions of ended episodes; double the buffer if fewer than half of them are."""
         kept = int(self._lengths.max())
         rows = self._rows[self._end - kept : self._end]
         if 2 * kept > len(self._rows):

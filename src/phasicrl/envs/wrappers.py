@@ -1,7 +1,4 @@
-"""Wrappers: some components of an observation alone, and masks of a user's own. Kind: effects.
-
-Each is a `VectorEnv` around a `VectorEnv`, so that it is written once for all back ends.
-"""
+"""Wrappers of any `VectorEnv`: observed components, heuristic masks. Kind: effects."""
 
 from __future__ import annotations
 
@@ -23,32 +20,36 @@ MaskFunction = Callable[[np.ndarray, "np.ndarray | None"], np.ndarray]
 
 
 class _Wrapper:
-    """What all wrappers leave to the environments inside."""
-
-    action_mask: Tensor | None = None
+    """A `VectorEnv` around another; subclasses change observations and masks in `_observe`."""
 
     def __init__(self, envs: VectorEnv) -> None:
         self._envs = envs
         self.name, self.num_envs, self.device = envs.name, envs.num_envs, envs.device
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
-        self.mask_size = envs.mask_size
         self.exact_state: ExactState = envs.exact_state
+        self.mask_size = envs.mask_size
+        self.action_mask: Tensor | None = None
+        self.state_dict, self.close = envs.state_dict, envs.close
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """That of the environments inside."""
-        return self._envs.state_dict()
+    def reset(self) -> Tensor:
+        """Reset every environment and return the first observations `[B, …]`."""
+        return self._observe(self._envs.reset())
+
+    def step(self, action: Tensor) -> TimeStep:
+        """Step every environment with its action `[B]` or `[B, K]`."""
+        step = self._envs.step(action)
+        return dataclasses.replace(step, obs=self._observe(step.obs))
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """Give the environments inside their state back."""
-        return self._envs.load_state_dict(state)
+        """Restore the wrapped environments and return the current observations `[B, …]`."""
+        return self._observe(self._envs.load_state_dict(state))
 
-    def close(self) -> None:
-        """Close the environments."""
-        self._envs.close()
+    def _observe(self, obs: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 class PartialObservation(_Wrapper):
-    """The environments with the named components of their observation vectors alone."""
+    """Environments of which only some components of observation vectors are seen."""
 
     def __init__(self, envs: VectorEnv, components: tuple[int, ...]) -> None:
         """Show only `components`, in that order.
@@ -58,127 +59,86 @@ class PartialObservation(_Wrapper):
         """
         super().__init__(envs)
         space = envs.observation_space
-        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-            raise ValueError(
-                f"{envs.name}: env.observe picks components of vectors, "
-                f"but observations are {space}; leave it off"
-            )
-        wrong = [c for c in components if not 0 <= c < space.shape[0]]
-        if wrong or not components:
-            raise ValueError(
-                f"{envs.name}: env.observe is {components}; "
-                f"components 0 … {space.shape[0] - 1} were expected, at least one"
-            )
+        size = space.shape[0] if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else 0
+        if not components or not set(components) <= set(range(size)):
+            text = f"{envs.name}: env.observe is {components}, and observations are {space}"
+            raise ValueError(f"{text}; expected components of a vector, counted from 0")
+        assert isinstance(space, gym.spaces.Box)
         self._components = torch.tensor(components, device=self.device)
         low, high = (bound[list(components)] for bound in (space.low, space.high))
         self.observation_space: gym.Space[Any] = gym.spaces.Box(low, high, dtype=space.dtype.type)
 
-    def reset(self) -> Tensor:
-        """Start every environment anew and return the first observations `[B, len(components)]`."""
-        obs = self._envs.reset()
-        self.action_mask = self._envs.action_mask
-        return obs[:, self._components]
-
-    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """Bring the environments to where others were."""
-        obs = self._envs.load_state_dict(state)
-        self.action_mask = self._envs.action_mask
-        return obs[:, self._components]
-
     def step(self, action: Tensor) -> TimeStep:
-        """Step every environment with its action."""
-        step = self._envs.step(action)
-        self.action_mask = self._envs.action_mask
+        """Step every environment with its action `[B]` or `[B, K]`."""
+        step = super().step(action)
         final_obs = None if step.final_obs is None else step.final_obs[:, self._components]
-        return dataclasses.replace(step, obs=step.obs[:, self._components], final_obs=final_obs)
+        return dataclasses.replace(step, final_obs=final_obs)
+
+    def _observe(self, obs: Tensor) -> Tensor:
+        self.action_mask = self._envs.action_mask
+        return obs[:, self._components]
 
 
 class HeuristicMask(_Wrapper):
-    """Environments whose actions are masked by a heuristic at first.
+    """Environments whose actions are masked by a heuristic in the first steps.
 
-    Rules of thumb about hopeless actions spare the policy the beginner's mistakes; later it must be
-    free to break them.
+    A heuristic that rules out hopeless actions spares the policy a beginner's mistakes; later the
+    policy must be free to break it.
 
     Attributes:
-        env_steps: how many steps were taken, summed over the environments; set it to go on where an
-            earlier run ended.
+        env_steps: steps taken, summed over the environments.
     """
 
-    action_mask: Tensor | None = None
+    action_mask: Tensor | None
 
     def __init__(
         self, envs: VectorEnv, function: MaskFunction, *, num_steps: int, env_steps: int = 0
     ) -> None:
-        """Mask the actions of `envs` by `function` for `num_steps` steps, summed over them.
+        """Mask the actions of `envs` for `num_steps` steps, summed over them.
 
-        `function` is anded with the environments' own mask. Afterwards that alone counts, or
-        everything is allowed.
+        An action is allowed if `function` and the environments' own mask allow it; after
+        `num_steps` only the latter counts. A resumed run begins with its `env_steps`.
 
         Raises:
-            ValueError: the environments' actions have no discrete component.
+            ValueError: actions without a discrete component.
         """
         super().__init__(envs)
         self._function, self.num_steps, self.env_steps = function, num_steps, env_steps
         self._widths = choices(envs.action_space)
         if not self._widths:
-            raise ValueError(
-                f"{envs.name}: actions of the kind {envs.action_space} have nothing to mask; "
-                "accepted: those with discrete components"
-            )
+            text = f"{envs.name}: mask_actions was given, but actions are {envs.action_space}"
+            raise ValueError(f"{text}; expected a discrete component")
         self.mask_size = sum(self._widths)
-
-    def reset(self) -> Tensor:
-        """Start every environment anew and return the first observations `[B, …]`."""
-        obs = self._envs.reset()
-        self.action_mask = self._mask(obs)
-        return obs
-
-    def load_state_dict(self, state: dict[str, Any]) -> Tensor:
-        """Bring the environments to where others were; `env_steps` is the run's."""
-        obs = self._envs.load_state_dict(state)
-        self.action_mask = self._mask(obs)
-        return obs
 
     def step(self, action: Tensor) -> TimeStep:
         """Step every environment with its action `[B]` or `[B, K]`."""
-        step = self._envs.step(action)
         self.env_steps += self.num_envs
-        self.action_mask = self._mask(step.obs)
-        return step
+        return super().step(action)
 
-    def _mask(self, obs: Tensor) -> Tensor:
-        """What is allowed in `obs`.
+    def _observe(self, obs: Tensor) -> Tensor:
+        """Compute the mask of observations.
 
         Raises:
-            ValueError: the function returned something else than a mask.
-            EnvError: nothing is left in some component.
+            ValueError: the function's result is not a mask.
+            EnvError: nothing is allowed in some component.
         """
-        own = self._envs.action_mask
+        own, shape = self._envs.action_mask, (self.num_envs, self.mask_size)
         if self.env_steps >= self.num_steps:
-            shape = (self.num_envs, self.mask_size)
-            return torch.ones(shape, dtype=torch.bool, device=self.device) if own is None else own
-        mask = self._asked(obs.numpy(force=True), None if own is None else own.numpy(force=True))
-        blocked = find_blocked(self._widths, mask)
-        if blocked is not None:
-            index, component = blocked
-            raise EnvError(
-                f"{self.name}: the heuristic mask leaves nothing "
-                f"for environment {index} in component {component}, "
-                f"at env_steps {self.env_steps}; "
-                "allow at least one of the actions that its own mask allows"
-            )
-        return torch.from_numpy(mask).to(self.device)
-
-    def _asked(self, obs: np.ndarray, own: np.ndarray | None) -> np.ndarray:
-        """The function's mask and the environments' own; a user's function speaks NumPy."""
-        mask: Any = self._function(obs, own)
-        shape = (self.num_envs, self.mask_size)
+            allowed = torch.ones(shape, dtype=torch.bool, device=self.device)
+            self.action_mask = allowed if own is None else own
+            return obs
+        env_mask = None if own is None else own.numpy(force=True)
+        mask: Any = self._function(obs.numpy(force=True), env_mask)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != shape:
-            given = f"a {type(mask).__name__}"
-            if isinstance(mask, np.ndarray):
-                given = f"{mask.dtype}, shape {mask.shape}"
-            raise ValueError(
-                f"{self.name}: the heuristic mask is {given}; "
-                f"a NumPy array of bool, shape {shape}, was expected"
+            given = getattr(mask, "dtype", type(mask).__name__), np.shape(mask)
+            text = f"{self.name}: mask_actions returned {given[0]} of shape {given[1]}"
+            raise ValueError(f"{text}; expected a NumPy array of bool of shape {shape}")
+        mask = mask.copy() if env_mask is None else mask & env_mask
+        if blocked := find_blocked(self._widths, mask):
+            where = f"environment {blocked[0]} in component {blocked[1]}"
+            text = (
+                f"{self.name}: mask_actions allows nothing for {where}, at {self.env_steps} steps"
             )
-        return mask.copy() if own is None else mask & own
+            raise EnvError(f"{text}; allow at least one action that its own mask allows")
+        self.action_mask = torch.from_numpy(mask).to(self.device)
+        return obs

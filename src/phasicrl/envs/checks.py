@@ -1,0 +1,302 @@
+"""Checks of Gymnasium environments, and one environment that is checked. Kind: effects.
+
+Gymnasium 1.4.0 checks nothing of what an environment returns: NaN passes, dtypes are cast, and an
+environment that writes its observations into one buffer overwrites its own `final_obs` with the
+reset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from phasicrl.envs.protocol import EnvError
+from phasicrl.masks import find_blocked, flatten_mask
+from phasicrl.seeding import env_seeds
+from phasicrl.spaces import (
+    ActionLayout,
+    ObservationLayout,
+    as_float32,
+    check_spaces,
+    choices,
+    map_leaves,
+)
+
+MakeEnv = Callable[[], "gym.Env[Any, Any]"]
+ObsInfo = tuple[np.ndarray, dict[str, Any]]
+MaskSource = Literal["observation", "method", "info"]
+
+MASK = "action_mask"
+"""Key of a mask in an observation or an `info`."""
+
+_RESULTS = {2: "(obs, info)", 5: "(obs, reward, terminated, truncated, info)"}
+REMEDY = "repair the environment; gymnasium.utils.env_checker.check_env helps to find faults"
+ALWAYS_MASK = "return a mask with every reset and step; it may allow everything"
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """Properties that all environments of one kind share.
+
+    Attributes:
+        observation_space: without the mask, and with float32 in place of other floats.
+        action_space: the environment's.
+        mask_source: where masks come from: the entry `action_mask` of the observation (a `Dict`),
+            the method `action_masks()`, or the entry `action_mask` of `info`. None without masks.
+        use_masks: whether the agent uses masks.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    mask_source: MaskSource | None
+    use_masks: bool = True
+
+    @property
+    def mask_size(self) -> int:
+        """Width of the masks that are used; 0 if none are."""
+        return sum(choices(self.action_space)) if self.use_masks and self.mask_source else 0
+
+
+class Fault(Exception):
+    """An environment returned a wrong value."""
+
+
+@contextlib.contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Turn what a user's code raises in a call into an `EnvError` or an `ImportError`."""
+    try:
+        yield
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise ImportError(f"{what} needs a package that is not installed: {error}") from error
+    except EnvError:
+        raise
+    except Fault as error:
+        raise EnvError(f"{what} {error}; {REMEDY}") from None
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def probe(name: str, make_env: MakeEnv, *, use_masks: bool = True) -> Interface:
+    """Make one environment to learn its interface.
+
+    Raises:
+        ValueError: spaces that are not supported.
+        ImportError: it needs a package that is missing.
+        EnvError: not a Gymnasium environment, or it cannot be made or reset.
+    """
+    with calling(f"{name}: make_env()"):
+        env = make_env()
+        if not isinstance(env, gym.Env):
+            what = f"returned an object of type {type(env).__name__}"
+            raise Fault(f"{what}; expected a gymnasium.Env (the older `gym` is another package)")
+    with contextlib.closing(env):
+        interface = read_spaces(name, env.observation_space, env.action_space)
+        source = interface.mask_source
+        if source is None and choices(interface.action_space):
+            if env.has_wrapper_attr("action_masks"):
+                source = "method"
+            else:
+                with calling(f"{name}: reset() of a first environment"):
+                    _, info = require_tuple(env.reset(seed=0), 2)
+                source = "info" if MASK in info else None
+        return replace(interface, mask_source=source, use_masks=use_masks)
+
+
+def read_spaces(name: str, space: Any, actions: Any) -> Interface:
+    """Return the interface of environments with these spaces.
+
+    Raises:
+        ValueError: spaces that are missing or not supported.
+    """
+    source: MaskSource | None = None
+    # Without discrete components there is nothing to mask.
+    if choices(actions) and isinstance(space, gym.spaces.Dict) and MASK in space.spaces:
+        source = "observation"
+        space = gym.spaces.Dict([(key, part) for key, part in space.spaces.items() if key != MASK])
+    space = as_float32(space)
+    check_spaces(name, space, actions)
+    return Interface(space, actions, source)
+
+
+def require_tuple(result: Any, size: int) -> tuple[Any, ...]:
+    """Return the result of a reset (2 values) or of a step (5 values), which must be a tuple."""
+    if not isinstance(result, tuple) or len(result) != size:
+        given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        raise Fault(f"returned {given}; expected {_RESULTS[size]}")
+    return result
+
+
+class GuardedEnv(gym.Env[Any, Any]):
+    """One environment that copies, packs and checks observations; its faults are an `EnvError`.
+
+    Its spaces are those of the trainer: a stored observation and a flat action. `info` holds the
+    flat mask and is otherwise empty, since it travels between processes. The environment is made at
+    the first reset.
+
+    With `restarts` a fault truncates the episode, and the next one begins in a new environment,
+    whose seed follows from the old one's; `info["restarted"]` is the fault.
+    """
+
+    def __init__(
+        self, make_env: MakeEnv, name: str, restarts: bool, interface: Interface, index: int
+    ) -> None:
+        self._make_env, self._name, self._interface = make_env, name, interface
+        self.env_index, self._restarts = index, restarts
+        self._layout = ObservationLayout(interface.observation_space)
+        self._actions = ActionLayout(interface.action_space)
+        self._widths = choices(interface.action_space)
+        # Vector environments use only the shapes and dtypes of these spaces.
+        self.observation_space = gym.spaces.Box(0, 1, self._layout.shape, self._layout.dtype.type)
+        self.action_space = gym.spaces.Box(0, 1, self._actions.shape, self._actions.dtype.type)
+        self.env: Any = None
+        self._num_steps = 0
+        self._last_obs = np.zeros(self._layout.shape, self._layout.dtype)
+        self._seed: int | None = None
+        self._generator: Any = None  # its state when the episode began; None if a seed began it
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> ObsInfo:
+        """Reset the environment, and make it if there is none."""
+        restarted: dict[str, str] = {}
+        while True:
+            try:
+                obs, mask = self._begin(seed)
+                return obs, mask | restarted
+            except (Exception, SystemExit) as error:
+                fault = self._fault("reset", error)
+                if restarted or not self._restarts or self.env is None:
+                    raise fault from error
+            self.close()
+            seed, restarted = None, {"restarted": str(fault)}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        self._num_steps += 1
+        try:
+            batch = self._actions.unflatten(np.asarray(action)[None])
+            env_action = map_leaves(self._interface.action_space, lambda part: part[0], batch)
+            result = require_tuple(self.env.step(env_action), 5)
+            obs, reward, terminated, truncated, info = result
+            reward = float(np.asarray(reward).item())
+            if terminated not in (False, True) or truncated not in (False, True):
+                ends = f"terminated = {terminated!r} and truncated = {truncated!r}"
+                raise Fault(f"returned {ends}; expected True or False")
+            # Nothing needs to be allowed after the last observation of an episode.
+            mask = {} if terminated or truncated else self._mask(obs, info)
+            self._last_obs = self._store(obs)
+            return self._last_obs, reward, bool(terminated), bool(truncated), mask
+        except (Exception, SystemExit) as error:
+            fault = self._fault("step", error)
+            if not self._restarts:
+                raise fault from error
+        self.close()
+        return self._last_obs, 0.0, False, True, {"restarted": str(fault)}
+
+    def replay_path(self) -> str | None:
+        """Return how another environment can be brought to the start of this episode, as JSON.
+
+        It holds the last seed and the state of the random generator when the episode began; or the
+        environment's `get_state()`, if it has that and `set_state()` and JSON can hold the result.
+        None if JSON cannot hold the generator's state.
+        """
+        env, start = self.env, {"seed": self._seed}
+        if env is not None and all(map(env.has_wrapper_attr, ("get_state", "set_state"))):
+            with contextlib.suppress(Exception):  # a method of this name for something else
+                return json.dumps(start | {"state": env.get_wrapper_attr("get_state")()})
+        try:
+            return json.dumps(start | {"generator": self._generator})
+        except TypeError:
+            return None
+
+    def restore(self, paths: Sequence[str], actions: Sequence[np.ndarray]) -> ObsInfo:
+        """Follow a path of `replay_path` and the actions since then; both are of all environments.
+
+        Returns the observation that they lead to, and `info`.
+        """
+        # A new environment would be in another state.
+        restarts, self._restarts = self._restarts, False
+        start, taken = json.loads(paths[self.env_index]), actions[self.env_index]
+        obs, info = self.reset(seed=start["seed"])
+        if "state" in start:
+            with calling(f"{self._name}: set_state() of environment {self.env_index}"):
+                set_state, taken = self.env.get_wrapper_attr("set_state"), []
+                env_obs, info = require_tuple(set_state(start["state"]), 2)
+                obs, info = self._store(env_obs), self._mask(env_obs, info)
+        elif start["generator"] is not None:
+            self.env.unwrapped.np_random.bit_generator.state = start["generator"]
+            obs, info = self.reset()
+        for action in taken:
+            obs, *_, info = self.step(action)
+        self._restarts = restarts
+        return obs, info
+
+    def close(self) -> None:
+        """Close the environment; the next reset makes another."""
+        if self.env is not None:
+            with contextlib.suppress(Exception):  # must not hide an earlier fault
+                self.env.close()
+        self.env = None
+
+    def _begin(self, seed: int | None) -> ObsInfo:
+        """Begin an episode, in a new environment if there is none."""
+        if self.env is None:
+            if seed is None and self._seed is not None:  # in place of one that failed
+                (seed,) = env_seeds(self._seed, 1)
+            self.env = self._make_env()
+        self._generator = None
+        if seed is None:
+            generator = self.env.unwrapped.np_random
+            is_numpy = isinstance(generator, np.random.Generator)
+            self._generator = generator.bit_generator.state if is_numpy else generator
+        else:
+            self._seed = seed
+        obs, info = require_tuple(self.env.reset(seed=seed), 2)
+        self._last_obs = self._store(obs)
+        return self._last_obs, self._mask(obs, info)
+
+    def _store(self, obs: Any) -> np.ndarray:
+        """Return a packed copy of an observation."""
+        try:
+            space = self._interface.observation_space
+            batch = map_leaves(space, lambda value: np.array(value)[None], obs)
+            return self._layout.pack(batch, 1)[0]
+        except ValueError as error:
+            raise Fault(f"returned a wrong observation: {error}") from None
+
+    def _mask(self, obs: Any, info: Any) -> dict[str, Any]:
+        """Return the mask of an observation as an `info`; empty without masks."""
+        source = self._interface.mask_source
+        if not self._interface.use_masks:
+            return {}
+        if source is None:
+            if self._widths and isinstance(info, Mapping) and MASK in info:
+                raise Fault(f"returned an {MASK!r} that reset() did not return; {ALWAYS_MASK}")
+            return {}
+        if source == "method":
+            given = self.env.get_wrapper_attr("action_masks")()
+        else:
+            holder = obs if source == "observation" else info
+            if not isinstance(holder, Mapping) or MASK not in holder:
+                raise Fault(f"returned no {MASK!r} in its {source}; {ALWAYS_MASK}")
+            given = holder[MASK]
+        try:
+            mask = flatten_mask(self._interface.action_space, given)
+        except ValueError as error:
+            raise Fault(f"returned {error}") from None
+        if blocked := find_blocked(self._widths, mask[None]):
+            raise Fault(f"returned a mask that allows nothing in component {blocked[1]}: {mask}")
+        return {MASK: mask}
+
+    def _fault(self, call: str, error: BaseException) -> EnvError:
+        text = str(error) if isinstance(error, Fault) else f"raised {type(error).__name__}: {error}"
+        where = f"{self._name}: environment {self.env_index}, {call}() at step {self._num_steps}"
+        fault = EnvError(f"{where} {text}; {REMEDY}")
+        if not isinstance(error, Fault):
+            fault.add_note("".join(traceback.format_exception(error)))
+        return fault
