@@ -77,7 +77,7 @@ def test_without_qt_one_error_names_all_remedies(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native, "_loads", lambda *_: False)
     monkeypatch.setattr(native, "find_wheel_folder", lambda: None)
     native.ensure_qt.cache_clear()
-    with pytest.raises(ImportError, match=r"pip install PyQt5-Qt5, apt .* or conda"):
+    with pytest.raises(ImportError, match=r"pip install PyQt5-Qt5, apt .*, conda"):
         native.ensure_qt()
 
 

@@ -118,11 +118,11 @@ import multiprocessing
 from tests.envs.acting import make
 from tests.envs.counting import Counting
 
-def start():
+def launch():
     return make(Counting, "processes", num_envs=2)
 
 def fail_later():
-    envs = start()
+    envs = launch()
     envs.reset()
     raise RuntimeError("of the user")
 
@@ -135,7 +135,7 @@ def fail_early():
         started.append(start(process))
         return started[0]
     ForkServerProcess._Popen = staticmethod(second_fails)
-    start()
+    launch()
 
 if __name__ == "__main__":
     if sys.argv[1] == "early":

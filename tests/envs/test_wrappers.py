@@ -119,7 +119,7 @@ def test_something_must_be_left() -> None:
 
     envs = HeuristicMask(make(MaskedInInfo), not_for_the_second, num_steps=100)
     envs.reset()
-    where = "nothing for environment 1 in component 1, at 3 steps"
+    where = "nothing for environment 1 in component 1 at step 3"
     with pytest.raises(EnvError, match=f"mine: mask_actions allows {where}"):
         envs.step(draw_action(envs, RNG))
     envs.close()

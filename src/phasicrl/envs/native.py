@@ -28,26 +28,18 @@ QT_LIBRARIES = ("libQt5Core.so.5", "libQt5Gui.so.5")
 QT_STAND_INS = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
 """Libraries that the wheel's Qt is linked with, but does not call to draw into an image."""
 
-GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {
-    "libEGL.so.1": (
-        "eglBindAPI", "eglChooseConfig", "eglCreateContext", "eglCreatePbufferSurface",
-        "eglDestroyContext", "eglDestroySurface", "eglGetDisplay", "eglGetError",
-        "eglGetProcAddress", "eglInitialize", "eglMakeCurrent", "eglQueryString",
-        "eglReleaseThread",
-    ),
-    "libOpenGL.so.0": (),
-}  # fmt: skip
+GRAPHICS_LIBRARIES: Mapping[str, Sequence[str]] = {"libOpenGL.so.0": (), "libEGL.so.1": (
+    "eglBindAPI", "eglChooseConfig", "eglCreateContext", "eglCreatePbufferSurface", "eglGetError",
+    "eglDestroyContext", "eglDestroySurface", "eglGetDisplay", "eglGetProcAddress", "eglInitialize",
+    "eglMakeCurrent", "eglQueryString", "eglReleaseThread",
+)}  # fmt: skip
 """Libraries that EnvPool 1.2.7 is linked with, and the functions that it looks up when loaded.
 
 `nm -D --undefined-only` lists them.
 """
 
-QT_REMEDIES = (
-    "pip install PyQt5-Qt5, apt install libqt5gui5 or conda install -c conda-forge qt-main"
-)
-GRAPHICS_REMEDIES = (
-    "apt install libegl1 libopengl0 or conda install -c conda-forge libegl libopengl"
-)
+QT_REMEDIES = "pip install PyQt5-Qt5, apt install libqt5gui5, conda install -c conda-forge qt-main"
+GRAPHICS_REMEDIES = "apt install libegl1 libopengl0, conda install -c conda-forge libegl libopengl"
 
 
 @functools.cache
@@ -124,21 +116,16 @@ def build_stand_in(soname: str, functions: Sequence[str] = ()) -> bytes:
     # PT_LOAD to read and write (older glibc relocates the dynamic section in place), PT_LOAD to
     # read and execute, PT_DYNAMIC, and PT_GNU_STACK without "execute": its absence would ask for an
     # executable stack.
-    segments = [
-        (1, 6, 0, code_at),
-        (1, 5, code_at, 3),
-        (2, 6, dynamic_at, 112),
-        (0x6474E551, 6, 0, 0),
-    ]
+    parts = (1, 6, 0, code_at), (1, 5, code_at, 3), (2, 6, dynamic_at, 112), (0x6474E551, 6, 0, 0)
     headers = b"".join(
         struct.pack("<IIQQQQQQ", kind, flags, at, at, at, size, size, 0x1000)
-        for kind, flags, at, size in segments
+        for kind, flags, at, size in parts
     )
-    numbers = (3, 62, 1, 0, 64, 0, 0, 64, 56, len(segments), 64, 0, 0)
+    numbers = (3, 62, 1, 0, 64, 0, 0, 64, 56, len(parts), 64, 0, 0)
     header = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", *numbers)
     library = header + headers
-    parts = {dynamic_at: dynamic, hash_at: table, symbols_at: bytes(24) + b"".join(rows)}
-    for at, part in (parts | {strings_at: strings, code_at: code}).items():
+    tables = {dynamic_at: dynamic, hash_at: table, symbols_at: bytes(24) + b"".join(rows)}
+    for at, part in (tables | {strings_at: strings, code_at: code}).items():
         library = library.ljust(at, b"\0") + part
     return library
 

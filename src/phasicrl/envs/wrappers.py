@@ -136,9 +136,7 @@ class HeuristicMask(_Wrapper):
         mask = mask.copy() if env_mask is None else mask & env_mask
         if blocked := find_blocked(self._widths, mask):
             where = f"environment {blocked[0]} in component {blocked[1]}"
-            text = (
-                f"{self.name}: mask_actions allows nothing for {where}, at {self.env_steps} steps"
-            )
+            text = f"{self.name}: mask_actions allows nothing for {where} at step {self.env_steps}"
             raise EnvError(f"{text}; allow at least one action that its own mask allows")
         self.action_mask = torch.from_numpy(mask).to(self.device)
         return obs
