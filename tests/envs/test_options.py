@@ -102,25 +102,6 @@ def test_options_are_data_that_keeps_its_value() -> None:
         Config.from_json('{"schema": 1, "env": {"options": 3}}')
 
 
-def test_a_command_line_adds_to_the_options_of_its_preset(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def options(*words: str) -> Any:
-        return parse_config(["compat-cleanrl-ppo-atari", *words]).env.options
-
-    assert options() == {"episodic_life": True}
-    words = ("--env.options", "noop_max=3", "--seed", "2", "--env.options", "a=b=c", "stack_num=2")
-    assert options(*words) == {
-        "episodic_life": True, "noop_max": "3", "a": "b=c", "stack_num": "2",
-    }  # fmt: skip
-    assert options("--env.options=episodic_life=False") == {"episodic_life": "False"}
-    assert options("--env.options", "none") == {}
-    assert options("--env.options", "None", "x=1") == {"x": "1"}
-    for words in (["noop_max"], ["=3"], []):
-        assert main(["train", "atari-ppo", "--env.options", *words, "--seed", "1"]) == 2
-        assert "--env.options takes KEY=VALUE, or `none`" in capsys.readouterr().err
-
-
 def refused(message: str, make_env: Any = None, **settings: Any) -> None:
     with pytest.raises(ValueError, match=message):
         make_envs(EnvConfig(**{"num_envs": 2, **settings}), seed=1, make_env=make_env)
@@ -202,14 +183,11 @@ def test_what_gymnasium_does_not_take_is_refused(env_id: str, option: str, messa
     refused(f"gymnasium:{env_id} has {message}", id=f"gymnasium:{env_id}", options={option: 3})
 
 
-def test_options_of_custom_environments_are_refused() -> None:
-    with pytest.raises(IdleKnobError, match=r"mine: env.options is a=1, which has no effect"):
-        make_envs(EnvConfig(id="mine", num_envs=1, options={"a": 1}), seed=1, make_env=Counting)
-
-
 def test_evaluations_and_films_have_the_options_of_the_run(tmp_path: Path) -> None:
     options = {"max_episode_steps": "4"}
-    run = train(tiny(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1", "env.options": options}))
+    run = train(
+        tiny(tmp_path).with_updates({"env.id": "gymnasium:CartPole-v1", "env.options": options})
+    )
     assert set(evaluate(run.directory, episodes=3, policies=("greedy",))[0].lengths) == {4}
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra `video`")
     pytest.importorskip("pygame", reason="Gymnasium draws CartPole with pygame")

@@ -28,7 +28,6 @@ from phasicrl.seeding import env_seeds
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.evaluation import UnderWay
 from phasicrl.session.run import Run
-from phasicrl.session.step_table import StepTable
 from tests.envs.acting import make
 from tests.helpers import Corridor, rows_of, tiny, tiny_aux
 

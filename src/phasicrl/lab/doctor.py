@@ -24,7 +24,6 @@ from rich.text import Text
 
 from phasicrl.config import EnvConfig
 from phasicrl.envs import native
-from phasicrl.envs.envpool import PROCGEN, import_envpool, task_families
 from phasicrl.envs.make import make_envs
 from phasicrl.host import machine
 
@@ -111,18 +110,10 @@ def step_env(env_id: str) -> str:
         envs.step(torch.zeros(1, *space.shape or (), dtype=getattr(torch, str(space.dtype))))
     if obs.dtype == torch.uint8 and not obs.any():
         raise RuntimeError("every pixel of the first image is black")
-    version, shape = machine.package_version("envpool"), " × ".join(map(str, obs.shape[1:]))
-    libraries += f"; graphics: {native.ensure_graphics()}"
-    return f"{version}, {task_id}: {shape} {obs.dtype}{libraries}"
-
-
-def step_gymnasium() -> str:
-    """Step CartPole through our adapter of Gymnasium."""
-    envs = make_envs(EnvConfig(id="gymnasium:CartPole-v1", num_envs=2), seed=1)
-    envs.reset()
-    envs.step(torch.zeros(2, dtype=torch.int64))
-    envs.close()
-    return f"{machine.package_version('gymnasium')}, CartPole-v1 steps"
+    libraries = f"; Qt: {native.ensure_qt()}" if env_id.startswith("procgen:") else ""
+    if not env_id.startswith("gymnasium:"):
+        libraries += f"; graphics: {native.ensure_graphics()}"
+    return f"{env_id}: {' × '.join(map(str, obs.shape[1:]))} {obs.dtype}{libraries}"
 
 
 def _probe(name: str) -> Check:

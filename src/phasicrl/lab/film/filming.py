@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from phasicrl.config import Config, Levels, PolicyKind, Precision
-from phasicrl.envs.gymnasium import options_for
+from phasicrl.envs.gymnasium import get_make_options
 from phasicrl.envs.make import for_evaluation
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.host.machine import optional_module
@@ -228,7 +228,7 @@ def _make_drawn(
 
     try:
         if make_env is None:
-            options |= options_for(gym.spec(env_id), for_evaluation(config.env).options)
+            options |= get_make_options(gym.spec(env_id), for_evaluation(config.env).options)
         # Drawn environments are made here, in this process: options of back ends have no effect.
         here = {"parallel": "sync", "num_threads": None, "options": {}}
         return make_envs(replace(config, env=replace(config.env, **here)), make_env=make)
