@@ -13,23 +13,32 @@ ones, and a checkpoint is saved at the end.
 from __future__ import annotations
 
 import json
+import resource
 import tempfile
 from pathlib import Path
 
 import tyro
 
 from phasicrl import get_preset
-from phasicrl.host.machine import peak_memory, processor
+from phasicrl.host.machine import processor
 from phasicrl.host.provenance import commit
 from phasicrl.phases import auxiliary_phase, policy_phase
 from phasicrl.session.build import start_run
 
 
-def main(output: Path, /, preset: str = "procgen-ppg") -> None:
-    """Fill the buffer, train on it once, and write the memory in use after each stage."""
-    found: dict[str, object] = {
-        "preset": preset, "commit": commit() or "unknown", "processor": processor(),
-    }  # fmt: skip
+def peak_memory() -> int:
+    """Return the most bytes that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    """Fill the buffer, learn once, and say what it took."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--preset", default="procgen-ppg")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = get_preset(preset).with_updates(
             {"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
@@ -46,9 +55,10 @@ def main(output: Path, /, preset: str = "procgen-ppg") -> None:
             found["after a checkpoint"] = peak_memory()
             found["buffer"] = sum(x.nbytes for x in run.buffer.rollouts.tensors().values())
             found["beyond the buffer"] = peak_memory() - found["buffer"]
-            found["micro-batch"] = run.compute.plan.micro_batch
-            found["precision"] = run.compute.plan.precision
-    output.write_text(json.dumps(found, indent=1) + "\n")
+            found["micro-batch"] = run.executor.plan.micro_batch
+            found["precision"] = run.executor.plan.precision
+    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

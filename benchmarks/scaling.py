@@ -82,9 +82,9 @@ def measure(name: str, output: Path) -> None:
     exchange = World._exchange
     found: dict[str, Any] = {"threads": threads}
 
-    def timed(self: World, *args: Any) -> None:
+    def timed(self: World, operation: Any, *arguments: Any) -> None:
         start = time.perf_counter()
-        exchange(self, *args)
+        plain(self, operation, *arguments)
         spent[0] += time.perf_counter() - start
 
     def note(run: Run, record: dict[str, float]) -> Any:
@@ -118,9 +118,9 @@ def message_alone(run: Run, gradients: list[torch.Tensor]) -> float:
         return 0.0
     times = []
     for _ in range(20):
-        run.world.any(False)  # all are here
+        run.world.any_rank(False)  # all are here
         start = time.perf_counter()
-        run.world.mean_(gradients)
+        run.world.all_reduce_mean_(gradients)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 

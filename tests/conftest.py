@@ -24,13 +24,6 @@ _FAULTS: list[tuple[str, str, int, int]] = []
 
 
 @pytest.fixture(autouse=True)
-def _close_runs() -> Iterator[None]:
-    yield
-    while helpers.OPENED:
-        helpers.OPENED.pop().close()
-
-
-@pytest.fixture(autouse=True)
 def _signals_are_given_back() -> Iterator[None]:
     """A handler that a test leaves behind would swallow the signals of later tests."""
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -41,6 +34,13 @@ def _signals_are_given_back() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert left == before
+
+
+@pytest.fixture(autouse=True)
+def _close_runs(_signals_are_given_back: None) -> Iterator[None]:
+    yield
+    while helpers.OPENED:
+        helpers.OPENED.pop().close()
 
 
 def pytest_configure() -> None:

@@ -19,7 +19,7 @@ from phasicrl.collect import Collector
 from phasicrl.config import ModelConfig, ObsNormConfig, ValuePath
 from phasicrl.envs.protocol import ExactState, TimeStep
 from phasicrl.episodes import EpisodeStatistics
-from phasicrl.execution.compute import Compute
+from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.models.agent import Agent
 from phasicrl.rollout import PhaseBuffer, Rollout
@@ -197,7 +197,7 @@ def make_collector(
         envs or Scripted(),
         make_agent(memory=memory, value_path=value_path, obs_norm=obs_norm),
         generator=Generator().manual_seed(seed),
-        compute=Compute(Plan()),
+        executor=Executor(Plan()),
         bootstrap_truncation=bootstrap_truncation,
     )
     collector.start()
@@ -546,7 +546,7 @@ def test_the_environments_are_reset_by_start_and_not_before() -> None:
         envs,
         make_agent(),
         generator=Generator(),
-        compute=Compute(Plan()),
+        executor=Executor(Plan()),
         bootstrap_truncation=True,
     )
     assert envs.resets == 0

@@ -22,7 +22,7 @@ import torch
 
 from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import Config, RewardNormConfig
-from phasicrl.execution.compute import Compute
+from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Plan
 from phasicrl.lab.bench import measure
 from phasicrl.presets import get_preset
@@ -31,7 +31,7 @@ from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import start_run
 from phasicrl.session.evaluate import evaluate
 from phasicrl.session.run import Run
-from tests.execution.test_compute import both, setting
+from tests.execution.test_executor import both, setting
 from tests.golden import FILE, Image, runs
 from tests.golden import measure as measure_golden
 from tests.helpers import corridor, skip_without_envpool, tiny, tiny_aux
@@ -111,26 +111,26 @@ def test_compiled_steps_on_images_equal_eager_ones(
 
 
 def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(device: str) -> None:
-    compute = Compute(Plan(device=device))
+    executor = Executor(Plan(device=device))
     for values in (
         torch.arange(6.0).reshape(2, 3),
         torch.arange(6.0).reshape(2, 3).T,
         torch.tensor([True, False]),
         torch.full((2, 4, 4, 3), 200, dtype=torch.uint8),
     ):
-        found = compute.upload(values)
+        found = executor.upload(values)
         assert found.device.type == device and found.tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("device", [GPU])
 def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
     """The same memory is written to again while the GPU is still busy with something else."""
-    compute, matrix = Compute(Plan(device=device)), torch.randn(4096, 4096, device=device)
+    executor, matrix = Executor(Plan(device=device)), torch.randn(4096, 4096, device=device)
     values, found = torch.zeros(1_000_000), []
     for number in range(20):
         matrix = matrix @ matrix / 64
         values[:] = number
-        found.append(compute.upload(values))
+        found.append(executor.upload(values))
     assert (
         [float(one.min()) for one in found]
         == [float(one.max()) for one in found]
@@ -194,7 +194,7 @@ def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(
     device: str, tmp_path: Path
 ) -> None:
     run = stopped_in_a_phase(tmp_path, device)
-    state, chunks, _ = load_checkpoint(run.directory / "checkpoints")
+    (state, chunks), _ = load_checkpoint(run.directory / "checkpoints")
     tensors = [
         *state["learner"]["agent"].values(),
         *(value for chunk in chunks.values() for value in chunk.values()),
@@ -250,7 +250,7 @@ def test_a_procgen_preset_trains(
         changes["compute.aux_precision"] = precision
     run = train(small(preset, tmp_path).with_updates(changes))
     if device == "cuda":
-        assert run.compute._compiled_calls and None not in run.compute._compiled_calls.values()
+        assert run.executor._compiled_calls and None not in run.executor._compiled_calls.values()
     losses = [
         value
         for row in RunDirectory(run.directory).metrics()

@@ -6,17 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasicrl.optimize import adam_, clip, moments, restore_layout_, step_
+from phasicrl.optimize import Moments, adam_, clip, moments, restore_layout_, step_
+
+YES, OPTIONS = torch.tensor(True), {"betas": (0.9, 0.999), "eps": 1e-5}
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_adam_is_pytorchs(at_once: bool) -> None:
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adam_is_pytorchs(foreach: bool) -> None:
     torch.manual_seed(0)
     ours = [torch.randn(5, 3), torch.randn(4)]
     theirs = [torch.nn.Parameter(tensor.clone()) for tensor in ours]
     optimizer = torch.optim.Adam(theirs, lr=0.1, eps=1e-5)
     first, second = ([torch.zeros_like(tensor) for tensor in ours] for _ in range(2))
-    steps = [torch.zeros(()) for _ in ours]
+    state = Moments(first, second, [torch.zeros(()) for _ in ours])
     for number in range(20):
         optimizer.param_groups[0]["lr"] = rate = 0.1 / (1 + number)
         gradients = [torch.randn_like(tensor) * 10.0 ** (number % 5 - 3) for tensor in ours]
@@ -24,24 +26,15 @@ def test_adam_is_pytorchs(at_once: bool) -> None:
             parameter.grad = gradient.clone()
         optimizer.step()
         adam_(
-            ours,
-            gradients,
-            first,
-            second,
-            steps,
-            rate=torch.tensor(rate),
-            betas=(0.9, 0.999),
-            eps=1e-5,
-            only_if=torch.tensor(True),
-            at_once=at_once,
+            ours, gradients, state, OPTIONS, rate=torch.tensor(rate), apply_if=YES, foreach=foreach
         )
         torch.testing.assert_close(
             ours, [parameter.detach() for parameter in theirs], rtol=1e-6, atol=1e-7
         )
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool) -> None:
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(foreach: bool) -> None:
     """A convolution's weights are channels_last, its gradient need not be.
 
     PyTorch's kernel for all at once looks at no strides.
@@ -50,44 +43,27 @@ def test_adam_moves_each_weight_by_its_own_gradient_in_any_layout(at_once: bool)
         torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
         torch.arange(1.0, 25.0).reshape(2, 3, 2, 2),
     )
-    moments = [torch.zeros_like(weight) for _ in range(2)]
-    adam_(
-        [weight],
-        [gradient],
-        moments[:1],
-        moments[1:],
-        [torch.zeros(())],
-        rate=torch.tensor(0.1),
-        betas=(0.9, 0.999),
-        eps=1.0,
-        only_if=torch.tensor(True),
-        at_once=at_once,
-    )
-    torch.testing.assert_close(moments[0], 0.1 * gradient)
+    state = Moments([torch.zeros_like(weight)], [torch.zeros_like(weight)], [torch.zeros(())])
+    options = OPTIONS | {"eps": 1.0}
+    adam_([weight], [gradient], state, options, rate=0.1, apply_if=YES, foreach=foreach)
+    torch.testing.assert_close(state.first[0], 0.1 * gradient)
     # The first step: both moments' bias is corrected.
     torch.testing.assert_close(weight, -0.1 * gradient / (gradient + 1))
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once: bool) -> None:
-    everything = [
-        torch.tensor([1.0, 2.0]),
-        torch.tensor([0.5, -1.0]),
-        torch.tensor([0.3, 0.4]),
-        torch.tensor(7.0),
-    ]
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(foreach: bool) -> None:
+    everything = [torch.tensor(x) for x in ([1.0, 2.0], [0.5, -1.0], [0.3, 0.4], 7.0)]
     changed = [tensor.clone() for tensor in everything]
     (weight, mean, square, step), gradient = changed, torch.tensor([1.0, torch.nan])
-    adam_(
-        [weight], [gradient], [mean], [square], [step], rate=torch.tensor(0.1), betas=(0.9, 0.999),
-        eps=1e-5, only_if=gradient.norm().isfinite(), at_once=at_once,
-    )  # fmt: skip
+    state, is_finite = Moments([mean], [square], [step]), gradient.norm().isfinite()
+    adam_([weight], [gradient], state, OPTIONS, rate=0.1, apply_if=is_finite, foreach=foreach)
     assert all(map(torch.equal, changed, everything))
 
 
-@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adam_in_both_precisions_and_with_both_epsilons(at_once: bool, dtype: torch.dtype) -> None:
+def test_adam_in_both_precisions_and_with_both_epsilons(foreach: bool, dtype: torch.dtype) -> None:
     """By hand: gradient 2, moments 1 and 4, in the third step and, of another weight, the sixth."""
 
     def root(count: int) -> float:
@@ -99,10 +75,8 @@ def test_adam_in_both_precisions_and_with_both_epsilons(at_once: bool, dtype: to
         )
         steps = [torch.tensor(2.0), torch.tensor(5.0)]
         gradients = [torch.tensor([2.0], dtype=dtype) for _ in range(2)]
-        adam_(
-            weights, gradients, means, squares, steps, rate=0.1, betas=(0.9, 0.999), eps=0.5,
-            eps_hat=eps_hat, only_if=torch.tensor(True), at_once=at_once,
-        )  # fmt: skip
+        state, options = Moments(means, squares, steps), OPTIONS | {"eps": 0.5, "eps_hat": eps_hat}
+        adam_(weights, gradients, state, options, rate=0.1, apply_if=YES, foreach=foreach)
         assert [step.item() for step in steps] == [3, 6]
         exact = 1e-12 if dtype is torch.float64 else 1e-6
         for weight, mean, square, count in zip(weights, means, squares, (3, 6), strict=True):
@@ -113,19 +87,19 @@ def test_adam_in_both_precisions_and_with_both_epsilons(at_once: bool, dtype: to
             assert weight.item() == pytest.approx(1 - moved, rel=exact)
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_each_network_is_clipped_by_its_own_norm(at_once: bool) -> None:
+@pytest.mark.parametrize("foreach", [False, True])
+def test_each_network_is_clipped_by_its_own_norm(foreach: bool) -> None:
     long, short = (
         [torch.tensor([[3.0, 0.0]]), torch.tensor([4.0, 12.0])],
         [torch.tensor([0.3, 0.4])],
     )
-    (clipped, kept), norm = clip([long, short], 6.5, at_once=at_once)  # norms 13 and 0.5
+    (clipped, kept), norm = clip([long, short], 6.5, foreach=foreach)  # norms 13 and 0.5
     torch.testing.assert_close(clipped, [torch.tensor([[1.5, 0.0]]), torch.tensor([2.0, 6.0])])
     assert kept[0].tolist() == short[0].tolist() and norm.item() == pytest.approx(
         (169 + 0.25) ** 0.5
     )
     assert long[0].tolist() == [[3.0, 0.0]], "the gradients themselves stay"
-    ((unclipped,), norm) = clip([short], None, at_once=at_once)
+    ((unclipped,), norm) = clip([short], None, foreach=foreach)
     assert unclipped[0].tolist() == short[0].tolist() and norm.item() == pytest.approx(0.5)
 
 
@@ -133,11 +107,11 @@ def test_a_step_moves_only_the_given_parameters_with_their_groups_rate() -> None
     a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
     optimizer = torch.optim.Adam([{"params": [a, b], "lr": 0.1}, {"params": [c], "lr": 0.01}])
     gradients: list[Tensor] = [torch.ones(1), -torch.ones(1)]
-    step_(optimizer, [c, a], gradients, only_if=torch.tensor(True))
+    step_(optimizer, [c, a], gradients, apply_if=YES)
     assert (a.item(), b.item(), c.item()) == (pytest.approx(0.1), 0, pytest.approx(-0.01))
-    assert b not in optimizer.state and moments(optimizer, a)["step"].item() == 1
-    step_(optimizer, [a], [torch.full((1,), torch.inf)], only_if=torch.tensor(False))
-    assert a.item() == pytest.approx(0.1) and moments(optimizer, a)["step"].item() == 1
+    assert b not in optimizer.state and moments(optimizer, [a]).steps[0].item() == 1
+    step_(optimizer, [a], [torch.full((1,), torch.inf)], apply_if=torch.tensor(False))
+    assert a.item() == pytest.approx(0.1) and moments(optimizer, [a]).steps[0].item() == 1
 
 
 def test_what_a_file_held_comes_to_where_the_parameters_are() -> None:

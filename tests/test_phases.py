@@ -191,7 +191,7 @@ def test_gradient_of_the_divergence_is_exactly_zero_before_the_first_auxiliary_s
     tmp_path: Path,
 ) -> None:
     run = filled(tiny(tmp_path, aux=tiny_aux()))
-    old = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
+    old = dist_params(run.agent, run.buffer.segments(), executor=run.executor)
     samples = run.buffer.auxiliary_samples(old)
     # One segment at a time, as the parameters were computed: equal shapes run equal kernels.
     for segment in range(len(samples)):
@@ -331,7 +331,7 @@ def test_the_old_policy_is_computed_once_a_phase_by_the_policy_network_before_it
 ) -> None:
     aux = tiny_aux(epochs=3)
     run = filled(tiny(tmp_path, aux=aux))
-    expected = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
+    expected = dist_params(run.agent, run.buffer.segments(), executor=run.executor)
     calls = []
     original = phases.dist_params
     monkeypatch.setattr(phases, "dist_params", lambda *a, **k: calls.append(1) or original(*a, **k))
@@ -349,10 +349,10 @@ def test_a_larger_beta_keeps_the_policy_nearer_to_what_it_was(tmp_path: Path) ->
     for beta in (0.0, 100.0):
         aux = tiny_aux(epochs=20, beta_clone=beta, learning_rate=1e-2)
         run = filled(tiny(tmp_path, aux=aux))
-        old = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
+        old = dist_params(run.agent, run.buffer.segments(), executor=run.executor)
         auxiliary_phase(run.learner, run.buffer)
         new = run.agent.policy_head.distribution(
-            dist_params(run.agent, run.buffer.segments(), compute=run.compute)
+            dist_params(run.agent, run.buffer.segments(), executor=run.executor)
         )
         divergence[beta] = new.kl_from(run.agent.policy_head.distribution(old)).mean().item()
     assert divergence[100.0] < 0.1 * divergence[0.0]
@@ -436,12 +436,12 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8)).as_transitions()
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
-        run.compute.plan = replace(
-            run.compute.plan, micro_batch=dict.fromkeys(("policy", "value", "aux"), size)
+        run.executor.plan = replace(
+            run.executor.plan, micro_batch=dict.fromkeys(("policy", "value", "aux"), size)
         )
         loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
         frozen = torch.optim.Adam(run.agent.parameters(), lr=0.0)
-        step = run.compute.gradient_step(
+        step = run.executor.gradient_step(
             loss, StepSettings("policy", run.agent.networks(), frozen, None)
         )
         step(everything(samples), torch.tensor(0.0))
@@ -483,7 +483,7 @@ def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(
     networks = [list(run.agent.parameters())] if together else run.agent.networks()
     unclipped = [200 * parameter.norm() for network in networks for parameter in network]
     loss = Large(run.agent, run.config.ppo, with_policy=True, with_value=True)
-    step = run.compute.gradient_step(loss, StepSettings("policy", networks, optimizer, 0.5))
+    step = run.executor.gradient_step(loss, StepSettings("policy", networks, optimizer, 0.5))
     names, (seen, norm), weight = step(everything(samples))
     assert (names, seen, weight) == (("seen", "gradients/policy_norm"), 7.0, 32)
     assert norm.item() == pytest.approx(torch.stack(unclipped).norm().item(), rel=1e-4)
@@ -564,7 +564,7 @@ def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(
     config = with_ppo(tiny(tmp_path), kl_penalty=2.0, kl_estimate="exact", entropy_coef=0.0)
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
-    old = dist_params(run.agent, samples, compute=run.compute)
+    old = dist_params(run.agent, samples, executor=run.executor)
     before = run.agent.policy(samples.obs, samples.first, samples.state)[0]
     with torch.no_grad():
         for parameter in run.agent.policy_head.parameters():
@@ -590,7 +590,7 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(
     )
     run = filled(config)
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
-    old = dist_params(run.agent, samples, compute=run.compute)
+    old = dist_params(run.agent, samples, executor=run.executor)
     seen: list[Tensor] = []
     original = run.agent.policy_head.distribution
     monkeypatch.setattr(
@@ -772,7 +772,7 @@ def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(
     config = tiny(tmp_path, aux=tiny_aux(epochs=3), obs_norm=OBS_NORM)
     whole, broken = filled(config), filled(config)
     expected = auxiliary_phase(whole.learner, whole.buffer)
-    step, count = broken.compute.gradient_step, 0
+    step, count = broken.executor.gradient_step, 0
 
     def interrupted(*args: Any) -> Callable[..., Any]:
         make = step(*args)
@@ -786,7 +786,7 @@ def test_an_auxiliary_phase_that_was_left_goes_on_where_it_was(
 
         return counted
 
-    monkeypatch.setattr(broken.compute, "gradient_step", interrupted)
+    monkeypatch.setattr(broken.executor, "gradient_step", interrupted)
     for epoch, done in ((0, 2), (2, 2)):  # four minibatches an epoch
         with pytest.raises(KeyboardInterrupt):
             auxiliary_phase(broken.learner, broken.buffer)
@@ -933,7 +933,7 @@ def test_a_step_says_of_how_many_steps_it_is_a_mean(tmp_path: Path) -> None:
     samples = run.buffer.rollout(0).policy_samples(torch.randn(4, 8))
     minibatch = Minibatch(samples, torch.arange(4), split=True)
     loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
-    step = run.compute.gradient_step(loss, run.learner.settings("policy"))
+    step = run.executor.gradient_step(loss, run.learner.settings("policy"))
     for one in (minibatch, minibatch.materialize()):
         assert step(one, torch.tensor(0.0))[2] == 32
 
@@ -955,7 +955,7 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=1))
     with start_run(config, make_env=lambda: Levers(masked=True)) as run:
         compute_targets(run.collect(run.buffer.next_rollout()), torch.zeros(4, 8), config.ppo)
-        before = dist_params(run.agent, run.buffer.segments(), compute=run.compute, phase="aux")
+        before = dist_params(run.agent, run.buffer.segments(), executor=run.executor, phase="aux")
         samples = run.buffer.auxiliary_samples(before)
         assert samples.action_mask is not None and not samples.action_mask.all()
         loss = phases.AuxiliaryLoss(run.agent, config.aux)

@@ -50,9 +50,9 @@ def learn(run: Run, on_iteration: OnIteration | None = None) -> None:
 
         # Log the metrics, evaluate and save if that is due
         run.finish_iteration(run.record)
-        with run.world.together("on_iteration"):
+        with run.world.sync_errors("on_iteration"):
             wants_stop = on_iteration is not None and on_iteration(run, run.record) == "stop"
-        if run.world.any(wants_stop):
+        if run.world.any_rank(wants_stop):
             return
 
 
@@ -118,11 +118,11 @@ def resume(
         ValueError: not a run directory, in use by another process, without a usable checkpoint, or
             with a changed configuration.
     """
-    compute, changes = RunDirectory(Path(run_dir)).config.compute, accept_config_changes
+    compute = RunDirectory(Path(run_dir)).config.compute
     with (
         join(device=compute.device, timeout=compute.rank_timeout) as world,
         resume_run(
-            Path(run_dir), accept_config_changes=changes, world=world, **user_objects
+            Path(run_dir), accept_config_changes=accept_config_changes, world=world, **user_objects
         ) as run,
     ):
         learn(run, on_iteration)

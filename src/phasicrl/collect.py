@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from phasicrl.config import Precision
 from phasicrl.envs.protocol import VectorEnv
 from phasicrl.episodes import EpisodeStatistics
-from phasicrl.execution.compute import Compute
+from phasicrl.execution.executor import Executor
 from phasicrl.models.agent import Agent
 from phasicrl.optimize import diverged
 from phasicrl.rollout import Rollout, Samples
@@ -28,7 +28,7 @@ class Collector:
         envs: B environments.
         agent: policy and value networks.
         generator: random generator of the actions, on the agent's device.
-        compute: executes the networks.
+        executor: runs the networks.
         bootstrap_truncation: whether final observations of truncated episodes are valued.
     """
 
@@ -38,23 +38,23 @@ class Collector:
         agent: Agent,
         *,
         generator: Generator,
-        compute: Compute,
+        executor: Executor,
         bootstrap_truncation: bool,
     ) -> None:
         self.envs = envs
         self.agent = agent
-        self.compute = compute
+        self.executor = executor
         self.generator = generator
         self.bootstrap_truncation = bootstrap_truncation
-        self.episodes = EpisodeStatistics(compute.world.size * envs.num_envs)
+        self.episodes = EpisodeStatistics(executor.world.size * envs.num_envs)
         # A separate value network runs once a rollout, not at each step. With a memory it has to
         # follow the episodes.
         self._values_deferred = agent.value_path == "separate" and not agent.state_size
-        self._precision: Precision = compute.precision("policy")
+        self._precision: Precision = executor.precision("policy")
         # All processes draw the noise of all environments, so that an environment's actions do not
         # depend on the number of processes. Only the shapes of this policy's noise are used.
-        num_envs = compute.world.size * envs.num_envs
-        self._own_noise = compute.world.own(num_envs)
+        num_envs = executor.world.size * envs.num_envs
+        self._own_noise = executor.world.local_slice(num_envs)
         self._blank_policy = agent.policy_head.distribution(
             torch.zeros(num_envs, 1, agent.policy_head.num_dist_params)
         )
@@ -66,14 +66,14 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any], obs: Tensor) -> None:
         """Restore `state_dict`; the environments were restored already, and returned `obs`."""
-        self._obs = self.compute.upload(obs)
-        self._first = state["first"].to(self.compute.device)
-        self._state = state["state"].to(self.compute.device)
+        self._obs = self.executor.upload(obs)
+        self._first = state["first"].to(self.executor.device)
+        self._state = state["state"].to(self.executor.device)
 
     def start(self) -> None:
         """Reset the environments and the memory."""
-        self._obs = self.compute.upload(self.envs.reset())
-        self._first = torch.ones(self.envs.num_envs, dtype=torch.bool, device=self.compute.device)
+        self._obs = self.executor.upload(self.envs.reset())
+        self._first = torch.ones(self.envs.num_envs, dtype=torch.bool, device=self.executor.device)
         self._state = self.agent.initial_state(self.envs.num_envs)
 
     @torch.inference_mode()
@@ -92,16 +92,14 @@ class Collector:
             MemoryError: out of memory; the message names the option to lower.
             ValueError: a network has diverged.
         """
-        with self.compute.explaining_memory(
-            "collecting a rollout", "fewer env.num_envs", whole=self.agent.state_size > 0
-        ):
-            with self.compute.world.together("a rollout"):
+        with self.executor.explain_oom("collecting a rollout", "fewer env.num_envs"):
+            with self.executor.world.sync_errors("a rollout"):
                 truncations, outcome = self._step_envs(rollout)
             self._update_episode_stats(*outcome)
             self._value_rollout(
                 rollout, truncations, update_obs_norm_before_targets=update_obs_norm_before_targets
             )
-        with self.compute.world.together("a rollout"):
+        with self.executor.world.sync_errors("a rollout"):
             _require_finite(
                 policy=rollout.log_prob,
                 value_function=torch.cat([rollout.value, rollout.next_value]),
@@ -128,21 +126,21 @@ class Collector:
             ended = step.terminated | step.truncated
             outcomes.append((step.reward, step.terminated, step.truncated, ended))
             infos.append(step.info)
-            self._obs, self._first = self.compute.upload(step.obs), self.compute.upload(ended)
+            self._obs, self._first = self.executor.upload(step.obs), self.executor.upload(ended)
         # Copy rewards and ends into the rollout at once: a GPU is not waited for at each step.
         reward, terminated, truncated, ended = map(torch.stack, zip(*outcomes, strict=True))
         info = {name: torch.stack([info[name] for info in infos]) for name in infos[0]}
-        rollout.first[:, 1:] = self.compute.upload(ended[:-1]).t()
+        rollout.first[:, 1:] = self.executor.upload(ended[:-1]).t()
         buffers = (rollout.reward, rollout.terminated, rollout.truncated)
         for buffer, values in zip(buffers, (reward, terminated, truncated), strict=True):
-            buffer.copy_(self.compute.upload(values).t())
+            buffer.copy_(self.executor.upload(values).t())
         return self._truncations(truncated, finals), (reward, ended, info)
 
     def _update_episode_stats(self, reward: Tensor, ended: Tensor, info: dict[str, Tensor]) -> None:
         """Update the episode statistics with the environments of all processes."""
 
         def gather_steps(values: Tensor) -> Tensor:
-            return self.compute.world.cat(values.t()).t()
+            return self.executor.world.all_gather_cat(values.t()).t()
 
         infos = {name: gather_steps(values) for name, values in info.items()}
         self.episodes.update(gather_steps(reward), gather_steps(ended), infos)
@@ -156,11 +154,11 @@ class Collector:
     ) -> None:
         """Compute the values that were not computed while acting, and all bootstrap values."""
         if update_obs_norm_before_targets:
-            self.agent.reader.update(rollout.obs, self.compute.world)
+            self.agent.reader.update(rollout.obs, self.executor.world)
             if self.agent.state_size:
                 truncations = self._recompute_memory(rollout, truncations)
         if self._values_deferred or update_obs_norm_before_targets:
-            rollout.value.copy_(self.compute.per_segment(rollout.segments(), self._value))
+            rollout.value.copy_(self.executor.infer(rollout.segments(), self._value))
         self._fill_next_values(rollout, truncations)
 
     def act(self, rollout: Rollout, t: int) -> Tensor:
@@ -173,10 +171,10 @@ class Collector:
             assert self.envs.action_mask is not None, (
                 f"{self.envs.name} has masks of width {self.envs.mask_size}, but none now"
             )
-            rollout.action_mask[:, t] = mask = self.compute.upload(self.envs.action_mask)
+            rollout.action_mask[:, t] = mask = self.executor.upload(self.envs.action_mask)
         noise = self._blank_policy.noise(self.generator)[self._own_noise]
         inputs = [self._obs, self._first, self._state, noise, *([] if mask is None else [mask])]
-        outputs = self.compute.evaluate(self._policy_step, self.agent, inputs)
+        outputs = self.executor.run_inference(self._policy_step, self.agent, inputs)
         action, env_action, log_prob, self._state, *values = outputs
         rollout.action[:, t], rollout.log_prob[:, t] = action, log_prob
         for value in values:
@@ -219,8 +217,8 @@ class Collector:
         found: list[Truncation] = []
         for t, envs in cut.items():
             (final_obs, state), rows = finals[t], torch.tensor(envs)
-            env_index = self.compute.upload(rows)
-            obs = self.compute.upload(final_obs[rows.to(final_obs.device)])
+            env_index = self.executor.upload(rows)
+            obs = self.executor.upload(final_obs[rows.to(final_obs.device)])
             found.append((t, env_index, obs, state[env_index]))
         return found
 
@@ -250,7 +248,7 @@ class Collector:
         """
         obs = torch.cat([self._obs, *(final_obs for _, _, final_obs, _ in truncations)])
         state = torch.cat([self._state, *(state for _, _, _, state in truncations)])
-        first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.compute.device)
+        first = torch.zeros(len(obs), 1, dtype=torch.bool, device=self.executor.device)
         first[: len(self._obs), 0] = self._first
         value = self.agent.value(obs.unsqueeze(1), first, state, precision=self._precision)[:, 0]
         rollout.next_value[:, :-1] = rollout.value[:, 1:]

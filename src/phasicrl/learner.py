@@ -15,7 +15,7 @@ from torch.optim import Adam
 
 from phasicrl import objectives, optimize
 from phasicrl.config import Config
-from phasicrl.execution.compute import Compute
+from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Phase
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
@@ -37,8 +37,8 @@ class Learner:
 
     Args:
         config: configuration of the run.
-        agent: networks to train, on the device of `compute`.
-        compute: executes gradient steps.
+        agent: networks to train, on the device of `executor`.
+        executor: runs gradient steps.
         generator: random generator of the minibatches' order.
 
     Attributes:
@@ -53,9 +53,9 @@ class Learner:
     """
 
     def __init__(
-        self, config: Config, agent: Agent, compute: Compute, generator: Generator
+        self, config: Config, agent: Agent, executor: Executor, generator: Generator
     ) -> None:
-        self.config, self.agent, self.compute, self.generator = config, agent, compute, generator
+        self.config, self.agent, self.executor, self.generator = config, agent, executor, generator
         self.optimizers = _make_optimizers(config, agent)
         self.reward_normalizer: RewardNormalizer | None = None
         if (norm := config.reward_norm).per != "none":
@@ -63,12 +63,12 @@ class Learner:
             normalizer = RewardNormalizer(
                 config.env.num_envs, **options, per_step=norm.per == "step"
             )
-            self.reward_normalizer = normalizer.to(compute.device)
+            self.reward_normalizer = normalizer.to(executor.device)
         decay = config.ppo.proximal_decay
         self.proximal = None if decay is None else ProximalPolicy(agent, decay)
         self.advantage_moments: EmaMoments | None = None
         if config.ppo.advantage_decay:
-            self.advantage_moments = EmaMoments(config.ppo.advantage_decay).to(compute.device)
+            self.advantage_moments = EmaMoments(config.ppo.advantage_decay).to(executor.device)
         self._moments_before = self.advantage_moments
         # Gradients are clipped by the norm of each network, or by their common norm.
         self._networks = agent.networks()
@@ -130,13 +130,13 @@ class Learner:
             return reward, {}
         by_termination = self.config.reward_norm.reset_at == "termination"
         reset_before = rollout.terminated if by_termination else rollout.first
-        world, moments = self.compute.world, normalizer.moments
+        world, moments = self.executor.world, normalizer.moments
         previous_scale = torch.where(moments.count > 0, normalizer.scale, 0.0)
-        reward = normalizer(world.cat(reward), world.cat(reset_before))
+        reward = normalizer(world.all_gather_cat(reward), world.all_gather_cat(reset_before))
         rollout.reward_scale.copy_(previous_scale)
         clipped = float((reward.abs() >= normalizer.clip).float().mean())
         record = {"rewards/scale": float(normalizer.scale), "rewards/clipped_fraction": clipped}
-        return reward[world.own(len(reward))], record
+        return reward[world.local_slice(len(reward))], record
 
     def rescale_to_current(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Rescale an earlier rollout's rewards and `next_value` `[B, T]` to the current scale."""
@@ -159,7 +159,7 @@ class Learner:
         """
         norm = self.config.obs_norm
         if norm.statistics != "none" and not (norm.from_first_rollout and self.iteration <= 1):
-            self.agent.reader.update(rollout.obs, self.compute.world)
+            self.agent.reader.update(rollout.obs, self.executor.world)
 
     def network_diagnostics(self, rollout: Rollout) -> Record:
         """Measure dormant features and clipped observations on some steps, about 30 times a run."""
@@ -167,7 +167,7 @@ class Learner:
             return {}
         stride = max(1, self.config.batch_size // _MIN_OBS)
         obs = rollout.obs[:, ::stride].flatten(0, 1)
-        precision, world = self.compute.precision("policy"), self.compute.world
+        precision, world = self.executor.precision("policy"), self.executor.world
         return network_diagnostics(self.agent, obs, precision=precision, world=world)
 
     def adapt_to_kl(self, kl: float) -> Record:
@@ -185,8 +185,10 @@ class Learner:
 
     def settings(self, phase: Phase) -> StepSettings:
         """Return optimizer, clipping and averaging over processes of a phase's steps."""
-        config, world = self.config, self.compute.world
-        mean = world.mean_ if world.size > 1 else None  # one process compiles the whole step
+        config, world = self.config, self.executor.world
+        mean = (
+            world.all_reduce_mean_ if world.size > 1 else None
+        )  # one process compiles the whole step
         if phase == "aux":
             max_norm = config.aux.max_grad_norm
             return StepSettings(phase, self._networks, self.optimizers["aux"], max_norm, mean)

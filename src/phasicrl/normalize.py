@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from phasicrl.config import Statistics
-from phasicrl.distributed import ALONE, World
+from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.returns import discounted_forward_return
 
 
@@ -30,7 +30,7 @@ class RunningMoments(nn.Module):
         for name in ("mean", "sum_of_squares"):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
-    def update(self, batch: Float[Tensor, "..."], world: World = ALONE) -> None:
+    def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
         """Merge a batch `[*N, *shape]` in, over all leading axes; a single sample has none.
 
         Of several processes each has a part of the batch, of one size.
@@ -112,7 +112,7 @@ class EmaMoments(nn.Module):
         """Whether there was no batch yet. It waits for a GPU, to look at a tensor's value."""
         return bool(self.weight == 0)
 
-    def update(self, batch: Float[Tensor, "..."], world: World = ALONE) -> None:
+    def update(self, batch: Float[Tensor, "..."], world: World = SINGLE_PROCESS) -> None:
         """Mix a batch `[*N, *shape]` in, which counts as one whatever its size.
 
         A single sample has no leading axes. Of several processes each has a part of the batch, of
@@ -155,7 +155,7 @@ def _batch_moments(
     axes = tuple(range(num_axes + 1))
     mean = batch.mean(axes)
     count, sum_of_squares = batch.numel() / mean.numel(), (batch - mean).square().sum(axes)
-    means, sums = world.cat(mean[None]), world.cat(sum_of_squares[None])
+    means, sums = world.all_gather_cat(mean[None]), world.all_gather_cat(sum_of_squares[None])
     mean = means.mean(0)
     between = count * (means - mean).square().sum(0)
     return world.size * count, mean, sums.sum(0) + between
@@ -260,7 +260,7 @@ class ObservationNormalizer(nn.Module):
         """`(x − mean) / √(variance + 1e-8)`, clipped, in float32; x before the first update."""
         return ((x.float() - self.shift) / self.scale).clamp(self.low, self.high)
 
-    def update(self, x: Float[Tensor, "*N D"], world: World = ALONE) -> None:
+    def update(self, x: Float[Tensor, "*N D"], world: World = SINGLE_PROCESS) -> None:
         """Take observations into the statistics, before normalization."""
         self.moments.update(x, world)
         self.shift.copy_(self.moments.mean)

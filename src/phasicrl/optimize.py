@@ -7,8 +7,8 @@ processes average their gradients before the clipping.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -16,8 +16,16 @@ from torch import Tensor
 from torch.optim import Adam
 
 
+class Moments(NamedTuple):
+    """State of Adam: running means of gradients and of their squares, and numbers of steps."""
+
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+
+
 def clip(
-    networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, at_once: bool
+    networks: Sequence[Sequence[Tensor]], max_norm: float | None, *, foreach: bool
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Scale the gradients of each network so that their norm is at most `max_norm`.
 
@@ -25,134 +33,114 @@ def clip(
 
     Args:
         networks: gradients of each network; none is empty.
-        max_norm: None is off.
-        at_once: by kernels that take many tensors; else by one for each, which a compiler fuses.
+        max_norm: largest norm; None is off.
+        foreach: use kernels of many tensors; else one operation each, which a compiler fuses.
 
     Returns:
         The gradients, and the norm of all of them before, 0-d.
     """
     clipped, norms = [], []
-    for gradients in networks:
-        norms.append(_norm(gradients, at_once=at_once))
-        if max_norm is None:
-            clipped.append(list(gradients))
-            continue
-        factor = (max_norm / (norms[-1] + 1e-6)).clamp(max=1.0)
-        if at_once:
-            clipped.append(list(torch._foreach_mul(list(gradients), factor)))
+    for network in networks:
+        gradients = list(network)
+        if foreach:
+            norm = torch.stack(torch._foreach_norm(gradients)).norm()
         else:
-            clipped.append([gradient * factor for gradient in gradients])
+            norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        if max_norm is not None:
+            factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            if foreach:
+                gradients = list(torch._foreach_mul(gradients, factor))
+            else:
+                gradients = [gradient * factor for gradient in gradients]
+        clipped.append(gradients)
+        norms.append(norm)
     return clipped, norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
-def _norm(tensors: Sequence[Tensor], *, at_once: bool) -> Tensor:
-    """The norm of all numbers together, 0-d."""
-    if at_once:
-        return torch.stack(torch._foreach_norm(list(tensors))).norm()
-    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
-
-
 def step_(
-    optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, only_if: Tensor
+    optimizer: Adam, parameters: Sequence[Tensor], gradients: Sequence[Tensor], *, apply_if: Tensor
 ) -> None:
-    """One step of Adam with these gradients, eagerly.
-
-    Other parameters stay as they are, and so do their moments.
+    """Make one eager step of Adam with these gradients; other parameters and moments stay.
 
     Args:
-        optimizer: its groups have `lr`, `betas`, `eps`, and `eps_hat` where ε is added before the
-            bias is corrected.
-        parameters: some of the optimizer's.
-        gradients: one for each.
-        only_if: nothing changes unless this is true, 0-d: a gradient that is not finite would spoil
-            everything for good.
+        optimizer: optimizer with `lr`, `betas`, `eps` and perhaps `eps_hat` in its groups.
+        parameters: some of the optimizer's parameters.
+        gradients: gradient of each parameter.
+        apply_if: whether to change anything, 0-d: a gradient that is not finite must not.
     """
-    of = dict(zip(map(id, parameters), gradients, strict=True))
+    gradient_of = dict(zip(map(id, parameters), gradients, strict=True))
     for group in optimizer.param_groups:
-        members = [parameter for parameter in group["params"] if id(parameter) in of]
-        if members:
-            theirs = [of[id(parameter)] for parameter in members]
-            states = [moments(optimizer, parameter) for parameter in members]
-            names = ("exp_avg", "exp_avg_sq", "step")
-            columns = [[state[name] for state in states] for name in names]
-            adam_(
-                members, theirs, *columns, rate=group["lr"], betas=group["betas"], eps=group["eps"],
-                eps_hat=group.get("eps_hat", False), only_if=only_if, at_once=True,
-            )  # fmt: skip
+        if members := [p for p in group["params"] if id(p) in gradient_of]:
+            theirs = [gradient_of[id(parameter)] for parameter in members]
+            state = moments(optimizer, members)
+            adam_(members, theirs, state, group, rate=group["lr"], apply_if=apply_if, foreach=True)
 
 
-def moments(optimizer: Adam, parameter: Tensor) -> dict[str, Tensor]:
-    """What Adam remembers of a parameter, begun as PyTorch does (torch/optim/adam.py:166-181)."""
-    if parameter not in optimizer.state:
-        state = optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)}
-        for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    return optimizer.state[parameter]
+def moments(optimizer: Adam, parameters: Sequence[Tensor]) -> Moments:
+    """Return Adam's state of parameters, zero before its first step."""
+    for parameter in parameters:
+        if parameter not in optimizer.state:
+            state = optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device)}
+            state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+    states = [optimizer.state[parameter] for parameter in parameters]
+    names = ("exp_avg", "exp_avg_sq", "step")
+    return Moments(*([state[name] for state in states] for name in names))
 
 
 def restore_layout_(optimizer: Adam) -> None:
-    """Lay an optimizer's moments out in memory as its parameters are, and put all where these are.
+    """Give an optimizer's loaded moments the memory layout and device of its parameters.
 
-    PyTorch leaves the number of steps where the file was read, and Adam on a GPU wants it there
-    (`Optimizer._process_value_according_to_param_policy`). A file holds moments in plain order, the
-    weights of convolutions are channels_last, and the fused Adam walks both without a look at their
-    strides: it would move each weight by the moment of another.
+    Files hold moments in plain order, the weights of convolutions are channels_last, and the fused
+    Adam ignores strides: it would move each weight by the moment of another. PyTorch leaves the
+    number of steps on the CPU, but Adam on a GPU needs it there.
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
+            if value.shape == parameter.shape:
                 state[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
-            elif isinstance(value, Tensor):
+            else:
                 state[name] = value.to(parameter.device)
 
 
 @torch.no_grad()
 def adam_(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
-    steps: list[Tensor],
-    *,
-    rate: float | Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    eps_hat: bool = False,
-    only_if: Tensor,
-    at_once: bool,
-) -> None:
-    """One step of Adam in place, as PyTorch's fused kernel does it.
+    parameters: list[Tensor], gradients: list[Tensor], state: Moments, options: Mapping[str, Any],
+    *, rate: float | Tensor, apply_if: Tensor, foreach: bool,
+) -> None:  # fmt: skip
+    """Make one step of Adam in place, as PyTorch's fused kernel does.
 
     Source: Kingma & Ba 2015, algorithm 1; torch/optim/adam.py.
 
     Args:
-        parameters: are moved.
-        gradients: of the loss.
-        first: running means of gradients.
-        second: running means of squared gradients.
-        steps: number of steps before this one, 0-d.
+        parameters: parameters to move.
+        gradients: gradients of the loss.
+        state: moments before the step.
+        options: `betas`; `eps`, added to the root of the second moment; `eps_hat`: add it before
+            the second moment's bias is corrected (TensorFlow), not after (PyTorch).
         rate: step size, 0-d.
-        betas: decays of the two means.
-        eps: is added to the root of the second mean.
-        eps_hat: add it before the second mean's bias is corrected (TensorFlow), not after
-            (PyTorch).
-        only_if: nothing changes unless this is true, 0-d.
-        at_once: by PyTorch's kernel, else in plain operations, which a compiler fuses. The kernel
-            has one ε: with `eps_hat` it is not used for parameters of different numbers of steps.
+        apply_if: whether to change anything, 0-d.
+        foreach: use PyTorch's kernel; else plain operations, which a compiler fuses. The kernel
+            has one ε: with `eps_hat`, parameters of different numbers of steps do not use it.
     """
-    beta1, beta2 = betas
-    counts = {float(step) for step in steps} if at_once and eps_hat else set[float]()
-    if at_once and len(counts) < 2:
+    (beta1, beta2), eps = options["betas"], options["eps"]
+    first, second, steps = state
+    eps_hat = options.get("eps_hat", False)
+    counts = {float(step) for step in steps} if foreach and eps_hat else set[float]()
+    if foreach and len(counts) < 2:
         if counts:  # the kernel adds ε after the correction: this ε is then the same
             eps = eps / math.sqrt(1 - beta2 ** (1 + counts.pop()))
-        # The kernel ignores strides: in another layout, weights would get the steps of others.
-        gradients = list(map(_laid_out_as, parameters, gradients))
+        # The kernel ignores strides, and a convolution may give its gradient in another layout.
+        gradients = [
+            gradient if gradient.stride() == parameter.stride()
+            else torch.empty_like(parameter).copy_(gradient)
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]  # fmt: skip
         # A list of them: one tensor would be read by the host.
-        torch._foreach_add_(steps, [only_if.to(steps[0].dtype)] * len(steps))
+        torch._foreach_add_(steps, [apply_if.to(steps[0].dtype)] * len(steps))
         torch._fused_adam_(
             parameters, gradients, first, second, [], steps,
             lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0, eps=eps,
-            amsgrad=False, maximize=False, found_inf=(~only_if).to(torch.float),
+            amsgrad=False, maximize=False, found_inf=(~apply_if).to(torch.float),
         )  # fmt: skip
         return
     columns = zip(parameters, gradients, first, second, steps, strict=True)
@@ -164,91 +152,73 @@ def adam_(
         root = (1 - beta2**count).sqrt().to(parameter.dtype)
         spread = (new_square.sqrt() + eps) / root if eps_hat else new_square.sqrt() / root + eps
         moved = parameter - size * new_mean / spread
-        stays = (parameter, mean, mean_square, step)
-        for old, new in zip(stays, (moved, new_mean, new_square, step + 1), strict=True):
-            old.copy_(torch.where(only_if, new, old))
-
-
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient, in memory as the parameter is.
-
-    A convolution may give it in another order than channels_last.
-    """
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
+        changed = (parameter, mean, mean_square, step)
+        for old, new in zip(changed, (moved, new_mean, new_square, step + 1), strict=True):
+            old.copy_(torch.where(apply_if, new, old))
 
 
 class MeanAccumulator:
     """Means weighted by samples, summed on their device and read once, at the end."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._weights: dict[tuple[str, ...], float] = {}
-        self._before: dict[tuple[str, ...], tuple[Tensor | float, float]] = {}
+        self._parts: dict[tuple[str, ...], tuple[Tensor, float]] = {}
+        self._before: dict[str, tuple[float, float]] = {}
 
     def add(self, names: tuple[str, ...], values: Float[Tensor, " n"], weight: float) -> None:
         """Add means over `weight` samples, one for each name."""
-        shape = tuple(values.shape)
-        assert shape == (len(names),), f"{len(names)} names, {names}, but values of shape {shape}"
         with torch.inference_mode():  # one kernel, however many names
-            if names not in self._sums:
-                self._sums[names] = torch.zeros_like(values, dtype=torch.float64)
-                self._weights[names] = 0.0
-            self._sums[names].add_(values, alpha=weight)
-        self._weights[names] += weight
+            if names not in self._parts:
+                self._parts[names] = torch.zeros_like(values, dtype=torch.float64), 0.0
+            sums, weights = self._parts[names]
+            self._parts[names] = sums.add_(values, alpha=weight), weights + weight
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return everything that a checkpoint must hold."""
         return [
-            {"names": list(names), "sums": sums, "weight": self._weights[names]}
-            for names, sums in self._sums.items()
+            {"names": list(names), "sums": sums, "weight": weight}
+            for names, (sums, weight) in self._parts.items()
         ]
 
     def load_state_dict(self, state: list[dict[str, Any]], device: torch.device) -> None:
         """Restore `state_dict` on a device."""
-        self._sums = {tuple(part["names"]): part["sums"].to(device) for part in state}
-        self._weights = {tuple(part["names"]): part["weight"] for part in state}
-        self._remember()
+        for part in state:
+            self._parts[tuple(part["names"])] = part["sums"].to(device), part["weight"]
+        self._before = self._totals()
 
     def since_last(self) -> dict[str, float]:
         """Return the means of what was added since the last call or `load_state_dict`."""
-        recent = MeanAccumulator()
-        for names, sums in self._sums.items():
-            before, weight = self._before.get(names, (0.0, 0.0))
-            if self._weights[names] > weight:
-                recent._sums[names] = sums - before
-                recent._weights[names] = self._weights[names] - weight
-        self._remember()
-        return recent.result()
-
-    def _remember(self) -> None:
-        """Store what was added so far."""
-        self._before = {names: (sums.clone(), self._weights[names])
-                        for names, sums in self._sums.items()}  # fmt: skip
+        recent: dict[str, float] = {}
+        for name, (total, weight) in self._totals().items():
+            total_before, weight_before = self._before.get(name, (0.0, 0.0))
+            if weight > weight_before:
+                recent[name] = (total - total_before) / (weight - weight_before)
+            self._before[name] = total, weight
+        return recent
 
     def result(self) -> dict[str, float]:
         """Return the mean of every name, in alphabetical order; NaN where all weights are 0."""
-        sums: dict[str, tuple[float, float]] = {}
-        for names, tensor in self._sums.items():
-            totals = cast(list[float], tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
-            for name, total in zip(names, totals, strict=True):
-                before, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = (before + total, weights + self._weights[names])
-        return {
-            name: total / weights if weights else math.nan
-            for name, (total, weights) in sorted(sums.items())
-        }
+        totals = self._totals().items()
+        return {name: total / weight if weight else math.nan for name, (total, weight) in totals}
+
+    def _totals(self) -> dict[str, tuple[float, float]]:
+        """Return sums and weights by name, in alphabetical order."""
+        totals: dict[str, tuple[float, float]] = {}
+        for names, (sums, weight) in self._parts.items():
+            values = cast(list[float], sums.tolist())  # pyright: ignore[reportUnknownMemberType]
+            for name, value in zip(names, values, strict=True):
+                total, weights = totals.get(name, (0.0, 0.0))
+                totals[name] = total + value, weights + weight
+        return dict(sorted(totals.items()))
 
 
 class DivergedError(ValueError):
-    """Training has left the finite numbers."""
+    """Training has diverged: losses, gradients or weights are not finite."""
 
     exit_code = 3
 
 
 def diverged(what: Sequence[str]) -> DivergedError:
-    """The error for a run whose numbers are no longer finite: what they are, and what to do."""
+    """Return the error for a run whose numbers, named here, are no longer finite."""
     return DivergedError(
         f"training has diverged: not every number of {' and '.join(what)} is finite; "
         "start again with a lower ppo.learning_rate, with clipped gradients "

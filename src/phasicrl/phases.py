@@ -19,8 +19,8 @@ from torch import Tensor
 
 from phasicrl import objectives, returns
 from phasicrl.config import AuxConfig, PPOConfig, Precision
-from phasicrl.distributed import ALONE, World
-from phasicrl.execution.compute import Compute
+from phasicrl.distributed import SINGLE_PROCESS, World
+from phasicrl.execution.executor import Executor
 from phasicrl.execution.plan import Phase
 from phasicrl.learner import Learner, Record
 from phasicrl.models.agent import Agent
@@ -86,11 +86,8 @@ class PolicyPhaseLoss:
         self, policy: Policy, samples: PolicySamples, kl_coef: Tensor
     ) -> tuple[Tensor, LossTerms]:
         """Return `E[surrogate] − c H(π) + k E[KL]` (PPG paper, equation 1)."""
-        ppo, log_prob, old_log_prob = (
-            self.ppo,
-            policy.log_prob(samples.action),
-            samples.old_log_prob,
-        )
+        ppo = self.ppo
+        log_prob, old_log_prob = policy.log_prob(samples.action), samples.old_log_prob
         old_policy, proximal_log_prob = None, old_log_prob
         if samples.old_dist_params is not None:
             old_policy = self.module.policy_head.distribution(samples.old_dist_params)
@@ -178,7 +175,7 @@ class AuxiliaryLoss:
 
 
 def compute_targets(
-    rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = ALONE,
+    rollout: Rollout, reward: Tensor, ppo: PPOConfig, world: World = SINGLE_PROCESS,
     moments: EmaMoments | None = None,
 ) -> tuple[PolicySamples, Record]:  # fmt: skip
     """Compute advantages Â, and value targets V̂, which are written into the rollout.
@@ -193,11 +190,13 @@ def compute_targets(
         moments: running moments that normalize the advantages; updated with this rollout.
     """
     advantage, record = _advantages(rollout, reward, ppo), {}
-    weight, values_and_targets = None, (world.cat(rollout.value), world.cat(rollout.value_target))
+    weight = None
+    values_and_targets = tuple(map(world.all_gather_cat, (rollout.value, rollout.value_target)))
     # Learn from complete episodes only, if asked to: other steps get the weight 0.
     if ppo.collect_by == "episodes":
         flags = rollout.first, rollout.terminated | rollout.truncated
-        mask = returns.complete_episode_mask(*map(world.cat, flags), at_most=ppo.max_episodes)
+        flags = map(world.all_gather_cat, flags)
+        mask = returns.complete_episode_mask(*flags, at_most=ppo.max_episodes)
         record["charts/learned_fraction"] = fraction = float(mask.float().mean())
         weight = mask.to(advantage.dtype) / fraction
         values_and_targets = values_and_targets[0][mask], values_and_targets[1][mask]
@@ -209,16 +208,16 @@ def compute_targets(
         advantage = (advantage - moments.mean) / (moments.variance.sqrt() + 1e-8)
         advantage = advantage.to(rollout.value.dtype)
     elif ppo.advantage_norm == "batch":
-        advantage = world.cat(advantage)
+        advantage = world.all_gather_cat(advantage)
         unbiased = ppo.advantage_std == "unbiased"
         advantage = returns.normalize(advantage, unbiased=unbiased, weight=weight)
-        advantage = advantage[world.own(len(advantage))]
-    weight = None if weight is None else weight[world.own(len(weight))]
+        advantage = advantage[world.local_slice(len(advantage))]
+    weight = None if weight is None else weight[world.local_slice(len(weight))]
     return rollout.policy_samples(advantage, weight), record
 
 
 def normalize_minibatches(
-    samples: PolicySamples, order: Tensor, ppo: PPOConfig, world: World = ALONE
+    samples: PolicySamples, order: Tensor, ppo: PPOConfig, world: World = SINGLE_PROCESS
 ) -> PolicySamples:
     """Normalize the advantages of each minibatch of an epoch, if `advantage_norm` is `minibatch`.
 
@@ -233,7 +232,7 @@ def normalize_minibatches(
 
     def by_minibatch(values: Tensor) -> Tensor:  # of all ranks, rank by rank
         rows = values.flatten() if ppo.minibatch_by == "transitions" else values
-        parts = world.cat(rows[order].reshape(1, ppo.num_minibatches, -1))
+        parts = world.all_gather_cat(rows[order].reshape(1, ppo.num_minibatches, -1))
         return parts.transpose(0, 1).flatten(1)
 
     advantage, unbiased = by_minibatch(samples.advantage), ppo.advantage_std == "unbiased"
@@ -249,7 +248,7 @@ def _compute_targets(
     learner: Learner, rollout: Rollout, reward: Tensor
 ) -> tuple[PolicySamples, Record]:
     """Call `compute_targets` with the learner's options and moments."""
-    world, moments = learner.compute.world, learner.moments_before_rollout()
+    world, moments = learner.executor.world, learner.moments_before_rollout()
     return compute_targets(rollout, reward, learner.config.ppo, world, moments)
 
 
@@ -261,11 +260,11 @@ def _compute_targets_and_update_value_norm(
     After the very first update, targets are computed again, so that values and targets share one
     scale.
     """
-    agent, world = learner.agent, learner.compute.world
+    agent, world = learner.agent, learner.executor.world
     samples, record = _compute_targets(learner, rollout, reward)
-    target = world.cat(rollout.value_target)
+    target = world.all_gather_cat(rollout.value_target)
     if samples.weight is not None:
-        target = target[world.cat(samples.weight) > 0]
+        target = target[world.all_gather_cat(samples.weight) > 0]
     if agent.update_value_statistics(target):
         assert agent.value_normalizer is not None
         for value in (rollout.value, rollout.next_value):
@@ -300,17 +299,17 @@ def _advantages(rollout: Rollout, reward: Tensor, ppo: PPOConfig) -> Tensor:
 
 
 @torch.no_grad()
-def recompute_values(agent: Agent, rollout: Rollout, *, compute: Compute) -> None:
+def recompute_values(agent: Agent, rollout: Rollout, *, executor: Executor) -> None:
     """Recompute the rollout's values with the current value function.
 
     Bootstrap values of final observations, and of the step after the last, are left unchanged.
     """
-    precision = compute.precision("value")
+    precision = executor.precision("value")
 
     def value_of(piece: Samples) -> Tensor:
         return agent.value(piece.obs, piece.first, piece.state, precision=precision)
 
-    value = compute.per_segment(rollout.segments(), value_of)
+    value = executor.infer(rollout.segments(), value_of)
     inside = ~(rollout.truncated | rollout.terminated)[:, :-1]
     rollout.value.copy_(value)
     rollout.next_value[:, :-1] = torch.where(inside, value[:, 1:], rollout.next_value[:, :-1])
@@ -336,7 +335,7 @@ def policy_phase(
     Raises:
         ValueError: training has diverged.
     """
-    agent, compute, ppo = learner.agent, learner.compute, learner.config.ppo
+    agent, executor, ppo = learner.agent, learner.executor, learner.config.ppo
     record = learner.start_iteration()
 
     # Clip and normalize the rewards.
@@ -351,12 +350,12 @@ def policy_phase(
     # Store the policy before the update, for an exact KL penalty, and the values, for value
     # clipping: recomputed values overwrite the rollout's.
     exact = learner.kl_coef and ppo.kl_estimate == "exact" and learner.proximal is None
-    old_dist_params = dist_params(agent, samples, compute=compute) if exact else None
+    old_dist_params = dist_params(agent, samples, executor=executor) if exact else None
     before = {"old_dist_params": old_dist_params, "old_value": samples.old_value.clone()}
     samples = dataclasses.replace(samples, **before)
 
     means, seconds = MeanAccumulator(), {"time/policy": 0.0, "time/value": 0.0}
-    kl_coef, kl_exceeded = torch.tensor(learner.kl_coef, device=compute.device), False
+    kl_coef, kl_exceeded = torch.tensor(learner.kl_coef, device=executor.device), False
     for epoch, (update_policy, update_value) in enumerate(ppo.epoch_schedule):
         # After an early stop, a joint epoch trains the value function alone, unless that would
         # move the policy's network too.
@@ -369,22 +368,22 @@ def policy_phase(
 
         # Recompute advantages with the current value function, if asked to.
         if epoch and ppo.recompute_advantages:
-            recompute_values(agent, rollout, compute=compute)
+            recompute_values(agent, rollout, executor=executor)
             samples, _ = _compute_targets(learner, rollout, reward)
             samples = dataclasses.replace(samples, **before)
 
         # One gradient step per minibatch: forward, loss, backward, clipping, Adam.
-        loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, compute.precision(phase))
-        step = compute.gradient_step(loss, learner.settings(phase))
+        loss = PolicyPhaseLoss(agent, ppo, update_policy, update_value, executor.precision(phase))
+        step = executor.gradient_step(loss, learner.settings(phase))
         for minibatch in _shuffled_minibatches(learner, samples, update_policy=update_policy):
             means.add(*step(minibatch, kl_coef))
 
         # Stop early once the KL to the behavior policy is too large, as in Spinning Up.
         if update_policy and ppo.uses_kl:
-            kl = approx_kl(agent, samples, compute=compute, estimate=ppo.epoch_kl)
+            kl = approx_kl(agent, samples, executor=executor, estimate=ppo.epoch_kl)
             record["losses/epoch_kl"] = kl
             kl_exceeded = ppo.target_kl is not None and kl > ppo.target_kl
-        compute.wait()
+        executor.wait()
         seconds["time/policy" if update_policy else "time/value"] += perf_counter() - start
         on_epoch(phase, epoch, means)
 
@@ -394,7 +393,7 @@ def policy_phase(
     # Before an auxiliary phase, observation statistics stay as all its rollouts were trained with.
     if not learner.auxiliary_phase_is_due:
         learner.update_observation_statistics(rollout)
-    return _finite(compute.world.mean_of(means.result())) | record | seconds
+    return _finite(executor.world.mean_of(means.result())) | record | seconds
 
 
 def _shuffled_minibatches(
@@ -407,14 +406,14 @@ def _shuffled_minibatches(
     """
     ppo, by = learner.config.ppo, learner.config.ppo.minibatch_by
     order = samples.random_order(by=by, generator=learner.generator)
-    samples = normalize_minibatches(samples, order, ppo, learner.compute.world)
+    samples = normalize_minibatches(samples, order, ppo, learner.executor.world)
     proximal = learner.proximal if update_policy else None
     for minibatch in samples.minibatches(ppo.num_minibatches, order, by=by):
         if proximal is None:
             yield minibatch
             continue
         minibatch = minibatch.materialize()
-        params = dist_params(proximal.agent, minibatch.source, compute=learner.compute)
+        params = dist_params(proximal.agent, minibatch.source, executor=learner.executor)
         source = dataclasses.replace(minibatch.source, old_dist_params=params)
         yield dataclasses.replace(minibatch, source=source)
         proximal.follow(learner.agent)
@@ -441,7 +440,7 @@ def auxiliary_phase(
     Raises:
         ValueError: training has diverged.
     """
-    agent, compute, aux = learner.agent, learner.compute, learner.config.aux
+    agent, executor, aux = learner.agent, learner.executor, learner.config.aux
     start = perf_counter()
     on_stage("auxiliary")
 
@@ -450,7 +449,7 @@ def auxiliary_phase(
     if buffer.progress is None:
         if aux.recompute_targets:
             _recompute_targets(learner, buffer)
-        old_dist_params = dist_params(agent, buffer.segments(), compute=compute, phase="aux")
+        old_dist_params = dist_params(agent, buffer.segments(), executor=executor, phase="aux")
         buffer.progress = AuxiliaryProgress(old_dist_params, MeanAccumulator())
     progress = buffer.progress
     start -= progress.seconds
@@ -461,8 +460,8 @@ def auxiliary_phase(
     samples = buffer.auxiliary_samples(progress.old_dist_params, last=last)
     num_minibatches = aux.num_minibatches * (last or aux.every)
     num_used = aux.num_minibatches * num_iterations
-    step = compute.gradient_step(
-        AuxiliaryLoss(agent, aux, compute.precision("aux")), learner.settings("aux")
+    step = executor.gradient_step(
+        AuxiliaryLoss(agent, aux, executor.precision("aux")), learner.settings("aux")
     )
     while progress.epoch < aux.epochs:
         on_stage(f"auxiliary {progress.epoch + 1}/{aux.epochs}")
@@ -482,7 +481,7 @@ def auxiliary_phase(
     if learner.proximal is not None:
         learner.proximal.reset(agent)
     learner.update_observation_statistics(buffer.rollout(buffer.num_filled - 1))
-    means = compute.world.mean_of(progress.means.result())
+    means = executor.world.mean_of(progress.means.result())
     return _finite(means) | {"time/auxiliary": perf_counter() - start}
 
 
@@ -493,7 +492,7 @@ def _recompute_targets(learner: Learner, buffer: PhaseBuffer) -> None:
     """
     rollouts = [buffer.rollout(slot) for slot in range(buffer.num_filled)]
     for rollout in rollouts:
-        recompute_values(learner.agent, rollout, compute=learner.compute)
+        recompute_values(learner.agent, rollout, executor=learner.executor)
     for rollout, following in zip_longest(rollouts, rollouts[1:]):
         reward, bootstrap = learner.rescale_to_current(rollout)
         next_value = torch.where(rollout.truncated, bootstrap, rollout.next_value)
@@ -521,28 +520,28 @@ def _finite(record: Record) -> Record:
 
 @torch.no_grad()
 def dist_params(
-    agent: Agent, segments: Samples, *, compute: Compute, phase: Phase = "policy"
+    agent: Agent, segments: Samples, *, executor: Executor, phase: Phase = "policy"
 ) -> Tensor:
     """Return the parameters `[S, L, P]` of the policy's distribution for every stored observation.
 
     They are computed in the precision of the phase that compares them with later ones: otherwise
     the KL would be smallest where weights compensate for rounding.
     """
-    precision = compute.precision(phase)
+    precision = executor.precision(phase)
 
     def params_of(piece: Samples) -> Tensor:
         inputs = (piece.obs, piece.first, piece.state, piece.action_mask)
         return agent.policy(*inputs, precision=precision)[0].dist_params
 
-    return compute.per_segment(segments, params_of, phase=phase)
+    return executor.infer(segments, params_of, phase=phase)
 
 
 @torch.no_grad()
 def approx_kl(
-    agent: Agent, samples: PolicySamples, *, compute: Compute, estimate: Literal["k1", "k3"]
+    agent: Agent, samples: PolicySamples, *, executor: Executor, estimate: Literal["k1", "k3"]
 ) -> float:
     """Estimate the mean KL divergence between the behavior policy and the current policy."""
-    precision = compute.precision("policy")
+    precision = executor.precision("policy")
 
     def log_prob(piece: Samples) -> Tensor:
         assert isinstance(piece, PolicySamples)
@@ -550,6 +549,6 @@ def approx_kl(
         policy, _ = agent.policy(*inputs, precision=precision)
         return policy.log_prob(piece.action)
 
-    k1, k3 = objectives.approximate_kl(compute.per_segment(samples, log_prob), samples.old_log_prob)
+    k1, k3 = objectives.approximate_kl(executor.infer(samples, log_prob), samples.old_log_prob)
     mean = float(objectives.mean(k1 if estimate == "k1" else k3, samples.weight))
-    return compute.world.mean_of({estimate: mean})[estimate]
+    return executor.world.mean_of({estimate: mean})[estimate]

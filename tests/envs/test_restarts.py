@@ -26,7 +26,7 @@ from phasicrl.lab.film.recorder import StepTable
 from phasicrl.models.distributions import Categorical
 from phasicrl.seeding import env_seeds
 from phasicrl.session.evaluate import evaluate
-from phasicrl.session.evaluation import UnderWay
+from phasicrl.session.evaluation import EpisodeTracker
 from phasicrl.session.run import Run
 from tests.envs.acting import make
 from tests.helpers import Corridor, rows_of, tiny, tiny_aux
@@ -248,7 +248,7 @@ def test_an_evaluation_counts_whole_episodes_only(tmp_path: Path) -> None:
 
 def test_a_table_of_one_episode_has_the_first_that_counts() -> None:
     """Episodes of two steps; the first one of the first environment is cut."""
-    text, under_way = io.StringIO(newline=""), UnderWay(2, 4)
+    text, tracker = io.StringIO(newline=""), EpisodeTracker(2, 4)
     table, none = StepTable(text, only_first=True), torch.zeros(2, dtype=torch.bool)
     policy = Categorical(torch.full((2, 1, 2), 0.5).log())
     for number in range(6):
@@ -258,9 +258,9 @@ def test_a_table_of_one_episode_has_the_first_that_counts() -> None:
             obs=torch.zeros(2, 1), reward=reward, terminated=ended & ~cut, truncated=cut,
             info={"cut": cut},
         )  # fmt: skip
-        under_way.add(reward)
-        table.add("unseen", "greedy", policy, torch.zeros(2, 1), step, under_way)
-        under_way.end(ended, cut)
+        tracker.add(reward)
+        table.add("unseen", "greedy", policy, torch.zeros(2, 1), step, tracker)
+        tracker.end(ended, cut)
     rows = csv.DictReader(text.getvalue().splitlines())
     assert [(row["reward"], row["episode"]) for row in rows] == [("2.0", "1"), ("3.0", "1")]
 

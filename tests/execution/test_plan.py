@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from phasicrl.config import Config
-from phasicrl.execution.plan import PHASES, WORTH_COMPILING, WORTH_SHARING, Machine, Plan, make_plan
+from phasicrl.execution.plan import PHASES, WORTH_COMPILING, WORTH_SHARING, Plan, make_plan
 from phasicrl.presets import get_preset
 
-CPU = Machine(device="cpu", num_cores=4, has_compiler=True)
-GPU = Machine(device="cuda:0", num_cores=4, has_compiler=False)
+CPU: dict[str, Any] = {"device": "cpu", "num_cores": 4, "has_compiler": True}
+GPU: dict[str, Any] = {"device": "cuda:0", "num_cores": 4, "has_compiler": False}
 SHORT, IMAGES = (
     get_preset("cartpole-ppo").with_updates({"total_env_steps": 10_000}),
     get_preset("procgen-ppg"),
@@ -21,9 +20,9 @@ RECURRENT = get_preset("cartpole-masked-velocity-ppo")
 LONG = SHORT.with_updates({"total_env_steps": 100_000_000})
 
 
-def plan(machine: Machine, config: Config, **compute: Any) -> Plan:
+def plan(machine: dict[str, Any], config: Config, **compute: Any) -> Plan:
     changes = {f"compute.{name}": value for name, value in compute.items()}
-    return make_plan(config.with_updates(changes), machine, has_images=config is IMAGES)
+    return make_plan(config.with_updates(changes), **machine, has_images=config is IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def plan(machine: Machine, config: Config, **compute: Any) -> Plan:
         (CPU, SHORT, {}, False),
         (CPU, LONG, {}, True),
         (CPU, LONG, {"compile": "off"}, False),
-        (replace(CPU, has_compiler=False), LONG, {}, False),
+        (CPU | {"has_compiler": False}, LONG, {}, False),
         (CPU, IMAGES, {}, False),
         (CPU, IMAGES, {"compile": "on"}, True),
         (GPU, SHORT, {}, True),
@@ -43,7 +42,7 @@ def plan(machine: Machine, config: Config, **compute: Any) -> Plan:
     ],
 )
 def test_steps_are_compiled_where_that_pays_and_works(
-    machine: Machine, config: Config, compute: dict[str, Any], expected: bool
+    machine: dict[str, Any], config: Config, compute: dict[str, Any], expected: bool
 ) -> None:
     assert SHORT.num_gradient_steps < WORTH_COMPILING <= LONG.num_gradient_steps
     assert plan(machine, config, **compute).compiled == expected
@@ -64,7 +63,10 @@ def test_steps_are_compiled_where_that_pays_and_works(
     ],
 )
 def test_images_go_through_the_network_in_micro_batches(
-    machine: Machine, config: Config, compute: dict[str, Any], expected: int | Literal["auto"]
+    machine: dict[str, Any],
+    config: Config,
+    compute: dict[str, Any],
+    expected: int | Literal["auto"],
 ) -> None:
     assert plan(machine, config, **compute).micro_batch == dict.fromkeys(PHASES, expected)
 

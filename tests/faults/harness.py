@@ -161,7 +161,7 @@ def left(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     path = run_directory(folder)
     assert path is not None, "no run"
     files = RunDirectory(path)
-    state, chunks, rejected = load_checkpoint(files.checkpoint_folder, run=files.card["run"])
+    (state, chunks), rejected = load_checkpoint(files.checkpoint_folder, run=files.card["run"])
     assert not rejected and not list(files.checkpoint_folder.glob(".*")), "something is left over"
     config = Config.from_json(state.pop("config"))
     assert state.pop("env_steps") == config.total_env_steps

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 RESUME, SAVE = "tests/session/test_exact_resume.py", "tests/runs/test_checkpoint.py"
 MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     (
-        "optimize.py", "(~only_if).to(torch.float)", "torch.zeros(())",
+        "optimize.py", "(~apply_if).to(torch.float)", "torch.zeros(())",
         "tests/faults/test_numerics.py",
     ),
     ("learner.py", 'self.generator.set_state(state["generator"])', "pass", RESUME),
@@ -38,7 +38,7 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
     ("runs/checkpoint.py", "                flush(folder)\n", "", SAVE),
     ("runs/checkpoint.py", "checkpoints(folder)[:-keep]", "checkpoints(folder)[:keep]", SAVE),
     (
-        "runs/checkpoint.py", "if digest != digest_of_file(path / file):", "if False:",
+        "runs/checkpoint.py", "digest != digest_of_file(path / file)", "False",
         "tests/runs/test_checkpoint.py -k flipped_bit",
     ),
     (
@@ -54,8 +54,8 @@ MUTANTS: tuple[tuple[str, str, str, str], ...] = (
         "tests/faults/test_determinism.py -k changed",
     ),
     (
-        "session/run.py", "                self._save_on_exit()\n        finally:",
-        "                pass\n        finally:", "tests/session/test_interruption.py",
+        "session/run.py", "            self._save_on_exit()\n", "            pass\n",
+        "tests/session/test_interruption.py",
     ),
 )  # fmt: skip
 """A file of the package, what is there, what is put there, and the tests that have to fail."""

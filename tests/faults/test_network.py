@@ -164,7 +164,7 @@ def test_a_link_that_is_cut_for_too_long(tmp_path: Path, machines: Machines, fau
         processes = machines.start(tmp_path, *timeout)
         wait_for(lambda: begun(tmp_path))
         machines.cut()
-        wait_for(lambda: "no answer from rank" in said(tmp_path), 120, lambda: said(tmp_path))
+        wait_for(lambda: "lost the connection" in said(tmp_path), 120, lambda: said(tmp_path))
         machines.heal()
         assert all(process.wait(300) for process in processes), said(tmp_path)
         newest = only_run(tmp_path).checkpoints[-1].name

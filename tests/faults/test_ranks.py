@@ -23,12 +23,11 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from phasicrl import distributed
 from phasicrl.algorithm import resume, train
 from phasicrl.cli import main
-from phasicrl.execution.compute import EagerStep
+from phasicrl.execution.executor import EagerStep
 from phasicrl.runs import checkpoint
-from phasicrl.runs.checkpoint import checkpoints, load_at, num_processes
+from phasicrl.runs.checkpoint import checkpoints, load_part_of, num_processes
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session import agreement
 from phasicrl.session.run import Run
@@ -109,7 +108,7 @@ def second(folder: Path) -> Any:
     """What the second process has in the newest checkpoint."""
     last = newest(folder)
     assert last is not None
-    return load_at(last, rank=1)
+    return load_part_of(last, rank=1)
 
 
 def tree(part: Any) -> dict[str, Any]:
@@ -138,9 +137,6 @@ def test_one_is_killed_at_a_random_time(tmp_path: Path, fault: Fault) -> None:
         processes[killed].kill()
         codes = ended(processes)
         assert codes[1 - killed] in (0, 6), (codes, said(folder))
-        if codes[1 - killed] == 6 and newest(folder) is not None:
-            assert any(f"rank {killed} of 2" in words or "lost the connection" in words
-                       or "waited" in words for words in said(folder))  # fmt: skip
         finish(folder)
         assert_as_unbroken(folder)
 
@@ -195,7 +191,7 @@ def test_torchrun_starts_them_again(tmp_path: Path, fault: Fault) -> None:
         assert not list(differences(tree(of_second), tree(second(folder))))
 
 
-@pytest.mark.fault("F-03", "one of two processes hangs: the other names it, and ends", 1, 5)
+@pytest.mark.fault("F-03", "one of two processes hangs: the other ends", 1, 5)
 def test_one_hangs(tmp_path: Path, fault: Fault, is_full: bool) -> None:
     if not is_full:
         pytest.skip("two deadlines have to pass: make test-faults")
@@ -208,9 +204,7 @@ def test_one_hangs(tmp_path: Path, fault: Fault, is_full: bool) -> None:
         os.kill(hanging.pid, signal.SIGSTOP)
         processes[1 - number % 2].join(60)
         hanging.kill()
-        words = said(folder)[1 - number % 2]
-        assert processes[1 - number % 2].exitcode == 6, words
-        assert f"no answer from rank {number % 2} of 2" in words
+        assert processes[1 - number % 2].exitcode == 6, said(folder)
         ended(processes, seconds=0.1)
         finish(folder)
         assert_as_unbroken(folder)
@@ -360,8 +354,7 @@ def test_one_goes_on_and_the_other_begins(tmp_path: Path) -> None:
     train(small(tmp_path, "ppo"), on_iteration=lambda *_: "stop")
     assert ended(start_ranks(tmp_path, 2, begin_otherwise, tmp_path)) == [6, 6]
     for words in said(tmp_path):
-        assert "differ in what they begin: this is 'to go on with " in words
-        assert "'a new run' on rank 1" in words
+        assert "differ in what they start" in words and "'a new run' on rank 1" in words
 
 
 def train_with(folder: Path, words: list[list[str]]) -> None:
@@ -375,7 +368,7 @@ def train_with(folder: Path, words: list[list[str]]) -> None:
     ("words", "code", "expected"),
     [
         ([[], ["--ppo.clip", "0.3"]], 6, "differ in configuration: ppo.clip is 0.2 on rank 0"),
-        ([["--env.num-envs", "3"]], 2, "env.num_envs is 3, which 2 processes cannot share"),
+        ([["--env.num-envs", "3"]], 2, "env.num_envs is 3; expected a multiple of the 2"),
         ([[], ["--output-dir", "elsewhere"]], 6, "differ in configuration: output_dir"),
     ],
 )
@@ -392,8 +385,7 @@ def test_others_who_do_not_come_are_waited_for_so_long(tmp_path: Path) -> None:
     first = start_ranks(tmp_path, 2, begin_or_resume, tmp_path, {"compute.rank_timeout": 2.0})
     first[1].kill()
     assert ended(first)[0] == 6
-    assert "rank 0 of 2 waited 2 s for the others at 127.0.0.1:" in said(tmp_path)[0]
-    assert "--rdzv-endpoint" in said(tmp_path)[0]
+    assert "not all 2 processes came within 2 s" in said(tmp_path)[0]
 
 
 def train_elsewhere(folder: Path) -> None:
@@ -430,25 +422,6 @@ def test_a_process_group_of_the_program_is_left_as_it_was(tmp_path: Path) -> Non
     assert last is not None and num_processes(last) == 2
 
 
-def train_unnamed(folder: Path) -> None:
-    """A process group, and no variables: each process would train a run of its own."""
-    rank = int(os.environ["RANK"])
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del os.environ[name]
-    place = f"file://{folder}/place"
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
-    dist.barrier()  # else the first may have ended before the other has found it
-    with exiting():
-        train(small(folder, "ppo"))
-
-
-def test_a_process_group_without_variables_is_refused(tmp_path: Path) -> None:
-    processes = start_ranks(tmp_path, 2, train_unnamed, tmp_path)
-    assert ended(processes) == [2, 2]
-    for words in said(tmp_path):
-        assert "initialized with 2 processes" in words and "LOCAL_WORLD_SIZE" in words
-
-
 def train_out_of_memory(folder: Path) -> None:
     """A gradient step fails in one process, between two exchanges."""
     plain, calls = EagerStep.__call__, []
@@ -460,13 +433,10 @@ def train_out_of_memory(folder: Path) -> None:
         return plain(*args, **kwargs)
 
     EagerStep.__call__ = fail
-    distributed._NAMING_SECONDS = 0.5
     with exiting():
         train(small(folder, "ppo", **{"compute.rank_timeout": 10.0, "compute.compile": "off"}))
 
 
-def test_why_a_process_failed_is_told_to_those_who_miss_it(tmp_path: Path, is_full: bool) -> None:
-    if not is_full:
-        pytest.skip("a deadline has to pass: make test-faults")
+def test_a_process_that_fails_between_exchanges_ends_all(tmp_path: Path) -> None:
     assert ended(start_ranks(tmp_path, 2, train_out_of_memory, tmp_path)) == [6, 1]
-    assert "no answer from rank 1 of 2: MemoryError: a step does not fit" in said(tmp_path)[0]
+    assert "lost the connection" in said(tmp_path)[0] and "does not fit" in said(tmp_path)[1]

@@ -66,7 +66,6 @@ def test_little_memory_and_disk_are_warned_of() -> None:
         "memory", "warning", "1.0 GiB free", "less"
     )
     assert doctor._space("memory", 2**32, 2**32, "less").status == "ok"
-    assert doctor._space("memory", None, 2**32, "less").status == "ok"
 
 
 def test_the_cores_that_are_used_and_why(monkeypatch: pytest.MonkeyPatch) -> None:

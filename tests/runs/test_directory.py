@@ -5,7 +5,6 @@ What is there, what is not yet, and what was not made by a run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -61,9 +60,7 @@ def test_null_is_not_a_number_and_a_torn_line_is_left_out(tmp_path: Path) -> Non
 def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:
     files = RunDirectory(tmp_path)
     for ask in (lambda: files.config, files.config_for, files.metrics, files.weights):
-        with pytest.raises(
-            ValueError, match=r"is not a run directory, it has no config\.json; give folders that"
-        ):
+        with pytest.raises(ValueError, match=r"is not a run directory"):
             ask()
     RunDirectory.make(tiny(tmp_path))
     with pytest.raises(ValueError, match=r"it holds run directories: give .*/\*"):
@@ -73,11 +70,9 @@ def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> 
 
 def test_what_a_run_has_not_written_yet_is_said(tmp_path: Path) -> None:
     files = RunDirectory.make(tiny(tmp_path))
-    with pytest.raises(ValueError, match="has no data yet: its first iteration is not finished"):
+    with pytest.raises(ValueError, match="has no data yet"):
         files.metrics()
-    with pytest.raises(
-        ValueError, match=r"has no agent\.safetensors yet: it is written with the first checkpoint"
-    ):
+    with pytest.raises(ValueError, match=r"has no agent\.safetensors yet"):
         files.weights()
     (files.path / "agent.safetensors").write_bytes(b"torn")
     with pytest.raises(ValueError, match=r"agent\.safetensors is damaged"):
@@ -156,34 +151,6 @@ def test_links_among_the_files_of_a_run_are_refused(tmp_path: Path, link: str) -
     outside.rename(folder / link)
     whole.symlink_to(folder)
     resume(whole, make_env=corridor)  # a name for all of it is the user's own
-
-
-@pytest.mark.parametrize(
-    "strange",
-    [None, True, 7, "\x1b[31m", [None], {"a": 1}, 10**400],
-    ids=["null", "true", "int", "text", "list", "object", "large"],
-)
-def test_json_of_other_types_is_read_or_refused_in_a_sentence(
-    tmp_path: Path, strange: object
-) -> None:
-    """Each value of the card and of a row of metrics in turn, and a number of the settings."""
-    run = train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: "stop")
-    card, (row,) = run.files.card, run.files.metrics()
-    for name in card:
-        run.files.write_card(card | {name: strange})
-        with contextlib.suppress(ValueError):
-            _ = run.files.env_id, run.files.config_for(make_env=corridor)
-            if name in ("run", "command", "resumed", "env_steps"):
-                resume(run.directory, make_env=corridor, on_iteration=lambda *_: "stop")
-    for name in row:
-        (run.directory / "metrics.jsonl").write_text(json.dumps(row | {name: strange}))
-        with contextlib.suppress(ValueError):
-            for read in run.files.metrics():
-                assert all(math.isnan(value) or float(value) == value for value in read.values())
-    text = run.config.to_json().replace('"gamma": 0.9', f'"gamma": {json.dumps(strange)}')
-    (run.directory / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"ppo\.gamma is"):
-        _ = run.files.config
 
 
 @pytest.mark.parametrize("aux", [None, tiny_aux(epochs=3)])

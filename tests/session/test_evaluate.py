@@ -214,9 +214,7 @@ def test_a_run_without_weights_or_with_other_ones_is_refused(tmp_path: Path) -> 
         run.save()
         config = replace(run.config, model=replace(run.config.model, hidden_sizes=(9,)))
         (run.directory / "config.json").write_text(config.to_json())
-        with pytest.raises(
-            ValueError, match=r"do not fit the network .*; a run with an encoder of your own"
-        ):
+        with pytest.raises(ValueError, match="do not fit the network"):
             evaluate(run.directory, make_env=corridor)
         with pytest.raises(ValueError, match="episodes is 0"):
             evaluate(run.directory, episodes=0, make_env=corridor)
@@ -245,15 +243,14 @@ def test_levels_of_what_was_trained_on_all_of_them_are_refused(
 ) -> None:
     run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
     monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
-    said = rf"levels is {levels}, but .* trained on all levels \(env\.num_levels 0\); leave it at"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=rf"levels is {levels}; .*env\.num_levels 0"):
         evaluate(run.directory, episodes=2, levels=levels)
 
 
 def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
     run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
     for levels in ("train", "both"):
-        with pytest.raises(ValueError, match=f"levels is {levels}, which has no effect without a"):
+        with pytest.raises(ValueError, match=f"levels is {levels}; it has no effect"):
             evaluate(run.directory, episodes=2, levels=levels)
 
 
@@ -269,7 +266,7 @@ def test_memory_is_reset_between_episodes(tmp_path: Path) -> None:
 
     begins, seen = [True], []
 
-    def on_step(_: Any, policy: Policy, action: Any, step: TimeStep, under_way: Any) -> None:
+    def on_step(_: Any, policy: Policy, action: Any, step: TimeStep, tracker: Any) -> None:
         seen.append(policy.dist_params.flatten().tolist())
         begins.append(bool(step.terminated | step.truncated))
 

@@ -21,9 +21,9 @@ import torch
 from phasicrl.algorithm import learn, resume, train
 from phasicrl.config import CheckpointConfig, Config
 from phasicrl.envs.protocol import EnvError
-from phasicrl.host.signals import Preempted, ToldToEnd
+from phasicrl.host.signals import Preempted, TerminationRequested, exiting_preempted
+from phasicrl.runs import metrics
 from phasicrl.runs.directory import WEIGHTS_FILE, RunDirectory
-from phasicrl.runs.metrics import MetricsLog
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
 from tests.helpers import TRAIN, Clock, Corridor, corridor, open_run, tiny, tiny_aux
@@ -119,13 +119,13 @@ def test_signals_are_given_back_though_the_disk_takes_no_last_rows(
 ) -> None:
     """Later ones would be swallowed else: the run's handler lets them wait."""
 
-    def full(log: MetricsLog) -> None:
+    def full(rows: metrics._Rows) -> None:
         raise OSError(28, "No space left on device")
 
     before = signal.getsignal(signal.SIGTERM)
     run = open_run(tiny(tmp_path))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"), run:
-        patch.setattr(MetricsLog, "close", full)
+        patch.setattr(metrics._Rows, "flush", full)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -157,7 +157,7 @@ def test_a_signal_that_was_lost_in_a_destructor_can_be_sent_again(
     monkeypatch.setattr("phasicrl.host.signals.time", SimpleNamespace(monotonic=clock))
     with pytest.raises(Preempted), start_run(tiny(tmp_path), make_env=corridor) as run:
         for _ in range(2):
-            with contextlib.suppress(ToldToEnd):
+            with contextlib.suppress(TerminationRequested):
                 os.kill(os.getpid(), signal.SIGTERM)
                 pytest.fail("it was not heard")
             os.kill(os.getpid(), signal.SIGTERM)  # at once: of the same kind
@@ -319,17 +319,48 @@ def test_the_card_of_a_resumed_run_keeps_the_command_that_began_it(
     assert card["run"] == before["run"]
 
 
-def test_a_run_that_fails_at_its_start_leaves_nothing_open(
+@pytest.mark.parametrize(
+    "where", [(RunDirectory, "write_config"), (Run, "write_card"), (Run, "save")]
+)
+@pytest.mark.parametrize("error", [OSError("no space left"), signal.SIGTERM])
+def test_a_run_that_fails_at_its_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str],
+    error: OSError | signal.Signals,
+) -> None:  # fmt: skip
+    """Neither a directory without a checkpoint nor open files, environments and handlers."""
+    (owner, name), opened, closed = where, [], []
+
+    class Watched(Corridor):
+        def __init__(self) -> None:
+            super().__init__()
+            opened.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def fail(*_: Any) -> None:
+        if isinstance(error, OSError):
+            raise error
+        signal.raise_signal(error)
+
+    monkeypatch.setattr(owner, name, fail)
+    config = tiny(tmp_path, checkpoint=CheckpointConfig(every_minutes=60))
+    with pytest.raises((OSError, Preempted)) as caught:
+        start_run(config, make_env=Watched)
+    assert isinstance(caught.value, OSError) or caught.value.code == 75
+    assert not list(tmp_path.iterdir())
+    assert opened and opened == closed
+
+
+def test_a_second_signal_at_shutdown_gives_the_same_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed: list[Run] = []
-    close = Run.close
-
-    def full(run: Run) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(Run, "take_snapshot", full)
-    monkeypatch.setattr(Run, "close", lambda run: (closed.append(run), close(run)))
-    with pytest.raises(OSError, match="no space left"):
-        start_run(tiny(tmp_path), make_env=corridor)
-    assert len(closed) == 1
+    """It comes after the run has saved and restored the handlers of its program."""
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    with pytest.raises(Preempted) as caught, exiting_preempted():
+        train(tiny(tmp_path), make_env=corridor, on_iteration=lambda *_: signal.raise_signal(15))
+    assert caught.value.code == 75 and not codes
+    assert len(RunDirectory(vars(caught.value)["run_directory"]).checkpoints) == 1
+    signal.raise_signal(signal.SIGTERM)
+    assert codes == [75]

@@ -1,7 +1,4 @@
-"""Functions of tensors, compiled for a CPU or a GPU.
-
-Kind: effects (runs a C++ compiler).
-"""
+"""Functions of tensors, compiled for a CPU or a GPU. Kind: effects (runs a C++ compiler)."""
 
 from __future__ import annotations
 
@@ -19,36 +16,31 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 def has_compiler() -> bool:
-    """Whether there is a C++ compiler, which Inductor needs at run time."""
+    """Return whether there is a C++ compiler, which Inductor needs at run time."""
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
 def compile_(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a function of tensors, for tensors of these shapes, dtypes and strides.
 
-    What it does to them becomes one call.
-
-    It may write into its inputs, and no other input may share memory with one that it writes into.
-    The result checks nothing: other shapes than those of `inputs` are read as if they were the
-    same. Compiled code is kept on the machine, so that the same function takes seconds instead of
-    tens of seconds the next time.
+    It may write into its inputs, which must not share memory then. The result checks nothing: it
+    reads tensors of other shapes as if they had those of `inputs`. Compiled code is cached on disk.
 
     Raises:
-        Exception: of many kinds, where the function looks at values (a packed sequence's lengths)
+        Exception: of many kinds, if the function depends on values (a packed sequence's lengths)
             or the compiler fails.
     """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's about PyTorch
         graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        # Takes a second, which most programs can do without.
-        inductor = importlib.import_module("torch._inductor")
+        inductor = importlib.import_module("torch._inductor")  # takes a second
         return inductor.compile(graph, list(inputs), options={"cpp_wrapper": True})
 
 
 def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function for a GPU: PyTorch records its kernels as CUDA graphs.
+    """Compile a function for a GPU; PyTorch records its kernels as CUDA graphs.
 
-    The next call of any function that was compiled so overwrites what is returned.
+    The next call of any function compiled this way overwrites what was returned.
     """
     compiled = torch.compile(function, mode="reduce-overhead")
 
@@ -59,57 +51,41 @@ def compile_for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Functional(nn.Module):
-    """Calls functions that use a module while its parameters and buffers are other tensors.
-
-    Args:
-        module: whose tensors are replaced during a call.
-    """
+class _Caller(nn.Module):
+    """Calls a function that uses a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, function: Callable[[], Any]) -> Any:
-        """What `functional_call` calls."""
+        """Call the function."""
         return function()
 
-    def call(self, tensors: dict[str, Tensor], function: Callable[[], Any]) -> Any:
-        """`function()`, with the module's tensors of these names replaced."""
-        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-        return functional_call(self, named, (function,))
+
+def call_with_tensors(
+    module: nn.Module, tensors: dict[str, Tensor], function: Callable[[], Any]
+) -> Any:
+    """Return `function()`, with the module's parameters and buffers of these names replaced."""
+    named = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    return functional_call(_Caller(module), named, (function,))
 
 
-class CompiledCall:
-    """An evaluation in one call.
-
-    Args:
-        function: of tensors; uses a module and needs no gradient.
-        module: whose tensors it reads.
-        inputs: like those to come.
+def compile_inference(
+    function: Callable[..., tuple[Tensor, ...]], module: nn.Module, inputs: Sequence[Tensor]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Compile a function that uses a module without gradient.
 
     Raises:
-        Exception: of many kinds, where that cannot be traced or compiled.
+        Exception: of many kinds, see `compile_`.
     """
+    tensors = dict(chain(module.named_parameters(), module.named_buffers()))
+    kept = [tensor.detach() for tensor in tensors.values()]
 
-    def __init__(
-        self,
-        function: Callable[..., tuple[Tensor, ...]],
-        module: nn.Module,
-        inputs: Sequence[Tensor],
-    ) -> None:
-        tensors = dict(chain(module.named_parameters(), module.named_buffers()))
-        names, functional = list(tensors), Functional(module)
+    def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+        replaced = dict(zip(tensors, inputs, strict=False))
+        return call_with_tensors(module, replaced, lambda: function(*inputs[len(kept) :]))
 
-        def call(*everything: Tensor) -> tuple[Tensor, ...]:
-            own, given = everything[: len(names)], everything[len(names) :]
-            return functional.call(dict(zip(names, own, strict=True)), lambda: function(*given))
-
-        self._own = [tensor.detach() for tensor in tensors.values()]
-        with torch.inference_mode(False):
-            example = [*self._own, *(tensor.clone() for tensor in inputs)]
-            self._call = compile_(call, example)
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Evaluate."""
-        return self._call(*self._own, *inputs)
+    with torch.inference_mode(False):
+        compiled = compile_(call, [*kept, *(tensor.clone() for tensor in inputs)])
+    return lambda *inputs: compiled(*kept, *inputs)

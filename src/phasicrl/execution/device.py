@@ -1,29 +1,25 @@
-"""The device that a run computes on, and its threads.
-
-Kind: effects (sets up PyTorch and the C library).
-"""
+"""The device of a run, and PyTorch's settings for its time. Kind: effects (sets up PyTorch)."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-from phasicrl.execution.compiled import has_compiler
-from phasicrl.execution.plan import Machine, Plan
-from phasicrl.execution.turns import Turns
-from phasicrl.host.machine import num_cores
+from phasicrl.execution.plan import Plan
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of glibc's malloc.h
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_TRAINS = threading.RLock()
+"""Held by the thread that trains: PyTorch has one set of these settings for all threads."""
 
 
-def this_machine(device: str) -> Machine:
-    """What a plan for this device depends on.
-
-    Args:
-        device: `auto` is a GPU if there is one.
+def find_device(device: str) -> str:
+    """Return the device with its index; `auto` is a GPU if there is one.
 
     Raises:
         ValueError: the device does not exist here.
@@ -31,34 +27,47 @@ def this_machine(device: str) -> Machine:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.empty(0, device=device).device
+        return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"compute.device is {device!r}, which does not work here ({reason}); "
-            "`auto` takes what is there"
+            f"compute.device is {device!r}, which does not work here "
+            f"({str(error).splitlines()[0]}). Use auto."
         ) from None
-    return Machine(device=str(found), num_cores=num_cores(), has_compiler=has_compiler())
 
 
-def set_up_threads(plan: Plan) -> Callable[[], AbstractContextManager[None]]:
-    """Set PyTorch's threads on a CPU, and return what makes a context to compute in.
+@contextmanager
+def torch_settings(plan: Plan) -> Iterator[None]:
+    """Set PyTorch's threads and determinism; restore both at the end.
 
-    With `take_turns`, other runs on the same cores wait meanwhile.
+    Raises:
+        ValueError: another thread of this process trains.
     """
-    if plan.on_gpu:
-        return nullcontext
-    torch.set_num_threads(plan.num_threads)
-    keep_memory()
-    return Turns().turn if plan.take_turns else nullcontext
+    if not _TRAINS.acquire(blocking=False):
+        raise ValueError("another thread of this process trains; give each run its own process")
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    variable = os.environ.get(_CUBLAS)
+    try:
+        if not plan.on_gpu:
+            torch.set_num_threads(plan.num_threads)
+            keep_memory()
+        if plan.deterministic:
+            os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is not deterministic without
+            torch.use_deterministic_algorithms(True)
+        yield
+    finally:
+        if variable is None:
+            os.environ.pop(_CUBLAS, None)
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(mode)
+        _TRAINS.release()
 
 
 def keep_memory() -> None:
-    """Ask glibc to keep freed memory instead of giving it back to the system after every layer.
+    """Make glibc keep freed memory instead of returning it to the system after every layer.
 
-    PyTorch's CPU allocator has no cache of its own, so that each activation would be mapped,
-    faulted in and unmapped again: a fifth of the IMPALA network's time with micro-batches of 64
-    images, more than half of it with 2,048 (docs/performance.md). Other C libraries do without.
+    PyTorch's CPU allocator has no cache, so that each activation would be mapped, faulted in and
+    unmapped again: a fifth of the IMPALA network's time with micro-batches of 64 images, more than
+    half of it with 2,048 (docs/performance.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

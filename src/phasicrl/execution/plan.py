@@ -20,21 +20,6 @@ MICRO_BATCH: Mapping[Precision, int] = {"fp32": 64, "bf16": 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The machine that a plan is made for.
-
-    Attributes:
-        device: `cpu`, `cuda:0`.
-        num_cores: cores that this process may use.
-        has_compiler: whether there is a C++ compiler.
-    """
-
-    device: str
-    num_cores: int
-    has_compiler: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How a run is executed; recorded in its card. Changes results by rounding only.
 
@@ -66,20 +51,24 @@ class Plan:
         return self.device.startswith("cuda")
 
 
-def make_plan(config: Config, machine: Machine, *, has_images: bool) -> Plan:
+def make_plan(
+    config: Config, device: str, *, num_cores: int, has_compiler: bool, has_images: bool
+) -> Plan:
     """Choose how to execute a run, from its configuration and the machine alone.
 
     Args:
         config: configuration of the run.
-        machine: the machine that executes it.
+        device: `cpu`, `cuda:0`.
+        num_cores: cores that this process may use.
+        has_compiler: whether there is a C++ compiler.
         has_images: whether there are images among the observations.
     """
-    compute, on_gpu = config.compute, machine.device.startswith("cuda")
+    compute, on_gpu = config.compute, device.startswith("cuda")
     if on_gpu:  # CUDA graphs need fixed shapes, which packed sequences do not have
         compiled = compute.compile != "off" and config.model.memory == "none"
     else:  # convolutions spend their time in kernels that compiling does not change
         is_long = config.num_gradient_steps >= WORTH_COMPILING
-        pays = is_long and machine.has_compiler and not has_images
+        pays = is_long and has_compiler and not has_images
         compiled = compute.compile == "on" or (compute.compile == "auto" and pays)
     precision: dict[Phase, Precision] = {
         "policy": compute.policy_precision,
@@ -96,11 +85,11 @@ def make_plan(config: Config, machine: Machine, *, has_images: bool) -> Plan:
 
     minibatch_size = config.batch_size // config.ppo.num_minibatches
     uses_all_cores = has_images or minibatch_size >= WORTH_SHARING
-    num_threads = compute.num_threads or (machine.num_cores if uses_all_cores else 1)
+    num_threads = compute.num_threads or (num_cores if uses_all_cores else 1)
     # Two runs that use half of the cores each compute side by side.
-    fills_cores = num_threads > 1 and 2 * num_threads > machine.num_cores
+    fills_cores = num_threads > 1 and 2 * num_threads > num_cores
     return Plan(
-        device=machine.device,
+        device=device,
         num_threads=num_threads,
         take_turns=compute.take_turns and fills_cores and not on_gpu,
         precision=precision,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from phasicrl.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from phasicrl.config_io import to_tree
 from phasicrl.envs.vector import MakeVectorEnv
 from phasicrl.execution.plan import Phase
-from phasicrl.host.machine import describe, peak_memory
+from phasicrl.host.machine import describe
 from phasicrl.host.provenance import commit
 from phasicrl.learner import Record
 from phasicrl.rollout import PolicySamples
@@ -124,20 +125,26 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         endless = config.with_updates({"output_dir": folder, "total_env_steps": 10**12})
         with start_run(endless, make_env=make_env, make_vector_env=make_vector_env) as run:
-            run.compute.say = notes.append
+            run.executor.say = notes.append
             rates, split = _whole_loop(run, seconds)
             limit, passes, flops = _networks(run)
             if trace is not None:
                 notes.append(_write_trace(run, trace))
-            machine = {**describe(), "commit": commit(), **dataclasses.asdict(run.compute.plan)}
-            if run.compute.plan.on_gpu:
-                machine["device"] = torch.cuda.get_device_name(run.compute.device)
+            machine = {**describe(), "commit": commit(), **dataclasses.asdict(run.executor.plan)}
+            if run.executor.plan.on_gpu:
+                machine["device"] = torch.cuda.get_device_name(run.executor.device)
             return Report(
-                config, machine, (*rates, limit), split, passes, flops / 1e9, peak_memory(),
-                torch.cuda.max_memory_allocated(),
-                sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
-                tuple(notes),
-            )  # fmt: skip
+                config=config,
+                machine=machine,
+                rates=(*rates, limit),
+                split=split,
+                passes=passes,
+                gflops_per_step=flops / 1e9,
+                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                peak_gpu_memory=torch.cuda.max_memory_allocated(),
+                buffer=sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
+                notes=tuple(notes),
+            )
 
 
 def _shorten(config: Config, say: Callable[[str], None]) -> Config:
@@ -199,7 +206,7 @@ def _write_trace(run: Run, path: Path) -> str:
     with torch.profiler.profile() as profile:
         learn(run, lambda run, _: "stop" if run.iteration == last else None)
     profile.export_chrome_trace(str(path))
-    order = f"self_{run.compute.device.type}_time_total"
+    order = f"self_{run.executor.device.type}_time_total"
     table = profile.key_averages().table(sort_by=order, row_limit=8, max_name_column_width=40)
     return f"kernels of one phase, all: {path}\n{table}"
 
@@ -236,26 +243,29 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     segments = rollout.policy_samples(rollout.value_target)
     samples = segments if segments.has_memory else segments.as_transitions()
     minibatch = samples.take(slice(0, len(samples) // run.config.ppo.num_minibatches))
-    passes = _passes(run)
-    pieces = [next(run.compute.pieces(minibatch, phase=each.phase))[0] for each in passes]
+
+    def compute(each: _Pass, piece: PolicySamples) -> Tensor:
+        conditions = (piece.obs, piece.first, piece.state)
+        precision = run.executor.precision(each.phase)
+        if each.kind == "value":
+            return agent.value(*conditions, precision=precision).sum()
+        if each.kind == "policy":
+            policy, _ = agent.policy(*conditions, piece.action_mask, precision=precision)
+            return policy.dist_params.sum()
+        output = agent(*conditions, piece.action_mask, precision=precision)
+        aux = 0.0 if output.aux_value is None else output.aux_value.sum()
+        return output.policy.dist_params.sum() + output.value.sum() + aux
 
     def call(each: _Pass, piece: PolicySamples) -> None:
-        inputs = (piece.obs, piece.first, piece.state)
-        precision = run.compute.precision(each.phase)
         with torch.set_grad_enabled(each.backward):
-            if each.kind == "value":
-                outputs = [agent.value(*inputs, precision=precision)]
-            elif each.kind == "policy":
-                policy, _ = agent.policy(*inputs, piece.action_mask, precision=precision)
-                outputs = [policy.dist_params]
-            else:
-                output = agent(*inputs, piece.action_mask, precision=precision)
-                outputs = [output.policy.dist_params, output.value]
-                outputs += [] if output.aux_value is None else [output.aux_value]
+            result = compute(each, piece)
         if each.backward:
-            sum(tensor.sum() for tensor in outputs).backward()  # type: ignore[union-attr]
+            result.backward()
             agent.zero_grad(set_to_none=True)
 
+    passes = _passes(run)
+    pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
+    work = list(zip(passes, pieces, strict=True))
     flops = 0.0
     for each, piece in zip(passes, pieces, strict=True):  # a warm-up, too
         with FlopCounterMode(display=False) as counter:
@@ -263,13 +273,13 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
         flops += each.times * counter.get_total_flops() / piece.first.numel()
 
     def seconds_of(each: _Pass, piece: PolicySamples) -> float:
-        run.compute.wait()
+        run.executor.wait()
         start, calls = perf_counter(), 0
         while perf_counter() - start < _SECONDS or not calls:
             call(each, piece)
             calls += 1
-        run.compute.wait()
-        return each.times * (perf_counter() - start) / calls / piece.first.numel()
+        run.executor.wait()
+        return (perf_counter() - start) / calls / piece.first.numel()
 
     rounds = [sum(map(seconds_of, passes, pieces)) for _ in range(3)]
     counts = {"forward and backward": 0.0, "forward": 0.0}

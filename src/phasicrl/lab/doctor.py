@@ -76,14 +76,16 @@ def diagnose() -> list[Check]:
     fewer = "fewer env.num_envs or a shorter aux.every need less"
     with ThreadPoolExecutor() as pool:
         probes = list(pool.map(_probe, PROBES))
+    _, _, memory = Path("/proc/meminfo").read_text().partition("MemAvailable:")
+    available, *_ = memory.split()
     return [
         Check("Python", "ok", python),
         Check("PyTorch", "ok", f"{torch.__version__}, {build}"),
         _gpu(),
         _cpu(),
         *probes,
-        _space("memory", machine.free_memory(), ENOUGH_MEMORY, fewer),
-        _space("disk", disk, ENOUGH_DISK, other),
+        _space("memory", int(available) * 1024, ENOUGH_MEMORY, _LESS_MEMORY),
+        _space("disk", shutil.disk_usage(".").free, ENOUGH_DISK, _OTHER_DISK),
     ]
 
 
@@ -160,8 +162,6 @@ def _cpu() -> Check:
     return Check("CPU", "ok", f"{machine.num_cores()} of {os.cpu_count()} cores used ({limits})")
 
 
-def _space(name: str, free: int | None, enough: int, remedy: str) -> Check:
-    if free is None:
-        return Check(name, "ok", "unknown on this system")
+def _space(name: str, free: int, enough: int, remedy: str) -> Check:
     found = f"{free / GIB:.1f} GiB free"
     return Check(name, "ok", found) if free >= enough else Check(name, "warning", found, remedy)

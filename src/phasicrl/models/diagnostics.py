@@ -26,7 +26,7 @@ def network_diagnostics(
     """
     with in_precision(precision, obs.device):
         features = agent.encoder(agent.reader(obs)).float().abs().mean(0)
-    dormant = dormant_fraction(world.cat(features[None]).mean(0))
+    dormant = dormant_fraction(world.all_gather_cat(features[None]).mean(0))
     record = {"network/dormant_fraction": float(dormant)}
     if agent.reader.normalizer is not None:
         clipped = {"observations/clipped_fraction": agent.reader.clipped_fraction(obs)}

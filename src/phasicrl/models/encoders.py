@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from phasicrl.config import ModelConfig, ObsNormConfig, Precision
-from phasicrl.distributed import ALONE, World
+from phasicrl.distributed import SINGLE_PROCESS, World
 from phasicrl.models.init import Initializer
 from phasicrl.normalize import ObservationNormalizer
 from phasicrl.spaces import ObservationLayout, assembled, at_path, choices, is_image, leaves
@@ -245,7 +245,7 @@ class ObservationReader(nn.Module):
             return obs
         return self._with_numbers(obs, self.normalizer(self._numbers(obs)))
 
-    def update(self, stored: Shaped[Tensor, "B T *shape"], world: World = ALONE) -> None:
+    def update(self, stored: Shaped[Tensor, "B T *shape"], world: World = SINGLE_PROCESS) -> None:
         """Take a rollout's observations, and those of other processes, into the statistics.
 
         If there are any.

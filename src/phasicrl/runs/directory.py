@@ -1,14 +1,17 @@
 """The files of a run: the one reader and writer of a run directory. Kind: effects (files).
 
-torch is imported only where tensors are read or written, so that `phasicrl plot` is quick.
+Only what reads or writes tensors imports torch, so that `phasicrl plot` starts quickly.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,31 +26,25 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, CARD_FILE, METRICS_FILE = "config.json", "card.json", "metrics.jsonl"
 EPOCHS_FILE = "epochs.jsonl"
-WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
 WeightsKind = Literal["last", "best"]
+WEIGHTS_FILE, BEST_FILE = "agent.safetensors", "best.safetensors"
+_WEIGHTS: dict[WeightsKind, str] = {"last": WEIGHTS_FILE, "best": BEST_FILE}
 PLACE = ("env_steps", "iteration", "phase")
-"""What says where a row of metrics belongs."""
-OWN_OBJECTS = {
-    "make_env": "environment",
-    "make_vector_env": "environment",
-    "make_encoder": "encoder",
+"""Fields of a row of metrics that give its place in the run."""
+USER_OBJECTS = {
+    "make_env": "environment", "make_vector_env": "environment", "make_encoder": "encoder",
     "mask_actions": "mask",
-}
-"""What a user may pass as an object: the argument's name, and the word for it in `card.json`."""
+}  # fmt: skip
+"""Arguments of `train` for objects of the user, and the words for them in `card.json`."""
 _MAY_CHANGE = (
     "name", "output_dir", "env.num_threads", "env.parallel", "env.max_restarts",
     "compute", "log", "checkpoint", "evaluation",
 )  # fmt: skip
-"""How the paths of knobs begin that may change between two parts of a run."""
-_CARD_TYPES = {
-    "run": str, "command": list, "resumed": list, "own": list, "env_steps": int, "machine": dict,
-    "versions": dict,
-}  # fmt: skip
-"""Types of the values in `card.json` that are more than shown."""
+"""Beginnings of the paths of options that may change when a run is resumed."""
 
 
 def each_once(runs: Iterable[Path]) -> list[Path]:
-    """Run directories without those that have come before, under whatever path."""
+    """Return run directories without repetitions, also under other paths."""
     first: dict[Path, Path] = {}
     for run in runs:
         first.setdefault(run.resolve(), run)
@@ -59,7 +56,7 @@ class RunDirectory:
     """The folder of one run.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
     """
 
     path: Path
@@ -72,21 +69,24 @@ class RunDirectory:
             ValueError: it cannot be made there.
         """
         stem = f"{_stem(config)}_{datetime.now():%Y%m%d-%H%M%S}"
-        path, number = Path(config.output_dir) / stem, 1
-        while True:
+        for number in itertools.count(1):
+            path = Path(config.output_dir) / (stem if number == 1 else f"{stem}-{number}")
             try:
                 path.mkdir(parents=True)
-                break
             except OSError as error:
-                if not path.is_dir():
-                    raise ValueError(
-                        f"cannot make the run directory {path}: {error.strerror}; "
-                        "choose another output_dir"
-                    ) from None
-            number += 1
-            path = path.with_name(f"{stem}-{number}")
+                if path.is_dir():
+                    continue
+                raise ValueError(
+                    f"output_dir is {config.output_dir}; {path} cannot be made there: "
+                    f"{error.strerror}. Choose another."
+                ) from None
+            break
         made = cls(path)
-        made.write_config(config)
+        try:
+            made.write_config(config)
+        except BaseException:
+            shutil.rmtree(path)
+            raise
         return made
 
     @staticmethod
@@ -112,25 +112,24 @@ class RunDirectory:
         return read_config(self.path / CONFIG_FILE)
 
     def config_for(self, **given: object) -> Config:
-        """The configuration, for somebody who is about to use what it names.
+        """Return the configuration after checking that the run can be used here.
 
         Args:
-            given: by the names in `OWN_OBJECTS`, what is brought of one's own, or None.
+            given: objects of the user, or None, by the names in `USER_OBJECTS`.
 
         Raises:
-            ValueError: not a run directory, its configuration cannot be read or names a module that
-                nobody asked for, the run had an object of its user's own that is missing here, or
-                something in its directory is a link, which could lead anywhere.
+            ValueError: not a run directory; its configuration cannot be read, or imports a module
+                that the user did not name; an object that the run was trained with is missing; or
+                there are links in the directory.
         """
         self._check()
         self.refuse_special_files()
         for what in self.card.get("own", ()):
-            ways = [way for way, of in OWN_OBJECTS.items() if of == what and way in given]
+            ways = [way for way, of in USER_OBJECTS.items() if of == what and way in given]
             if ways and all(given[argument] is None for argument in ways):
-                way = " or ".join(f"{argument}=…" for argument in ways)
                 raise ValueError(
                     f"{self.path} was trained with a user-defined {what}; "
-                    f"call this from Python with {way}"
+                    f"call this from Python with {' or '.join(f'{way}=…' for way in ways)}"
                 )
         config = self.config
         try:
@@ -141,74 +140,61 @@ class RunDirectory:
 
     @property
     def env_id(self) -> str:
-        """Which environment the run trains in, however its id was spelled.
-
-        Raises:
-            ValueError: not a run directory, or its configuration or card cannot be read.
-        """
+        """Full id of the run's environment."""
         return str(self.card.get("environment") or self.config.env.id)
 
     @property
     def card(self) -> dict[str, Any]:
-        """What is known of how the run was made; nothing if it has no card.
+        """How the run was made: versions, machine, seed; empty without a card.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the card is damaged.
         """
         path = self.path / CARD_FILE
-        card = read_json(path) if path.exists() else {}
-        for name, kind in _CARD_TYPES.items():
-            if name in card and not isinstance(card[name], kind):
-                raise ValueError(
-                    f"{path} is damaged: {name} is {card[name]!r}; expected {kind.__name__}. "
-                    "Restore the file or remove it"
-                )
-        return card
+        return read_json(path) if path.exists() else {}
 
     def write_card(self, card: dict[str, Any]) -> None:
-        """Write what is known of how the run was made, replacing the file at once."""
+        """Replace `card.json` atomically."""
         self.write_json(CARD_FILE, card)
 
     def write_config(self, config: Config) -> None:
-        """Write the configuration, replacing the file at once."""
+        """Replace `config.json` atomically."""
         self.write_json(CONFIG_FILE, to_tree(config))
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        """Write an object as a file of the run, replacing what was there at once."""
+        """Replace a file of the run by a JSON object atomically."""
         write_json(self.path / name, value)
 
     def metrics(self, *names: str) -> list[dict[str, float]]:
-        """Read the rows of `metrics.jsonl`: null is NaN; a last line torn by a crash is left out.
+        """Read the rows of `metrics.jsonl`: null is NaN; a torn last line is left out.
 
         Args:
-            names: of the metrics that are wanted, beside those that say where a row belongs; none
-                is all. A long run has a gigabyte of them.
+            names: metrics to keep, besides the fields of `PLACE`; none keeps all. A long run has a
+                gigabyte of them.
 
         Raises:
             ValueError: not a run directory, no rows yet, or a line before the last is damaged.
         """
         rows: list[dict[str, float]] = []
-        damaged, wanted = 0, {*names, *PLACE}
-        for number, line in enumerate(self._lines(), start=1):
-            if damaged:
-                where = f"line {damaged} of {self.path / METRICS_FILE}"
-                raise ValueError(f"{where} is damaged; remove it, or restore the file")
-            row = _read_row(line)
-            if row is None:
-                damaged = number  # or torn, if it is the last: the process died while it wrote
-                continue
-            if names:
-                row = {name: row[name] for name in row if name in wanted}
-            rows.append({name: math.nan if x is None else x for name, x in row.items()})
+        torn, wanted, path = 0, {*names, *PLACE}, self.path / METRICS_FILE
+        with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if torn:
+                    raise ValueError(f"line {torn} of {path} is damaged. Remove it or restore it.")
+                if (row := _read_row(line)) is None:
+                    torn = number
+                    continue
+                kept = row.items() if not names else ((n, row[n]) for n in row if n in wanted)
+                rows.append({name: math.nan if x is None else x for name, x in kept})
         if not rows:
+            self._check()
             raise ValueError(
-                f"{self.path} has no data yet: its first iteration is not finished; "
-                "leave it out or try again later"
+                f"{self.path} has no data yet: its first iteration is not finished. Try it later."
             )
         return rows
 
     def last_rows(self, count: int) -> list[dict[str, Any]]:
-        """The last rows of `metrics.jsonl`, at most so many, without a look at those before."""
+        """Read the last rows of `metrics.jsonl`, at most `count`, without those before."""
         path = self.path / METRICS_FILE
         if not path.is_file():
             return []
@@ -217,17 +203,9 @@ class RunDirectory:
             lines = file.read().decode(errors="replace").splitlines()[-count:]
         return [row for line in lines if (row := _read_row(line)) is not None]
 
-    def _lines(self) -> Iterator[str]:
-        """Yield the lines of `metrics.jsonl`; none if a run has just begun."""
-        path = self.path / METRICS_FILE
-        if not path.is_file():
-            return self._check()
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            yield from lines
-
     @property
     def checkpoint_folder(self) -> Path:
-        """Where checkpoints are."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -238,7 +216,7 @@ class RunDirectory:
         return checkpoints(self.checkpoint_folder)
 
     def weights(self, which: WeightsKind = "last") -> dict[str, Tensor]:
-        """Read the agent's weights that were saved last, or the best by the run's evaluations.
+        """Read the agent's last weights, or the best by the run's evaluations.
 
         Raises:
             ValueError: there are none yet, or the file is damaged.
@@ -247,43 +225,40 @@ class RunDirectory:
 
         from phasicrl.runs.checkpoint import digest_of_tensors
 
-        path = self.path / (WEIGHTS_FILE if which == "last" else BEST_FILE)
+        path = self.path / _WEIGHTS[which]
         if not path.is_file():
             self._check()
-            when = "with the first checkpoint and at the end of the run"
-            if which == "best":
-                when = "by the evaluations of a run (evaluation.every_iterations)"
+            when = {
+                "last": "with the first checkpoint and at the end of the run",
+                "best": "by the evaluations of a run (evaluation.every_iterations)",
+            }[which]
             raise ValueError(f"{self.path} has no {path.name} yet: it is written {when}")
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
-                names = list(file.keys())  # it is no mapping
-                weights = {name: file.get_tensor(name) for name in names}
+                weights = {name: file.get_tensor(name) for name in list(file.keys())}
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
         if about.get("sha256") != digest_of_tensors(weights, about.get("env_steps", "")):
-            raise ValueError(
-                f"{path} is damaged: it was changed since it was saved (its SHA-256 is another)"
-            )
+            raise ValueError(f"{path} is damaged: it was changed since it was saved")
         return weights
 
     def steps_of_weights(self, which: WeightsKind = "last") -> int:
-        """The environment steps after which the weights were saved."""
+        """Return the environment steps after which the weights were saved."""
         from safetensors import safe_open
 
-        with safe_open(self.path / (WEIGHTS_FILE if which == "last" else BEST_FILE), "pt") as file:
+        with safe_open(self.path / _WEIGHTS[which], "pt") as file:
             return int((file.metadata() or {})["env_steps"])
 
     def save_weights(
         self, weights: dict[str, Tensor], *, env_steps: int, which: WeightsKind = "last"
     ) -> None:
-        """Write the agent's weights, replacing the file at once, never in part."""
+        """Replace the agent's weights atomically."""
         from phasicrl.runs.checkpoint import digest_of_tensors, save_tensors
 
         steps = str(env_steps)
         about = {"env_steps": steps, "sha256": digest_of_tensors(weights, steps)}
-        file = WEIGHTS_FILE if which == "last" else BEST_FILE
-        with replacing(self.path / file) as temporary:
+        with replacing(self.path / _WEIGHTS[which]) as temporary:
             save_tensors(weights, temporary, about=about)
 
     def refuse_special_files(self) -> None:
@@ -296,13 +271,13 @@ class RunDirectory:
                 raise ValueError(f"{path} is a {what}; a run directory may hold none: remove it")
 
     def refuse_changes(self, config: str) -> None:
-        """Refuse a configuration that is not the one that a checkpoint was trained with.
+        """Refuse a configuration other than the checkpoint's.
 
         Args:
-            config: of the checkpoint, as JSON.
+            config: configuration of the checkpoint, as JSON.
 
         Raises:
-            ValueError: every knob that has changed, with both values.
+            ValueError: every option that has changed, with both values.
         """
         before, now = Config.from_json(config).values(), self.config.values()
         changed = [
@@ -313,15 +288,16 @@ class RunDirectory:
         if changed:
             raise ValueError(
                 f"{self.path / CONFIG_FILE} has changed since the checkpoint was saved: "
-                f"{', '.join(changed)}; put it back, or say --accept-config-changes"
+                f"{', '.join(changed)}. Restore it, or accept the changes "
+                "(resume --accept-config-changes)."
             )
 
     def _check(self) -> None:
-        """Refuse a folder that no run made."""
+        """Refuse a folder that is not a run directory."""
         if (self.path / CONFIG_FILE).is_file():
             return
         hint = "give folders that `phasicrl train` made"
-        if self.path.is_dir() and any(self.path.glob(f"*/{CONFIG_FILE}")):
+        if any(self.path.glob(f"*/{CONFIG_FILE}")):
             hint = f"it holds run directories: give {self.path}/*"
         raise ValueError(f"{self.path} is not a run directory, it has no {CONFIG_FILE}; {hint}")
 
@@ -340,22 +316,15 @@ def read_config(file: Path) -> Config:
 
 
 def _read_row(line: str) -> dict[str, Any] | None:
-    """Read a line of a file of metrics; None if it is damaged."""
+    """Read a row of metrics; None if the line is torn."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-    is_row = isinstance(row, dict) and type(row.get("env_steps")) is int
-    return row if is_row and all(map(_is_metric, row.values())) else None
-
-
-def _is_metric(value: object) -> bool:
-    """Check for a number that fits into a float, or null."""
-    is_number = type(value) is float or (type(value) is int and abs(value) < 2**1023)
-    return value is None or is_number
+    return row if isinstance(row, dict) and "env_steps" in row else None
 
 
 def _stem(config: Config) -> str:
-    """How the names of a configuration's directories begin: experiment, environment, seed."""
+    """Return the beginning of a run directory's name: experiment, environment, seed."""
     env = config.env.id.rpartition(":")[2].replace("/", "-")
     return f"{config.name}_{env}_s{config.seed}"

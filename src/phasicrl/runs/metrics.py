@@ -1,7 +1,7 @@
 """One record per iteration → metrics.jsonl, TensorBoard, W&B, console. Kind: effects.
 
-The table of metric names is data. Means are over the data that they describe, weighted by samples,
-never the last minibatch. Every sink has the same names.
+Metrics are means over the data that they describe, weighted by samples. Every sink has the same
+names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -30,7 +30,7 @@ METRICS: dict[str, str] = {
     "charts/episodic_return": "Mean undiscounted return of finished episodes (reward units).",
     "charts/episodic_return_100": "Mean return of the last 100 finished episodes (reward units).",
     "charts/episodic_length": "Mean length of finished episodes (environment steps).",
-    "charts/env_restarts": "Environments that were made anew after a fault (count).",
+    "charts/env_restarts": "Environments that were recreated after a fault (count).",
     "charts/num_episodes": "Episodes that finished in the iteration (count).",
     "charts/SPS": "Environment steps per second of the iteration, training included (1/s).",
     "charts/learned_fraction": (
@@ -48,10 +48,10 @@ METRICS: dict[str, str] = {
     ),
     "losses/entropy": "Entropy of the policy (nats).",
     "losses/old_approx_kl": "KL of the new from the rollout policy, k1: mean of −log ratio (nats).",
-    "losses/approx_kl": "The same by estimator k3: mean of ratio − 1 − log ratio (nats).",
+    "losses/approx_kl": "KL of the new from the rollout policy, k3: ratio − 1 − log ratio (nats).",
     "losses/epoch_kl": (
-        "The same (by `ppo.epoch_kl`), measured after the last policy epoch of the iteration, "
-        "where something is steered by it (nats)."
+        "KL of the new from the rollout policy (by `ppo.epoch_kl`) after the last policy epoch of "
+        "the iteration, if an option needs it (nats)."
     ),
     "losses/kl_penalty": "Weight of the penalty on the divergence, where it is adapted (no unit).",
     "losses/action_std": (
@@ -96,7 +96,7 @@ METRICS: dict[str, str] = {
     "evaluation/return": "Mean return of the episodes that are not trained on (reward units).",
     "evaluation/length": "Mean length of these episodes (environment steps).",
     "evaluation/train_return": (
-        "With `evaluation.levels both`: the same on the levels of the training (reward units)."
+        "With `evaluation.levels both`: mean return on training levels (reward units)."
     ),
     "evaluation/gap": "`evaluation/train_return` minus `evaluation/return` (reward units).",
     "evaluation/best_return": "The best `evaluation/return` of the run so far (reward units).",
@@ -109,20 +109,18 @@ class MetricsLog:
 
     Args:
         run_dir: run directory; None writes nothing: of several processes, the first one logs.
-        config: settings of the run; `config.log` says where the numbers go.
-        kept: `state_dict` of the log when the checkpoint was saved from which the run resumes.
-            Later rows are cut off, so that none appears twice.
+        config: configuration of the run.
+        saved: `state_dict` of the checkpoint from which the run resumes; later rows are cut off.
 
     Raises:
-        FileExistsError: the folder holds metrics of an earlier run, and this one does not resume
-            it.
+        FileExistsError: the folder holds metrics of another run.
         ModuleNotFoundError: `log.wandb` is on and Weights & Biases is not installed.
     """
 
     def __init__(
-        self, run_dir: Path | None, config: Config, *, kept: dict[str, Any] | None = None
+        self, run_dir: Path | None, config: Config, *, saved: dict[str, Any] | None = None
     ) -> None:
-        self._state = {"env_steps": 0, "seconds": 0.0, "bytes": {}} | (kept or {})
+        self._state = {"env_steps": 0, "seconds": 0.0, "bytes": {}} | (saved or {})
         self._earlier_seconds: float = self._state["seconds"]
         self._files: dict[str, _Rows] = {}
         self._sinks: list[_TensorBoard | _WandB] = []
@@ -131,46 +129,39 @@ class MetricsLog:
         with ExitStack() as undo:
             undo.callback(self._show, lambda display: display.close())
             if run_dir is not None:
-                self._open(run_dir, config, kept, undo)
+                for name in (METRICS_FILE, EPOCHS_FILE)[: 1 + config.log.epochs]:
+                    size = None if saved is None else saved["bytes"].get(name, 0)
+                    self._files[name] = undo.enter_context(closing(_Rows(run_dir / name, size)))
+                undo.callback(self._send, lambda sink: sink.close())
+                if config.log.wandb:
+                    self._sinks.append(_WandB(run_dir, config))
+                if config.log.tensorboard:
+                    self._open_tensorboard(run_dir, None if saved is None else saved["env_steps"])
             self._close = undo.pop_all()
-        # The clock starts last: opening the sinks takes seconds that say nothing about the speed.
+        # The clock starts last: opening the sinks takes seconds.
         self._started = monotonic()
 
-    def _open(
-        self, run_dir: Path, config: Config, kept: dict[str, Any] | None, undo: ExitStack
-    ) -> None:
-        """Open the files of rows, and TensorBoard and Weights & Biases if requested."""
-        for name in (METRICS_FILE, EPOCHS_FILE)[: 1 + config.log.epochs]:
-            size = None if kept is None else kept["bytes"].get(name, 0)
-            self._files[name] = file = _Rows(run_dir / name, size)
-            undo.callback(file.close)
-            if file.lost:
-                self.message(f"warning: {run_dir / name} has lost rows of the checkpoint")
-        undo.callback(self._send, lambda sink: sink.close())
-        if config.log.wandb:
-            self._sinks.append(_WandB(run_dir, config))
-        if config.log.tensorboard:
-            try:
-                resumed_at = None if kept is None else kept["env_steps"]
-                self._sinks.append(_TensorBoard(run_dir, resumed_at))
-            except ImportError:
-                remedy = "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
-                self.message(f"no TensorBoard events, it is not installed: {remedy}")
+    def _open_tensorboard(self, run_dir: Path, resumed_at: int | None) -> None:
+        """Write TensorBoard events, if it is installed."""
+        try:
+            self._sinks.append(_TensorBoard(run_dir, resumed_at))
+        except ImportError:
+            remedy = "pip install 'phasicrl[tensorboard]', or switch log.tensorboard off"
+            self.message(f"no TensorBoard events, it is not installed: {remedy}")
 
     def progress(self, stage: str) -> None:
         """Show the stage of the iteration: `rollout`, `policy`, `auxiliary 2/6`."""
         self._show(lambda display: display.progress(stage))
 
     def write(self, record: Values, *, env_steps: int, iteration: int, phase: int) -> None:
-        """Write the metrics of one iteration to every sink. NaN and infinity are written as null.
+        """Write the metrics of one iteration to every sink.
 
         Raises:
-            ValueError: a name that is not in `METRICS`, or the run directory is gone.
+            ValueError: a name is not in `METRICS`, or the run directory is gone.
         """
-        values = _checked(record)
-        head = {"env_steps": int(env_steps), "iteration": int(iteration), "phase": int(phase)}
-        self._state["env_steps"] = head["env_steps"]
-        self._append(METRICS_FILE, head, values)
+        self._state["env_steps"] = env_steps
+        head = {"env_steps": env_steps, "iteration": iteration, "phase": phase}
+        values = self._append(METRICS_FILE, head, record)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._send(lambda sink: sink.write(finite, env_steps))
         self._show(lambda display: display.record(values, env_steps))
@@ -178,36 +169,40 @@ class MetricsLog:
     def epoch(
         self, record: Values, *, env_steps: int, iteration: int, kind: str, epoch: int
     ) -> None:
-        """Write the metrics of one epoch, where `log.epochs` asks for them.
+        """Write the metrics of one epoch.
 
         Args:
             record: means over the epoch.
-            env_steps: of the run so far.
-            iteration: that the epoch belongs to.
-            kind: policy (and value, where they are joint), value, or aux.
+            env_steps: environment steps so far.
+            iteration: iteration of the epoch.
+            kind: `policy` (and value, if joint), `value`, or `aux`.
             epoch: its number in the policy phase or the auxiliary phase, from 1.
         """
         head = {"env_steps": env_steps, "iteration": iteration, "kind": kind, "epoch": epoch}
-        self._append(EPOCHS_FILE, head, _checked(record))
+        self._append(EPOCHS_FILE, head, record)
 
-    def _append(self, name: str, head: dict[str, Any], values: Values) -> None:
-        """Append a row to a file, if it is open; NaN and infinity as null."""
-        seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
-        known = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        row = json.dumps(head | {"wall_time": seconds} | known, allow_nan=False) + "\n"
+    def _append(self, name: str, head: dict[str, Any], record: Values) -> Values:
+        """Append a row to a file, NaN and infinity as null; returns the values in table order."""
+        if unknown := record.keys() - METRICS.keys():
+            near = nearest_name(min(unknown), METRICS)
+            raise ValueError(f"metric {min(unknown)!r} is not in METRICS of metrics.py{near}")
+        values = {metric: float(record[metric]) for metric in METRICS if metric in record}
         if (file := self._files.get(name)) is not None:
+            seconds = round(self._earlier_seconds + monotonic() - self._started, 3)
             self._state["seconds"] = seconds
+            known = {metric: x if math.isfinite(x) else None for metric, x in values.items()}
             try:
-                file.write(row.encode())
+                file.write(json.dumps(head | {"wall_time": seconds} | known).encode() + b"\n")
             except OSError as error:
-                self.message(f"warning: {name} cannot be written ({error}); rows wait for that")
+                self.message(f"warning: {name} cannot be written yet ({error})")
+        return values
 
     def episode(self, steps: Path, *, env_steps: int) -> None:
-        """Draw every step of an episode in TensorBoard, as a run of its own inside this one.
+        """Draw every step of an episode in TensorBoard, as a run inside this one.
 
         Args:
-            steps: the table, CSV with a column `step` (`phasicrl.lab.film.recorder`).
-            env_steps: of the run, when the episode was played.
+            steps: table of the steps, CSV with a column `step` (`phasicrl.lab.film.recorder`).
+            env_steps: environment steps of the run before the episode.
         """
         self._send(lambda sink: isinstance(sink, _TensorBoard) and sink.episode(steps, env_steps))
 
@@ -216,7 +211,7 @@ class MetricsLog:
         for sink in [*self._sinks]:
             try:
                 call(sink)
-            except Exception as error:  # whatever it is, it is no reason to lose the run
+            except Exception as error:  # of any kind: no reason to lose the run
                 self._sinks.remove(sink)
                 self.message(f"warning: {sink.name} is switched off, it failed: {error!r}")
 
@@ -225,30 +220,20 @@ class MetricsLog:
         self._show(lambda display: display.message(text))
 
     def _show(self, call: Callable[[Display], None]) -> None:
-        """Call the display, and silence it where nobody reads it (`| head -1`, a closed terminal).
-
-        An interruption in the place of which the display's error was raised is raised again.
-        """
-        outer = sys.exception()
+        """Call the display; silence it if its reader has gone (`| head -1`, a closed terminal)."""
         try:
             call(self._display)
-        except (OSError, ValueError, SystemExit) as error:  # rich exits on a broken pipe
+        except (OSError, ValueError, SystemExit):  # rich exits on a broken pipe
             self._display.silence()
-            cause = error.__context__
-            while cause is not None and cause is not outer:
-                if not isinstance(cause, Exception | SystemExit):
-                    raise cause from None
-                cause = cause.__context__
 
     def flush(self) -> None:
         """Write the rows to the disk: no checkpoint may be ahead of its rows.
 
         Raises:
-            OSError: the disk is full, or takes nothing.
+            OSError: the disk is full.
             ValueError: the run directory is gone.
         """
         for file in self._files.values():
-            file.require()
             file.flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,40 +256,21 @@ class MetricsLog:
         self.close()
 
 
-def _checked(record: Values) -> Values:
-    """The metrics in the order of their table.
-
-    Raises:
-        ValueError: a name that is not in `METRICS`.
-    """
-    if unknown := record.keys() - METRICS.keys():
-        name = min(unknown)
-        raise ValueError(
-            f"metric {name!r} has no description{nearest_name(name, METRICS)}; "
-            "add it to METRICS in metrics.py"
-        )
-    return {name: float(record[name]) for name in METRICS if name in record}
-
-
 class _Rows:
     """A file of rows to append to; rows that a full disk refuses wait for the next write.
 
     Args:
         path: path of the file.
-        size: bytes that the checkpoint knows, beyond which the file is cut off; None: of a new run.
+        size: size at the checkpoint, to which the file is cut; None: of a new run.
 
     Attributes:
         size: bytes of all rows, waiting ones included.
-        lost: whether rows that the checkpoint knows are missing.
     """
 
     def __init__(self, path: Path, size: int | None) -> None:
         self._path, self._waiting = path, b""
         self._file = path.open("xb" if size is None else "ab", buffering=0)
         self.size, found = size or 0, path.stat().st_size
-        self.lost = found < self.size
-        if self.lost:
-            self.size = path.read_bytes().rfind(b"\n") + 1  # without a torn last row
         if self.size < found:
             self._file.truncate(self.size)
 
@@ -312,21 +278,14 @@ class _Rows:
         """Append a row: the end of this process does not lose it.
 
         Raises:
-            OSError: the disk is full, or takes nothing; the row is tried again with the next.
-            ValueError: the file is not there any more.
+            OSError: the disk is full; the row is written with the next one.
+            ValueError: the run directory is gone.
         """
-        self.require()
-        self._waiting += row
-        self.size += len(row)
-        self._write_waiting()
-
-    def require(self) -> None:
-        """Raise a `ValueError` if the file is not there any more."""
         if not self._path.exists():
             gone = f"the run directory {self._path.parent} was removed, moved or unmounted"
-            raise ValueError(f"{gone}; put it back, and resume the run")
-
-    def _write_waiting(self) -> None:
+            raise ValueError(f"{gone}. Restore it and resume the run.")
+        self._waiting += row
+        self.size += len(row)
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
@@ -334,20 +293,20 @@ class _Rows:
         """Write waiting rows, and wait until all are on the disk.
 
         Raises:
-            OSError: the disk is full, or takes nothing.
+            OSError: the disk is full.
+            ValueError: the run directory is gone.
         """
-        if self._file.closed:  # a run that has ended may be saved again
-            return
-        try:
-            self._write_waiting()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            error.filename = self._file.name
-            raise
+        if not self._file.closed:  # a run that has ended may be saved again
+            try:
+                self.write(b"")
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                error.filename = self._file.name
+                raise
 
     def close(self) -> None:
         """Flush and close the file."""
-        with closing(self._file):
+        with self._file, suppress(ValueError):  # a run directory that is gone takes no rows
             self.flush()
 
 
@@ -366,14 +325,13 @@ class _TensorBoard:
         self._writer = SummaryWriter(str(run_dir), purge_step=purge_step)
 
     def write(self, values: Values, env_steps: int) -> None:
-        """One event with all metrics: a tenth of the time of an `add_scalar` for each."""
+        """Write one event with all metrics, in a tenth of the time of an `add_scalar` for each."""
         self._write(self._writer, values, env_steps)
 
     def episode(self, steps: Path, env_steps: int) -> None:
-        """Series over the steps of an episode, in a folder of its own; a resumed run's replaces it.
+        """Write series over the steps of an episode; TensorBoard shows their folder as a run.
 
-        TensorBoard shows the folder as a run beside the others, so that evaluations lie over each
-        other.
+        A resumed run replaces it.
         """
         from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -385,27 +343,24 @@ class _TensorBoard:
                 self._write(writer, named, int(row["step"]))
 
     def _write(self, writer: Any, values: Values, step: int) -> None:
-        """One event."""
+        """Write one event."""
         scalar = self._summary.Value
         scalars = [scalar(tag=name, simple_value=value) for name, value in values.items()]
         writer._get_file_writer().add_summary(self._summary(value=scalars), step)
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write what is left, and close the file."""
         self._writer.close()
 
 
 def _is_series(column: str) -> bool:
-    """Whether a column of a table of steps is drawn over them."""
+    """Return whether a column of a table of steps is drawn."""
     named = ("reward", "return", "entropy")
     return column in named or column.startswith(("std_", "mean_", "action_"))
 
 
 class _WandB:
-    """Weights & Biases.
-
-    The id of the run is kept in the run directory, so that a resumed run goes on in the same place.
-    """
+    """Weights & Biases. The run directory keeps the id, under which a resumed run continues."""
 
     name = "Weights & Biases"
 
@@ -415,21 +370,15 @@ class _WandB:
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
         self._run: Any = wandb.init(
-            project=config.log.wandb_project,
-            entity=config.log.wandb_entity,
-            id=id_file.read_text(encoding="utf-8").strip(),
-            resume="allow",
-            name=run_dir.name,
-            group=config.name,
-            config=dataclasses.asdict(config),
-            dir=str(run_dir),
-        )
-        # W&B refuses steps that go back, which a resumed run's do; with an axis of its own it takes
-        # them.
+            project=config.log.wandb_project, entity=config.log.wandb_entity, group=config.name,
+            id=id_file.read_text(encoding="utf-8").strip(), resume="allow", name=run_dir.name,
+            config=dataclasses.asdict(config), dir=str(run_dir),
+        )  # fmt: skip
+        # W&B refuses its own steps to go back, as a resumed run's do, but not those of a metric.
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, values: Values, env_steps: int) -> None:
-        """One row with all metrics."""
+        """Log one row with all metrics."""
         self._run.log({"env_steps": env_steps, **values})
 
     def close(self) -> None:

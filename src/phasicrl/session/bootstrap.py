@@ -1,7 +1,4 @@
-"""Statistics over seeds and episodes: bootstrap intervals of a mean.
-
-Kind: pure mathematics. Imports NumPy only.
-"""
+"""Bootstrap intervals of a mean over seeds or episodes. Kind: pure. Imports NumPy only."""
 
 from __future__ import annotations
 
@@ -14,60 +11,42 @@ CONFIDENCE = 0.95
 
 
 def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
-    """95 % interval of the mean of `values` by the percentile bootstrap (Efron 1979).
+    """Return the 95 % interval of the mean by the percentile bootstrap (Efron 1979).
 
-    It says how far the mean moves if the values are drawn again. The same values always give the
-    same interval. One value gives an interval of no width: it says nothing about spread.
+    The same values always give the same interval; one value gives an interval of width 0.
 
     Raises:
-        ValueError: no values, or values that are not finite numbers or not in one row.
+        ValueError: no values, or some are not finite.
     """
-    row = np.asarray(values, dtype=np.float64)
-    if row.ndim != 1:
-        wanted = "one row of numbers was expected (bootstrap_band takes curves)"
-        raise ValueError(f"values have the shape {row.shape}; {wanted}")
-    low, high = bootstrap_band(row[:, None])
+    low, high = bootstrap_band(np.asarray(values, dtype=np.float64)[:, None])
     return float(low[0]), float(high[0])
 
 
 def bootstrap_band(curves: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """95 % interval of the mean over rows, for each column of `curves` (runs × points).
+    """Return the 95 % interval of the mean over rows for each column, `[runs, points]`.
 
-    A resample draws whole rows, the same at every point, so that the band of a smooth curve is
-    smooth.
+    A resample draws whole rows, so that the band of a smooth curve is smooth.
 
     Returns:
         Lower and upper edge.
 
     Raises:
-        ValueError: no rows, or values that are not finite numbers.
+        ValueError: no rows, or some values are not finite.
     """
     rows = np.asarray(curves, dtype=np.float64)
-    if rows.ndim != 2:
-        raise ValueError(f"curves have the shape {rows.shape}; runs × points was expected")
-    if len(rows) == 0:
-        raise ValueError("there are no values; an interval of the mean needs at least one")
-    if not np.isfinite(rows).all():
-        raise ValueError(
-            "some values are not finite numbers; leave them out before asking for an interval"
-        )
-    return middle_of(_resampled_means(rows))
-
-
-def middle_of(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What holds 95 % of what was drawn, `[resamples, ...]`: lower and upper edges `[...]`."""
-    tail = (1.0 - CONFIDENCE) / 2.0
-    low, high = np.quantile(drawn, (tail, 1.0 - tail), axis=0)
-    return low, high
-
-
-def _resampled_means(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over rows drawn with replacement, again and again: resamples × points."""
+    if len(rows) == 0 or not np.isfinite(rows).all():
+        raise ValueError("an interval of the mean needs at least one value, and finite ones")
     count, generator = len(rows), np.random.default_rng(0)
     block = max(1, DRAWS_AT_ONCE // count)
     sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
-    # How often each row is drawn is multinomial, so that a resample is a row of counts and all of
-    # them are one product.
+    # A resample is a row of multinomial counts, so that all resamples are one product.
     share = np.full(count, 1.0 / count)
     counts = (generator.multinomial(count, share, size=size) for size in sizes)
-    return np.concatenate([drawn @ rows for drawn in counts]) / count
+    return middle_of(np.concatenate([drawn @ rows for drawn in counts]) / count)
+
+
+def middle_of(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return lower and upper edges `[...]` of the middle 95 % of resamples `[resamples, ...]`."""
+    tail = (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(drawn, (tail, 1.0 - tail), axis=0)
+    return low, high

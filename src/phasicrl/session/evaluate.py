@@ -1,7 +1,4 @@
-"""Evaluation of a trained agent on episodes it has not trained on.
-
-Kind: effects (steps environments of its own).
-"""
+"""Evaluation of a trained agent. Kind: effects (steps environments of its own)."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Evaluation:
         policy: `greedy` takes the most likely action, `sampled` draws one.
         returns: undiscounted return of each episode, in the environment's own reward.
         lengths: steps of each episode.
-        levels: that were played.
+        levels: levels of Procgen.
     """
 
     policy: PolicyKind
@@ -54,7 +51,7 @@ class Evaluation:
         return float(np.mean(self.returns))
 
     def to_dict(self) -> dict[str, float | int | str | list[float]]:
-        """Numbers for people and programs; the interval is the mean's, by the bootstrap."""
+        """Return a summary; the interval is the mean's, by the bootstrap."""
         returns = np.array(self.returns)
         return {
             "policy": self.policy,
@@ -69,7 +66,7 @@ class Evaluation:
 
 
 def generalization_gaps(results: Sequence[Evaluation]) -> dict[PolicyKind, float]:
-    """How much higher the mean return is on the training's levels, where both were played."""
+    """Return the mean return on training levels minus that on unseen ones, by policy."""
     unseen = {each.policy: each.mean_return for each in results if each.levels == "unseen"}
     return {
         each.policy: each.mean_return - unseen[each.policy]
@@ -92,41 +89,39 @@ def evaluate(
     steps_file: Path | None = None,
     json: Path | None = None,
 ) -> list[Evaluation]:
-    """Play episodes that the agent has not trained on, and report their returns.
+    """Evaluate an agent on episodes that it has not trained on.
 
-    Every environment plays the same number of episodes (or one more), so that short episodes are
-    not favored. Seeds are a stream of their own: the same for every run, and none that training
-    used.
+    Every environment has the same number of episodes (or one more), so that short episodes are not
+    favored. Seeds are the same for every run, and none that training used.
 
     Args:
         run_dir: Run directory.
         episodes: Episodes for each policy.
         policies: Ways of choosing actions, one after the other.
-        levels: Procgen: the full distribution of levels, those of the training, or both, the unseen
-            ones first.
-        seed: Another seed, other episodes.
-        make_env: what training was given, for runs on an environment of your own.
-        make_vector_env: what training was given, for runs on a vector environment of your own.
-        make_encoder: what training was given, for runs with a network of your own.
-        weights: The last that were saved, or the best by the evaluations of the run.
+        levels: Procgen: the full distribution of levels, those of the training, or both.
+        seed: Seed of environments and sampled actions.
+        make_env: as for `train`.
+        make_vector_env: as for `train`.
+        make_encoder: as for `train`.
+        weights: The last weights, or the best by the evaluations of the run.
+        steps_file: CSV file for every step (`phasicrl.lab.film.recorder`).
         json: JSON file for the results.
-        steps_file: CSV file, which gets a row for each step (`phasicrl.lab.film.recorder`).
 
     Raises:
         ValueError: not a run directory, no weights yet, or levels where all are of one kind.
     """
     if episodes < 1:
-        raise ValueError(f"episodes is {episodes}; give at least 1")
+        raise ValueError(f"episodes is {episodes}; expected at least 1")
     files = RunDirectory(Path(run_dir))
-    own = {"make_env": make_env, "make_vector_env": make_vector_env}
-    config = files.config_for(**own, make_encoder=make_encoder)
-    refuse_levels(levels, None if any(own.values()) else config.env)
+    user = {"make_env": make_env, "make_vector_env": make_vector_env}
+    config = files.config_for(**user, make_encoder=make_encoder)
+    refuse_levels(levels, None if any(user.values()) else config.env)
     results = []
     with nullcontext() if steps_file is None else steps_file.open("w", newline="") as file:
         table = None if file is None else load_from_lab("StepTable")(file)
         for which, policy in product(levels_in(levels), policies):
             envs = make_evaluation_envs(
-                config, num_envs=min(episodes, 16), levels=which, seed=seed, **own
+                config, num_envs=min(episodes, 16), levels=which, seed=seed, **user
             )
             with closing(envs):
                 played = play(
@@ -153,17 +148,17 @@ def load_agent(
     make_encoder: EncoderFactory | None,
     which: WeightsKind = "last",
 ) -> Agent:
-    """The agent of a run with the weights that were saved last, or with its best ones.
+    """Load the agent of a run with its last weights, or its best.
 
     Raises:
-        ValueError: there are none yet, or they are those of another network.
+        ValueError: there are no weights yet, or they do not fit the network.
     """
-    weights = files.weights(which)
     agent = make_agent(config, envs, make_encoder=make_encoder)
     try:
-        agent.load_state_dict(weights)
+        agent.load_state_dict(files.weights(which))
     except RuntimeError as error:
-        hint = "; a run with an encoder of your own needs `make_encoder` here too"
-        what = f"the weights in {files.path} do not fit the network that config.json describes"
-        raise ValueError(f"{what}{'' if make_encoder else hint}: {error}") from None
+        raise ValueError(
+            f"the weights in {files.path} do not fit the network of config.json "
+            f"(a network of your own needs make_encoder): {error}"
+        ) from None
     return agent.eval()

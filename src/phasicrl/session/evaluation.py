@@ -1,7 +1,4 @@
-"""Episodes that an agent does not train on: played in the middle of a run, and after it.
-
-Kind: effects (steps environments of its own).
-"""
+"""Episodes that an agent does not train on. Kind: effects (steps environments of its own)."""
 
 from __future__ import annotations
 
@@ -42,17 +39,17 @@ class Episodes(NamedTuple):
 
 
 def mean_episode(parts: Iterable[Episodes]) -> tuple[float, float]:
-    """Mean return and length over the episodes of all parts."""
+    """Return mean return and length over the episodes of all parts."""
     returns, lengths = (list(chain.from_iterable(numbers)) for numbers in zip(*parts, strict=True))
     return statistics.fmean(returns), statistics.fmean(lengths)
 
 
-class UnderWay:
-    """The episodes that B environments are in, and what those that count have reached.
+class EpisodeTracker:
+    """Returns and lengths of the current episodes of B environments, and of finished ones.
 
     Args:
         num_envs: B.
-        episodes: how many count; every environment has its share of them.
+        episodes: number of episodes that count; every environment has its share of them.
     """
 
     def __init__(self, num_envs: int, episodes: int) -> None:
@@ -64,19 +61,16 @@ class UnderWay:
 
     @property
     def are_counted(self) -> Tensor:
-        """Which environments have not had their share yet, `[B]`."""
+        """Environments whose current episode counts, `[B]`."""
         return self._left > 0
 
     def add(self, reward: Tensor) -> None:
-        """Every environment took a step."""
+        """Add a step of every environment."""
         self.returns += reward
         self.lengths += 1
 
     def end(self, ended: Tensor, cut: Tensor) -> None:
-        """In these environments, `[B]` bool, another episode begins.
-
-        Those that were `cut` by a fault, `[B]` bool, do not count.
-        """
+        """Start new episodes where `ended`, `[B]` bool; those `cut` by a fault do not count."""
         counted = ended & self.are_counted & ~cut
         reached = (self.returns[counted].tolist(), self.lengths[counted].tolist())
         self.finished += zip(*reached, strict=True)
@@ -85,58 +79,58 @@ class UnderWay:
         self.returns[ended], self.lengths[ended] = 0, 0
 
 
-OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, UnderWay], None]
+OnStep = Callable[[PolicyKind, Policy, Tensor, TimeStep, EpisodeTracker], None]
+"""Called after every step with kind of policy, distributions, actions, step and episodes so far."""
 
 
 def levels_in(levels: EvaluatedLevels) -> tuple[Levels, ...]:
-    """The levels to play, one after the other: unseen ones first."""
+    """Return the levels to evaluate, one after the other."""
     return ("unseen", "train") if levels == "both" else (levels,)
 
 
 def refuse_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
-    """Refuse levels where one evaluation would come twice: there are none, or it knows all.
+    """Refuse levels that equal the unseen ones: no game of Procgen, or trained on all levels.
 
     Args:
-        levels: that are asked for.
-        env: what the agent was trained on; of an environment of one's own, None, nothing is known.
+        levels: requested levels.
+        env: environment of the training; None for one of the user's.
     """
     if levels == "unseen" or env is None:
         return
-    if resolve(env.id)[0] != "procgen":
-        what = f"levels is {levels}, which has no effect without a game of Procgen (procgen:NAME)"
-    elif env.num_levels == 0:
-        what = f"levels is {levels}, but the agent was trained on all levels (env.num_levels 0)"
-    else:
-        return
-    raise ValueError(f"{what}; leave it at unseen (--levels unseen)")
+    is_procgen = resolve(env.id)[0] == "procgen"
+    if not is_procgen or env.num_levels == 0:
+        why = "the agent was trained on all levels (env.num_levels 0)"
+        if not is_procgen:
+            why = "it has no effect without a game of Procgen (procgen:NAME)"
+        raise ValueError(f"levels is {levels}; {why}. Leave it at unseen (--levels unseen).")
 
 
 def make_evaluation_envs(
-    config: Config, *, num_envs: int, levels: Levels, seed: int, **own: Any
+    config: Config, *, num_envs: int, levels: Levels, seed: int, **user: Any
 ) -> VectorEnv:
-    """Environments like the run's, of whole games and with seeds that training never uses.
+    """Make environments like the run's, of whole games and with seeds that training never uses.
 
     Args:
-        config: of the run.
-        num_envs: how many.
+        config: configuration of the run.
+        num_envs: number of environments.
         levels: see `evaluate`.
         seed: see `evaluate`.
-        own: `make_env` or `make_vector_env`, see `evaluate`.
+        user: `make_env` or `make_vector_env`, see `evaluate`.
     """
     env = replace(for_evaluation(config.env), num_envs=num_envs)
     if levels == "unseen":
         env = replace(env, num_levels=0)
-    return make_envs(env, seed=derive_seed(seed, "evaluation"), **own)
+    return make_envs(env, seed=derive_seed(seed, "evaluation"), **user)
 
 
-class Seen(NamedTuple):
-    """What B environments show, and what is remembered of them: all that a policy acts on.
+class AgentInput(NamedTuple):
+    """Everything that a policy acts on.
 
     Attributes:
-        obs: as stored, `[B, *shape]`.
-        first: where an episode begins, `[B]`.
-        state: the memory's, `[B, H]`.
-        action_mask: what is allowed, `[B, M]`, if anything is not.
+        obs: observations as stored, `[B, *shape]`.
+        first: whether an episode begins, `[B]`.
+        state: state of the memory, `[B, H]`.
+        action_mask: allowed actions, `[B, M]`; None if all are.
     """
 
     obs: Tensor
@@ -146,114 +140,101 @@ class Seen(NamedTuple):
 
 
 OnLast = Callable[[Tensor, Tensor], None]
-"""Told what B environments show where episodes have ended, `[B, …]`, and which these are, `[B]`."""
-OnChoice = Callable[[Seen, AgentOutput, Tensor], None]
-"""Told what was seen, what the agent said of it, `[B, 1]`, and the actions, `[B, 1, …]`."""
-Act = Callable[[Seen], tuple[Tensor, Tensor]]
-"""From what is seen to what the environments get, `[B, …]`, and the memory's next state."""
+"""Called with observations `[B, …]`, the last ones where episodes ended, and these ends `[B]`."""
+OnChoice = Callable[[AgentInput, AgentOutput, Tensor], None]
+"""Called before each step with the inputs, the agent's output `[B, 1]` and actions `[B, 1, …]`."""
+Act = Callable[[AgentInput], tuple[Tensor, Tensor]]
+"""Maps inputs to the environments' actions `[B, …]` and the next state of the memory."""
 
 
-def steps(act: Act, envs: VectorEnv, state: Tensor) -> Iterator[tuple[Seen, TimeStep]]:
-    """Act in environments without an end: what was seen, and what came of it.
+def iterate_env(act: Act, envs: VectorEnv, state: Tensor) -> Iterator[tuple[AgentInput, TimeStep]]:
+    """Reset environments and act in them for ever; yields the inputs and the result of each step.
 
     Args:
         act: chooses actions.
-        envs: freshly made; they are reset here.
-        state: the memory's before the first step, `[B, H]`.
+        envs: new environments.
+        state: initial state of the memory, `[B, H]`.
     """
     first = torch.ones(envs.num_envs, dtype=torch.bool)
-    seen = Seen(envs.reset(), first, state, envs.action_mask)
+    inputs = AgentInput(envs.reset(), first, state, envs.action_mask)
     while True:
-        action, state = act(seen)
+        action, state = act(inputs)
         step = envs.step(action)
-        yield seen, step
-        seen = Seen(step.obs, step.terminated | step.truncated, state, envs.action_mask)
+        yield inputs, step
+        inputs = AgentInput(step.obs, step.terminated | step.truncated, state, envs.action_mask)
 
 
 def play_episodes(
-    act: Act,
-    envs: VectorEnv,
-    state: Tensor,
-    *,
-    episodes: int,
+    act: Act, envs: VectorEnv, state: Tensor, *, episodes: int,
     on_last: OnLast = lambda obs, ended: None,
-    on_step: Callable[[TimeStep, UnderWay], None] = lambda step, under_way: None,
-) -> Episodes:
-    """Act until every environment has had its share of `episodes`.
+    on_step: Callable[[TimeStep, EpisodeTracker], None] = lambda step, tracker: None,
+) -> Episodes:  # fmt: skip
+    """Act until every environment has finished its share of `episodes`.
 
     Args:
         act: chooses actions.
-        envs: freshly made; they are reset here.
-        state: the memory's before the first step, `[B, H]`.
-        episodes: in total.
-        on_last: shown observations that nobody acts on: where an episode ended, those of all
-            environments with its last one among them.
-        on_step: told of every step, and of the episodes so far, this step included.
+        envs: new environments.
+        state: initial state of the memory, `[B, H]`.
+        episodes: total number of episodes.
+        on_last: see `OnLast`.
+        on_step: called after every step, with the episodes so far.
     """
-    under_way = UnderWay(envs.num_envs, episodes)
-    for _, step in steps(act, envs, state):
-        under_way.add(step.reward)
-        on_step(step, under_way)
+    tracker = EpisodeTracker(envs.num_envs, episodes)
+    for _, step in iterate_env(act, envs, state):
+        tracker.add(step.reward)
+        on_step(step, tracker)
         ended = step.terminated | step.truncated
-        under_way.end(ended, step.info.get("cut", torch.zeros_like(ended)))
+        tracker.end(ended, step.info.get("cut", torch.zeros_like(ended)))
         if step.final_obs is not None and ended.any():
             last = step.obs.clone()
             last[ended] = step.final_obs[ended]
             on_last(last, ended)
-        if not under_way.are_counted.any():
+        if not tracker.are_counted.any():
             break
-    returns, lengths = zip(*under_way.finished, strict=True)
+    returns, lengths = zip(*tracker.finished, strict=True)
     return Episodes(returns, lengths)
 
 
 @torch.inference_mode()
 def play(
-    agent: Agent,
-    envs: VectorEnv,
-    *,
-    episodes: int,
-    policy: PolicyKind,
-    seed: int,
-    on_choice: OnChoice | None = None,
-    on_step: OnStep | None = None,
-    on_last: OnLast = lambda obs, ended: None,
-    precision: Precision = "fp32",
-) -> Episodes:
-    """Play until every environment has had its share of `episodes`.
+    agent: Agent, envs: VectorEnv, *, episodes: int, policy: PolicyKind, seed: int,
+    on_choice: OnChoice | None = None, on_step: OnStep | None = None,
+    on_last: OnLast = lambda obs, ended: None, precision: Precision = "fp32",
+) -> Episodes:  # fmt: skip
+    """Run an agent until every environment has finished its share of `episodes`.
 
     Args:
-        agent: acts.
-        envs: freshly made; they are reset here.
-        episodes: in total.
-        policy: how actions are chosen.
-        seed: of sampled actions.
-        on_choice: told of every choice before the environments go on: they can still be drawn.
-        on_step: told of every step: what it was chosen from, the action, what came of it.
-        on_last: see `play_episodes`.
-        precision: of the encoders.
+        agent: policy and value networks.
+        envs: new environments.
+        episodes: total number of episodes.
+        policy: way of choosing actions.
+        seed: seed of sampled actions.
+        on_choice: see `OnChoice`; the environments can still be drawn.
+        on_step: see `OnStep`.
+        on_last: see `OnLast`.
+        precision: precision of the encoders.
     """
     generator = Generator().manual_seed(seed)
-    chosen: tuple[Policy, Tensor] | None = None  # the latest: from what, and the action
+    chosen: list[Any] = []  # distributions and actions of the latest step
 
-    def act(seen: Seen) -> tuple[Tensor, Tensor]:
-        nonlocal chosen
-        obs, first = seen.obs.unsqueeze(1), seen.first.unsqueeze(1)
-        mask = None if seen.action_mask is None else seen.action_mask.unsqueeze(1)
-        inputs = (obs, first, seen.state, mask)
-        said = None if on_choice is None else agent(*inputs, precision=precision)
-        if said is None:  # values are not asked for
-            distribution, state = agent.policy(*inputs, precision=precision)
+    def act(inputs: AgentInput) -> tuple[Tensor, Tensor]:
+        obs, first, state, mask = inputs
+        arguments = (obs.unsqueeze(1), first.unsqueeze(1), state,
+                     None if mask is None else mask.unsqueeze(1))  # fmt: skip
+        output = None if on_choice is None else agent(*arguments, precision=precision)
+        if output is None:  # nothing needs the values
+            distribution, state = agent.policy(*arguments, precision=precision)
         else:
-            distribution, state = said.policy, said.state
+            distribution, state = output.policy, output.state
         action = distribution.mode() if policy == "greedy" else distribution.sample(generator)
-        chosen = distribution, action
-        if on_choice is not None and said is not None:
-            on_choice(seen, said, action)
+        chosen[:] = distribution, action
+        if on_choice is not None and output is not None:
+            on_choice(inputs, output, action)
         return agent.policy_head.env_action(action[:, 0]), state
 
-    def tell(step: TimeStep, under_way: UnderWay) -> None:
-        if on_step is not None and chosen is not None:
-            on_step(policy, *chosen, step, under_way)
+    def after_step(step: TimeStep, tracker: EpisodeTracker) -> None:
+        if on_step is not None:
+            on_step(policy, *chosen, step, tracker)
 
     state = agent.initial_state(envs.num_envs)
-    return play_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=tell)
+    return play_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=after_step)

@@ -1,4 +1,4 @@
-"""A run: all that `algorithm.learn` orders about, and must survive a crash. Kind: state."""
+"""A run: everything that `algorithm.learn` works on and a checkpoint holds. Kind: state."""
 
 from __future__ import annotations
 
@@ -11,141 +11,98 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from itertools import accumulate
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from phasicrl.collect import Collector
 from phasicrl.config import Config
-from phasicrl.distributed import RankError, World
-from phasicrl.envs.protocol import VectorEnv
-from phasicrl.execution.compute import Compute
+from phasicrl.distributed import RankError
 from phasicrl.execution.plan import Phase
 from phasicrl.host.machine import num_cores, processor, versions
 from phasicrl.host.provenance import commit
-from phasicrl.host.signals import Preempted, Signals, ToldToEnd
+from phasicrl.host.signals import Signals
 from phasicrl.learner import Learner, Record
-from phasicrl.models.agent import Agent
 from phasicrl.optimize import DivergedError, MeanAccumulator, diverged
 from phasicrl.rollout import AuxiliaryProgress, PhaseBuffer, Rollout
 from phasicrl.runs.checkpoint import Chunks, digest_of_tensors, save_checkpoint
 from phasicrl.runs.console import duration
-from phasicrl.runs.directory import OWN_OBJECTS, RunDirectory
-from phasicrl.runs.lock import RunLock
+from phasicrl.runs.directory import USER_OBJECTS, RunDirectory
 from phasicrl.runs.metrics import MetricsLog
-from phasicrl.runs.parts import OLD_POLICY, own_part
+from phasicrl.runs.parts import OLD_POLICY, rank_state
 from phasicrl.seeding import derive_seed
 from phasicrl.session.periodic_evaluation import PeriodicEvaluation
 
 
-class Snapshot(NamedTuple):
-    """The state of a run between two iterations, or between two auxiliary epochs."""
-
-    state: dict[str, Any]
-    env_steps: int
-    aux_epochs: int | None
-    chunks: Chunks
-
-
-def _copied(tree: Any) -> Any:
-    """A copy of what a checkpoint holds; `copy.deepcopy` takes ten times as long for tensors."""
+def _copy(tree: Any) -> Any:
+    """Copy the content of a checkpoint, ten times as fast as `copy.deepcopy`."""
     if isinstance(tree, Tensor):
         return tree.clone()
     if isinstance(tree, dict):
-        return {key: _copied(value) for key, value in tree.items()}
+        return {key: _copy(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_copied(value) for value in tree]
+        return [_copy(value) for value in tree]
     return copy.deepcopy(tree)
 
 
 class Run:
-    """A training session: a learner, its environments and buffer, a directory, a log and a clock.
+    """A learner with its environments, buffer, directory, log and clock.
 
-    `state_dict` holds all that a checkpoint needs.
+    As a context it is closed at the end; if it fails, its last whole iteration is saved.
 
     Attributes:
         env_steps: steps of single environments so far, the run's clock.
-        record: metrics of the iteration under way.
+        record: metrics of the current iteration.
+        directory: path of the run directory.
+        agent: networks that are trained.
+        envs: environments of this process.
+        world: processes of the run.
 
     Args:
-        config: the run's configuration, as it was asked for.
-        files: its run directory, which exists.
-        learner: what is trained.
-        collector: plays its environments.
-        buffer: room for one phase.
-        log: where its metrics go; of several processes, the first one's.
-        lock: on the run directory; the first process has it.
-        envs_since: the run's step at which its environments were made; their seeds follow from it.
-        own: what the user passed as objects, which the configuration cannot hold, by the names of
-            `train`'s arguments.
+        config: configuration of the run.
+        files: run directory.
+        learner: agent, optimizers and normalizers.
+        collector: steps the environments.
+        buffer: rollouts of one phase.
+        log: sinks of the metrics.
+        signals: holds back signals while the run is saved.
+        envs_since: environment steps when the environments were made, which their seeds depend on.
+        user: objects of the user by the names of `train`'s arguments.
     """
 
     def __init__(
-        self,
-        config: Config,
-        files: RunDirectory,
-        learner: Learner,
-        collector: Collector,
-        buffer: PhaseBuffer,
-        log: MetricsLog,
-        *,
-        lock: RunLock | None,
-        envs_since: int = 0,
-        own: Mapping[str, Any],
-    ) -> None:
-        self.config, self.files, self._own = config, files, own
+        self, config: Config, files: RunDirectory, learner: Learner, collector: Collector,
+        buffer: PhaseBuffer, log: MetricsLog, *, signals: Signals, envs_since: int,
+        user: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.config, self.files, self.user = config, files, user
         self.learner, self.collector, self.buffer, self.log = learner, collector, buffer, log
+        self.directory, self.agent, self.envs = files.path, learner.agent, collector.envs
+        self.executor, self.world = learner.executor, learner.executor.world
+        self.resources = ExitStack()  # closed with the run
         self.env_steps = 0
         self.record: Record = {}
         self.envs_since = envs_since
         before = files.card
         self._steps_on_card: int = before.get("env_steps", 0)
         self._origin: dict[str, Any] = {
-            "run": self.world.of_first(before.get("run") or uuid.uuid4().hex),
+            "run": self.world.broadcast_object(before.get("run") or uuid.uuid4().hex),
             "command": before.get("command", sys.argv),
             "resumed": [*before.get("resumed", []), sys.argv] if before else [],
         }
-        self._lock = lock
-        self._signals = Signals(self.world.ask_to_end)
-        self._periodic_evaluation = PeriodicEvaluation(config, files, log, self.world, own)
+        self._signals = signals
+        self._periodic_evaluation = PeriodicEvaluation(config, files, log, self.world, user)
         self._best_return: float | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot: tuple[dict[str, Any], Chunks] | None = None
         self._seconds_before = 0.0
         self._started = self._iteration_started = time.perf_counter()
         self._last_save = -math.inf
         self._rollout_seconds = 0.0
 
     @property
-    def directory(self) -> Path:
-        """The run directory."""
-        return self.files.path
-
-    @property
-    def envs(self) -> VectorEnv:
-        """Its environments."""
-        return self.collector.envs
-
-    @property
-    def agent(self) -> Agent:
-        """What is trained."""
-        return self.learner.agent
-
-    @property
-    def compute(self) -> Compute:
-        """How it is executed."""
-        return self.learner.compute
-
-    @property
-    def world(self) -> World:
-        """The processes that train it."""
-        return self.compute.world
-
-    @property
     def iteration(self) -> int:
-        """Policy iterations so far."""
+        """Number of policy iterations so far."""
         return self.learner.iteration
 
     @property
@@ -154,7 +111,7 @@ class Run:
         return self._seconds_before + time.perf_counter() - self._started
 
     def collect(self, rollout: Rollout) -> Rollout:
-        """Fill the rollout, move the clock, and return the rollout."""
+        """Fill the rollout, advance the clock, and return the rollout."""
         self._iteration_started = time.perf_counter()
         self.stage("rollout")
         self.collector.collect(
@@ -165,29 +122,24 @@ class Run:
         return rollout
 
     def stage(self, name: str) -> None:
-        """Tell the display what is going on."""
+        """Show the name of the stage that starts."""
         self.log.progress(name)
 
     def log_epoch(self, phase: Phase, epoch: int, means: MeanAccumulator) -> None:
-        """Write a row for an epoch that has ended, if that is asked for.
+        """Write a row for an epoch that has ended, if `log.epochs` is on.
 
         Args:
-            phase: what was trained.
-            epoch: its number, from 0.
-            means: so far, of the iteration or of the auxiliary phase.
+            phase: phase that was trained.
+            epoch: index of the epoch.
+            means: running means of the iteration or of the auxiliary phase.
         """
-        if not self.config.log.epochs:
-            return
-        record = self.world.mean_of(means.since_last())
-        rates = [group["lr"] for group in self.learner.settings(phase).optimizer.param_groups]
-        record["charts/learning_rate"] = rates[0]
-        if self.config.ppo.value_learning_rate is not None:
-            record["charts/value_learning_rate"] = rates[1]
-        place = {"env_steps": self.env_steps, "iteration": self.iteration}
-        self.log.epoch(record, **place, kind=phase, epoch=epoch + 1)
+        if self.config.log.epochs:
+            record = self.world.mean_of(means.since_last())
+            place = {"env_steps": self.env_steps, "iteration": self.iteration}
+            self.log.epoch(record, **place, kind=phase, epoch=epoch + 1)
 
     def finish_iteration(self, record: Record) -> None:
-        """Log the iteration's metrics, and save if it is time."""
+        """Evaluate if it is due, log the iteration's metrics, and save if that is due."""
         total = time.perf_counter() - self._iteration_started
         record |= self.collector.episodes.report() | {
             "charts/SPS": self.config.batch_size / total,
@@ -201,34 +153,30 @@ class Run:
         self.maybe_checkpoint()
 
     def _evaluate(self) -> Record:
-        """Play episodes that are not trained on; keep the weights, if they are the best so far.
-
-        Nothing of what is trained changes: a copy acts, in environments of its own.
-        """
+        """Run episodes with a copy of the agent, and save its weights if they are the best."""
         self.stage("evaluation")
         start = time.perf_counter()
         agent = copy.deepcopy(self.agent).cpu().eval()
-        precision = self.compute.precision("policy")
-        record = self._periodic_evaluation.play(agent, self.env_steps, precision)
-        best, reached = self._best_return, record["evaluation/return"]
-        if best is None or reached > best:
+        record = self._periodic_evaluation.play(agent, self.env_steps, self.executor.precision("policy"))
+        if self._best_return is None or record["evaluation/return"] > self._best_return:
             try:
                 if self.world.is_first:
                     weights = agent.state_dict()
                     self.files.save_weights(weights, env_steps=self.env_steps, which="best")
-                best = self._best_return = reached
+                self._best_return = record["evaluation/return"]
             except OSError as error:
                 self.log.message(f"warning: the best weights could not be saved: {error}")
-        record["time/evaluation"] = time.perf_counter() - start
-        return record if best is None else record | {"evaluation/best_return": best}
+        if self._best_return is not None:
+            record["evaluation/best_return"] = self._best_return
+        return record | {"time/evaluation": time.perf_counter() - start}
 
     def maybe_checkpoint(self) -> None:
         """Take a snapshot of the state, and save it if a checkpoint is due.
 
-        A disk that is full does not end a run of one process: the next checkpoint is tried in time.
+        A full disk does not end a run of one process.
         """
         self.take_snapshot()
-        if not self.world.any(self.world.is_first and self._checkpoint_is_due):
+        if not self.world.any_rank(self.world.is_first and self._checkpoint_is_due()):
             return
         try:
             self._write_checkpoint()
@@ -240,39 +188,32 @@ class Run:
                 f"warning: no checkpoint at {self.env_steps:,} steps ({error}); training continues"
             )
 
-    @property
     def _checkpoint_is_due(self) -> bool:
-        """Whether the clock or the number of iterations asks for a checkpoint."""
+        """Return whether a checkpoint is due by the clock or the number of iterations."""
         every = self.config.checkpoint
         minutes, iterations = every.every_minutes, every.every_iterations
         if minutes is not None and time.perf_counter() - self._last_save >= 60 * minutes:
             return True
-        is_whole = self.buffer.progress is None
-        return is_whole and iterations is not None and self.iteration % iterations == 0
+        in_iteration = self.buffer.progress is not None
+        return not in_iteration and iterations is not None and self.iteration % iterations == 0
 
     def take_snapshot(self) -> None:
         """Copy the state, so that it can be saved if the next iteration is cut short."""
-        progress = self.buffer.progress
-        self._snapshot = Snapshot(
-            _copied(self.state_dict()),
-            self.env_steps,
-            None if progress is None else progress.epoch,
-            self._buffer_chunks(),
-        )
+        self._snapshot = _copy(self.state_dict()), self._buffer_chunks()
 
     def finish(self) -> None:
         """Save the final state and the card; a run that was finished before stays as it is."""
         reached = min(self.env_steps, self._steps_on_card)
-        if self.world.of_first(reached < self.config.budget):
+        if self.world.broadcast_object(reached < self.config.budget):
             self.save()
             self.write_card()
 
     def save(self) -> None:
-        """Save a checkpoint of the state as it is, and the agent's weights.
+        """Save a checkpoint of the current state, and the agent's weights.
 
         Raises:
-            ValueError: the weights are not finite. They would take the place of good ones.
-            OSError: the disk is full, or takes nothing; what was saved before is still there.
+            ValueError: the weights are not finite; they would replace good ones.
+            OSError: the disk is full; earlier checkpoints are still there.
         """
         self.take_snapshot()
         self._write_checkpoint()
@@ -280,66 +221,58 @@ class Run:
     def _write_checkpoint(self) -> None:
         """Write the last snapshot to the disk."""
         assert self._snapshot is not None
-        state, env_steps, aux_epochs, chunks = self._snapshot
-        weights = state["learner"]["agent"]
-        right = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
-        if not torch.stack(right).all():
+        state, chunks = self._snapshot
+        weights, env_steps = state["learner"]["agent"], state["env_steps"]
+        aux_epochs = state["auxiliary"] and state["auxiliary"]["epoch"]
+        finite = [weights[name].isfinite().all() for name, _ in self.agent.named_parameters()]
+        if not torch.stack(finite).all():
             raise diverged(["the agent's weights"])
-        self.world.require_same("their weights", lambda: {"SHA-256": digest_of_tensors(weights)})
-        with self.world.together("writing the metrics"):
+        self.world.check_same("their weights", lambda: {"SHA-256": digest_of_tensors(weights)})
+        with self.world.sync_errors("writing the metrics"):
             self.log.flush()  # no checkpoint may be ahead of its rows
         save_checkpoint(
             self.files.checkpoint_folder,
-            own_part(state, self.world) | {"config": self.config.to_json()},
-            env_steps=env_steps,
-            aux_epochs=aux_epochs,
-            keep=self.config.checkpoint.keep,
-            chunks=chunks,
-            run=self._origin["run"],
-            world=self.world,
-        )
-        with self.world.together("saving the weights"):
+            rank_state(state, self.world) | {"config": self.config.to_json()},
+            env_steps=env_steps, aux_epochs=aux_epochs, keep=self.config.checkpoint.keep,
+            chunks=chunks, run=self._origin["run"], world=self.world,
+        )  # fmt: skip
+        with self.world.sync_errors("saving the weights"):
             if self.world.is_first:
                 self.files.save_weights(weights, env_steps=env_steps)
         self._last_save = time.perf_counter()
 
     def write_card(self) -> None:
-        """Write versions, commit, machine, seed and wall-clock time, as `card.json`."""
+        """Write versions, commit, machine, seed and wall-clock time to `card.json`."""
+        self._steps_on_card = self.env_steps
+        if not self.world.is_first:
+            return
         system = {"system": platform.platform(), "processor": processor(), "cores": num_cores()}
-        card = {
+        self.files.write_card({
             **self._origin,
             "seed": self.config.seed,
-            "own": [OWN_OBJECTS[name] for name in self._own if self._own[name] is not None],
+            "own": [USER_OBJECTS[name] for name, each in self.user.items() if each is not None],
             "env_steps": self.env_steps,
             "seconds": round(self.seconds, 1),
             "environment": self.envs.name,
             "exact_state": self.envs.exact_state,
             "processes": self.world.size,
-            "device": str(self.compute.device),
-            "plan": dataclasses.asdict(self.compute.plan),
+            "device": str(self.executor.device),
+            "plan": dataclasses.asdict(self.executor.plan),
             "machine": system,
             "versions": versions() | {"torch": torch.__version__},
             "commit": commit(),
-        }
-        self._steps_on_card = self.env_steps
-        if self.world.is_first:
-            self.files.write_card(card)
+        })  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive, except the phase buffer's tensors.
-
-        Those are chunks of the checkpoint.
-        """
+        """Return everything that must survive, except the rollouts, which are chunks."""
         progress = self.buffer.progress
         auxiliary = progress and {
             "epoch": progress.epoch,
             "means": progress.means.state_dict(),
             "record": self.record,
-            "seconds": {
-                "auxiliary": progress.seconds,
-                "rollout": self._rollout_seconds,
-                "total": time.perf_counter() - self._iteration_started,
-            },
+            "seconds": progress.seconds,
+            "rollout_seconds": self._rollout_seconds,
+            "total_seconds": time.perf_counter() - self._iteration_started,
         }
         return {
             "learner": self.learner.state_dict(),
@@ -356,15 +289,14 @@ class Run:
         }
 
     def load_state_dict(
-        self,
-        state: dict[str, Any],
-        chunks: dict[str, dict[str, Tensor]],
-        *,
-        same_episodes: bool = False,
+        self, state: dict[str, Any], chunks: dict[str, dict[str, Tensor]], *, same_episodes: bool
     ) -> None:
-        """Take back `state_dict` and the chunks, but for the environments.
+        """Restore `state_dict` and the chunks, but for the environments.
 
-        With `same_episodes` these are where they were.
+        Args:
+            state: result of `state_dict`.
+            chunks: rollouts of the phase.
+            same_episodes: whether the environments were restored.
         """
         self.learner.load_state_dict(state["learner"])
         action_state, generator = state["action_generator"], self.collector.generator
@@ -376,26 +308,23 @@ class Run:
         self.env_steps, self._seconds_before = state["env_steps"], state["seconds"]
         self._best_return = state["best_return"]
         if (auxiliary := state["auxiliary"]) is not None:
-            old_dist_params = chunks[self._old_policy_name]["dist_params"]
-            means = MeanAccumulator()
-            device, seconds = self.compute.device, auxiliary["seconds"]
+            device, means = self.executor.device, MeanAccumulator()
             means.load_state_dict(auxiliary["means"], device)
             self.buffer.progress = AuxiliaryProgress(
-                old_dist_params.to(device), means, auxiliary["epoch"], seconds=seconds["auxiliary"]
-            )
-            self._rollout_seconds = seconds["rollout"]
-            self._iteration_started = time.perf_counter() - seconds["total"]
+                chunks[self._old_policy_name]["dist_params"].to(device), means, auxiliary["epoch"],
+                seconds=auxiliary["seconds"],
+            )  # fmt: skip
+            self._rollout_seconds = auxiliary["rollout_seconds"]
+            self._iteration_started = time.perf_counter() - auxiliary["total_seconds"]
             self.record = auxiliary["record"]
         for slot in range(state["num_filled"]):
-            rollout, saved = self.buffer.next_rollout(), chunks[self._chunk_name(slot)]
-            rollout.load(saved)
+            self.buffer.next_rollout().load(chunks[self._chunk_name(slot)])
 
     def summary(self) -> dict[str, str]:
-        """What the run did, for people: rows of a table."""
+        """Return the results of the run as rows of a table for people."""
         parts = ("rollout", "policy", "value", "auxiliary", "evaluation")
-        name, count_of = "charts/episodic_return_100", "charts/num_episodes"
-        records = self.files.metrics(name, count_of, *(f"time/{part}" for part in parts))
-        returns = [record[name] for record in records if record.get(name) is not None]
+        name, count = "charts/episodic_return_100", "charts/num_episodes"
+        records = self.files.metrics(name, count, *(f"time/{part}" for part in parts))
         seconds = {part: sum(row.get(f"time/{part}") or 0.0 for row in records) for part in parts}
         total = sum(seconds.values()) or 1.0
         split = [f"{part} {100 * value / total:.0f} %" for part, value in seconds.items() if value]
@@ -405,57 +334,34 @@ class Run:
             "steps per second": f"{self.env_steps / self.seconds:,.0f}",
             "time split": ", ".join(split),
         }
-        if returns:
-            finished = list(accumulate(record[count_of] for record in records))
-            full = [row[name] for row, n in zip(records, finished, strict=True) if n >= 100]
-            if full:
-                rows |= {"return after 100 episodes": f"{full[0]:.2f}"}
-            rows |= {f"return, last {min(finished[-1], 100):.0f} episodes": f"{returns[-1]:.2f}"}
-            if full:
-                rows |= {"best mean of 100 episodes": f"{max(full):.2f}"}
+        if returns := [row[name] for row in records if name in row]:
+            episodes = min(sum(row[count] for row in records), 100)
+            rows[f"return, last {episodes:.0f} episodes"] = f"{returns[-1]:.2f}"
         return rows
 
     def close(self) -> None:
-        """Release environments, log files and the run directory, whichever of them fails."""
-        with ExitStack() as stack:
-            if self._lock is not None:
-                stack.callback(self._lock.close)
-            stack.callback(self.log.close)
-            stack.callback(self.envs.close)
+        """Release environments, log, run directory, PyTorch's settings and signals."""
+        self.resources.close()
 
     def __enter__(self) -> Self:
-        """Use as a context: closed at its end, however it ends.
-
-        Meanwhile signals end it in order (`host.signals`).
-        """
-        self._signals.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        """Close; if the run was cut short, save what its last whole iteration left.
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Close the run; if it failed, save its last snapshot first.
 
-        It says how the run can go on. What is raised has the folder as `run_directory`.
+        What is raised has the folder as `run_directory`.
         """
         self._signals.hold()
-        told = Preempted(str(error)) if isinstance(error, ToldToEnd) else error
-        if told is not None and self.world.is_first:
-            vars(told)["run_directory"] = self.directory
-        self.world.forget_requests()
-        try:
-            if isinstance(error, DivergedError) and self.world.is_first:
-                self._explain(error)
-            if error is not None:
-                if not isinstance(error, RankError):
-                    self.world.tell_failure(error)
-                self._save_on_exit()
-        finally:
-            with ExitStack() as last:  # each of them, also where a full disk refuses the last rows
-                last.callback(self._signals.remove)
-                last.callback(self.close)
-        if told is not error and told is not None:
-            raise told from None
+        with self.resources:  # among them `Signals`, which raises Preempted
+            if error is None:
+                return
+            self.world.drop_request()
+            if self.world.is_first:
+                vars(error)["run_directory"] = self.directory
+                if isinstance(error, DivergedError):
+                    self._explain(error)
+            self._save_on_exit()
+            raise error
 
     def _explain(self, error: DivergedError) -> None:
         """Name the first non-finite tensor in the error, and mark the run as diverged."""
@@ -468,23 +374,21 @@ class Run:
             self.files.write_card(self.files.card | {"diverged": True})
 
     def _save_on_exit(self) -> None:
-        """Save the last snapshot, and report how the run can be resumed."""
+        """Save the last snapshot, and report how to resume the run."""
         try:
-            if self.world.all_are_here():
+            if self.world.size == 1 or self.world.ends_together:
                 self._write_checkpoint()
         except (OSError, ValueError, RankError) as problem:
             self.log.message(f"warning: the last iteration could not be saved: {problem}")
-        saved = self.files.checkpoints
-        way = "it has no checkpoint yet"
+        saved, way = self.files.checkpoints, "it has no checkpoint yet"
         if saved:
-            way = f"`phasicrl resume {self.directory}` goes on from {saved[-1].name}"
+            way = f"`phasicrl resume {self.directory}` continues from {saved[-1].name}"
         self.log.message(f"{self.directory} was stopped after {self.env_steps:,} steps; {way}")
 
     def _buffer_chunks(self) -> Chunks:
-        """The rollouts of the phase under way, one chunk each, and in its auxiliary phase π_old.
+        """Return the phase's rollouts and, in its auxiliary phase, π_old: they never change.
 
-        They never change, so a checkpoint can link those of the one before. If targets are computed
-        anew for an auxiliary phase, it has chunks of its own.
+        With targets recomputed for an auxiliary phase, rollouts are new chunks.
         """
         slots, rollout = range(self.buffer.num_filled), self.buffer.rollout
         chunks: Chunks = {self._chunk_name(slot): rollout(slot).tensors for slot in slots}
@@ -495,11 +399,11 @@ class Run:
 
     @property
     def _old_policy_name(self) -> str:
-        """Of the chunk that holds the distribution parameters before the auxiliary phase."""
+        """Name of the chunk with the distribution parameters before the auxiliary phase."""
         return f"{OLD_POLICY}-{self.learner.phase:06d}"
 
     def _chunk_name(self, slot: int) -> str:
-        """A name that no other rollout of this run has, nor this one with other targets."""
-        aux, auxiliary_began = self.config.aux, self.buffer.progress is not None
-        renewed = auxiliary_began and aux.recompute_targets
+        """Return the name of a rollout with its targets, unique in the run."""
+        aux, in_auxiliary_phase = self.config.aux, self.buffer.progress is not None
+        renewed = in_auxiliary_phase and aux.recompute_targets
         return f"rollout-{self.learner.phase:06d}-{slot:03d}{'-renewed' * renewed}"

@@ -1,4 +1,4 @@
-"""Another run's weights to begin with. Kind: effects (reads files)."""
+"""Initial weights from another run. Kind: effects (reads files)."""
 
 from __future__ import annotations
 
@@ -12,48 +12,51 @@ _VALUE_HEADS = ("value_head.", "aux_value_head.")
 _OBS_NORM = "reader.normalizer."
 
 
-def take_over(agent: Agent, directory: str) -> list[str]:
-    """Replace an agent's weights by another run's, as far as name and shape are the same.
+def load_matching_weights(agent: Agent, directory: str) -> list[str]:
+    """Load those weights of another run that have the same names and shapes.
 
-    Statistics are taken over with all that belongs to them, or not at all.
+    Statistics are loaded with everything that belongs to them, or not at all.
 
     Args:
-        agent: gets the weights.
-        directory: of the other run.
+        agent: networks to initialize.
+        directory: directory of the other run.
 
     Returns:
-        What was taken over and what was not, in words; and a warning, if the other run did not
-        normalize observations as this one does.
+        A message about what was loaded and what was not, and perhaps a warning.
 
     Raises:
-        ValueError: not a run directory, there are no weights yet, or none of them fits.
+        ValueError: not a run directory, no weights yet, or none that can be used.
     """
     files, own = RunDirectory(Path(directory)), agent.state_dict()
     theirs = files.weights()
+    if bad := [name for name, tensor in theirs.items() if not tensor.isfinite().all()]:
+        raise ValueError(
+            f"init_from is {directory}; its weights are not finite ({bad[0]}). "
+            "Use a run that has not diverged."
+        )
     fits = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
     weights = {name for name, _ in agent.named_parameters()}
     if not fits & weights:
-        raise ValueError(f"none of the weights of {directory} fits this network; leave them out")
-    together: dict[str, set[str]] = defaultdict(set)
+        raise ValueError(f"init_from is {directory}; none of its weights fits this network")
+    groups: dict[str, set[str]] = defaultdict(set)
     for name in (own.keys() | theirs.keys()) - weights:
-        together[name.rpartition(".")[0].removesuffix(".moments")].add(name)
-    for owner, statistics in together.items():
+        groups[name.rpartition(".")[0].removesuffix(".moments")].add(name)
+    for owner, statistics in groups.items():
         if not statistics <= fits:
             fits -= statistics
             if owner == "value_normalizer":  # the heads' outputs are in its units
                 fits = {name for name in fits if not name.startswith(_VALUE_HEADS)}
     agent.load_state_dict({name: theirs[name] for name in fits}, strict=False)
-    kept = [f"{name} {list(own[name].shape)}" for name in own if name not in fits]
-    unused = [f"{name} {list(theirs[name].shape)}" for name in theirs if name not in fits]
-    said = f"took {len(fits)} of {len(own)} tensors over from {directory}"
-    for what, names in (("as initialized", kept), ("not used of it", unused)):
-        said += f"; {what}: {', '.join(names)}" if names else ""
+    message = f"loaded {len(fits)} of {len(own)} tensors from {directory}"
+    for what, tensors in (("as initialized", own), ("not used", theirs)):
+        names = [f"{name} {list(tensors[name].shape)}" for name in tensors if name not in fits]
+        message += f"; {what}: {', '.join(names)}" if names else ""
     normalizers = [{name for name in each if name.startswith(_OBS_NORM)} for each in (own, theirs)]
     if normalizers[0] == normalizers[1]:
-        return [said]
+        return [message]
     statistics = files.config.obs_norm.statistics
     return [
-        said,
+        message,
         f"warning: {directory} did not normalize observations as this run does; "
-        f"its first layers expect what obs_norm.statistics {statistics} gives",
+        f"its first layers expect obs_norm.statistics {statistics}",
     ]

@@ -37,12 +37,13 @@ from phasicrl.config import Config, defaults
 from phasicrl.config_io import replacing
 from phasicrl.envs.make import make_envs, resolve
 from phasicrl.host.machine import num_cores
-from phasicrl.host.signals import Preempted, Signals, ToldToEnd, when_parent_ends
+from phasicrl.host.signals import Signals, when_parent_ends
 from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import make_agent
 from phasicrl.session.evaluate import evaluate
-from phasicrl.session.warm_start import take_over
+from phasicrl.session.run import Run
+from phasicrl.session.warm_start import load_matching_weights
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -188,36 +189,27 @@ def run_trials(
     running: dict[Any, tuple[Item, BaseProcess]] = {}
     # The loop raises what arrives: raised inside a destructor, an exception would be lost.
     received: list[BaseException] = []
-    signals = Signals(lambda error: received.append(error) is None)
-    signals.install()
-    try:
-        while not received:
-            for item in itertools.islice(waiting, jobs - len(running)):
-                receiver, sender = spawn.Pipe(duplex=False)
-                child = spawn.Process(target=_run_child, args=(sender, work, item))
-                child.start()
-                sender.close()
-                running[receiver] = item, child
-            if not running:
-                return
-            ready: list[Any] = wait([*running], timeout=0.2)
-            for receiver in ready:
-                item, child = running.pop(receiver)
-                try:
-                    outcome = receiver.recv()
-                except EOFError:
-                    outcome = None
+    with Signals(lambda error: received.append(error) is None) as signals:
+        try:
+            while not received:
+                for item in itertools.islice(waiting, jobs - len(running)):
+                    receiver, sender = spawn.Pipe(duplex=False)
+                    child = spawn.Process(target=_run_child, args=(sender, work, item))
+                    child.start()
+                    sender.close()
+                    running[receiver] = item, child
+                if not running:
+                    return
+                for receiver in wait([*running], timeout=0.2):
+                    item, child = running.pop(receiver)
+                    yield item, _outcome(receiver, child)
+        finally:
+            signals.hold()
+            for _, child in running.values():
+                child.terminate()
+            for _, child in running.values():
                 child.join()
-                yield item, outcome or Failure(f"its process ended with exit code {child.exitcode}")
-    finally:
-        signals.hold()
-        for _, child in running.values():
-            child.terminate()
-        for _, child in running.values():
-            child.join()
-        signals.remove()
-    error = received[0]
-    raise Preempted(str(error)) if isinstance(error, ToldToEnd) else error
+        raise received[0]
 
 
 def _run_child(sender: Connection, work: Callable[[Any], Any], item: Any) -> None:
@@ -314,7 +306,7 @@ def refuse_untrainable(arms: Iterable[tuple[str, Config]]) -> None:
             with closing(make_envs(config.env, num_envs=1, seed=0)) as envs:
                 agent = make_agent(config, envs)
                 if config.init_from is not None:
-                    take_over(agent, config.init_from)
+                    load_matching_weights(agent, config.init_from)
         except ValueError as error:
             raise ValueError(f"{arm}: {error}") from None
 

@@ -31,7 +31,7 @@ from phasicrl.lab.export.graph import PolicyGraph, named_inputs
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.evaluate import Evaluation, load_agent
-from phasicrl.session.evaluation import Seen, make_evaluation_envs, play_episodes, steps
+from phasicrl.session.evaluation import AgentInput, make_evaluation_envs, play_episodes, steps
 from phasicrl.spaces import ObservationLayout
 
 Format = Literal["onnx", "torch"]
@@ -150,7 +150,7 @@ def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
     """Act with sampled actions; yield the inputs of the graph at each step."""
     agent, generator = graph.agent, Generator().manual_seed(0)
 
-    def act(seen: Seen) -> tuple[Tensor, Tensor]:
+    def act(seen: AgentInput) -> tuple[Tensor, Tensor]:
         obs, first = seen.obs.unsqueeze(1), seen.first.unsqueeze(1)
         mask = None if seen.action_mask is None else seen.action_mask.unsqueeze(1)
         policy, state = agent.policy(obs, first, seen.state, mask)
@@ -327,7 +327,7 @@ def play_exported(
                 )
         layout = ObservationLayout(envs.observation_space)
 
-        def act(seen: Seen) -> tuple[Tensor, Tensor]:
+        def act(seen: AgentInput) -> tuple[Tensor, Tensor]:
             inputs = named_inputs(layout, seen)
             outputs = policy({name: inputs[name].numpy() for name in policy.about["inputs"]})
             state = outputs.get("new_state", seen.state)

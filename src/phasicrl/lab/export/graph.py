@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
-from phasicrl.session.evaluation import Seen
+from phasicrl.models.distributions import Policy
+from phasicrl.session.evaluation import AgentInput
 from phasicrl.spaces import ObservationLayout, Path, assembled, at_path, place
 
 
@@ -67,8 +68,8 @@ class PolicyGraph(nn.Module):
         about["value"] = "expected discounted return, in units of the rewards learned"
         return about | ({"new_state": "the memory's"} if self.has_memory else {})
 
-    def arguments(self, seen: Seen) -> tuple[Tensor, ...]:
-        """Return what B environments show as inputs."""
+    def arguments(self, seen: AgentInput) -> tuple[Tensor, ...]:
+        """What is seen of B environments, as the inputs."""
         named = named_inputs(self.agent.reader.layout, seen)
         return tuple(named[name] for name in self.inputs)
 
@@ -91,8 +92,8 @@ class PolicyGraph(nn.Module):
         return (action, *numbers, output.value[:, 0], *([output.state] if self.has_memory else []))
 
 
-def named_inputs(layout: ObservationLayout, seen: Seen) -> dict[str, Tensor]:
-    """Return what B environments show, by the names of a graph's inputs."""
+def named_inputs(layout: ObservationLayout, seen: AgentInput) -> dict[str, Tensor]:
+    """What is seen of B environments, by the names of a graph's inputs."""
     obs = layout.unpack(seen.obs)
     named = {_name(leaf.path): at_path(obs, leaf.path) for leaf in layout.leaves}
     named |= {"first": seen.first, "state": seen.state}

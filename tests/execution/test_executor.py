@@ -1,4 +1,4 @@
-"""Gradient steps as one call against the same steps run eagerly."""
+"""Compiled gradient steps against the same steps run eagerly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,15 @@ from phasicrl import phases
 from phasicrl.algorithm import learn, train
 from phasicrl.config import ActionConfig, Config
 from phasicrl.execution import compiled
-from phasicrl.execution import compute as compute_module
+from phasicrl.execution import executor as executor_module
 from phasicrl.execution.compiled import has_compiler
-from phasicrl.execution.compute import Compute
-from phasicrl.execution.plan import WORTH_COMPILING, Plan
+from phasicrl.execution.executor import Executor
+from phasicrl.execution.plan import Plan
 from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
 from phasicrl.session.run import Run
 from tests.golden import Image
-from tests.helpers import OBS_NORM, VALUE_NORM, Corridor, Levers, open_run, tiny, tiny_aux
+from tests.helpers import Corridor, Levers, OBS_NORM, VALUE_NORM, open_run, tiny, tiny_aux
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
@@ -53,23 +53,17 @@ def both(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
         ), records
 
     (eager_run, records), (fused_run, fused_records) = trained("off"), trained("on")
-    assert not eager_run.compute._compiled_steps
-    compute = fused_run.compute
-    assert compute._compiled_calls and None not in compute._compiled_calls.values()
-    assert compute.plan.on_gpu or compute._compiled_steps
-    assert None not in compute._compiled_steps.values()
+    assert not eager_run.executor._compiled_steps
+    executor = fused_run.executor
+    assert executor._compiled_calls and None not in executor._compiled_calls.values()
+    assert executor.plan.on_gpu or executor._compiled_steps
+    assert None not in executor._compiled_steps.values()
     (agent, optimizers), (fused_agent, fused_optimizers) = (
         (s["agent"], s["optimizers"])
         for s in (eager_run.learner.state_dict(), fused_run.learner.state_dict())
     )
     for name, tensor in agent.items():
-        torch.testing.assert_close(
-            fused_agent[name],
-            tensor,
-            rtol=2e-3,
-            atol=2e-5,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+        torch.testing.assert_close(fused_agent[name], tensor, rtol=2e-3, atol=2e-5)
     for name, optimizer in optimizers.items():
         fused_state = fused_optimizers[name]["state"]
         assert optimizer["state"].keys() == fused_state.keys()
@@ -93,31 +87,15 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
     "detached": ({"model.value_path": "detached"}, Corridor),
     "shared-in-aux": ({"model.value_path": "shared_in_aux"}, Corridor),
     "shared": ({"model.value_path": "shared"}, Corridor),
-    "epochs-apart": (
-        {"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"},
-        Corridor,
-    ),
-    "shuffled": (
-        {
-            "ppo.minibatch_by": "transitions",
-            "ppo.advantage_norm": "minibatch",
-            "ppo.schedule": "linear",
-        },
-        Corridor,
-    ),
+    "epochs-apart": ({"ppo.policy_epochs": 1, "ppo.value_epochs": 2, "aux.optimizer": "own"},
+                     Corridor),
+    "shuffled": ({"ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch",
+                  "ppo.schedule": "linear"}, Corridor),
     "no-clipping": ({"ppo.max_grad_norm": None}, Corridor),
     "one-norm": ({"ppo.grad_norm_of": "agent"}, Corridor),
-    "normalized": (
-        {
-            "obs_norm": OBS_NORM,
-            "value_norm": VALUE_NORM,
-        },
-        Corridor,
-    ),
-    "penalty": (
-        {"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01, "ppo.kl_estimate": "exact"},
-        Corridor,
-    ),
+    "normalized": ({"obs_norm": OBS_NORM, "value_norm": VALUE_NORM}, Corridor),
+    "penalty": ({"ppo.kl_penalty": 0.7, "ppo.kl_penalty_target": 0.01,
+                 "ppo.kl_estimate": "exact"}, Corridor),
     "eps-hat": ({"ppo.adam_eps_hat": True}, Corridor),
     "two-rates": ({"ppo.value_learning_rate": 1e-4}, Corridor),
     "masks-discrete": ({}, lambda: Levers(masked=True)),
@@ -127,7 +105,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], gym.Env[Any, Any]]]] = {
         {"action": ActionConfig(std="softplus", squash="clip"), "ppo.adam_eps": 1e-5},
         lambda: Levers(discrete=False, masked=True),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -150,14 +128,11 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
             return obs, 0.0, *rest
 
     changes = {
-        "ppo.baseline": False,
-        "ppo.estimator": "monte_carlo",
-        "ppo.entropy_coef": 0.0,
-        "aux.epochs": 0,
-        "compute.compile": "on",
-        "ppo.objective": "log_prob",
-    }
-    train(setting(tmp_path).with_updates({**changes, "ppo.clip": None}), make_env=Nothing)
+        "ppo.baseline": False, "ppo.estimator": "monte_carlo", "ppo.entropy_coef": 0.0, "aux.epochs": 0,
+        "compute.compile": "on", "ppo.objective": "log_prob", "ppo.clip": None,
+    }  # fmt: skip
+    run = train(setting(tmp_path).with_updates(changes), make_env=Nothing)
+    assert None not in run.executor._compiled_steps.values()
 
 
 class Looks(TorchDispatchMode):
@@ -175,15 +150,9 @@ class Looks(TorchDispatchMode):
             if index is not None
         )
         if by_mask or name in (
-            "item",
-            "_local_scalar_dense",
-            "nonzero",
-            "masked_select",
-            "equal",
-            "is_nonzero",
-            "_unique2",
-            "repeat_interleave",
-        ):
+            "item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero",
+            "_unique2", "repeat_interleave",
+        ):  # fmt: skip
             self.names.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -199,22 +168,15 @@ def looks(config: Config) -> list[str]:
 @pytest.mark.parametrize("value_path", ["separate", "detached", "shared"])
 def test_neither_a_step_nor_a_minibatch_looks_at_values(value_path: str, tmp_path: Path) -> None:
     few = {
-        "model.value_path": value_path,
-        "aux.every": 1,
-        "ppo.num_steps": 12,
-        "total_env_steps": 96,
-        "ppo.num_minibatches": 1,
-        "aux.num_minibatches": 1,
-    }
+        "model.value_path": value_path, "aux.every": 1, "ppo.num_steps": 12, "total_env_steps": 96,
+        "ppo.num_minibatches": 1, "aux.num_minibatches": 1,
+    }  # fmt: skip
     once = looks(setting(tmp_path / "few", **few))
+    assert "_local_scalar_dense" in once, "reading the metrics is seen"
     more = few | {
-        "ppo.num_steps": 24,
-        "total_env_steps": 192,
-        "ppo.num_minibatches": 4,
-        "aux.num_minibatches": 4,
-        "ppo.policy_epochs": 3,
-        "ppo.value_epochs": 3,
-    }
+        "ppo.num_steps": 24, "total_env_steps": 192, "ppo.num_minibatches": 4,
+        "aux.num_minibatches": 4, "ppo.policy_epochs": 3, "ppo.value_epochs": 3,
+    }  # fmt: skip
     assert looks(setting(tmp_path / "more", **more)) == once
 
 
@@ -272,19 +234,14 @@ def test_compiled_steps_equal_eager_ones(name: str, tmp_path: Path) -> None:
     both(setting(tmp_path, **changes), make_env)
 
 
-def test_what_cannot_be_traced_runs_kernel_by_kernel_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = setting(
-        tmp_path, **{"model.memory": "lstm", "compute.compile": "on", "log.console": "plain"}
-    )
+def test_what_cannot_be_traced_runs_eagerly(tmp_path: Path) -> None:
+    config = setting(tmp_path, **{"model.memory": "lstm", "compute.compile": "on"})
     run = train(config, make_env=Corridor)
-    assert set(run.compute._compiled_steps.values()) == {None}
-    assert "policy steps run eagerly: they cannot be compiled" in capsys.readouterr().out
+    assert set(run.executor._compiled_steps.values()) == {None}
 
 
 def test_compiled_code_that_computes_something_else_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
         def call(*inputs: Tensor) -> Any:
@@ -296,171 +253,113 @@ def test_compiled_code_that_computes_something_else_is_not_used(
 
         return call
 
-    config = setting(tmp_path, **{"log.console": "plain"})
-    reference = train(
-        replace(config, compute=replace(config.compute, compile="off")), make_env=Corridor
-    )
+    reference = train(setting(tmp_path, **{"compute.compile": "off"}), make_env=Corridor)
     monkeypatch.setattr(compiled, "compile_", wrong)
-    run = train(replace(config, compute=replace(config.compute, compile="on")), make_env=Corridor)
-    assert set(run.compute._compiled_steps.values()) == {None}
-    said = capsys.readouterr().out
-    assert "policy steps run eagerly: compiled, they give other numbers here" in said
-    assert "acting runs eagerly: compiled, it gives other numbers here" in said
+    run = train(setting(tmp_path, **{"compute.compile": "on"}), make_env=Corridor)
+    assert set(run.executor._compiled_steps.values()) == {None}
+    assert set(run.executor._compiled_calls.values()) == {None}
     for name, tensor in reference.agent.state_dict().items():
         assert torch.equal(run.agent.state_dict()[name], tensor), name
 
 
-def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
-    config = tiny(tmp_path)
-    assert config.compute.compile == "auto" and config.num_gradient_steps < WORTH_COMPILING
-    assert not train(config, make_env=Corridor).compute.plan.compiled
-
-
-@pytest.mark.parametrize("memory", ["none", "lstm"])
-def test_smaller_micro_batches_are_advised_only_where_they_can_be_smaller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str
-) -> None:
-    """The sequences of a memory are not cut."""
-
-    def full(settings: StepSettings) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    monkeypatch.setattr(compute_module, "update_", full)
-    small = {
-        "model.encoder": "impala",
-        "model.channels": (2,),
-        "model.blocks": 1,
-        "model.memory": memory,
-        "compute.micro_batch": 4,
-        "model.activation": "relu",
-    }
-    with pytest.raises(MemoryError) as caught:
-        train(tiny(tmp_path).with_updates(small), make_env=Image)
-    assert ("compute.micro_batch is 4" in str(caught.value)) is (memory == "none")
+CPU_OOM = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+PICTURES = {
+    "model.encoder": "impala", "model.channels": (2,), "model.blocks": 1,
+    "model.activation": "relu", "compute.micro_batch": 4,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "knob"),
+    ("name", "error", "remedy", "changes", "make_env"),
     [
-        (
-            "policy",
-            RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-                "9 bytes"
-            ),
-            "ppo.num_minibatches",
-        ),
-        (
-            "aux",
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-            "aux.num_minibatches",
-        ),
-        ("policy", RuntimeError("something else"), None),
+        ("policy", RuntimeError(CPU_OOM), "ppo.num_minibatches", {}, Corridor),
+        ("aux", torch.OutOfMemoryError("CUDA out of memory"), "aux.num_minibatches", {}, Corridor),
+        ("policy", RuntimeError(CPU_OOM), "compute.micro_batch", PICTURES, Image),
+        ("policy", RuntimeError("something else"), None, {}, Corridor),
     ],
 )
-def test_a_step_that_does_not_fit_names_the_knob(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, knob: str | None
-) -> None:
-    plain = compute_module.update_
+def test_a_step_that_does_not_fit_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception,
+    remedy: str | None, changes: dict[str, Any], make_env: Callable[[], gym.Env[Any, Any]],
+) -> None:  # fmt: skip
+    plain = executor_module.update_
 
     def full(settings: StepSettings) -> Any:
         if settings.phase == name:
             raise error
         return plain(settings)
 
-    monkeypatch.setattr(compute_module, "update_", full)
-    with pytest.raises(MemoryError if knob else RuntimeError, match=knob or "something else"):
-        train(setting(tmp_path), make_env=Corridor)
+    monkeypatch.setattr(executor_module, "update_", full)
+    with pytest.raises(MemoryError if remedy else RuntimeError, match=remedy or "something else"):
+        train(setting(tmp_path, **changes), make_env=make_env)
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "called"),
-    [
-        ("separate", "policy", "collecting a rollout"),
-        ("separate", "value", "asking the networks about a rollout"),
-        # What came last is in no rollout and is valued by itself.
-        (
-            "shared",
-            "value",
-            "collecting a rollout",
-        ),
-    ],
+    ("path", "method"), [("separate", "policy"), ("separate", "value"), ("shared", "value")]
 )
-def test_a_rollout_that_does_not_fit_names_the_knob(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, method: str, called: str
+def test_a_rollout_that_does_not_fit_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, method: str
 ) -> None:
+    """In acting, in valuing the rollout, and in valuing the observations after it."""
+
     def full(self: Agent, *args: Any, **options: Any) -> Any:
-        raise RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 "
-            "bytes"
-        )
+        raise RuntimeError(CPU_OOM)
 
     monkeypatch.setattr(Agent, method, full)
-    with pytest.raises(MemoryError, match=rf"{called} does not fit .* try fewer env\.num_envs"):
+    with pytest.raises(MemoryError, match=r"try fewer env\.num_envs"):
         train(setting(tmp_path, **{"model.value_path": path}), make_env=Corridor)
 
 
-@pytest.fixture
-def _determinism_is_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    before = torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.mark.usefixtures("_determinism_is_put_back")
 def test_only_deterministic_kernels_run_where_that_is_asked_for(tmp_path: Path) -> None:
-    """PyTorch knows no deterministic `put_`, on a CPU either.
+    """PyTorch knows no deterministic `put_`: it must be refused, and nothing that training needs.
 
-    It must be refused, and nothing that training needs may be.
+    After the run it works again.
     """
 
-    def put() -> Tensor:
+    def put(*_: object) -> Tensor:
         return torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
 
-    def trained(deterministic: bool) -> dict[str, Tensor]:
+    def refused(*_: object) -> None:
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        with pytest.raises(RuntimeError, match="deterministic"):
+            put()
+
+    trained = []
+    for deterministic, look in ((False, lambda *_: None), (True, refused)):
         config = setting(
             tmp_path, **{"model.memory": "lstm", "compute.deterministic": deterministic}
         )
-        return train(
-            config, make_env=lambda: Levers(discrete=False, masked=True)
-        ).agent.state_dict()
-
-    plain = trained(False)
-    assert put().tolist() == [0, 2, 0]
-    deterministic = trained(True)
-    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
-        put()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    for name, weight in plain.items():
-        assert torch.equal(weight, deterministic[name]), name
+        run = train(config, make_env=lambda: Levers(discrete=False, masked=True), on_iteration=look)
+        trained.append(run.agent.state_dict())
+        assert put().tolist() == [0, 2, 0] and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    for name, weight in trained[0].items():
+        assert torch.equal(weight, trained[1][name]), name
 
 
 def test_a_gpu_is_waited_for_before_a_clock_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else `time/policy` would be the time to ask for the steps."""
-    run, told = open_run(setting(tmp_path, **{"ppo.value_epochs": 2})), []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append(str(device)))
-    monkeypatch.setattr(phases, "perf_counter", lambda: told.append("clock") or 0.0)
-    run.compute.wait()
-    assert told == [], "there is nothing to wait for on a CPU"
-    monkeypatch.setattr(run.compute, "wait", lambda: told.append("wait"))
+    run, calls = open_run(setting(tmp_path, **{"ppo.value_epochs": 2})), list[str]()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(str(device)))
+    monkeypatch.setattr(phases, "perf_counter", lambda: calls.append("clock") or 0.0)
+    run.executor.wait()
+    assert calls == [], "there is nothing to wait for on a CPU"
+    monkeypatch.setattr(run.executor, "wait", lambda: calls.append("wait"))
     rollout = run.collect(run.buffer.next_rollout())
-    told.clear()
+    calls.clear()
     phases.policy_phase(run.learner, rollout)
-    assert told == ["clock", "wait", "clock"] * len(run.config.ppo.epoch_schedule)
-    compute = Compute(Plan())
-    compute.device = torch.device("cuda:1")
-    told.clear()
-    compute.wait()
-    assert told == ["cuda:1"]
+    assert calls == ["clock", "wait", "clock"] * len(run.config.ppo.epoch_schedule)
+    executor = Executor(Plan())
+    executor.device = torch.device("cuda:1")
+    calls.clear()
+    executor.wait()
+    assert calls == ["cuda:1"]
 
 
 def test_an_upload_on_a_cpu_is_the_same_tensor() -> None:
-    compute, values = Compute(Plan()), torch.arange(6.0).reshape(2, 3)
-    assert compute.upload(values) is values
+    executor, values = Executor(Plan()), torch.arange(6.0).reshape(2, 3)
+    assert executor.upload(values) is values
 
 
 @pytest.mark.skipif(
@@ -482,26 +381,14 @@ given_back = after_a_large_tensor()
 keep_memory()
 print(after_a_large_tensor() - given_back)
 """
-    kept = int(
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout
-    )
-    assert 180e6 < kept < 220e6
+    assert 180e6 < int(subprocess.check_output([sys.executable, "-c", program])) < 220e6
+
+
+NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
 
 @pytest.mark.parametrize(
-    "compile_",
-    [
-        as_it_is,
-        pytest.param(
-            None,
-            marks=[
-                pytest.mark.long,
-                pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler"),
-            ],
-        ),
-    ],
+    "compile_", [as_it_is, pytest.param(None, marks=[pytest.mark.long, NEEDS_COMPILER])]
 )
 def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_: Callable[..., Any] | None
@@ -528,25 +415,18 @@ def test_between_gradients_and_clipping_is_a_place_for_the_mean_over_processes(
         samples, _ = phases.compute_targets(rollout, rollout.reward, run.config.ppo)
         settings = replace(run.learner.settings("policy"), mean=mean if others else None)
         run.learner.start_iteration()
-        step = run.compute.gradient_step(
+        step = run.executor.gradient_step(
             phases.PolicyPhaseLoss(run.agent, run.config.ppo, True, True), settings
         )
         order = torch.arange(len(samples))
         for minibatch in samples.minibatches(2, order, by="segments"):
             names, values, _ = step(minibatch, torch.tensor(0.0))
         assert names[-1] == "gradients/policy_norm"
-        assert (None not in run.compute._compiled_steps.values()) and bool(
-            run.compute._compiled_steps
+        assert (None not in run.executor._compiled_steps.values()) and bool(
+            run.executor._compiled_steps
         ) == (choice == "on")
-        found[choice, others] = (
-            [parameter.detach().clone() for parameter in run.agent.parameters()],
-            values,
-        )
+        weights = [parameter.detach().clone() for parameter in run.agent.parameters()]
+        found[choice, others] = weights, values
     for others in (False, True):
-        torch.testing.assert_close(
-            found["on", others][0], found["off", others][0], rtol=1e-4, atol=1e-6
-        )
-        torch.testing.assert_close(
-            found["on", others][1], found["off", others][1], rtol=1e-4, atol=1e-6
-        )
+        torch.testing.assert_close(found["on", others], found["off", others], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(found["off", True][1], found["off", False][1])

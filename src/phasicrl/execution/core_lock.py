@@ -1,0 +1,73 @@
+"""Turns of runs that would fill the same cores. Kind: effects (locks two files).
+
+Threads of two runs on the same cores wait for each other after every kernel and evict each other's
+data from the caches. In turns of some tens of milliseconds, two runs together are as fast as one
+alone (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+TIMEOUT_SECONDS, RETRY_SECONDS = 2.0, 30.0
+"""Wait for a turn, after which a run computes without one, and time until it waits again."""
+
+
+class CoreLock:
+    """Turns of this user's runs on the same cores of this machine.
+
+    The run that computes holds the file `now`, the next one `next`, so that no run has two turns
+    while another waits. A process that ends releases both; a stopped one delays the others by two
+    seconds of every thirty.
+
+    Args:
+        folder: folder of the two files; by default one of the user's temporary folders.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir()) / f"phasicrl-{os.getuid()}"
+        self._cores = hashlib.sha256(repr(sorted(os.sched_getaffinity(0))).encode()).hexdigest()[:8]
+        self._retry_at = 0.0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn, and hold the cores until the block ends."""
+        start = time.monotonic()
+        deadline = start + TIMEOUT_SECONDS if start >= self._retry_at else start
+        with ExitStack() as files:
+            try:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                with (self._folder / f"{self._cores}.next").open("a") as following:
+                    _lock(following, deadline)
+                    now = files.enter_context((self._folder / f"{self._cores}.now").open("a"))
+                    _lock(now, deadline)
+                self._retry_at = 0.0
+            except OSError:  # timed out, or a file system without locks: compute without a turn
+                if deadline > start:
+                    self._retry_at = deadline + RETRY_SECONDS
+            yield
+
+
+def _lock(file: IO[str], deadline: float) -> None:
+    """Lock a file.
+
+    Raises:
+        OSError: another process holds it until the deadline, or it cannot be locked.
+    """
+    pause = 1e-4
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)

@@ -1,0 +1,90 @@
+"""Runs that would fill the same cores compute in turns, and none waits for ever."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from phasicrl.execution import core_lock
+from phasicrl.execution.core_lock import RETRY_SECONDS, TIMEOUT_SECONDS, CoreLock
+from phasicrl.execution.executor import Executor
+from phasicrl.execution.plan import Plan
+from tests.faults.harness import wait_for
+from tests.helpers import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(core_lock, "time", SimpleNamespace(monotonic=clock, sleep=clock.wait))
+    return clock
+
+
+def test_one_at_a_time_and_none_twice_before_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_lock, "TIMEOUT_SECONDS", 1000.0)
+    mine, other, order = CoreLock(tmp_path), CoreLock(tmp_path), []
+
+    def compute_once() -> None:
+        with other.turn():
+            order.append("other")
+
+    def is_waiting() -> bool:
+        """Try the lock that the next run holds, for a moment."""
+        with next(tmp_path.glob("*.next")).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
+    thread = threading.Thread(target=compute_once)
+    with mine.turn():
+        thread.start()
+        wait_for(is_waiting)
+        order.append("mine")
+    with mine.turn():
+        order.append("mine")
+    thread.join()
+    assert order == ["mine", "other", "mine"]
+
+
+def test_a_run_stopped_in_its_turn_delays_others_two_seconds_of_every_thirty(
+    tmp_path: Path, clock: Clock
+) -> None:
+    stopped, mine, third = CoreLock(tmp_path), CoreLock(tmp_path), CoreLock(tmp_path)
+
+    def seconds(waiting: CoreLock) -> float:
+        start = clock.now
+        with waiting.turn():
+            return clock.now - start
+
+    with stopped.turn():
+        assert seconds(mine) > TIMEOUT_SECONDS
+        assert seconds(mine) < 0.01 and seconds(mine) < 0.01
+        clock.now += RETRY_SECONDS
+        assert seconds(mine) > TIMEOUT_SECONDS, "then it waits again"
+    assert seconds(mine) < 0.01
+    with stopped.turn():
+        assert seconds(mine) > TIMEOUT_SECONDS, "once it has had a turn, it waits again"
+    with mine.turn():
+        assert seconds(third) > TIMEOUT_SECONDS, "and others wait for it"
+
+
+def test_without_a_folder_no_run_waits(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").touch()
+    first, second = CoreLock(tmp_path / "file"), CoreLock(tmp_path / "file")
+    start = clock.now
+    with first.turn(), second.turn():
+        assert clock.now == start
+
+
+def test_a_run_takes_turns_if_its_plan_says_so() -> None:
+    assert Executor(Plan()).turn is nullcontext
+    assert isinstance(Executor(Plan(take_turns=True)).turn.__self__, CoreLock)  # type: ignore
