@@ -1,0 +1,138 @@
+"""What the package changes in its process: `python -m tests.guest CASE FOLDER` fails if anything.
+
+A program of its own: pytest, its plugins and beartype change the process, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx.experimental.proxy_tensor
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sync": {"compute.deterministic": True, "compute.num_threads": 1, "log.tensorboard": True},
+    "processes": {"env.parallel": "processes", "env.num_envs": 2, "ppo.num_steps": 16,
+                  "compute.num_threads": 2},
+}  # fmt: skip
+CASES = ["import", "threads", *SETTINGS]
+
+
+def state() -> dict[str, Any]:
+    """Return everything of the process that a library could change."""
+    gc.collect()
+    loggers = [logging.getLogger(), *map(logging.getLogger, logging.Logger.manager.loggerDict)]
+    tasks = Path("/proc/self/task").glob("*/children")
+    files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    return {
+        "torch threads": torch.get_num_threads(),
+        "deterministic mode": torch.get_deterministic_debug_mode(),
+        "default dtype": torch.get_default_dtype(),
+        "torch generator": torch.random.get_rng_state().tolist(),
+        "NumPy generator": str(np.random.get_state(legacy=False)),
+        "Python generator": random.getstate(),
+        "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "environment variables": dict(os.environ),
+        "recursion limit": sys.getrecursionlimit(),
+        "warning filters": list(warnings.filters),
+        "logging handlers": {each.name: list(each.handlers) for each in loggers if each.handlers},
+        "child processes": sorted("".join(path.read_text() for path in tasks).split()),
+        "open files": sorted(re.sub(r"\d+[-\w]*", "N", file) for file in files),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "working directory": Path.cwd(),
+    }
+
+
+@contextlib.contextmanager
+def unchanged(what: str) -> Iterator[None]:
+    """Check that the block leaves the process as it found it."""
+    before = state()
+    yield
+    after = state()
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert not changed, f"{what} changed {changed}"
+
+
+def fail(*_: object) -> None:
+    """A function of the user's fails."""
+    raise KeyError("the tracker is full")
+
+
+def interrupt(*_: object) -> None:
+    """A signal comes in an iteration."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+def train_all_ways(name: str, folder: Path) -> None:
+    """Train, fail, and be interrupted."""
+    from phasicrl import train
+    from phasicrl.host.signals import Preempted
+    from tests.helpers import corridor, tiny, tiny_aux
+
+    config = tiny(folder, aux=tiny_aux()).changed(SETTINGS[name])
+    train(config, make_env=corridor)  # imports what it needs, starts multiprocessing's helpers
+    with unchanged("a run"):
+        train(config, make_env=corridor)
+    with unchanged("a failed run"), contextlib.suppress(KeyError):
+        train(config, make_env=corridor, on_iteration=fail)
+    with unchanged("an interrupted run"), contextlib.suppress(Preempted):
+        train(config, make_env=corridor, on_iteration=interrupt)
+    with unchanged("a run that cannot start"), contextlib.suppress(ValueError):
+        train(config.changed({"model.encoder": "impala"}), make_env=corridor)
+
+
+def train_in_threads(folder: Path) -> None:
+    """Train in a thread, and beside another run, which is refused and disturbs nothing."""
+    from phasicrl import train
+    from tests.helpers import corridor, tiny
+
+    config, errors = tiny(folder), list[str]()
+
+    def in_thread(config: Any) -> None:
+        def work() -> None:
+            try:
+                train(config, make_env=corridor)
+            except ValueError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    alone = train(config, make_env=corridor)
+    with unchanged("a run in a thread"):
+        in_thread(config)
+    assert not errors
+    with unchanged("two runs in two threads"):
+        run = train(config, make_env=corridor, on_iteration=lambda *_: in_thread(config))
+    assert len(errors) == config.num_iterations and "another thread" in errors[0], errors
+    for name, tensor in run.agent.state_dict().items():
+        assert torch.equal(tensor, alone.agent.state_dict()[name]), name
+
+
+def main(case: str, folder: str) -> None:
+    """Check one case."""
+    if case == "import":
+        with unchanged("the import"):
+            pass
+    elif case == "threads":
+        train_in_threads(Path(folder))
+    else:
+        train_all_ways(case, Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,20 @@
+"""The package is a guest: importing and training leave the process as they found it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.guest import CASES
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_process_stays_as_it_was(tmp_path: Path, case: str) -> None:
+    words = [sys.executable, "-m", "tests.guest", case, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
