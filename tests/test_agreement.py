@@ -64,8 +64,34 @@ def test_a_case_becomes_rows_with_the_noise_of_its_own_precision(agreement: Modu
     }  # fmt: skip
     (row,) = agreement.rows_of(0, lambda name: {"4|values|": np.array([runs[name]])})
     assert (row.updates, row.quantity) == (4, "values")
-    differences = (row.float64, row.noise64, row.float32, row.noise32, row.absolute64)
-    assert differences == (0.5, 0.25, 0.5, 1.0, 0.5)
+    assert (row.float64, row.noise64, row.float32, row.noise32, row.absolute64) == (
+        0.5, 0.25, 0.5, 1.0, 0.5,
+    )  # fmt: skip
+
+
+def test_what_is_not_there_is_said(
+    agreement: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, said in (
+        (
+            [],
+            "there is nothing to compare with; give at least one of --openai-ppg, --cleanrl, --sb3",
+        ),
+        (
+            ["--openai-ppg", str(tmp_path)],
+            f"--openai-ppg {tmp_path}: there is no phasic_policy_gradient/ppg.py in it; "
+            "give the folder of a checkout",
+        ),
+    ):
+        monkeypatch.setattr(sys, "argv", ["agreement.py", *words])
+        with pytest.raises(SystemExit):
+            agreement.main()
+        assert said in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr(agreement.importlib.util, "find_spec", lambda name: None)
+    assert "the package stable_baselines3 is not installed" in agreement.absent({"sb3": True})[0]
 
 
 def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:
@@ -103,8 +129,9 @@ def test_parameters_are_matched_in_order_under_each_name(agreement: ModuleType) 
     theirs = dict.fromkeys(["v.w", "a.0.w", "a.0.b", "a.2.w", "a.2.b", "s"])
     ours = ["enc.0.weight", "enc.0.bias", "enc.1.weight", "enc.1.bias", "head", "std"]
     names = {"enc": ("a.0", "a.2"), "head": ("v",), "std": ("s",), "aux": ("unused",)}
-    found = list(matched(ours, theirs, names).values())
-    assert found == ["a.0.w", "a.0.b", "a.2.w", "a.2.b", "v.w", "s"]
+    assert list(matched(ours, theirs, names).values()) == [
+        "a.0.w", "a.0.b", "a.2.w", "a.2.b", "v.w", "s",
+    ]  # fmt: skip
     with pytest.raises(ValueError, match=r"enc has 4 parameters here, a\.0 2 there"):
         matched(ours, theirs, {"enc": ("a.0",)})
     with pytest.raises(ValueError, match="no names for std"):

@@ -12,11 +12,7 @@ from phasicrl.host.machine import cgroup_quota, num_cores
 GROUPS = {
     "version 2, no limit": ("0::/a/b\n", {"a/cpu.max": "max 100000"}, None),
     "version 2, a container's own": ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
-    "version 2, named by the host": (
-        "0::/docker/12ab\n",
-        {"cpu.max": "300000 100000"},
-        3.0,
-    ),
+    "version 2, named by the host": ("0::/docker/12ab\n", {"cpu.max": "300000 100000"}, 3.0),
     "version 2, the tightest of nested ones": (
         "0::/a/b/c\n",
         {

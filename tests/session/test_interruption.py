@@ -251,12 +251,8 @@ def test_a_full_disk_does_not_end_a_run(
     Full(monkeypatch, range(3, 5))  # the first checkpoint is the one before the first iteration
     run = train(config, make_env=corridor)
     assert [int(path.name[5:]) for path in RunDirectory(run.directory).checkpoints] == [
-        0,
-        32,
-        128,
-        160,
-        192,
-    ]
+        0, 32, 128, 160, 192,
+    ]  # fmt: skip
     assert not list((run.directory / "checkpoints").glob(".*"))
     out = capsys.readouterr().out
     assert "warning: no checkpoint at 64 steps" in out and "No space left on device" in out

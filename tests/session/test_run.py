@@ -45,7 +45,7 @@ from phasicrl.session import build
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
 from tests.golden import BOTH, Echo, Image
-from tests.helpers import OBS_NORM, VALUE_NORM, Corridor, Levers, corridor, open_run, tiny, tiny_aux
+from tests.helpers import Corridor, Levers, OBS_NORM, VALUE_NORM, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
 
@@ -373,16 +373,9 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     assert set(vars(run)) == covered | through_others | not_state
     assert covered <= set(run.state_dict())
     of_learner = {
-        "agent",
-        "optimizers",
-        "reward_normalizer",
-        "generator",
-        "iteration",
-        "kl_coef",
-        "lr_multiplier",
-        "proximal",
-        "advantage_moments",
-    }
+        "agent", "optimizers", "reward_normalizer", "generator", "iteration", "kl_coef",
+        "lr_multiplier", "proximal", "advantage_moments",
+    }  # fmt: skip
     # Fixed, or made by the next one.
     of_iteration = {"config", "executor", "_moments_before", "_networks", "_clipped"}
     assert (
@@ -391,16 +384,9 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     )
     collector_state = {"episodes"}
     collector_fixed = {
-        "envs",
-        "agent",
-        "executor",
-        "generator",
-        "bootstrap_truncation",
-        "_blank_policy",
-        "_own_noise",
-        "_values_deferred",
-        "_precision",
-    }
+        "envs", "agent", "executor", "generator", "bootstrap_truncation", "_blank_policy",
+        "_own_noise", "_values_deferred", "_precision",
+    }  # fmt: skip
     collector_new_episodes = {"_obs", "_first", "_state"}
     assert set(vars(run.collector)) == collector_state | collector_fixed | collector_new_episodes
     for owner in (run, run.collector, run.buffer, run.log):
@@ -543,11 +529,9 @@ def test_every_metric_is_reported_by_some_run(tmp_path: Path) -> None:
     )
     steered = replace(config, ppo=replace(config.ppo, kl_penalty=1.0, kl_penalty_target=0.01))
     more = {
-        "evaluation.every_iterations": 1,
-        "evaluation.episodes": 1,
-        "evaluation.levels": "both",
+        "evaluation.every_iterations": 1, "evaluation.episodes": 1, "evaluation.levels": "both",
         "env.max_restarts": 1,
-    }
+    }  # fmt: skip
     more |= {"ppo.collect_by": "episodes", "ppo.num_steps": 20, "obs_norm": OBS_NORM}
     tested = config.with_updates(more)
     rows = [
