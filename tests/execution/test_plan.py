@@ -66,7 +66,7 @@ def test_images_go_through_the_network_in_micro_batches(
     machine: dict[str, Any],
     config: Config,
     compute: dict[str, Any],
-    expected: int | Literal["auto"],
+    expected: int | None,
 ) -> None:
     assert plan(machine, config, **compute).micro_batch == dict.fromkeys(PHASES, expected)
 

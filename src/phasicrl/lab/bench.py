@@ -125,7 +125,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         endless = config.with_updates({"output_dir": folder, "total_env_steps": 10**12})
         with start_run(endless, make_env=make_env, make_vector_env=make_vector_env) as run:
-            run.executor.say = notes.append
+            run.executor.log = notes.append
             rates, split = _whole_loop(run, seconds)
             limit, passes, flops = _networks(run)
             if trace is not None:

@@ -234,7 +234,8 @@ def play(
 
     def after_step(step: TimeStep, tracker: EpisodeTracker) -> None:
         if on_step is not None:
-            on_step(policy, *chosen, step, tracker)
+            distribution, action = chosen
+            on_step(policy, distribution, action, step, tracker)
 
     state = agent.initial_state(envs.num_envs)
     return play_episodes(act, envs, state, episodes=episodes, on_last=on_last, on_step=after_step)

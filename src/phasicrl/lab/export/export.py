@@ -31,7 +31,7 @@ from phasicrl.lab.export.graph import PolicyGraph, named_inputs
 from phasicrl.models.agent import EncoderFactory
 from phasicrl.runs.directory import RunDirectory, WeightsKind
 from phasicrl.session.evaluate import Evaluation, load_agent
-from phasicrl.session.evaluation import AgentInput, make_evaluation_envs, play_episodes, steps
+from phasicrl.session.evaluation import AgentInput, iterate_env, make_evaluation_envs, play_episodes
 from phasicrl.spaces import ObservationLayout
 
 Format = Literal["onnx", "torch"]
@@ -156,8 +156,10 @@ def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
         policy, state = agent.policy(obs, first, seen.state, mask)
         return agent.policy_head.env_action(policy.sample(generator)[:, 0]), state
 
-    for seen, _ in steps(act, envs, agent.initial_state(envs.num_envs)):
-        yield tuple(tensor.clone() for tensor in graph.arguments(seen))
+    played = iterate_env(act, envs, graph.agent.initial_state(envs.num_envs))
+    for _ in islice(played, math.ceil(observations / envs.num_envs)):
+        pass
+    return recorded
 
 
 def _write(
