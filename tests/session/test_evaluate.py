@@ -243,14 +243,14 @@ def test_levels_of_what_was_trained_on_all_of_them_are_refused(
 ) -> None:
     run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
     monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
-    with pytest.raises(ValueError, match=rf"levels is {levels}; .*env\.num_levels 0"):
+    with pytest.raises(ValueError, match=rf"levels is {levels}, .*env\.num_levels 0"):
         evaluate(run.directory, episodes=2, levels=levels)
 
 
 def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
     run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
     for levels in ("train", "both"):
-        with pytest.raises(ValueError, match=f"levels is {levels}; it has no effect"):
+        with pytest.raises(ValueError, match=f"levels is {levels}, which has no effect"):
             evaluate(run.directory, episodes=2, levels=levels)
 
 

@@ -99,10 +99,10 @@ def refuse_levels(levels: EvaluatedLevels, env: EnvConfig | None) -> None:
         return
     is_procgen = resolve(env.id)[0] == "procgen"
     if not is_procgen or env.num_levels == 0:
-        why = "the agent was trained on all levels (env.num_levels 0)"
+        why = "but the agent was trained on all levels (env.num_levels 0)"
         if not is_procgen:
-            why = "it has no effect without a game of Procgen (procgen:NAME)"
-        raise ValueError(f"levels is {levels}; {why}. Leave it at unseen (--levels unseen).")
+            why = "which has no effect without a game of Procgen (procgen:NAME)"
+        raise ValueError(f"levels is {levels}, {why}. Leave it at unseen.")
 
 
 def make_evaluation_envs(
