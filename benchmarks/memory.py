@@ -31,14 +31,11 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def main() -> None:
-    """Fill the buffer, learn once, and say what it took."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--preset", default="procgen-ppg")
-    options = parser.parse_args()
+def main(output: Path, /, preset: str = "procgen-ppg") -> None:
+    """Fill the buffer, train on it once, and write the memory in use after each stage."""
+    found: dict[str, object] = {
+        "preset": preset, "commit": commit() or "unknown", "processor": processor(),
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         config = get_preset(preset).with_updates(
             {"output_dir": folder, "aux.epochs": 1, "aux.iterations_per_epoch": 1}
@@ -57,8 +54,7 @@ def main() -> None:
             found["beyond the buffer"] = peak_memory() - found["buffer"]
             found["micro-batch"] = run.executor.plan.micro_batch
             found["precision"] = run.executor.plan.precision
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

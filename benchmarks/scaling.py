@@ -82,9 +82,9 @@ def measure(name: str, output: Path) -> None:
     exchange = World._exchange
     found: dict[str, Any] = {"threads": threads}
 
-    def timed(self: World, operation: Any, *arguments: Any) -> None:
+    def timed(self: World, *args: Any) -> None:
         start = time.perf_counter()
-        plain(self, operation, *arguments)
+        exchange(self, *args)
         spent[0] += time.perf_counter() - start
 
     def note(run: Run, record: dict[str, float]) -> Any:

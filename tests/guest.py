@@ -82,7 +82,7 @@ def train_all_ways(name: str, folder: Path) -> None:
     from phasicrl.host.signals import Preempted
     from tests.helpers import corridor, tiny, tiny_aux
 
-    config = tiny(folder, aux=tiny_aux()).changed(SETTINGS[name])
+    config = tiny(folder, aux=tiny_aux()).with_updates(SETTINGS[name])
     train(config, make_env=corridor)  # imports what it needs, starts multiprocessing's helpers
     with unchanged("a run"):
         train(config, make_env=corridor)
@@ -91,7 +91,7 @@ def train_all_ways(name: str, folder: Path) -> None:
     with unchanged("an interrupted run"), contextlib.suppress(Preempted):
         train(config, make_env=corridor, on_iteration=interrupt)
     with unchanged("a run that cannot start"), contextlib.suppress(ValueError):
-        train(config.changed({"model.encoder": "impala"}), make_env=corridor)
+        train(config.with_updates({"model.encoder": "impala"}), make_env=corridor)
 
 
 def train_in_threads(folder: Path) -> None:

@@ -221,8 +221,10 @@ def _train(words: list[str]) -> None:
     """Train an agent: `phasicrl train PRESET [--seed 3 …] [--resume auto]`, or `--from RUN`."""
     options, config = parse_run(words, "train", _TrainOptions)
     from phasicrl.algorithm import train
+    from phasicrl.host.signals import exiting_preempted
 
-    _print_run(train(config, resume=options.resume))
+    with exiting_preempted():
+        _print_run(train(config, resume=options.resume))
 
 
 def parse_config(words: list[str]) -> Config:
@@ -298,8 +300,10 @@ def _print_help(command: str, kind: type, base: Config) -> None:
 def _resume(words: list[str]) -> None:
     """Continue a run from its last checkpoint."""
     from phasicrl.algorithm import resume
+    from phasicrl.host.signals import exiting_preempted
 
-    _print_run(call(resume, "resume", words))
+    with exiting_preempted():
+        _print_run(call(resume, "resume", words))
 
 
 def _print_run(run: Run) -> None:

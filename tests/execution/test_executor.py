@@ -31,7 +31,7 @@ from phasicrl.execution.step import StepSettings
 from phasicrl.models.agent import Agent
 from phasicrl.session.run import Run
 from tests.golden import Image
-from tests.helpers import Corridor, Levers, OBS_NORM, VALUE_NORM, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, Corridor, Levers, open_run, tiny, tiny_aux
 
 
 def as_it_is(function: Callable[..., Any], inputs: list[Tensor]) -> Callable[..., Any]:
@@ -128,7 +128,8 @@ def test_a_first_step_that_moves_nothing_is_no_reason_to_stop(
             return obs, 0.0, *rest
 
     changes = {
-        "ppo.baseline": False, "ppo.estimator": "monte_carlo", "ppo.entropy_coef": 0.0, "aux.epochs": 0,
+        "ppo.baseline": False, "ppo.estimator": "monte_carlo", "ppo.entropy_coef": 0.0,
+        "aux.epochs": 0,
         "compute.compile": "on", "ppo.objective": "log_prob", "ppo.clip": None,
     }  # fmt: skip
     run = train(setting(tmp_path).with_updates(changes), make_env=Nothing)

@@ -45,7 +45,7 @@ from phasicrl.session import build
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
 from tests.golden import BOTH, Echo, Image
-from tests.helpers import Corridor, Levers, OBS_NORM, VALUE_NORM, corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, Corridor, Levers, corridor, open_run, tiny, tiny_aux
 
 EVERY_ITERATION = CheckpointConfig(every_minutes=0, keep=100)
 

@@ -12,7 +12,7 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.warm_start import load_matching_weights
-from tests.helpers import corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, corridor, open_run, tiny, tiny_aux
 
 
 def begun(tmp_path: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:

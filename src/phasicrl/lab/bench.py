@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -134,17 +133,12 @@ def measure(
             if run.executor.plan.on_gpu:
                 machine["device"] = torch.cuda.get_device_name(run.executor.device)
             return Report(
-                config=config,
-                machine=machine,
-                rates=(*rates, limit),
-                split=split,
-                passes=passes,
-                gflops_per_step=flops / 1e9,
-                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                peak_gpu_memory=torch.cuda.max_memory_allocated(),
-                buffer=sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
-                notes=tuple(notes),
-            )
+                config, machine, (*rates, limit), split, passes, flops / 1e9, 
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                torch.cuda.max_memory_allocated(),
+                sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
+                tuple(notes),
+            )  # fmt: skip
 
 
 def _shorten(config: Config, say: Callable[[str], None]) -> Config:
@@ -243,29 +237,26 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
     segments = rollout.policy_samples(rollout.value_target)
     samples = segments if segments.has_memory else segments.as_transitions()
     minibatch = samples.take(slice(0, len(samples) // run.config.ppo.num_minibatches))
-
-    def compute(each: _Pass, piece: PolicySamples) -> Tensor:
-        conditions = (piece.obs, piece.first, piece.state)
-        precision = run.executor.precision(each.phase)
-        if each.kind == "value":
-            return agent.value(*conditions, precision=precision).sum()
-        if each.kind == "policy":
-            policy, _ = agent.policy(*conditions, piece.action_mask, precision=precision)
-            return policy.dist_params.sum()
-        output = agent(*conditions, piece.action_mask, precision=precision)
-        aux = 0.0 if output.aux_value is None else output.aux_value.sum()
-        return output.policy.dist_params.sum() + output.value.sum() + aux
-
-    def call(each: _Pass, piece: PolicySamples) -> None:
-        with torch.set_grad_enabled(each.backward):
-            result = compute(each, piece)
-        if each.backward:
-            result.backward()
-            agent.zero_grad(set_to_none=True)
-
     passes = _passes(run)
     pieces = [next(run.executor.micro_batches(minibatch, phase=each.phase))[0] for each in passes]
-    work = list(zip(passes, pieces, strict=True))
+
+    def call(each: _Pass, piece: PolicySamples) -> None:
+        inputs = (piece.obs, piece.first, piece.state)
+        precision = run.executor.precision(each.phase)
+        with torch.set_grad_enabled(each.backward):
+            if each.kind == "value":
+                outputs = [agent.value(*inputs, precision=precision)]
+            elif each.kind == "policy":
+                policy, _ = agent.policy(*inputs, piece.action_mask, precision=precision)
+                outputs = [policy.dist_params]
+            else:
+                output = agent(*inputs, piece.action_mask, precision=precision)
+                outputs = [output.policy.dist_params, output.value]
+                outputs += [] if output.aux_value is None else [output.aux_value]
+        if each.backward:
+            sum(tensor.sum() for tensor in outputs).backward()  # type: ignore[union-attr]
+            agent.zero_grad(set_to_none=True)
+
     flops = 0.0
     for each, piece in zip(passes, pieces, strict=True):  # a warm-up, too
         with FlopCounterMode(display=False) as counter:
@@ -279,7 +270,7 @@ def _networks(run: Run) -> tuple[Rate, dict[str, float], float]:
             call(each, piece)
             calls += 1
         run.executor.wait()
-        return (perf_counter() - start) / calls / piece.first.numel()
+        return each.times * (perf_counter() - start) / calls / piece.first.numel()
 
     rounds = [sum(map(seconds_of, passes, pieces)) for _ in range(3)]
     counts = {"forward and backward": 0.0, "forward": 0.0}

@@ -84,8 +84,8 @@ def diagnose() -> list[Check]:
         _gpu(),
         _cpu(),
         *probes,
-        _space("memory", int(available) * 1024, ENOUGH_MEMORY, _LESS_MEMORY),
-        _space("disk", shutil.disk_usage(".").free, ENOUGH_DISK, _OTHER_DISK),
+        _space("memory", int(available) * 1024, ENOUGH_MEMORY, fewer),
+        _space("disk", disk, ENOUGH_DISK, other),
     ]
 
 

@@ -42,8 +42,8 @@ from phasicrl.runs.parts import load_state
 from phasicrl.seeding import derive_seed
 from phasicrl.session.agreement import check_shared, check_shares
 from phasicrl.session.run import Run
-from phasicrl.session.warm_start import load_matching_weights
 from phasicrl.session.unused import unused_options
+from phasicrl.session.warm_start import load_matching_weights
 from phasicrl.spaces import is_image, leaves
 
 EnvFactory = Callable[[], gym.Env]
@@ -133,7 +133,7 @@ def resume_run(
         env_steps = part.tree["env_steps"]
         is_over = min(env_steps, files.card.get("env_steps", 0)) >= config.budget
         if is_over:  # nothing is written
-            config = config.changed({"log.tensorboard": False, "log.wandb": False})
+            config = config.with_updates({"log.tensorboard": False, "log.wandb": False})
         saved = _Saved(files, part)
         run, remark = _build_run(config, objects, world, signals, resources, ExitStack(), saved)
         if not is_over:

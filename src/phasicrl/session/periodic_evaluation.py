@@ -74,9 +74,9 @@ class PeriodicEvaluation:
             precision: precision of the encoders.
         """
         kinds = levels_in(self._config.evaluation.levels)
-        with self._world.together("an evaluation"):
+        with self._world.sync_errors("an evaluation"):
             played = [self._play_on(levels, agent, precision) for levels in kinds]
-        of_all, *of_all_trained = zip(*self._world.gather(played), strict=True)
+        of_all, *of_all_trained = zip(*self._world.all_gather_object(played), strict=True)
         mean_return, mean_length = mean_episode(of_all)
         record: Record = {"evaluation/return": mean_return, "evaluation/length": mean_length}
         for trained in of_all_trained:

@@ -42,7 +42,6 @@ from phasicrl.optimize import DivergedError
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.build import make_agent
 from phasicrl.session.evaluate import evaluate
-from phasicrl.session.run import Run
 from phasicrl.session.warm_start import load_matching_weights
 
 Item = TypeVar("Item")
@@ -200,9 +199,16 @@ def run_trials(
                     running[receiver] = item, child
                 if not running:
                     return
-                for receiver in wait([*running], timeout=0.2):
+                ready: list[Any] = wait([*running], timeout=0.2)
+                for receiver in ready:
                     item, child = running.pop(receiver)
-                    yield item, _outcome(receiver, child)
+                    try:
+                        outcome = receiver.recv()
+                    except EOFError:
+                        outcome = None
+                    child.join()
+                    failure = Failure(f"its process ended with exit code {child.exitcode}")
+                    yield item, outcome or failure
         finally:
             signals.hold()
             for _, child in running.values():

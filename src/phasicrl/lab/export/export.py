@@ -156,10 +156,8 @@ def _play(graph: PolicyGraph, envs: Any) -> Iterator[tuple[Tensor, ...]]:
         policy, state = agent.policy(obs, first, seen.state, mask)
         return agent.policy_head.env_action(policy.sample(generator)[:, 0]), state
 
-    played = iterate_env(act, envs, graph.agent.initial_state(envs.num_envs))
-    for _ in islice(played, math.ceil(observations / envs.num_envs)):
-        pass
-    return recorded
+    for seen, _ in iterate_env(act, envs, agent.initial_state(envs.num_envs)):
+        yield tuple(tensor.clone() for tensor in graph.arguments(seen))
 
 
 def _write(

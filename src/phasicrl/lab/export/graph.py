@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from phasicrl.models.agent import Agent
-from phasicrl.models.distributions import Policy
 from phasicrl.session.evaluation import AgentInput
 from phasicrl.spaces import ObservationLayout, Path, assembled, at_path, place
 

@@ -29,7 +29,7 @@ from phasicrl.lab.film.overlay import Overlay
 from phasicrl.lab.film.raycast import RayCamera
 from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.models.encoders import image_shape
-from phasicrl.session.evaluation import Episodes, Seen, make_evaluation_envs, play
+from phasicrl.session.evaluation import AgentInput, Episodes, make_evaluation_envs, play
 
 MakeEnv = Callable[[], gym.Env]
 ImageOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -80,7 +80,7 @@ def film_episodes(
                 images = np.stack([np.vstack(pair) for pair in zip(large, strips, strict=True)])
             write(tile(images))
 
-        def on_choice(seen: Seen, output: AgentOutput, action: Tensor) -> None:
+        def on_choice(seen: AgentInput, output: AgentOutput, action: Tensor) -> None:
             nonlocal strip
             returns[seen.first] = 0
             if shown is not None:

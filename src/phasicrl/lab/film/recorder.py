@@ -21,7 +21,7 @@ from phasicrl.models.distributions import Policy
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.runs.metrics import MetricsLog
 from phasicrl.seeding import derive_seed
-from phasicrl.session.evaluation import UnderWay, levels_in
+from phasicrl.session.evaluation import EpisodeTracker, levels_in
 
 
 class StepTable:
@@ -45,7 +45,7 @@ class StepTable:
 
     def add(
         self, levels: Levels, kind: PolicyKind, policy: Policy, action: Tensor, step: TimeStep,
-        under_way: UnderWay,
+        tracker: EpisodeTracker,
     ) -> None:  # fmt: skip
         """Add one step of B environments.
 
@@ -55,17 +55,17 @@ class StepTable:
             policy: distributions of the actions, `[B, 1]`.
             action: taken actions, `[B, 1, …]`.
             step: result of the step.
-            under_way: the episodes so far, with this step.
+            tracker: the episodes so far, with this step.
         """
         num_envs = len(action)
         columns: dict[str, Any] = {
             "levels": [levels] * num_envs,
             "policy": [kind] * num_envs,
             "env": range(num_envs),
-            "episode": under_way.numbers.tolist(),
-            "step": under_way.lengths.tolist(),
+            "episode": tracker.numbers.tolist(),
+            "step": tracker.lengths.tolist(),
             "reward": step.reward.numpy(),  # which writes as few digits as a float32 has
-            "return": under_way.returns.tolist(),
+            "return": tracker.returns.tolist(),
             "entropy": policy.entropy().flatten().tolist(),
         }
         for name, values in (("std", policy.stds), ("mean", policy.mode()), ("action", action)):
@@ -76,7 +76,7 @@ class StepTable:
             self._writer.writerow(columns)
             self._has_head = True
         rows = list(zip(*columns.values(), strict=True))
-        counted, ended = under_way.are_counted.clone(), step.terminated | step.truncated
+        counted, ended = tracker.are_counted.clone(), step.terminated | step.truncated
         if self._only_first:
             counted[int(not self._has_episode) :] = False
         # An episode that was cut by a fault does not count.
