@@ -143,9 +143,8 @@ def test_the_head_follows_the_action_space(case: str) -> None:
     space, action_config = CASES[case]
     head = make_head(space, action_config)
     discrete = case in ("discrete", "multi-discrete", "multi-binary")
-    assert head.action_shape == (
-        () if case == "discrete" else (LENGTHS.get(case, 2),)
-    ) and head.mask_size == sum(choices(space))
+    shape = () if case == "discrete" else (LENGTHS.get(case, 2),)
+    assert head.action_shape == shape and head.mask_size == sum(choices(space))
     assert head.action_dtype == (torch.int64 if discrete else torch.float32)
     policy = head(features())
     drawn = policy.sample(Generator().manual_seed(0))
