@@ -1,7 +1,9 @@
-"""Spaces: how observations are stored, how actions are taken apart, and masks in every form."""
+"""Spaces: how observations are stored, how actions are taken apart, and what is refused."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import OrderedDict
 from typing import Any
 
@@ -13,16 +15,8 @@ from gymnasium.spaces import Box, Discrete, Graph, MultiBinary, Sequence, Text, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasicrl.spaces import (
-    ActionLayout,
-    ObservationLayout,
-    Path,
-    as_float32,
-    check_spaces,
-    choices,
-    leaves,
-    map_leaves,
-)
+from phasicrl import spaces
+from phasicrl.spaces import ActionLayout, ObservationLayout, check_spaces, choices, leaves
 
 Dict: Any = gym.spaces.Dict  # their types are narrower than what they take
 MultiDiscrete: Any = gym.spaces.MultiDiscrete
@@ -31,115 +25,90 @@ SHAPES = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 
 
 def boxes(*dtypes: type[Any]) -> st.SearchStrategy[gym.Space[Any]]:
-    return st.builds(
-        lambda shape, dtype: Box(0, 100, shape, dtype), SHAPES, st.sampled_from(dtypes)
-    )
+    make = lambda shape, dtype: Box(0, 100, shape, dtype)  # noqa: E731
+    return st.builds(make, SHAPES, st.sampled_from(dtypes))
 
 
+def multi_discrete(shape: tuple[int, ...], start: int) -> Any:
+    return MultiDiscrete(np.full(shape, 3) + np.arange(shape[-1]), start=np.full(shape, start))
+
+
+STARTS, AXES = st.integers(-3, 3), SHAPES.filter(len)
 DISCRETE = st.one_of(
-    st.builds(lambda n, start: Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
-    st.builds(
-        lambda shape,
-        start: MultiDiscrete(np.full(shape, 3) + np.arange(shape[-1]), start=np.full(shape, start)),
-        SHAPES.filter(len), st.integers(-3, 3),
-    ),
-    st.builds(MultiBinary, SHAPES.filter(len)),
-)  # fmt: skip
+    st.builds(lambda n, start: Discrete(n, start=start), st.integers(1, 5), STARTS),
+    st.builds(multi_discrete, AXES, STARTS),
+    st.builds(MultiBinary, AXES),
+)
 
 
 def trees(parts: st.SearchStrategy[gym.Space[Any]]) -> st.SearchStrategy[gym.Space[Any]]:
     """Spaces of `parts`, plain and nested; with at least one part."""
-    return st.recursive(
-        parts,
-        lambda inner: st.one_of(
+
+    def grow(inner: st.SearchStrategy[gym.Space[Any]]) -> st.SearchStrategy[gym.Space[Any]]:
+        named = st.dictionaries(st.sampled_from("abcdef"), inner, min_size=1, max_size=3)
+        return st.one_of(
             st.lists(inner, min_size=1, max_size=3).map(Tuple),
-            st.dictionaries(st.sampled_from("abcdef"), inner, min_size=1, max_size=3).map(
-                lambda parts: Dict(OrderedDict(parts))
-            ),
-        ),
-        max_leaves=6,
-    )
+            named.map(lambda parts: Dict(OrderedDict(parts))),
+        )
+
+    return st.recursive(parts, grow, max_leaves=6)
 
 
-OBSERVATIONS = trees(
-    st.one_of(DISCRETE, boxes(np.uint8, np.float16, np.float32, np.float64, np.int16))
-)
+NUMBERS = boxes(np.uint8, np.float16, np.float32, np.float64, np.int16)
+OBSERVATIONS = trees(st.one_of(DISCRETE, NUMBERS))
 ACTIONS = trees(st.one_of(DISCRETE, boxes(np.float32, np.float64)))
 
 
 def random_batch(leaf: Any, num: int, rng: np.random.Generator) -> np.ndarray:
     """Values `[num, …]` of one part; floats of any bits, so infinities and NaN too."""
+    shape = (num, *leaf.shape)
     if leaf.dtype == np.float32:
-        return (
-            np.frombuffer(rng.bytes(4 * num * int(np.prod(leaf.shape))), np.float32)
-            .reshape(num, *leaf.shape)
-            .copy()
-        )
+        numbers = np.frombuffer(rng.bytes(4 * num * int(np.prod(leaf.shape))), np.float32)
+        return numbers.reshape(shape).copy()
     if isinstance(leaf, Box):
-        return (rng.normal(size=(num, *leaf.shape)) * 50).astype(leaf.dtype)
-    return (
-        np.stack([np.asarray(leaf.sample()) for _ in range(num)])
-        if num
-        else np.zeros((0, *leaf.shape), leaf.dtype)
-    )
+        return (rng.normal(size=shape) * 50).astype(leaf.dtype)
+    samples = [np.asarray(leaf.sample()) for _ in range(num)]
+    return np.stack(samples) if num else np.zeros(shape, leaf.dtype)
 
 
-def at(tree: Any, path: Path) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
+def at(tree: Any, path: spaces.Path) -> Any:
+    return functools.reduce(operator.getitem, path, tree)
 
 
-def tree_of(space: Any, values: dict[Path, Any], path: Path = ()) -> Any:
-    if isinstance(space, Dict):
-        return {key: tree_of(part, values, (*path, key)) for key, part in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(
-            tree_of(part, values, (*path, index)) for index, part in enumerate(space.spaces)
-        )
-    return values[path]
+def start_of(leaf: Any) -> np.ndarray:
+    return np.asarray(getattr(leaf, "start", 0))
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    space=OBSERVATIONS, num=st.integers(0, 3), before=st.integers(0, 2), seed=st.integers(0, 2**31)
-)
+@given(OBSERVATIONS, st.integers(0, 3), st.integers(0, 2), st.integers(0, 2**31))
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 def test_observations_come_back_bit_by_bit(
     space: gym.Space[Any], num: int, before: int, seed: int
 ) -> None:
     """Also from the middle of a larger storage, where rows begin at any address."""
     rng, layout = np.random.default_rng(seed), ObservationLayout(space)
-    values = {path: random_batch(leaf, num, rng) for path, leaf in leaves(space)}
-    packed = layout.pack(tree_of(space, values), num)
+    values: dict[spaces.Path, Any] = {
+        path: random_batch(leaf, num, rng) for path, leaf in leaves(space)
+    }
+    packed = layout.pack(spaces.assembled(space, values), num)
     assert packed.shape == (num, *layout.shape) and packed.dtype == layout.dtype
     storage = torch.zeros(before + num + 1, *layout.shape, dtype=torch.from_numpy(packed).dtype)
     storage[before : before + num] = torch.from_numpy(packed)
     read = layout.unpack(storage[before : before + num])
-    assert (
-        layout.is_tree == (not isinstance(read, torch.Tensor)) == isinstance(space, (Dict, Tuple))
-    )
+    assert layout.is_tree == isinstance(space, Dict | Tuple) != isinstance(read, torch.Tensor)
     for leaf in layout.leaves:
-        stored, given = at(read, leaf.path), values[leaf.path]
-        expected = (
-            (given - getattr(leaf.space, "start", 0)).astype(leaf.dtype)
-            if leaf.dtype == np.int64
-            else given.astype(leaf.dtype)
-        )
-        assert stored.shape == (num, *leaf.shape) and stored.numpy().dtype == leaf.dtype
-        assert stored.numpy().tobytes() == expected.tobytes()
+        stored, expected = at(read, leaf.path).numpy(), values[leaf.path]
+        if leaf.dtype == np.int64:
+            expected = expected - start_of(leaf.space)
+        assert stored.shape == (num, *leaf.shape) and stored.dtype == leaf.dtype
+        assert stored.tobytes() == expected.astype(leaf.dtype).tobytes()
 
 
 def test_where_every_part_lies() -> None:
-    space = Dict(
-        OrderedDict(
-            z=Box(0, 255, (2, 3), np.uint8),
-            a=Tuple([Discrete(4, start=7), Box(-1, 1, (), np.float64), MultiBinary((2, 2))]),
-            m=MultiDiscrete([3, 4]),
-            i=Box(-5, 5, (1,), np.int32),
-        )
-    )
-    layout = ObservationLayout(space)
+    parts = Tuple([Discrete(4, start=7), Box(-1, 1, (), np.float64), MultiBinary((2, 2))])
+    space = OrderedDict(z=Box(0, 255, (2, 3), np.uint8), a=parts)
+    space |= {"m": MultiDiscrete([3, 4]), "i": Box(-5, 5, (1,), np.int32)}
+    layout = ObservationLayout(Dict(space))
     assert layout.is_tree and layout.shape == (6 + 8 + 4 + 4 + 16 + 4,) and layout.dtype == np.uint8
     assert [
         (leaf.path, leaf.shape, leaf.dtype.name, leaf.offset, leaf.num_bytes)
@@ -152,19 +121,11 @@ def test_where_every_part_lies() -> None:
         (("m",), (2,), "int64", 22, 16),
         (("i",), (1,), "float32", 38, 4),
     ]
-    sample = {
-        "z": np.full((1, 2, 3), 9, np.uint8),
-        "a": ([8], [0.5], [[[1, 0], [0, 1]]]),
-        "m": [[2, 3]],
-        "i": [[-5]],
-    }
-    row = layout.pack(sample, 1)[0]
+    obs = {"z": np.full((1, 2, 3), 9, np.uint8), "a": ([8], [0.5], [[[1, 0], [0, 1]]])}
+    row = layout.pack({**obs, "m": [[2, 3]], "i": [[-5]]}, 1)[0]
     assert row[:6].tolist() == [9] * 6 and row[18:22].tolist() == [1, 0, 0, 1]
-    assert (
-        row[6:14].view(np.int64) == 1
-        and row[14:18].view(np.float32) == 0.5
-        and row[38:].view(np.float32) == -5
-    )
+    assert row[6:14].view(np.int64) == 1
+    assert row[14:18].view(np.float32) == 0.5 and row[38:].view(np.float32) == -5
 
 
 @pytest.mark.parametrize(
@@ -172,9 +133,7 @@ def test_where_every_part_lies() -> None:
     [
         (Box(0, 255, (64, 64, 3), np.uint8), (64, 64, 3), "uint8"),
         (Box(-1, 1, (5,), np.float64), (5,), "float32"),
-        (Box(-1, 1, (2, 3), np.float32), (2, 3), "float32"),
-        (Box(-9, 9, (2,), np.int64), (2,), "float32"),
-        (Box(0, 255, (128,), np.uint8), (128,), "uint8"),
+        (Box(-9, 9, (2, 3), np.int64), (2, 3), "float32"),
         (Discrete(5, start=2), (), "int64"),
         (MultiDiscrete([[2, 3], [4, 5]]), (2, 2), "int64"),
         (MultiBinary((2, 3)), (2, 3), "uint8"),
@@ -185,41 +144,40 @@ def test_how_observations_are_stored(
     space: gym.Space[Any], shape: tuple[int, ...], dtype: str
 ) -> None:
     layout = ObservationLayout(space)
-    assert (layout.shape, layout.dtype.name, layout.space) == (shape, dtype, space)
+    assert (layout.shape, layout.dtype.name) == (shape, dtype)
 
 
 def test_what_needs_no_translation_is_not_copied() -> None:
     for space in (Box(0, 255, (4, 4, 3), np.uint8), Box(-1, 1, (3,), np.float32)):
         batch = np.zeros((2, *space.shape), space.dtype)
-        layout = ObservationLayout(space)
-        assert layout.pack(batch, 2) is batch
-        stored = torch.from_numpy(batch)
-        assert layout.unpack(stored) is stored
+        layout, stored = ObservationLayout(space), torch.from_numpy(batch)
+        assert layout.pack(batch, 2) is batch and layout.unpack(stored) is stored
 
 
 TREE = Dict(counts=Box(-1, 1, (3,), np.float32), stage=Discrete(4, start=1))
+COUNTS = np.zeros((2, 3))
 
 
 @pytest.mark.parametrize(
-    ("obs", "message"),
+    ("obs", "match"),
     [
-        ({"counts": np.zeros((2, 3))}, "without 'stage', which its observation_space has"),
-        (np.zeros((2, 3)), "without 'counts'"),
-        (
-            {"counts": np.zeros((2, 4)), "stage": [1, 1]},
-            r"shape \(4,\) \(at 'counts'\); its observation_space says \(3,\)",
-        ),
+        ({"counts": COUNTS}, "without 'stage'"),
+        (COUNTS, "without 'counts'"),
+        ({"counts": np.zeros((2, 4)), "stage": [1, 1]}, r"shape \(4,\) \(at 'counts'\)"),
         ({"counts": np.zeros((3, 3)), "stage": [1, 1]}, r"shape \(3,\)"),
-        (
-            {"counts": np.zeros((2, 3)), "stage": [1.0, 1.0]},
-            r"dtype float64 \(at 'stage'\); its observation_space says int64",
-        ),
-        ({"counts": np.zeros((2, 3), complex), "stage": [1, 1]}, "dtype complex128"),
+        ({"counts": COUNTS, "stage": [1.0, 1.0]}, r"dtype float64 \(at 'stage'\)"),
+        ({"counts": COUNTS.astype(complex), "stage": [1, 1]}, "dtype complex128"),
     ],
 )
-def test_observations_that_do_not_fit_are_refused(obs: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^an observation .*{message}"):
+def test_observations_that_do_not_fit_are_refused(obs: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
         ObservationLayout(TREE).pack(obs, 2)
+
+
+def test_bytes_beyond_their_range_are_refused() -> None:
+    for number in (-1, 256):
+        with pytest.raises(ValueError, match="from 0 to 255"):
+            ObservationLayout(MultiBinary(2)).pack(np.array([[0, number]]), 1)
 
 
 def test_a_single_number_may_come_in_brackets() -> None:
@@ -230,39 +188,22 @@ def test_a_single_number_may_come_in_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "stage", "fault"),
+    ("counts", "stage", "index", "match"),
     [
-        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 4, 2], None),
-        (
-            [[0, 0, 0], [0, 0, 0], [0, np.nan, 1]],
-            [1, 4, 2],
-            (2, "an observation that is not finite (at 'counts'): [ 0. nan  1.]"),
-        ),
-        (
-            [[0, 0, 0], [1e300, 0, 0], [0, np.nan, 1]],
-            [1, 4, 2],
-            (1, "an observation that is not finite (at 'counts'): [inf  0.  0.]"),
-        ),
-        (
-            [[0, 0, 0], [0, 0, 0], [0, 0, 0]],
-            [1, 5, 0],
-            (1, "an observation that is outside of Discrete(4, start=1) (at 'stage'): 5"),
-        ),
-        (
-            [[0, 0, 0], [0, 0, 0], [0, 0, 0]],
-            [0, 1, 1],
-            (0, "an observation that is outside of Discrete(4, start=1) (at 'stage'): 0"),
-        ),
+        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 4, 2], None, ""),
+        ([[0, 0, 0], [0, 0, 0], [0, np.nan, 1]], [1, 4, 2], 2, "'counts'): [ 0. nan  1.]"),
+        ([[0, 0, 0], [1e300, 0, 0], [0, np.nan, 1]], [1, 4, 2], 1, "'counts'): [inf  0.  0.]"),
+        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [1, 5, 0], 1, "(at 'stage'): 5"),
+        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [0, 1, 1], 0, "(at 'stage'): 0"),
     ],
 )
 def test_numbers_that_cannot_be_used_are_found(
-    counts: list[list[float]], stage: list[int], fault: tuple[int, str] | None
+    counts: list[list[float]], stage: list[int], index: int | None, match: str
 ) -> None:
     layout = ObservationLayout(TREE)
-    assert (
-        layout.find_fault(layout.pack({"counts": np.array(counts), "stage": np.array(stage)}, 3))
-        == fault
-    )
+    packed = layout.pack({"counts": np.array(counts), "stage": np.array(stage)}, 3)
+    found = layout.find_fault(packed) or (None, "")
+    assert found[0] == index and match in found[1]
 
 
 def test_components_of_several_choices_have_their_own_limits() -> None:
@@ -276,130 +217,79 @@ def test_components_of_several_choices_have_their_own_limits() -> None:
 @given(space=ACTIONS, num=st.integers(1, 3))
 def test_actions_arrive_as_their_space_has_them(space: gym.Space[Any], num: int) -> None:
     space.seed(num)
-    layout, samples = ActionLayout(space), [space.sample() for _ in range(num)]
-    rows = []
-    for sample in samples:
-        numbers = [
-            np.ravel(at(sample, path) - np.asarray(getattr(leaf, "start", 0)))
-            for path, leaf in leaves(space)
-        ]
-        rows.append(np.concatenate(numbers))
+    layout, samples, parts = (
+        ActionLayout(space),
+        [space.sample() for _ in range(num)],
+        leaves(space),
+    )
+    rows = [
+        np.concatenate([np.ravel(at(one, path) - start_of(leaf)) for path, leaf in parts])
+        for one in samples
+    ]
     action = np.stack(rows).astype(layout.dtype).reshape(num, *layout.shape)
-    has_box = any(isinstance(leaf, Box) for _, leaf in leaves(space))
+    has_box = any(isinstance(leaf, Box) for _, leaf in parts)
     assert layout.dtype == (np.float32 if has_box else np.int64)
     assert layout.shape == (() if isinstance(space, Discrete) else (len(rows[0]),))
     copy = action.copy()
     layout.check("mine", action, num)
     batch = layout.unflatten(action)
-    for path, leaf in leaves(space):
-        values = at(batch, path)
+    for path, leaf in parts:
+        values, expected = at(batch, path), [at(sample, path) for sample in samples]
         assert values.dtype == leaf.dtype and values.shape == (num, *(leaf.shape or ()))
-        np.testing.assert_allclose(
-            values, np.stack([at(sample, path) for sample in samples]), rtol=1e-6
-        )
+        np.testing.assert_allclose(values, np.stack(expected), rtol=1e-6)
         values[...] = 0  # an environment may write into what it is given
     np.testing.assert_array_equal(action, copy)
 
 
-MIXED = Dict(
-    OrderedDict(
-        go=Discrete(3), arm=Tuple([Box(-1, 1, (2,)), MultiDiscrete([2, 4])]), flags=MultiBinary(1)
-    )
-)
+ARM = Tuple([Box(-1, 1, (2,)), MultiDiscrete([2, 4])])
+MIXED = Dict(OrderedDict(go=Discrete(3), arm=ARM, flags=MultiBinary(1)))
+GOOD_ROW = [0, 9, -9, 1, 3, 1]
 
 
 @pytest.mark.parametrize(
-    ("space", "action", "message"),
+    ("space", "action", "match"),
     [
         (Discrete(3), np.array([0, 3]), "action 3 for environment 1 is outside of 0 … 2"),
-        (
-            Discrete(3, start=5),
-            np.array([-1, 0]),
-            "action -1 for environment 0 is outside of 0 … 2",
-        ),
-        (
-            Discrete(3),
-            np.zeros(2),
-            r"the actions are float64, shape \(2,\); a tensor of integers, shape \(2,\), "
-            "was expected",
-        ),
-        (
-            Discrete(3),
-            np.zeros((2, 1), int),
-            r"the actions are int64, shape \(2, 1\); .* shape \(2,\)",
-        ),
-        (Discrete(3), [0, 1], "the actions are a list"),
-        (
-            MultiDiscrete([2, 3]),
-            np.array([[0, 0], [1, 3]]),
-            r"action 3 for environment 1, component 1 \(1\) is outside of 0 … 2",
-        ),
-        (
-            MultiBinary(2),
-            np.array([[0, 0], [2, 1]]),
-            r"action 2 for environment 1, component 0 \(0\) is outside of 0 … 1",
-        ),
-        (
-            MIXED,
-            np.array([[0, 9, -9, 1, 3, 1], [0, 0, 0, 1, 4, 0.0]]),
-            r"action 4.0 for environment 1, component 4 \(arm/1/1\) is outside of 0 … 3",
-        ),
-        (
-            MIXED,
-            np.array([[0, 9, -9, 1, 3, 1], [0.5, 0, 0, 1, 3, 0]]),
-            r"action 0.5 for environment 1, component 0 \(go\) is outside",
-        ),
-        (
-            MIXED,
-            np.array([[0, 9, -9, 1, 3, 1], [0, 0, np.inf, 1, 3, 0]]),
-            r"action inf for environment 1, component 2 \(arm/0/1\) is not finite",
-        ),
-        (
-            MIXED,
-            np.zeros((2, 5)),
-            r"the actions are float64, shape \(2, 5\); a tensor of numbers, shape \(2, 6\)",
-        ),
-        (MIXED, np.zeros((2, 6), bool), "the actions are bool"),
+        (Discrete(3, start=5), np.array([-1, 0]), "action -1 for environment 0"),
+        (Discrete(3), np.zeros(2), r"float64, shape \(2,\); a tensor of integers"),
+        (Discrete(3), np.zeros((2, 1), int), r"shape \(2, 1\); .* shape \(2,\)"),
+        (Discrete(3), [0, 1], "list"),
+        (MultiDiscrete([2, 3]), np.array([[0, 0], [1, 3]]), r"1, component 1 \(1\) .* 0 … 2"),
+        (MultiBinary(2), np.array([[0, 0], [2, 1]]), r"1, component 0 \(0\) .* 0 … 1"),
+        (MIXED, np.array([GOOD_ROW, [0, 0, 0, 1, 4, 0.0]]), r"1, component 4 \(arm/1/1\) .* 0 … 3"),
+        (MIXED, np.array([GOOD_ROW, [0.5, 0, 0, 1, 3, 0]]), r"1, component 0 \(go\)"),
+        (MIXED, np.array([GOOD_ROW, [0, 0, np.inf, 1, 3, 0]]), r"2 \(arm/0/1\) is not finite"),
+        (MIXED, np.zeros((2, 5)), r"a tensor of numbers, shape \(2, 6\)"),
+        (MIXED, np.zeros((2, 6), bool), "bool"),
     ],
 )
 def test_actions_that_would_be_misread_are_refused(
-    space: gym.Space[Any], action: Any, message: str
+    space: gym.Space[Any], action: Any, match: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^mine: {message}"):
+    with pytest.raises(ValueError, match=f"^mine: .*{match}"):
         ActionLayout(space).check("mine", action, 2)
 
 
 def test_numbers_may_be_beyond_the_bounds_and_integers_may_be_floats() -> None:
-    layout = ActionLayout(MIXED)
-    action = np.array([[2, 9, -9, 1, 3, 1]])
+    layout, action = ActionLayout(MIXED), np.array([[2, 9, -9, 1, 3, 1]])
     layout.check("mine", action, 1)
     layout.check("mine", action.astype(np.float32), 1)
     arrived = layout.unflatten(action)
-    assert (
-        arrived["go"] == 2
-        and arrived["arm"][0].tolist() == [[9, -9]]
-        and arrived["arm"][1].tolist() == [[1, 3]]
-    )
+    assert arrived["go"] == 2 and [x.tolist() for x in arrived["arm"]] == [[[9, -9]], [[1, 3]]]
 
 
-def test_actions_that_are_not_allowed_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("place", "env", "match"),
+    [(2, 0, r"2.0 .* 0 \(go\)"), (8, 0, r"3.0 .* 4 \(arm/1/1\)"), (7, 1, r"2.0 .* 4 \(arm/1/1\)"),
+     (9, 1, r"0.0 .* 5 \(flags\)")],
+)  # fmt: skip
+def test_actions_that_are_not_allowed_are_refused(place: int, env: int, match: str) -> None:
     layout, mask = ActionLayout(MIXED), np.ones((2, 11), bool)
     action = np.array([[2, 0, 0, 1, 3, 1], [0, 0, 0, 0, 2, 0]], np.float32)
     layout.check("mine", action, 2, action_mask=mask)
-    for place, message in {
-        2: (0, r"action 2.0 for environment 0, component 0 \(go\)"),
-        8: (0, r"action 3.0 for environment 0, component 4 \(arm/1/1\)"),
-        7: (1, r"action 2.0 for environment 1, component 4 \(arm/1/1\)"),
-        9: (1, r"action 0.0 for environment 1, component 5 \(flags\)"),
-    }.items():
-        forbidding = mask.copy()
-        forbidding[message[0], place] = False
-        with pytest.raises(
-            ValueError,
-            match=f"^mine: {message[1]} is not allowed now; choose among those that `action_mask` "
-            "allows",
-        ):
-            layout.check("mine", action, 2, action_mask=forbidding)
+    mask[env, place] = False
+    with pytest.raises(ValueError, match=f"^mine: action {match} is not allowed"):
+        layout.check("mine", action, 2, action_mask=mask)
 
 
 GOOD = Box(-1, 1, (2,), np.float32)
@@ -410,23 +300,28 @@ GOOD = Box(-1, 1, (2,), np.float32)
 )
 def test_spaces_that_are_not_supported_are_refused(space: gym.Space[Any]) -> None:
     where = r" \(at 'b/0'\)" if isinstance(space, Dict) else ""
-    for what, spaces in (("observations", (space, Discrete(2))), ("actions", (GOOD, space))):
-        with pytest.raises(
-            ValueError,
-            match=f"^mine: {what} of the kind .*{where} are not supported; "
-            "supported: .*Dict and Tuple of these$",
-        ):
-            check_spaces("mine", *spaces)
-    with pytest.raises(ValueError, match="are not supported; supported: Box"):
+    for what, pair in (("observations", (space, Discrete(2))), ("actions", (GOOD, space))):
+        with pytest.raises(ValueError, match=f"^mine: {what} .*{where} are not supported"):
+            check_spaces("mine", *pair)
+    with pytest.raises(ValueError, match="are not supported"):
         ObservationLayout(space)
 
 
-def test_empty_spaces_are_refused() -> None:
-    for empty in (Dict(), Tuple([]), Dict(a=Dict()), Box(-1, 1, (0,), np.float32)):
-        with pytest.raises(ValueError, match=r"mine: the space of observations .* is empty"):
-            check_spaces("mine", empty, Discrete(2))
-        with pytest.raises(ValueError, match=r"mine: the space of actions .* is empty"):
-            check_spaces("mine", GOOD, empty)
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "match"),
+    [
+        *((empty, Discrete(2), "observations") for empty in (Dict(), Tuple([]), Dict(a=Dict()))),
+        (Box(-1, 1, (0,), np.float32), Discrete(2), "observations"),
+        (GOOD, Tuple([]), "actions"),
+        (GOOD, Box(0, 9, (2,), np.int64), "MultiDiscrete$"),
+        (Box(0, 255, (4, 8, 8, 3), np.uint8), Discrete(2), "ReshapeObservation"),
+    ],
+)
+def test_empty_and_unusual_spaces_are_refused(
+    observation_space: Any, action_space: Any, match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        check_spaces("mine", observation_space, action_space)
 
 
 def test_a_part_may_be_empty() -> None:
@@ -441,7 +336,7 @@ def test_a_part_may_be_empty() -> None:
     assert ActionLayout(space).unflatten(np.ones((2, 2), np.float32))["goal"].shape == (2, 0)
 
 
-@given(observation_space=OBSERVATIONS, action_space=ACTIONS)
+@given(OBSERVATIONS, ACTIONS)
 @settings(max_examples=30, deadline=None)
 def test_spaces_that_can_be_stored_are_accepted(
     observation_space: gym.Space[Any], action_space: gym.Space[Any]
@@ -449,48 +344,27 @@ def test_spaces_that_can_be_stored_are_accepted(
     check_spaces("mine", observation_space, action_space)
 
 
-def test_integers_as_numbers_are_no_actions() -> None:
-    with pytest.raises(
-        ValueError, match=r"actions of the kind Box.*write a Box of integers as a MultiDiscrete"
-    ):
-        check_spaces("mine", GOOD, Box(0, 9, (2,), np.int64))
-
-
 def test_float32_in_place_of_other_floats_at_every_depth() -> None:
-    space = Dict(
-        OrderedDict(
-            z=Box(-1, 1, (2,), np.float64),
-            a=Tuple([Box(-np.inf, 1e300, (1,), np.float64), Discrete(3)]),
-            b=Box(0, 9, (1,), np.uint8),
-        )
-    )
-    changed = as_float32(space)
-    limit = np.finfo(np.float32).max
-    expected = OrderedDict(
-        z=Box(-1, 1, (2,), np.float32),
-        a=Tuple([Box(-np.inf, limit, (1,), np.float32), Discrete(3)]),
-        b=Box(0, 9, (1,), np.uint8),
-    )
-    assert changed == Dict(expected)
+    def make(dtype: Any, high: float) -> Any:
+        parts = Tuple([Box(-np.inf, high, (1,), dtype), Discrete(3)])
+        return Dict(OrderedDict(z=Box(-1, 1, (2,), dtype), a=parts, b=Box(0, 9, (1,), np.uint8)))
+
+    changed = spaces.as_float32(make(np.float64, 1e300))
+    assert changed == make(np.float32, float(np.finfo(np.float32).max))
     assert list(changed.spaces) == ["z", "a", "b"]  # type: ignore[attr-defined]
-    assert [leaf.dtype for leaf in ObservationLayout(changed).leaves] == [
-        leaf.dtype for leaf in ObservationLayout(space).leaves
-    ]
-    assert as_float32(GOOD) is GOOD
+    assert spaces.as_float32(GOOD) is GOOD
 
 
 def test_parts_can_be_mapped() -> None:
     value = {"a": 1, "b": (2, 3), "more": 4}
     space = Dict(a=Discrete(9), b=Tuple([Discrete(9), Discrete(9)]))
-    assert map_leaves(space, lambda part: part * 10, value) == {"a": 10, "b": (20, 30)}
-    assert map_leaves(Discrete(9), lambda part: part * 10, 4) == 40
+    assert spaces.map_leaves(space, lambda part: part * 10, value) == {"a": 10, "b": (20, 30)}
+    assert spaces.map_leaves(Discrete(9), lambda part: part * 10, 4) == 40
     with pytest.raises(ValueError, match="without 'b/1'"):
-        map_leaves(space, str, {"a": 1, "b": [2]})
+        spaces.map_leaves(space, str, {"a": 1, "b": [2]})
 
 
 def test_options_of_all_discrete_components() -> None:
     assert choices(MIXED) == (3, 2, 4, 2) and choices(GOOD) == ()
-    assert (
-        choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
-        and choices(MultiBinary((2, 2))) == (2,) * 4
-    )
+    assert choices(MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)
+    assert choices(MultiBinary((2, 2))) == (2,) * 4
