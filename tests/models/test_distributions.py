@@ -23,7 +23,7 @@ def normal(mean: Any, std: Any) -> Any:
 
 
 def random_logits(
-    *shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, size: float = 2.0
+    *shape: int, seed: int = 0, size: float = 2.0, dtype: Any = torch.float64
 ) -> Tensor:
     return size * torch.randn(*shape, dtype=dtype, generator=Generator().manual_seed(seed))
 
@@ -37,26 +37,17 @@ def probabilities(logits: Tensor) -> np.ndarray:
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def test_log_prob_is_that_of_the_action_taken() -> None:
-    logits = random_logits(S, L, A)
-    action = torch.randint(0, A, (S, L), generator=Generator().manual_seed(1))
-    result = policy_of(logits).log_prob(action)
-    for index in np.ndindex(S, L):
-        expected = scipy.stats.rv_discrete(values=(range(A), probabilities(logits)[index])).logpmf(
-            action[index].item()
-        )
-        assert result[index].item() == pytest.approx(expected)
-
-
-def test_entropy_and_divergence_are_scipys() -> None:
+def test_numbers_of_discrete_policies_are_scipys() -> None:
     new, old = random_logits(S, L, A, seed=1), random_logits(S, L, A, seed=2)
-    entropy = scipy.stats.entropy(probabilities(new), axis=-1)
+    p, q = probabilities(old), probabilities(new)
+    policy, entropy = policy_of(new), scipy.stats.entropy(q, axis=-1)
     # KL(old ‖ new): the old policy comes first.
-    divergence = scipy.stats.entropy(probabilities(old), probabilities(new), axis=-1)
-    np.testing.assert_allclose(policy_of(new).entropy().numpy(), entropy, rtol=1e-12)
-    np.testing.assert_allclose(
-        policy_of(new).kl_from(policy_of(old)).numpy(), divergence, rtol=1e-12
-    )
+    divergence = scipy.stats.entropy(p, q, axis=-1)
+    np.testing.assert_allclose(policy.entropy(), entropy, rtol=1e-12)
+    np.testing.assert_allclose(policy.kl_from(policy_of(old)), divergence, rtol=1e-12)
+    action = torch.randint(0, A, (S, L), generator=Generator().manual_seed(1))
+    expected = np.log(np.take_along_axis(q, action.numpy()[..., None], -1))[..., 0]
+    np.testing.assert_allclose(policy.log_prob(action), expected, rtol=1e-12)
 
 
 def test_the_divergences_gradient_is_the_difference_of_the_probabilities() -> None:
@@ -73,22 +64,19 @@ def test_probabilities_add_up_to_one_however_large_the_logits() -> None:
 
 
 def test_actions_are_drawn_by_their_probabilities() -> None:
-    probs = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
-    number = 20_000
-    action = Categorical(probs.log().float().expand(number, 2, 4)).sample(
-        Generator().manual_seed(0)
-    )
-    assert action.shape == (number, 2)
-    assert action.dtype == torch.int64
-    counts = torch.nn.functional.one_hot(action, 4).sum(0)
-    for row in range(2):
-        assert scipy.stats.chisquare(counts[row].numpy(), number * probs[row].numpy()).pvalue > 0.01
+    probs, number = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]]), 20_000
+    policy = Categorical(probs.log().expand(number, 2, 4))
+    action = policy.sample(Generator().manual_seed(0))
+    assert action.shape == (number, 2) and action.dtype == torch.int64
+    pairs = torch.bincount(action[:, 0] * 4 + action[:, 1], minlength=16).reshape(4, 4).numpy()
+    for counts, expected in zip((pairs.sum(1), pairs.sum(0)), probs.double().numpy(), strict=True):
+        expected = number * expected / expected.sum()
+        assert scipy.stats.chisquare(counts, expected).pvalue > 0.01
     # The two columns are drawn independently of each other.
-    pairs = torch.bincount(action[:, 0] * 4 + action[:, 1], minlength=16).reshape(4, 4)
-    assert float(np.asarray(scipy.stats.chi2_contingency(pairs.numpy())[1])) > 0.01
+    assert float(np.asarray(scipy.stats.chi2_contingency(pairs)[1])) > 0.01
 
 
-def test_draws_follow_from_the_generator_and_go_on_in_it() -> None:
+def test_draws_follow_from_the_generator_and_continue_in_it() -> None:
     policy, generator = policy_of(random_logits(S, L, A)), Generator().manual_seed(0)
     first, second = policy.sample(generator), policy.sample(generator)
     assert torch.equal(first, policy.sample(Generator().manual_seed(0)))
@@ -101,13 +89,10 @@ def test_mode_is_the_most_likely_action() -> None:
 
 @pytest.mark.parametrize("step", [1e-7, 1e-5, 1e-3, 1e-1, 1.0])
 def test_the_divergence_is_never_negative_beyond_rounding(step: float) -> None:
-    logits, change = (
-        random_logits(5000, A, dtype=torch.float32),
-        random_logits(5000, A, seed=1, dtype=torch.float32, size=step),
-    )
-    assert policy_of(logits + change).kl_from(policy_of(logits)).min().item() > -3e-7
-    logits, change = logits.double(), change.double()
-    assert policy_of(logits + change).kl_from(policy_of(logits)).min().item() > -1e-15
+    for dtype, least in ((torch.float32, -3e-7), (torch.float64, -1e-15)):
+        logits = random_logits(5000, A, dtype=torch.float32).to(dtype)
+        change = random_logits(5000, A, seed=1, dtype=torch.float32, size=step).to(dtype)
+        assert policy_of(logits + change).kl_from(policy_of(logits)).min().item() > least
 
 
 MEAN = torch.tensor([[-1.5, 0.0, 0.3], [2.0, -0.4, 3.0]], dtype=torch.float64)
@@ -116,13 +101,10 @@ STD = torch.tensor([[0.1, 1.0, 2.5], [0.7, 0.02, 0.4]], dtype=torch.float64)
 
 def test_normal_log_probability_and_entropy_are_scipys() -> None:
     action = MEAN + torch.tensor([-2.0, 0.5, 3.0]) * STD
-    reference = normal(MEAN.numpy(), STD.numpy())
-    np.testing.assert_allclose(
-        Normal(MEAN, STD).log_prob(action).numpy(), reference.logpdf(action.numpy()), rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        Normal(MEAN, STD).entropy().numpy(), np.asarray(reference.entropy()), rtol=1e-12, atol=1e-12
-    )
+    reference, policy = normal(MEAN.numpy(), STD.numpy()), Normal(MEAN, STD)
+    log_prob, entropy = reference.logpdf(action.numpy()), np.asarray(reference.entropy())
+    np.testing.assert_allclose(policy.log_prob(action).numpy(), log_prob, rtol=1e-12)
+    np.testing.assert_allclose(policy.entropy().numpy(), entropy, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [Normal, TanhNormal])
@@ -134,61 +116,45 @@ def test_normal_divergence_is_the_expected_difference_of_log_probabilities(
     action = kind(MEAN[0].expand(100_000, 3), STD[0]).sample(Generator().manual_seed(0))
     difference = (old.log_prob(action) - new.log_prob(action)).numpy()
     error = difference.std(0) / math.sqrt(len(difference))
-    assert (np.abs(difference.mean(0) - new.kl_from(old).numpy()) < 4 * error).all()
-    assert (
-        np.abs(difference.mean(0) - old.kl_from(new).numpy()) > 4 * error
-    ).all()  # and the old policy comes first
-
-
-def test_normal_divergence_is_the_integral() -> None:
-    p, q = normal(0.3, 0.5), normal(-0.2, 0.8)
-    integral = scipy.integrate.quad(lambda u: p.pdf(u) * (p.logpdf(u) - q.logpdf(u)), -6, 6)[0]
-    old, new = (
-        Normal(*torch.tensor(pair, dtype=torch.float64)) for pair in ((0.3, 0.5), (-0.2, 0.8))
-    )
-    assert new.kl_from(old).item() == pytest.approx(integral, rel=1e-8)
+    found, swapped = new.kl_from(old).numpy(), old.kl_from(new).numpy()
+    assert (np.abs(difference.mean(0) - found) < 4 * error).all()
+    assert (np.abs(difference.mean(0) - swapped) > 4 * error).all()  # the old policy comes first
 
 
 @pytest.mark.parametrize("step", [1e-5, 1e-3, 1e-1])
 def test_small_normal_divergences_survive_single_precision(step: float) -> None:
-    mean, log_std = (
-        random_logits(5000, dtype=torch.float32),
-        random_logits(5000, seed=1, dtype=torch.float32, size=0.5),
-    )
-    change = random_logits(5000, seed=2, dtype=torch.float32, size=step)
+    numbers = {"dtype": torch.float32}
+    mean, log_std = random_logits(5000, **numbers), random_logits(5000, seed=1, size=0.5, **numbers)
+    change = random_logits(5000, seed=2, size=step, **numbers)
     old, new = Normal(mean, log_std.exp()), Normal(mean, (log_std + change).exp())
     exact = Normal(mean.double(), new.std.double()).kl_from(Normal(mean.double(), old.std.double()))
     assert exact.min() >= 0
     torch.testing.assert_close(new.kl_from(old).double(), exact, rtol=1e-6, atol=2e-6 * step)
 
 
+def test_normal_divergence_is_the_integral() -> None:
+    p, q = normal(0.3, 0.5), normal(-0.2, 0.8)
+    integral = scipy.integrate.quad(lambda u: p.pdf(u) * (p.logpdf(u) - q.logpdf(u)), -6, 6)[0]
+    numbers = torch.tensor([[0.3, 0.5], [-0.2, 0.8]], dtype=torch.float64)
+    old, new = (Normal(*pair) for pair in numbers)
+    assert new.kl_from(old).item() == pytest.approx(integral, rel=1e-8)
+
+
 def test_normal_draws_are_normal_and_independent() -> None:
     policy = Normal(MEAN[0].float().expand(10_000, 3), STD[0].float())
-    action = policy.sample(Generator().manual_seed(0))
-    for place in range(3):
-        assert (
-            scipy.stats.kstest(
-                action[:, place].numpy(), "norm", (MEAN[0, place].item(), STD[0, place].item())
-            ).pvalue
-            > 0.01
-        )
-    assert np.abs(np.corrcoef(action.T.numpy()) - np.eye(3)).max() < 0.03
-    assert np.abs(np.corrcoef(action[1:, 0].numpy(), action[:-1, 0].numpy())[0, 1]) < 0.03
+    action = policy.sample(Generator().manual_seed(0)).numpy()
+    for column, mean, std in zip(action.T, MEAN[0].tolist(), STD[0].tolist(), strict=True):
+        assert scipy.stats.kstest(column, "norm", (mean, std)).pvalue > 0.01
+    assert np.abs(np.corrcoef(action.T) - np.eye(3)).max() < 0.03
+    assert np.abs(np.corrcoef(action[1:, 0], action[:-1, 0])[0, 1]) < 0.03
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 0.3), (0.7, 0.5), (-1.2, 0.2)])
 def test_the_density_of_the_squashed_action_integrates_to_one(mean: float, std: float) -> None:
-    policy = TanhNormal(
-        torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
-    )
-
-    def density(squashed: float) -> float:
-        return policy.log_prob(torch.tensor(math.atanh(squashed), dtype=torch.float64)).exp().item()
-
-    nodes, weights = np.polynomial.legendre.leggauss(80)
-    assert sum(w * density(y) for y, w in zip(nodes, weights, strict=True)) == pytest.approx(
-        1, abs=1e-5
-    )
+    policy = TanhNormal(*torch.tensor([mean, std], dtype=torch.float64))
+    nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(80))
+    total = weights @ policy.log_prob(nodes.atanh()).exp()
+    assert total.item() == pytest.approx(1, abs=1e-5)
 
 
 def test_the_squashs_correction_is_exact_where_the_tanh_has_rounded_to_one() -> None:
@@ -197,9 +163,8 @@ def test_the_squashs_correction_is_exact_where_the_tanh_has_rounded_to_one() -> 
         return Normal(u, one).log_prob(u) - TanhNormal(u, one).log_prob(u)
 
     moderate = torch.tensor([-5.0, -1.0, 0.0, 0.3, 4.0], dtype=torch.float64)
-    torch.testing.assert_close(
-        correction(moderate), (1 - moderate.tanh() ** 2).log(), rtol=1e-9, atol=1e-12
-    )
+    slope = 1 - moderate.tanh() ** 2
+    torch.testing.assert_close(correction(moderate), slope.log(), rtol=1e-9, atol=1e-12)
     large = torch.tensor([-1000.0, -30.0, -10.5, 10.5, 30.0, 1000.0], dtype=torch.float64)
     # log sech², for either sign
     exact = 2 * math.log(2) - 2 * large.abs() - 2 * (-2 * large.abs()).exp().log1p()
@@ -220,9 +185,8 @@ def test_the_squashed_entropy_is_as_near_to_the_integral_as_it_says(
     mean, std = np.meshgrid(np.linspace(-3, 3, 25), np.geomspace(0.01, greatest, 25))
     grid = np.linspace(-9, 9, 1201)
     weights = scipy.stats.norm.pdf(grid)
-    expected = normal(mean, std).entropy() + log_slope(mean[..., None] + std[..., None] * grid) @ (
-        weights / weights.sum()
-    )
+    slopes = log_slope(mean[..., None] + std[..., None] * grid)
+    expected = normal(mean, std).entropy() + slopes @ (weights / weights.sum())
     entropy = TanhNormal(torch.from_numpy(mean), torch.from_numpy(std)).entropy()
     np.testing.assert_allclose(entropy.numpy(), expected, rtol=0, atol=tolerance)
 
@@ -238,10 +202,3 @@ def test_what_a_gpu_keeps_for_the_entropy_serves_training_too() -> None:
         made = distributions._kept(*where)
     assert distributions._kept(*where) is made
     assert not any(part.is_inference() for part in made)
-
-
-def test_the_squashed_entropy_is_the_expected_negative_log_probability() -> None:
-    policy = TanhNormal(MEAN[1].expand(100_000, 3), STD[1])
-    surprise = -policy.log_prob(policy.sample(Generator().manual_seed(0)))
-    error = surprise.std(0) / math.sqrt(len(surprise))
-    assert ((surprise.mean(0) - policy.entropy()[0]).abs() < 4 * error).all()
