@@ -1,6 +1,6 @@
 """Tiny runs whose numbers are committed.
 
-`python -m tests.golden` writes them anew: only in a commit that says why, with a *Numerics* line.
+`python -m tests.golden` rewrites them: only in a commit that says why, with a *Numerics* line.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +58,24 @@ class Echo(gym.Env[Any, Any]):
 
     Actions of any kind, seen as numbers or (`tree`) as parts, with masks or without.
 
-    It is shown in the first of five steps only. Every second episode ends by a time limit, the
-    others by the rules.
+    It is shown in the first of five steps only. Every second episode is truncated, the others
+    terminate.
     """
 
     def __init__(
         self, actions: gym.Space[Any], *, tree: bool = False, masked: bool = False
     ) -> None:
         self.action_space, self.tree, self.masked = actions, tree, masked
-        shown = gym.spaces.Box(-2, 2, (gym.spaces.flatdim(actions),), np.float32)
-        self.observation_space = (
-            gym.spaces.Dict({"shown": shown, "step": gym.spaces.Discrete(6)}) if tree else shown
-        )
-        self._episode = 0
+        self.size, self._episode = gym.spaces.flatdim(actions), 0
+        shown = gym.spaces.Box(-2, 2, (self.size,), np.float32)
+        parts = gym.spaces.Dict({"shown": shown, "step": gym.spaces.Discrete(6)})
+        self.observation_space: Any = parts if tree else shown
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._target = self.np_random.uniform(-1, 2, gym.spaces.flatdim(self.action_space)).astype(
-            np.float32
-        )
+        self._target = self.np_random.uniform(-1, 2, self.size).astype(np.float32)
         self._at, self._episode = 0, self._episode + 1
         return self._seen(), self._info()
 
@@ -85,14 +83,8 @@ class Echo(gym.Env[Any, Any]):
         given: Any = gym.spaces.flatten(self.action_space, action)
         reward = -3 * float(np.abs(given - self._target).mean())
         self._at += 1
-        ends = self._at == 5
-        return (
-            self._seen(),
-            reward,
-            ends and self._episode % 2 == 1,
-            ends and self._episode % 2 == 0,
-            self._info(),
-        )
+        ends, odd = self._at == 5, self._episode % 2 == 1
+        return self._seen(), reward, ends and odd, ends and not odd, self._info()
 
     def get_state(self) -> Any:
         return self._target.tolist(), self._at, self._episode, self.np_random.bit_generator.state
@@ -107,56 +99,134 @@ class Echo(gym.Env[Any, Any]):
         return {"shown": shown, "step": self._at} if self.tree else shown
 
     def _info(self) -> dict[str, Any]:
-        """One option of each discrete component is forbidden, another one in each step."""
-        forbidden = [
-            np.arange(n) == (self._at + self._episode) % n for n in choices(self.action_space)
-        ]
-        return {"action_mask": ~np.concatenate(forbidden)} if self.masked else {}
+        """Forbid one option of each discrete component, another one in each step."""
+        at = self._at + self._episode
+        allowed = [np.arange(n) != at % n for n in choices(self.action_space)]
+        return {"action_mask": np.concatenate(allowed)} if self.masked else {}
 
 
-Case = tuple[Config, Callable[[], gym.Env[Any, Any]]]
+MakeEnv = Callable[[], gym.Env[Any, Any]]
+Case = tuple[Config, MakeEnv]
 
 NUMBERS = gym.spaces.Box(np.array([-1, 0], np.float32), np.array([1, 2], np.float32))
 KEYS = gym.spaces.MultiDiscrete([3, 2])
 BOTH = gym.spaces.Dict({"keys": KEYS, "numbers": NUMBERS})
+numbers, keys = partial(Echo, NUMBERS), partial(Echo, KEYS)
+masked_keys, key_tree = partial(Echo, KEYS, masked=True), partial(Echo, KEYS, tree=True)
+everything = partial(Echo, BOTH, tree=True, masked=True)
+
+LSTM, GRU = {"model.memory": "lstm"}, {"model.memory": "gru"}
+SHARED, DETACHED = {"model.value_path": "shared"}, {"model.value_path": "detached"}
+EMA = {"statistics": "ema", "decay": 0.6}
+NO_REWARD_NORM = {"reward_norm.per": "none"}
+VALUE_NORM = {**NO_REWARD_NORM, "value_norm": VALUE_NORM}
+EPOCHS = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2}
+FAST_EPOCHS = {**EPOCHS, "ppo.learning_rate": 5e-3}
+AVERAGED = {
+    **FAST_EPOCHS,
+    "ppo.proximal_decay": 0.8,
+    "ppo.advantage_decay": 0.5,
+    "ppo.adam_betas": (0.8, 0.99),
+}
+EPISODES = {"ppo.collect_by": "episodes", "ppo.num_steps": 12}
+LOG_PROB = {"ppo.objective": "log_prob", "ppo.clip": None}
+REINFORCE = {**LOG_PROB, "ppo.estimator": "monte_carlo", "ppo.baseline": False}
+MEMORY_AND_NORMS = {
+    **LSTM, "action.squash": "tanh", "action.std": "softplus", "obs_norm": OBS_NORM,
+    "value_norm": VALUE_NORM, "reward_norm": RewardNormConfig(per="step"),
+}  # fmt: skip
+
+SHORT_RUNS: dict[str, tuple[dict[str, Any], MakeEnv]] = {
+    # Memory, masks, and actions of every kind, one at a time
+    "ppo-lstm": (LSTM, numbers),
+    "ppg-lstm": (LSTM, corridor),
+    "ppo-gru-shared": (GRU | SHARED, corridor),
+    "ppg-gru-detached": (GRU | DETACHED, corridor),
+    "ppo-masks": ({}, masked_keys),
+    "ppg-masks": ({}, masked_keys),
+    "ppo-numbers-raw": ({}, numbers),
+    "ppo-numbers-mean-tanh-softplus": (
+        {"action.mean": "tanh", "action.std": "softplus", "action.std_value": 0.5,
+         "action.min_std": 0.01, "action.rescale": True, "action.squash": "clip"}, numbers,
+    ),
+    "ppo-numbers-squash-tanh-exp": (
+        {"action.squash": "tanh", "action.std": "exp", "action.std_value": 0.7}, numbers,
+    ),
+    "ppo-numbers-range": (
+        {"action.std": "range", "action.std_value": 0.2, "action.squash": "clip"}, numbers,
+    ),
+    "ppg-numbers-squash-tanh": ({"action.squash": "tanh"}, numbers),
+    "ppo-tree-multidiscrete": ({}, key_tree),
+    # Each normalizer alone; that of rewards by rollouts is in the basic runs
+    "ppo-obs-norm": ({**NO_REWARD_NORM, "obs_norm": ObsNormConfig(statistics="moments", clip=1.5)}, numbers),
+    "ppo-obs-norm-ema-tree": ({**NO_REWARD_NORM, "obs_norm": ObsNormConfig(**EMA)}, key_tree),
+    "ppo-reward-norm-steps": (
+        {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}, keys,
+    ),
+    "ppo-value-norm": (VALUE_NORM, keys),
+    "ppo-value-norm-ema-shared": (
+        {**NO_REWARD_NORM, **SHARED, "value_norm": ValueNormConfig(**EMA), "ppo.value_clip": 0.2},
+        keys,
+    ),
+    "ppg-value-norm": (VALUE_NORM, keys),
+    # Other returns and objectives, and what is adapted to the divergence
+    "ppo-n-step": ({"ppo.estimator": "n_step", "ppo.n_step": 3}, keys),
+    "ppo-monte-carlo": ({"ppo.estimator": "monte_carlo"}, keys),
+    "reinforce": (REINFORCE, numbers),
+    "reinforce-episodes": (REINFORCE | EPISODES, numbers),
+    "ppo-episodes": (
+        {**FAST_EPOCHS, **EPISODES, "ppo.advantage_norm": "minibatch",
+         "ppo.minibatch_by": "transitions"}, keys,
+    ),
+    "actor-critic": (LOG_PROB, keys),
+    "ppo-recomputed": (
+        {**FAST_EPOCHS, "ppo.recompute_advantages": True, "ppo.reward_clip": 1.0}, keys,
+    ),
+    "ppo-adaptive-kl": (
+        {**FAST_EPOCHS, "ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 1e-3,
+         "ppo.target_kl": 0.05}, keys,
+    ),
+    "ppo-adaptive-penalty": (
+        {**FAST_EPOCHS, "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 0.01,
+         "ppo.kl_estimate": "exact", "ppo.adam_eps_hat": True}, numbers,
+    ),
+    "ppo-averaged": ({**AVERAGED, "ppo.recompute_advantages": True}, keys),
+    "ppg-averaged": (
+        {**AVERAGED, **GRU, "ppo.kl_penalty": 1.0, "ppo.kl_estimate": "exact"}, numbers,
+    ),
+    # Much of it together
+    "ppo-together": ({**MEMORY_AND_NORMS, "ppo.value_learning_rate": 1e-3}, everything),
+    "ppg-together": (
+        {**MEMORY_AND_NORMS, **GRU, **DETACHED, **EPOCHS, "aux.optimizer": "shared",
+         "ppo.recompute_advantages": True}, everything,
+    ),
+}  # fmt: skip
+"""Runs of three iterations: changes of `tiny` at their paths, and the environment."""
 
 
 def runs(folder: Path) -> dict[str, Case]:
     """The runs, by name."""
-    return (
-        basic_runs(folder)
-        | memory_and_action_runs(folder)
-        | normalizer_runs(folder)
-        | estimator_runs(folder)
-        | combined_runs(folder)
-    )
+    short_runs = {
+        name: (short(folder, changes, ppg=name.startswith("ppg")), make_env)
+        for name, (changes, make_env) in SHORT_RUNS.items()
+    }
+    return basic_runs(folder) | short_runs
 
 
 def basic_runs(folder: Path) -> dict[str, Case]:
     """PPO and PPG on numbers and images, with each of the value paths."""
     ppo = tiny(folder, total_env_steps=160)
-    shared = replace(
-        ppo,
-        model=replace(ppo.model, value_path="shared", init="orthogonal"),
-        reward_norm=RewardNormConfig(per="none"),
-    )
-    clipped = replace(
-        shared,
-        ppo=replace(shared.ppo, minibatch_by="transitions", advantage_norm="minibatch",
-                    value_clip=0.2, max_grad_norm=0.5, schedule="linear"),
-    )  # fmt: skip
-    apart = replace(
-        ppo,
-        ppo=replace(
-            ppo.ppo,
-            policy_epochs=2,
-            value_epochs=3,
-            bootstrap_truncation=False,
-            clip=None,
-            kl_penalty=1.0,
-        ),
-    )
+    shared = ppo.with_updates({**NO_REWARD_NORM, **SHARED, "model.init": "orthogonal"})
+    clipped = shared.with_updates({
+        "ppo.minibatch_by": "transitions", "ppo.advantage_norm": "minibatch", "ppo.value_clip": 0.2,
+        "ppo.max_grad_norm": 0.5, "ppo.schedule": "linear",
+    })  # fmt: skip
+    apart = ppo.with_updates({
+        "ppo.policy_epochs": 2, "ppo.value_epochs": 3, "ppo.bootstrap_truncation": False,
+        "ppo.clip": None, "ppo.kl_penalty": 1.0,
+    })  # fmt: skip
     images = ModelConfig(value_path="detached", channels=(4, 8), blocks=1, hidden_sizes=(16,))
+    images = replace(ppo, model=images, aux=tiny_aux(optimizer="shared"))
     return {
         "ppo-separate-segments": (ppo, corridor),
         "ppo-shared-transitions-clipped": (clipped, corridor),
@@ -166,229 +236,30 @@ def basic_runs(folder: Path) -> dict[str, Case]:
             corridor,
         ),
         "ppg-separate": (replace(ppo, aux=tiny_aux()), corridor),
-        "ppg-detached-images": (
-            replace(ppo, model=images, aux=tiny_aux(optimizer="shared")),
-            Image,
-        ),
+        "ppg-detached-images": (images, Image),
     }
 
 
 def short(folder: Path, changes: dict[str, Any], *, ppg: bool = False) -> Config:
-    """Three iterations, with `changes` at their paths.
-
-    Of PPG an auxiliary phase follows the second one.
-    """
+    """Three iterations; of PPG an auxiliary phase follows the second one."""
     config = tiny(folder, aux=tiny_aux() if ppg else None, total_env_steps=96)
     memory = {"model.memory_size": 6} if "model.memory" in changes else {}
     return config.with_updates({"ppo.max_grad_norm": 0.5, **memory, **changes})
 
 
-def memory_and_action_runs(folder: Path) -> dict[str, Case]:
-    """Memory, masks, and actions of every kind, one at a time."""
-
-    def numbers(**changes: Any) -> Case:
-        return short(
-            folder, {f"action.{name}": value for name, value in changes.items()}
-        ), lambda: Echo(NUMBERS)
-
-    return {
-        "ppo-lstm": (short(folder, {"model.memory": "lstm"}), lambda: Echo(NUMBERS)),
-        "ppg-lstm": (short(folder, {"model.memory": "lstm"}, ppg=True), corridor),
-        "ppo-gru-shared": (
-            short(folder, {"model.memory": "gru", "model.value_path": "shared"}),
-            corridor,
-        ),
-        "ppg-gru-detached": (
-            short(folder, {"model.memory": "gru", "model.value_path": "detached"}, ppg=True),
-            corridor,
-        ),
-        "ppo-masks": (short(folder, {}), lambda: Echo(KEYS, masked=True)),
-        "ppg-masks": (short(folder, {}, ppg=True), lambda: Echo(KEYS, masked=True)),
-        "ppo-numbers-raw": numbers(),
-        "ppo-numbers-mean-tanh-softplus": numbers(
-            mean="tanh", std="softplus", std_value=0.5, min_std=0.01, rescale=True, squash="clip"
-        ),
-        "ppo-numbers-squash-tanh-exp": numbers(squash="tanh", std="exp", std_value=0.7),
-        "ppo-numbers-range": numbers(std="range", std_value=0.2, squash="clip"),
-        "ppg-numbers-squash-tanh": (
-            short(folder, {"action.squash": "tanh"}, ppg=True),
-            lambda: Echo(NUMBERS),
-        ),
-        "ppo-tree-multidiscrete": (short(folder, {}), lambda: Echo(KEYS, tree=True)),
-    }
-
-
-def normalizer_runs(folder: Path) -> dict[str, Case]:
-    """Each normalizer alone; that of rewards by rollouts is in the basic runs."""
-    alone = {"reward_norm.per": "none"}
-    ema = {"statistics": "ema", "decay": 0.6}
-    return {
-        "ppo-obs-norm": (
-            short(folder, {**alone, "obs_norm": ObsNormConfig(statistics="moments", clip=1.5)}),
-            lambda: Echo(NUMBERS),
-        ),
-        "ppo-obs-norm-ema-tree": (
-            short(folder, {**alone, "obs_norm": ObsNormConfig(**ema)}),
-            lambda: Echo(KEYS, tree=True),
-        ),
-        "ppo-reward-norm-steps": (
-            short(folder, {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}),
-            lambda: Echo(KEYS),
-        ),
-        "ppo-value-norm": (
-            short(folder, {**alone, "value_norm": VALUE_NORM}),
-            lambda: Echo(KEYS),
-        ),
-        "ppo-value-norm-ema-shared": (
-            short(
-                folder,
-                {
-                    **alone,
-                    "value_norm": ValueNormConfig(**ema),
-                    "model.value_path": "shared",
-                    "ppo.value_clip": 0.2,
-                },
-            ),
-            lambda: Echo(KEYS),
-        ),
-        "ppg-value-norm": (
-            short(folder, {**alone, "value_norm": VALUE_NORM}, ppg=True),
-            lambda: Echo(KEYS),
-        ),
-    }
-
-
-def estimator_runs(folder: Path) -> dict[str, Case]:
-    """Other returns and objectives, and what is steered by the divergence."""
-    reinforce = {
-        "ppo.estimator": "monte_carlo",
-        "ppo.baseline": False,
-        "ppo.objective": "log_prob",
-        "ppo.clip": None,
-    }
-    epochs = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2, "ppo.learning_rate": 5e-3}
-    follows = {
-        **epochs,
-        "ppo.schedule": "adaptive_kl",
-        "ppo.schedule_kl": 1e-3,
-        "ppo.target_kl": 0.05,
-    }
-    steered = {
-        **epochs,
-        "ppo.kl_penalty": 1.0,
-        "ppo.kl_penalty_target": 0.01,
-        "ppo.kl_estimate": "exact",
-        "ppo.adam_eps_hat": True,
-    }
-    averaged = {**epochs, "ppo.proximal_decay": 0.8, "ppo.advantage_decay": 0.5,
-                "ppo.adam_betas": (0.8, 0.99)}  # fmt: skip
-    return {
-        "ppo-n-step": (
-            short(folder, {"ppo.estimator": "n_step", "ppo.n_step": 3}),
-            lambda: Echo(KEYS),
-        ),
-        "ppo-monte-carlo": (short(folder, {"ppo.estimator": "monte_carlo"}), lambda: Echo(KEYS)),
-        "reinforce": (short(folder, reinforce), lambda: Echo(NUMBERS)),
-        "reinforce-episodes": (
-            short(folder, {**reinforce, "ppo.collect_by": "episodes", "ppo.num_steps": 12}),
-            lambda: Echo(NUMBERS),
-        ),
-        "ppo-episodes": (
-            short(
-                folder,
-                {
-                    **epochs,
-                    "ppo.collect_by": "episodes",
-                    "ppo.num_steps": 12,
-                    "ppo.advantage_norm": "minibatch",
-                    "ppo.minibatch_by": "transitions",
-                },
-            ),
-            lambda: Echo(KEYS),
-        ),
-        "actor-critic": (
-            short(folder, {"ppo.objective": "log_prob", "ppo.clip": None}),
-            lambda: Echo(KEYS),
-        ),
-        "ppo-recomputed": (
-            short(folder, {**epochs, "ppo.recompute_advantages": True, "ppo.reward_clip": 1.0}),
-            lambda: Echo(KEYS),
-        ),
-        "ppo-adaptive-kl": (short(folder, follows), lambda: Echo(KEYS)),
-        "ppo-adaptive-penalty": (short(folder, steered), lambda: Echo(NUMBERS)),
-        "ppo-averaged": (
-            short(folder, {**averaged, "ppo.recompute_advantages": True}),
-            lambda: Echo(KEYS),
-        ),
-        "ppg-averaged": (
-            short(
-                folder,
-                {
-                    **averaged,
-                    "ppo.kl_penalty": 1.0,
-                    "ppo.kl_estimate": "exact",
-                    "model.memory": "gru",
-                },
-                ppg=True,
-            ),
-            lambda: Echo(NUMBERS),
-        ),
-    }
-
-
-def combined_runs(folder: Path) -> dict[str, Case]:
-    """Much of it together."""
-    norms = {
-        "obs_norm": OBS_NORM,
-        "value_norm": VALUE_NORM,
-        "reward_norm": RewardNormConfig(per="step"),
-    }
-    memory = {"model.memory": "lstm", "action.squash": "tanh", "action.std": "softplus", **norms}
-    every = {
-        **memory,
-        "model.memory": "gru",
-        "model.value_path": "detached",
-        "aux.optimizer": "shared",
-        "ppo.recompute_advantages": True,
-    }
-    epochs = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2}
-    return {
-        "ppo-together": (
-            short(folder, {**memory, "ppo.value_learning_rate": 1e-3}),
-            lambda: Echo(BOTH, tree=True, masked=True),
-        ),
-        "ppg-together": (
-            short(folder, {**every, **epochs}, ppg=True),
-            lambda: Echo(BOTH, tree=True, masked=True),
-        ),
-    }
-
-
-def measure(config: Config, make_env: Callable[[], gym.Env[Any, Any]]) -> list[dict[str, float]]:
-    """Every metric of every iteration that does not depend on the clock, and a sum over the final
-    weights.
-    """
+def measure(config: Config, make_env: MakeEnv) -> list[dict[str, float]]:
+    """Finite metrics of every iteration, without those of the clock, and sums of the weights."""
     rows: list[dict[str, float]] = []
-
-    def note(run: Any, record: dict[str, float]) -> None:
-        rows.append(
-            {
-                name: value
-                for name, value in record.items()
-                if not name.startswith("time/") and name != "charts/SPS"
-            }
-        )
-
-    run = train(config, make_env=make_env, on_iteration=note)
-    rows.append(
-        {name: float(tensor.double().sum()) for name, tensor in run.agent.state_dict().items()}
+    run = train(config, make_env=make_env, on_iteration=lambda _, record: rows.append(dict(record)))
+    weights = run.agent.state_dict().items()
+    rows.append({name: float(tensor.double().sum()) for name, tensor in weights})
+    is_kept = lambda name, value: (  # noqa: E731
+        math.isfinite(value) and not name.startswith("time/") and name != "charts/SPS"
     )
-    return [{name: value for name, value in row.items() if math.isfinite(value)} for row in rows]
+    return [{name: value for name, value in row.items() if is_kept(name, value)} for row in rows]
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        FILE.write_text(
-            json.dumps({name: measure(*run) for name, run in runs(Path(folder)).items()}, indent=1)
-            + "\n"
-        )
+        found = {name: measure(*run) for name, run in runs(Path(folder)).items()}
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
