@@ -1,11 +1,10 @@
-"""Learning is the proof: presets reach what their pages say.
+"""Presets reach the returns of their pages; memory and masks are worth what they should be.
 
-Memory and masks are worth what they should be (slow: `make test-slow`).
+Slow: `make test-slow`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from phasicrl.algorithm import train
-from phasicrl.config import Config, LogConfig
+from phasicrl.config import Config
 from phasicrl.presets import get_preset
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.evaluate import evaluate
@@ -24,81 +23,54 @@ from tests.helpers import tiny, tiny_aux
 pytestmark = pytest.mark.slow
 
 
+def quiet(preset: str, tmp_path: Path, **changes: Any) -> Config:
+    quiet = {"output_dir": str(tmp_path), "log.console": "off", "log.tensorboard": False}
+    return get_preset(preset).with_updates({**quiet, **changes})
+
+
+def greedy_return(config: Config, episodes: int, make_env: Any = None) -> float:
+    """Train, and return the mean return of greedy episodes."""
+    run = train(config, make_env=make_env)
+    (greedy,) = evaluate(run.directory, episodes=episodes, policies=("greedy",), make_env=make_env)
+    return greedy.mean_return
+
+
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("preset", ["classic-ppo", "classic-ppg"])
 def test_cartpole_is_solved_within_100_000_steps(preset: str, seed: int, tmp_path: Path) -> None:
-    config = replace(
-        get_preset(preset),
-        seed=seed,
-        output_dir=str(tmp_path),
-        log=LogConfig(console="off", tensorboard=False),
-    )
+    config = quiet(preset, tmp_path, seed=seed)
     assert config.total_env_steps == 100_000
-    run = train(config)
-    assert (
-        max(
-            row.get("charts/episodic_return_100", 0)
-            for row in RunDirectory(run.directory).metrics()
-        )
-        >= 475
-    )
-    (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
-    assert greedy.mean_return >= 475
+    assert greedy_return(config, 20) >= 475
+    (folder,) = tmp_path.iterdir()
+    rows = RunDirectory(folder).metrics()
+    assert max(row.get("charts/episodic_return_100", 0) for row in rows) >= 475
 
 
 @pytest.mark.parametrize("value_path", ["separate", "detached", "shared_in_aux", "shared"])
 def test_a_task_of_images_is_learned_by_every_value_path(value_path: str, tmp_path: Path) -> None:
     """The side of a dot, five points an episode; chance is 1.67."""
-    config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=16_384)
-    model = replace(
-        config.model,
-        encoder="impala",
-        activation="relu",
-        channels=(8, 8),
-        blocks=1,
-        hidden_sizes=(32,),
-        value_path=value_path,
-    )
-    config = replace(
-        config,
-        model=model,
-        ppo=replace(config.ppo, num_steps=32, num_minibatches=4, learning_rate=1e-3),
-    )
-    run = train(config, make_env=Image)
-    assert run.collector.episodes.recent_mean > 4.5
-
-
-def quiet(preset: str, tmp_path: Path, **changes: Any) -> Config:
-    changes = {
-        "output_dir": str(tmp_path),
-        "log.console": "off",
-        "log.tensorboard": False,
-        **changes,
-    }
-    return get_preset(preset).with_updates(changes)
+    config = tiny(tmp_path, aux=tiny_aux(every=4), total_env_steps=16_384).with_updates({
+        "model.encoder": "impala", "model.activation": "relu", "model.channels": (8, 8),
+        "model.blocks": 1, "model.hidden_sizes": (32,), "model.value_path": value_path,
+        "ppo.num_steps": 32, "ppo.num_minibatches": 4, "ppo.learning_rate": 1e-3,
+    })  # fmt: skip
+    assert train(config, make_env=Image).collector.episodes.recent_mean > 4.5
 
 
 @pytest.mark.parametrize(
     ("preset", "steps", "least"),
-    [
-        ("pendulum-ppo", 100_000, -200),
-        ("invertedpendulum-ppo", 100_000, 950),
-        ("acrobot-ppo", 300_000, -85),
-    ],
+    [("pendulum", 100_000, -200), ("invertedpendulum", 100_000, 950), ("acrobot", 300_000, -85)],
 )
 def test_small_tasks_are_learned(preset: str, steps: int, least: float, tmp_path: Path) -> None:
-    run = train(quiet(preset, tmp_path, total_env_steps=steps))
-    (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
-    assert greedy.mean_return >= least
+    assert greedy_return(quiet(f"{preset}-ppo", tmp_path, total_env_steps=steps), 20) >= least
 
 
 @pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 475, 501), ("none", 0, 300)])
 def test_cartpole_without_velocities_needs_a_memory(
     memory: str, low: float, high: float, tmp_path: Path
 ) -> None:
-    run = train(quiet("cartpole-masked-velocity-ppo", tmp_path, **{"model.memory": memory}))
-    (greedy,) = evaluate(run.directory, episodes=20, policies=("greedy",))
-    assert low <= greedy.mean_return < high
+    config = quiet("cartpole-masked-velocity-ppo", tmp_path, **{"model.memory": memory})
+    assert low <= greedy_return(config, 20) < high
 
 
 @pytest.mark.parametrize(
@@ -115,16 +87,10 @@ def test_a_long_code_needs_masks_and_memory(
     source = (Path(__file__).parents[1] / "examples" / "masked_with_memory.py").read_text()
     names: dict[str, Any] = {}
     exec(source[: source.index("config = ")], names)  # its environment, not its training
-    config = quiet(
-        "cartpole-masked-velocity-ppg",
-        tmp_path,
-        total_env_steps=100_000,
-        **{"env.action_masks": masks, "model.memory": memory},
-    )
+    changes = {"env.action_masks": masks, "model.memory": memory, "total_env_steps": 100_000}
+    config = quiet("cartpole-masked-velocity-ppg", tmp_path, **changes)
     config = config.with_updates({"env.id": "keypad", "env.observe": None})
-    run = train(config, make_env=names["Keypad"])
-    (greedy,) = evaluate(run.directory, episodes=50, policies=("greedy",), make_env=names["Keypad"])
-    assert low <= greedy.mean_return < high
+    assert low <= greedy_return(config, 50, names["Keypad"]) < high
 
 
 class Recall(gym.Env[np.ndarray, np.ndarray]):
@@ -156,15 +122,9 @@ class Recall(gym.Env[np.ndarray, np.ndarray]):
 )
 def test_a_number_is_remembered(memory: str, low: float, high: float, tmp_path: Path) -> None:
     """Memory with continuous actions."""
-    config = quiet(
-        "cartpole-masked-velocity-ppo",
-        tmp_path,
-        total_env_steps=100_000,
-        **{"env.id": "recall", "env.observe": None},
-    )
-    run = train(config.with_updates({"model.memory": memory}), make_env=Recall)
-    (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Recall)
-    assert low <= greedy.mean_return < high
+    changes = {"total_env_steps": 100_000, "env.id": "recall", "env.observe": None}
+    config = quiet("cartpole-masked-velocity-ppo", tmp_path, **changes)
+    assert low <= greedy_return(config.with_updates({"model.memory": memory}), 200, Recall) < high
 
 
 class Safes(gym.Env[np.ndarray, Any]):
@@ -189,25 +149,18 @@ class Safes(gym.Env[np.ndarray, Any]):
         return self._next()
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        reward = (
-            1 - abs(float(action["number"][0]) - self.number)
-            if action["key"] == 200 * self.safe + 13
-            else 0.0
-        )
+        is_right = action["key"] == 200 * self.safe + 13
+        reward = is_right * (1 - abs(float(action["number"][0]) - self.number))
         self.at += 1
         obs, info = self._next()
         return obs, reward, self.at == 5, False, info
 
     def _next(self) -> tuple[np.ndarray, dict[str, Any]]:
-        self.safe, self.number = (
-            int(self.np_random.integers(8)),
-            float(self.np_random.uniform(-1, 1)),
-        )
-        mask = np.zeros(1600, bool)
-        mask[200 * self.safe + 11 : 200 * self.safe + 15] = True
-        return np.array([*(np.arange(8) == self.safe), self.number], np.float32), {
-            "action_mask": mask
-        }
+        self.safe = int(self.np_random.integers(8))
+        self.number = float(self.np_random.uniform(-1, 1))
+        key = np.arange(1600) - 200 * self.safe
+        obs = np.array([*(np.arange(8) == self.safe), self.number], np.float32)
+        return obs, {"action_mask": (key >= 11) & (key < 15)}
 
 
 @pytest.mark.parametrize(("masks", "low", "high"), [(True, 4.3, 5), (False, -1, 1.5)])
@@ -215,12 +168,6 @@ def test_numbers_are_learned_beside_masked_keys(
     masks: bool, low: float, high: float, tmp_path: Path
 ) -> None:
     """Masks with continuous actions."""
-    config = quiet(
-        "classic-ppo",
-        tmp_path,
-        total_env_steps=60_000,
-        **{"env.id": "safes", "env.action_masks": masks},
-    )
-    run = train(config, make_env=Safes)
-    (greedy,) = evaluate(run.directory, episodes=200, policies=("greedy",), make_env=Safes)
-    assert low <= greedy.mean_return < high
+    changes = {"total_env_steps": 60_000, "env.id": "safes", "env.action_masks": masks}
+    config = quiet("classic-ppo", tmp_path, **changes)
+    assert low <= greedy_return(config, 200, Safes) < high

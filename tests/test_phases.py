@@ -137,8 +137,11 @@ def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_a
     assert changed(run, before) > of_value.keys()
 
 
-def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(tmp_path: Path) -> None:
-    run, seen = filled(tiny(tmp_path)), []
+@pytest.mark.parametrize("norm", ["batch", "minibatch"])
+def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(
+    tmp_path: Path, norm: str
+) -> None:
+    run, seen = filled(with_ppo(tmp_path, advantage_norm=norm)), []
     samples = run.buffer.rollout(0).policy_samples(torch.arange(32.0).reshape(4, 8))
     original = objectives.surrogate_loss
 
@@ -149,7 +152,10 @@ def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(tmp_path:
     with patch.object(objectives, "surrogate_loss", spy):
         learn_from(run, samples)
     assert len(seen) == run.config.ppo.num_minibatches
-    assert torch.equal(torch.cat(seen).sort().values, torch.arange(32.0))
+    if norm == "batch":
+        assert torch.equal(torch.cat(seen).sort().values, torch.arange(32.0))
+    else:
+        assert all(abs(advantage.mean()) < 1e-5 for advantage in seen)
 
 
 @pytest.mark.parametrize("norm", ["none", "batch", "minibatch"])
@@ -246,6 +252,8 @@ def test_steps_that_do_not_count_are_in_no_divergence(tmp_path: Path) -> None:
     log_ratio = (policy.log_prob(samples.action) - samples.old_log_prob)[:2]
     expected = (log_ratio.exp() - 1 - log_ratio).mean().item()
     assert expected > 1e-4 and record["losses/epoch_kl"] == pytest.approx(expected, rel=1e-3)
+    adapted = objectives.adapted_kl_coef(1.0, expected, target=0.01)
+    assert record["losses/kl_penalty"] == 1 != run.learner.kl_coef == adapted
 
 
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) -> None:
@@ -433,13 +441,22 @@ def test_value_statistics_are_of_the_steps_that_count(tmp_path: Path) -> None:
 
 
 def test_the_value_loss_is_in_the_units_of_normalized_values(tmp_path: Path) -> None:
-    run = filled(replace(tiny(tmp_path), value_norm=VALUE_NORM))
+    aux = tiny_aux(every=1)
+    run = filled(tiny(tmp_path, aux=aux, value_norm=VALUE_NORM))
     assert run.agent.value_normalizer is not None
     run.agent.value_normalizer.update(torch.tensor([[0.0, 8.0]]))  # mean 4, deviation 4
     samples = samples_of(run)
-    value = run.agent.value(samples.obs, samples.first, samples.state)
-    expected = 0.5 * ((value - samples.value_target) / 4).square().mean()
+    output = run.agent(samples.obs, samples.first, samples.state)
+    assert output.aux_value is not None
+    expected, of_aux = (
+        0.5 * ((value - samples.value_target) / 4).square().mean()
+        for value in (output.value, output.aux_value)
+    )
     torch.testing.assert_close(loss_of(run, samples, policy=False), expected)
+    old = run.buffer.auxiliary_samples(output.policy.dist_params.detach())
+    _, terms = phases.AuxiliaryLoss(run.agent, aux)(old)
+    torch.testing.assert_close(terms["losses/aux/real_value_loss"], expected)
+    torch.testing.assert_close(terms["losses/aux/aux_value_loss"], of_aux)
 
 
 def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_path: Path) -> None:
@@ -456,9 +473,16 @@ def test_values_of_the_first_rollout_are_read_in_the_units_of_its_targets(tmp_pa
 
 def test_observation_statistics_count_each_observation_once(tmp_path: Path) -> None:
     """Over policy and auxiliary phases."""
+    seen: list[Tensor] = []
+
+    def keep(run: Run, _: dict[str, float]) -> None:
+        seen.append(run.buffer.rollout((run.iteration - 1) % 2).obs.double().flatten(0, 1))
+
     config = tiny(tmp_path, aux=tiny_aux(), total_env_steps=192, obs_norm=OBS_NORM)
-    run = train(config, make_env=corridor)
-    assert run.agent.reader.state_dict()["normalizer.moments.count"] == run.env_steps == 192
+    run = train(config, make_env=corridor, on_iteration=keep)
+    moments = run.agent.reader.state_dict()
+    assert moments["normalizer.moments.count"] == run.env_steps == 192
+    torch.testing.assert_close(moments["normalizer.moments.mean"], torch.cat(seen).mean(0))
 
 
 # The auxiliary phase

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,13 @@ import torch
 
 from phasicrl import phases
 from phasicrl.algorithm import train
-from phasicrl.config import AuxConfig, ObsNormConfig
+from phasicrl.config import ObsNormConfig
 from phasicrl.lab.experiments.batch_scale import scaled_batch
 from phasicrl.models.agent import Agent
 from phasicrl.models.proximal import ProximalPolicy
+from phasicrl.normalize import EmaMoments
 from phasicrl.objectives import decoupled_surrogate_loss, surrogate_loss
-from phasicrl.phases import PolicyPhaseLoss, auxiliary_phase, policy_phase
+from phasicrl.phases import PolicyPhaseLoss, auxiliary_phase, compute_targets, policy_phase
 from phasicrl.presets import get_preset
 from tests.helpers import corridor, open_run, tiny, tiny_aux
 
@@ -52,29 +52,29 @@ def test_a_ratio_is_never_larger_than_a_hundred() -> None:
     assert gradient.tolist() == pytest.approx([-100.0])
 
 
+def policy_weights(agent: Agent) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in agent.networks()[0]]
+
+
 def test_the_average_is_the_weighted_mean_of_all_weights_so_far(tmp_path: Path) -> None:
     agent = open_run(tiny(tmp_path)).agent
-    proximal = ProximalPolicy(agent, 0.8)
-    seen = [copy.deepcopy(agent.networks()[0])]
+    proximal, seen = ProximalPolicy(agent, 0.8), [policy_weights(agent)]
     for step in range(1, 6):
         with torch.no_grad():
             for parameter in agent.parameters():
                 parameter += 0.1 * step
         proximal.follow(agent)
-        seen.append(copy.deepcopy(agent.networks()[0]))
-    weights = [0.8 ** (5 - k) for k in range(6)]
-    for index, averaged in enumerate(proximal.agent.networks()[0]):
-        pairs = zip(weights, seen, strict=True)
-        expected = torch.stack([w * each[index].detach() for w, each in pairs]).sum(0)
-        torch.testing.assert_close(averaged.detach(), expected / sum(weights))
+        seen.append(policy_weights(agent))
+    weights = torch.tensor([0.8 ** (5 - k) for k in range(6)])
+    for averaged, *each in zip(policy_weights(proximal.agent), *seen, strict=True):
+        expected = torch.einsum("k,k...->...", weights / weights.sum(), torch.stack(each))
+        torch.testing.assert_close(averaged, expected)
     proximal.reset(agent)
-    for averaged, now in zip(proximal.agent.networks()[0], agent.networks()[0], strict=True):
-        assert torch.equal(averaged, now)
+    assert all(map(torch.equal, policy_weights(proximal.agent), policy_weights(agent)))
 
 
 def weights_after(tmp_path: Path, **changes: object) -> dict[str, torch.Tensor]:
-    config = tiny(tmp_path, aux=tiny_aux() if changes.pop("aux", False) else None)
-    return train(config.with_updates(changes), make_env=corridor).agent.state_dict()
+    return train(tiny(tmp_path).with_updates(changes), make_env=corridor).agent.state_dict()
 
 
 def test_with_one_step_an_update_the_old_policy_is_the_same_as_no_average(tmp_path: Path) -> None:
@@ -82,8 +82,7 @@ def test_with_one_step_an_update_the_old_policy_is_the_same_as_no_average(tmp_pa
     once = {"ppo.num_minibatches": 1, "ppo.policy_epochs": 1, "ppo.value_epochs": 1}
     plain = weights_after(tmp_path, **once)
     averaged = weights_after(tmp_path, **once, **{"ppo.proximal_decay": 0.0})
-    for name, expected in plain.items():
-        torch.testing.assert_close(averaged[name], expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(dict(averaged), dict(plain), rtol=1e-4, atol=1e-6)
 
 
 def test_the_average_moves_what_is_learned(tmp_path: Path) -> None:
@@ -94,33 +93,37 @@ def test_the_average_moves_what_is_learned(tmp_path: Path) -> None:
 
 
 def test_moments_of_advantages_count_each_rollout_once(tmp_path: Path) -> None:
-    """By hand: two batches, the first counts half; renewed advantages replace their own batch."""
+    """By hand: two batches, the first counts half; recomputed advantages replace their batch."""
     changes = {"ppo.advantage_decay": 0.5, "ppo.recompute_advantages": True,
                "ppo.policy_epochs": 2, "ppo.value_epochs": 2}  # fmt: skip
-    run = open_run(tiny(tmp_path).with_updates(changes))
-    learner = run.learner
-    seen = []
+    learner = open_run(tiny(tmp_path).with_updates(changes)).learner
     for batch in (torch.tensor([0.0, 2.0]), torch.tensor([3.0, 5.0])):
         learner.start_iteration()
-        for again in (batch + 7, batch):  # computed twice, the second time anew
+        for again in (batch + 7, batch):  # computed twice
             moments = learner.moments_before_rollout()
             assert moments is not None
             moments.update(again)
-        seen += batch.tolist()
-    weights = [0.5, 0.5, 1.0, 1.0]
-    mean = sum(w * x for w, x in zip(weights, seen, strict=True)) / 3
-    square = sum(w * x * x for w, x in zip(weights, seen, strict=True)) / 3
+    mean, square = (0 + 2 + 2 * 3 + 2 * 5) / 6, (0 + 4 + 2 * 9 + 2 * 25) / 6
     assert learner.advantage_moments is not None
     assert float(learner.advantage_moments.mean) == pytest.approx(mean)
     assert float(learner.advantage_moments.variance) == pytest.approx(square - mean**2)
 
 
+def test_advantages_are_normalized_by_their_moments(tmp_path: Path) -> None:
+    """Those of the first rollout are its own."""
+    run = open_run(tiny(tmp_path))
+    rollout = run.collect(run.buffer.next_rollout())
+    found = compute_targets(rollout, rollout.reward, run.config.ppo, moments=EmaMoments(0.5))[0]
+    expected = compute_targets(rollout, rollout.reward, run.config.ppo)[0]
+    torch.testing.assert_close(found.advantage, expected.advantage)
+
+
 def test_the_rules_of_batches_by_hand() -> None:
-    config = get_preset("procgen-ppg").with_updates(
-        {"ppo.proximal_decay": 0.9, "ppo.advantage_decay": 0.75,
-         "obs_norm.statistics": "none", "ppo.learning_rate": 4e-4, "aux.learning_rate": 8e-4,
-         "ppo.max_grad_norm": 0.5, "aux.max_grad_norm": 3.0}
-    )  # fmt: skip
+    config = get_preset("procgen-ppg").with_updates({
+        "ppo.proximal_decay": 0.9, "ppo.advantage_decay": 0.75, "obs_norm.statistics": "none",
+        "ppo.learning_rate": 4e-4, "aux.learning_rate": 8e-4, "ppo.max_grad_norm": 0.5,
+        "aux.max_grad_norm": 3.0,
+    })  # fmt: skip
     scaled = scaled_batch(config, 4)
     assert scaled.env.num_envs == 4 * config.env.num_envs
     assert scaled.ppo.learning_rate == pytest.approx(8e-4)
@@ -163,21 +166,18 @@ def test_decays_of_normalizers_scale_too(tmp_path: Path) -> None:
     norm = ObsNormConfig(statistics="ema", decay=0.9)
     scaled = scaled_batch(tiny(tmp_path, obs_norm=norm), 2)
     assert scaled.obs_norm is not None and scaled.obs_norm.decay == pytest.approx(0.81)
-    assert AuxConfig(epochs=6).every == 32  # what the presets' phases are scaled from
 
 
-def test_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path: Path) -> None:
+def test_loss_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path: Path) -> None:
     """By hand, for a uniform proximal policy; the behavior policy is another one."""
     config = tiny(tmp_path).with_updates({"ppo.proximal_decay": 0.9, "ppo.clip": 0.01})
     run = open_run(config)
     rollout = run.collect(run.buffer.next_rollout())
     num_actions = run.agent.policy_head.num_dist_params
     uniform = torch.full((*rollout.log_prob.shape, num_actions), -math.log(num_actions))
-    samples = replace(
-        rollout.policy_samples(torch.zeros_like(rollout.value)),
-        old_dist_params=uniform,
-        old_log_prob=rollout.log_prob - 1.0,
-    )
+    advantage, old = torch.linspace(-1, 1, 32).view(4, 8), rollout.log_prob - 1.0
+    samples = rollout.policy_samples(advantage)
+    samples = replace(samples, old_dist_params=uniform, old_log_prob=old)
     loss = PolicyPhaseLoss(run.agent, config.ppo, with_policy=True, with_value=False)
     without, _ = loss(samples, torch.tensor(0.0))
     with_penalty, terms = loss(samples, torch.tensor(1.0))
@@ -186,41 +186,32 @@ def test_penalty_and_clip_fraction_are_around_the_proximal_policy(tmp_path: Path
     torch.testing.assert_close(with_penalty - without, log_ratio.square().mean() / 2)
     clipped = ((log_ratio.exp() - 1).abs() > 0.01).float().mean()
     assert 0 < clipped < 1 and terms["losses/clipfrac"] == clipped
+    # max(−A r, −A p clip(r / p)), with r = e against the old policy and p the proximal one's
+    ratio, proximal = math.e, (1.0 - log_ratio).exp()
+    around = proximal * log_ratio.exp().clamp(0.99, 1.01)
+    written = torch.maximum(-advantage * ratio, -advantage * around).mean()
+    torch.testing.assert_close(terms["losses/policy_loss"], written)
 
 
 def test_the_average_follows_each_step_and_starts_again_after_an_auxiliary_phase(
     tmp_path: Path,
 ) -> None:
-    """One minibatch: the loss sees the average of before the step, which then takes it in."""
-    config = tiny(tmp_path, aux=tiny_aux(every=1, epochs=1)).with_updates(
-        {"ppo.proximal_decay": 0.5, "ppo.num_minibatches": 1, "ppo.policy_epochs": 1}
-    )
-    run = open_run(config)
+    """One minibatch: the loss sees the average before the step, which then takes it in."""
+    changes = {"ppo.proximal_decay": 0.5, "ppo.num_minibatches": 1, "ppo.policy_epochs": 1}
+    run = open_run(tiny(tmp_path, aux=tiny_aux(every=1, epochs=1)).with_updates(changes))
     assert run.learner.proximal is not None
-    average = run.learner.proximal.agent
-
-    def policy_weights(agent: Agent) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in agent.networks()[0]]
-
-    seen: list[list[torch.Tensor]] = []
-    params = phases.dist_params
+    average, seen, params = run.learner.proximal.agent, [], phases.dist_params
 
     def spy(agent: Agent, *args: Any, **options: Any) -> torch.Tensor:
-        if agent is average:
-            seen.append(policy_weights(agent))
+        seen.extend([policy_weights(agent)] if agent is average else [])
         return params(agent, *args, **options)
 
     start = policy_weights(run.agent)
     with patch.object(phases, "dist_params", spy):
         policy_phase(run.learner, run.collect(run.buffer.next_rollout()))
     (before,) = seen
-    for at_start, averaged in zip(start, before, strict=True):
-        assert torch.equal(at_start, averaged)
-    for at_start, now, averaged in zip(
-        start, policy_weights(run.agent), policy_weights(average), strict=True
-    ):
-        # (0.5 · start + now) / (0.5 + 1)
-        torch.testing.assert_close(averaged, (0.5 * at_start + now) / 1.5)
+    assert all(map(torch.equal, start, before))
+    expected = [(0.5 * x + y) / 1.5 for x, y in zip(start, policy_weights(run.agent), strict=True)]
+    torch.testing.assert_close(policy_weights(average), expected)
     auxiliary_phase(run.learner, run.buffer)
-    for now, averaged in zip(policy_weights(run.agent), policy_weights(average), strict=True):
-        assert torch.equal(now, averaged)
+    assert all(map(torch.equal, policy_weights(run.agent), policy_weights(average)))

@@ -12,7 +12,15 @@ import torch
 from torch import Generator, Tensor
 
 from phasicrl.config import MinibatchBy
-from phasicrl.rollout import AuxiliarySamples, PhaseBuffer, PolicySamples, Rollout, Samples
+from phasicrl.optimize import MeanAccumulator
+from phasicrl.rollout import (
+    AuxiliaryProgress,
+    AuxiliarySamples,
+    PhaseBuffer,
+    PolicySamples,
+    Rollout,
+    Samples,
+)
 
 S, L, A = 6, 4, 3
 
@@ -65,8 +73,9 @@ def test_segments_are_used_exactly_once_and_whole(num_minibatches: int, state_si
     assert len(minibatches) == num_minibatches
     for minibatch in minibatches:
         assert_fields_line_up(minibatch)
-        assert not state_size or minibatch.action.shape == (S // num_minibatches, L)
-        rows = minibatch.action.reshape(S // num_minibatches, L)
+        size = S // num_minibatches
+        assert minibatch.action.shape == ((size, L) if state_size else (size * L, 1))
+        rows = minibatch.action.reshape(size, L)
         # Consecutive steps of one segment, from its first step.
         assert torch.equal(rows - rows[:, :1], torch.arange(L).expand_as(rows))
         assert (rows[:, 0] % 100 == 0).all()
@@ -225,8 +234,10 @@ def test_the_buffer_fills_slot_by_slot_and_is_written_over_after_clear() -> None
     assert len(set(places)) == K
     with pytest.raises(AssertionError, match="all 3 rollouts"):
         buffer.next_rollout()
+    buffer.progress = AuxiliaryProgress(torch.zeros(0), MeanAccumulator())
     buffer.clear()
-    assert not buffer.is_full and buffer.next_rollout().obs.data_ptr() == places[0]
+    assert buffer.progress is None and not buffer.is_full
+    assert buffer.next_rollout().obs.data_ptr() == places[0]
 
 
 def test_rollouts_are_taken_out_and_loaded_back_by_name() -> None:
