@@ -80,10 +80,8 @@ class Levers(gym.Env[np.ndarray, Any]):
 
     def __init__(self, *, discrete: bool = True, masked: bool = False, strict: bool = True) -> None:
         self.observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
-        pull = gym.spaces.Discrete(3)
-        self.action_space = (
-            pull if discrete else gym.spaces.Tuple((pull, gym.spaces.Box(-2, 2, (1,), np.float32)))
-        )
+        pull, number = gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (1,), np.float32)
+        self.action_space = pull if discrete else gym.spaces.Tuple((pull, number))
         self.discrete, self.masked, self.strict = discrete, masked, strict
 
     def reset(
@@ -205,7 +203,7 @@ def run_here(items: Iterable[Any], work: Callable[[Any], Any], *, jobs: int = 1)
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process has not ended; one whose end nobody has asked for has. Linux only."""
+    """Whether a process still runs; a zombie does not. Linux only."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -218,7 +216,7 @@ TRAIN = (sys.executable, "-m", "phasicrl", "train", "classic-ppo", "--log.no-ten
 
 
 def rows_of(files: RunDirectory) -> list[dict[str, float]]:
-    """A run's rows of metrics, without times: what two runs that are the same have in common."""
+    """A run's rows of metrics, without times: equal runs have equal rows."""
     times = ("charts/SPS", "wall_time")
     return [
         {name: v for name, v in row.items() if not name.startswith("time/") and name not in times}

@@ -27,7 +27,7 @@ def test_a_package_is_whole_and_of_a_preset_and_on_film(path: Path) -> None:
 
 
 def test_an_agent_plays_as_its_evaluation_says() -> None:
-    """The first of the episodes in the file, played anew: of CartPole all are 500."""
+    """The first of the episodes in the file, played again: of CartPole all are 500."""
     skip_without_envpool()
     (path,) = (path for path in AGENTS if path.name.startswith("cartpole"))
     said = read_json(path / EVALUATION_FILE)["results"][0]

@@ -22,11 +22,7 @@ def test_no_public_name_is_a_modules_name() -> None:
 
 @pytest.mark.parametrize(
     "before",
-    [
-        "",
-        "import phasicrl.algorithm, phasicrl.session.evaluate",
-        "from phasicrl.algorithm import learn",
-    ],
+    ["", "import phasicrl.algorithm, phasicrl.session.evaluate", "import phasicrl.algorithm"],
 )
 def test_functions_are_functions_and_modules_are_modules_whatever_was_imported_before(
     before: str,

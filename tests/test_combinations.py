@@ -1,7 +1,4 @@
-"""Memory, masks, PPG, discrete and mixed actions in every combination.
-
-And that together they still do what each does alone.
-"""
+"""Memory, masks, PPG, discrete and mixed actions in every combination."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,32 +16,23 @@ from phasicrl.phases import auxiliary_phase, compute_targets, dist_params
 from phasicrl.rollout import Samples
 from phasicrl.session.build import start_run
 from phasicrl.session.evaluate import evaluate
+from phasicrl.session.run import Run
 from tests.helpers import Levers, tiny, tiny_aux
 
+FLAGS = ("memory", "mask", "ppg", "discrete")
 COMBINATIONS = [
-    pytest.param(
-        *flags,
-        id="-".join(
-            name
-            for name, on in zip(("memory", "mask", "ppg", "discrete"), flags, strict=True)
-            if on
-        )
-        or "plain",
-    )
+    pytest.param(*flags, id="-".join(itertools.compress(FLAGS, flags)) or "plain")
     for flags in itertools.product((False, True), repeat=4)
 ]
 
 
-def config_of(tmp_path: Path, memory: bool, ppg: bool, **changes: Any) -> Config:
-    config = tiny(tmp_path, aux=tiny_aux() if ppg else None, **changes)
-    return (
-        replace(config, model=replace(config.model, memory="lstm", memory_size=8))
-        if memory
-        else config
-    )
+def config_of(tmp_path: Path, memory: bool, ppg: bool) -> Config:
+    config = tiny(tmp_path, aux=tiny_aux() if ppg else None)
+    lstm = {"model.memory": "lstm", "model.memory_size": 8}
+    return config.with_updates(lstm if memory else {})
 
 
-@pytest.mark.parametrize(("memory", "mask", "ppg", "discrete"), COMBINATIONS)
+@pytest.mark.parametrize(FLAGS, COMBINATIONS)
 def test_every_combination_trains_and_evaluates(
     tmp_path: Path, memory: bool, mask: bool, ppg: bool, discrete: bool
 ) -> None:
@@ -63,33 +50,27 @@ def test_every_combination_trains_and_evaluates(
         assert not played.action_mask[..., 2].any() and played.action_mask[..., :2].all()
 
 
-def slow_losses(run: Any, old_dist_params: torch.Tensor) -> tuple[float, float, float]:
+def slow_losses(run: Run, old_dist_params: torch.Tensor) -> list[float]:
     """KL, auxiliary and real value loss of the whole phase, step by step.
 
     State carried by hand, reset by hand, masks by hand.
     """
-    agent, buffer = run.agent, run.buffer
-    rollouts = buffer.rollouts
-    totals = [0.0, 0.0, 0.0]
-    for k, b in itertools.product(range(buffer.num_rollouts), range(run.config.env.num_envs)):
+    agent, rollouts, totals = run.agent, run.buffer.rollouts, torch.zeros(3)
+    assert rollouts.action_mask is not None
+    never, num_envs = torch.zeros(1, 1, dtype=torch.bool), run.config.env.num_envs
+    for k, b in itertools.product(range(run.buffer.num_rollouts), range(num_envs)):
         state = rollouts.state[k, b][None]
         for t in range(run.config.ppo.num_steps):
             if rollouts.first[k, b, t]:
                 state = torch.zeros_like(state)
-            mask = rollouts.action_mask[k, b, t][None, None]
-            output = agent(
-                rollouts.obs[k, b, t][None, None], torch.zeros(1, 1, dtype=torch.bool), state, mask
-            )
-            state = output.state
-            target = rollouts.value_target[k, b, t]
-            old = agent.policy_head.distribution(
-                old_dist_params[k * run.config.env.num_envs + b, t][None, None]
-            )
-            totals[0] += output.policy.kl_from(old).item()
-            totals[1] += 0.5 * (output.aux_value - target).square().item()
-            totals[2] += 0.5 * (output.value - target).square().item()
-    steps = rollouts.value_target.numel()
-    return totals[0] / steps, totals[1] / steps, totals[2] / steps
+            obs, mask = (x[k, b, t][None, None] for x in (rollouts.obs, rollouts.action_mask))
+            output = agent(obs, never, state, mask)
+            state, target = output.state, rollouts.value_target[k, b, t]
+            old = agent.policy_head.distribution(old_dist_params[k * num_envs + b, t][None, None])
+            assert output.aux_value is not None
+            errors = [0.5 * (v - target).square() for v in (output.aux_value, output.value)]
+            totals += torch.stack([output.policy.kl_from(old), *errors]).flatten()
+    return (totals / rollouts.value_target.numel()).tolist()
 
 
 @torch.no_grad()
@@ -102,14 +83,10 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
         segments = run.buffer.segments()
         assert isinstance(segments, Samples)
-        old = dist_params(run.agent, segments, executor=run.executor)
+        old = dist_params(run.agent, segments, compute=run.compute)
+        generator = torch.Generator().manual_seed(0)
         for parameter in run.agent.parameters():
-            parameter.add_(
-                0.2
-                * torch.randn(
-                    parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())
-                )
-            )
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
         expected = slow_losses(run, old)
         # One minibatch of everything at rate zero: its losses are those of the whole phase. The
         # policy before it is put back for the KL.
@@ -124,9 +101,8 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         assert expected[0] > 1e-3
 
 
-def test_masks_can_be_left_unread(tmp_path: Path) -> None:
-    config = config_of(tmp_path, False, False)
-    config = replace(config, env=replace(config.env, action_masks=False))
+def test_masks_can_be_ignored(tmp_path: Path) -> None:
+    config = tiny(tmp_path).with_updates({"env.action_masks": False})
     run = train(config, make_env=lambda: Levers(masked=True, strict=False))
     assert run.envs.mask_size == 0 and run.buffer.rollouts.action_mask is None
     assert (run.buffer.rollouts.action == 2).any()

@@ -17,28 +17,22 @@ def test_a_configuration_is_read_back_as_it_was_written(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "match"),
     [
-        ({"sed": 1}, r"unknown field sed .did you mean 'seed'"),
-        (
-            {"ppo": {"learning_rat": 1}},
-            r"unknown field ppo.learning_rat .did you mean 'learning_rate'",
-        ),
-        ({"ppo": {"clip": "x"}}, "ppo.clip is 'x'; float was expected"),
-        ({"ppo": {"num_steps": 2.5}}, "ppo.num_steps is 2.5; int was expected"),
-        ({"ppo": {"num_steps": True}}, "ppo.num_steps is True; int was expected"),
-        ({"ppo": 3}, "ppo. is 3; a group of fields was expected"),
-        (
-            {"model": {"value_path": "both"}},
-            "model.value_path is 'both'; accepted: separate, detached, shared",
-        ),
-        ({"model": {"channels": 3}}, "model.channels is 3; a list was expected"),
+        ({"sed": 1}, "unknown field sed .did you mean 'seed'"),
+        ({"ppo": {"learning_rat": 1}}, "unknown field ppo.learning_rat .did you mean"),
+        ({"ppo": {"clip": "x"}}, "ppo.clip is 'x'; float"),
+        ({"ppo": {"num_steps": 2.5}}, "ppo.num_steps is 2.5; int"),
+        ({"ppo": {"num_steps": True}}, "ppo.num_steps is True; int"),
+        ({"ppo": 3}, "ppo. is 3"),
+        ({"model": {"value_path": "both"}}, "model.value_path is 'both'"),
+        ({"model": {"channels": 3}}, "model.channels is 3; a list"),
     ],
 )
 def test_a_wrong_configuration_file_is_refused_by_field(
-    change: dict[str, object], message: str
+    change: dict[str, object], match: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=match):
         Config.from_json(json.dumps({"schema": SCHEMA} | change))
 
 

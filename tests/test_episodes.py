@@ -18,28 +18,18 @@ def update(episodes: EpisodeStatistics, *rows: tuple[float, bool]) -> None:
     episodes.update(torch.tensor(reward)[:, None], torch.tensor(ended)[:, None], {})
 
 
-def test_a_report_clears_what_it_told_but_keeps_the_window() -> None:
+def test_a_report_clears_what_it_reported_but_keeps_the_window() -> None:
     episodes = EpisodeStatistics(1, window=2)
     assert episodes.report() == {"charts/num_episodes": 0}
     assert math.isnan(episodes.recent_mean)
     update(episodes, (1, False), (2, True), (10, True), (100, True), (7, False))
-    assert episodes.report() == {
-        "charts/num_episodes": 3,
-        "charts/episodic_return": pytest.approx((3 + 10 + 100) / 3),
-        "charts/episodic_length": pytest.approx((2 + 1 + 1) / 3),
-        "charts/episodic_return_100": pytest.approx((10 + 100) / 2),
-    }
-    assert episodes.report() == {
-        "charts/num_episodes": 0,
-        "charts/episodic_return_100": pytest.approx(55),
-    }
+    names = [f"charts/{x}" for x in ("num_episodes", "episodic_return", "episodic_length",
+                                     "episodic_return_100")]  # fmt: skip
+    first = (3, (3 + 10 + 100) / 3, (2 + 1 + 1) / 3, (10 + 100) / 2)
+    assert episodes.report() == dict(zip(names, map(pytest.approx, first), strict=True))
+    assert episodes.report() == {names[0]: 0, names[3]: pytest.approx(55)}
     update(episodes, (5, True))  # the episode that was under way during both reports
-    assert episodes.report() == {
-        "charts/num_episodes": 1,
-        "charts/episodic_return": 12,
-        "charts/episodic_length": 2,
-        "charts/episodic_return_100": pytest.approx((100 + 12) / 2),
-    }
+    assert episodes.report() == dict(zip(names, (1, 12, 2, (100 + 12) / 2), strict=True))
 
 
 def added_up(reward: Tensor, ended: Tensor) -> list[float]:
@@ -56,9 +46,8 @@ def added_up(reward: Tensor, ended: Tensor) -> list[float]:
 
 def test_no_digit_of_a_return_depends_on_where_rollouts_begin() -> None:
     generator = torch.Generator().manual_seed(1)
-    reward = torch.randn(120, 5, generator=generator) * 10.0 ** torch.randint(
-        -6, 6, (120, 5), generator=generator
-    )
+    sizes = 10.0 ** torch.randint(-6, 6, (120, 5), generator=generator)
+    reward = sizes * torch.randn(120, 5, generator=generator)
     ended = torch.rand(120, 5, generator=generator) < 0.05
     expected = added_up(reward, ended)
     for length in (120, 24, 1):
