@@ -34,10 +34,8 @@ class Image(gym.Env[np.ndarray, np.int64]):
     observation_space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
     action_space = gym.spaces.Discrete(3)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**options)
         self._steps = 0
         return self._draw(), {}
 
@@ -62,19 +60,15 @@ class Echo(gym.Env[Any, Any]):
     terminate.
     """
 
-    def __init__(
-        self, actions: gym.Space[Any], *, tree: bool = False, masked: bool = False
-    ) -> None:
+    def __init__(self, actions: Any, *, tree: bool = False, masked: bool = False) -> None:
         self.action_space, self.tree, self.masked = actions, tree, masked
         self.size, self._episode = gym.spaces.flatdim(actions), 0
         shown = gym.spaces.Box(-2, 2, (self.size,), np.float32)
         parts = gym.spaces.Dict({"shown": shown, "step": gym.spaces.Discrete(6)})
         self.observation_space: Any = parts if tree else shown
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**options)
         self._target = self.np_random.uniform(-1, 2, self.size).astype(np.float32)
         self._at, self._episode = 0, self._episode + 1
         return self._seen(), self._info()
@@ -122,12 +116,8 @@ NO_REWARD_NORM = {"reward_norm.per": "none"}
 VALUE_NORM = {**NO_REWARD_NORM, "value_norm": VALUE_NORM}
 EPOCHS = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2}
 FAST_EPOCHS = {**EPOCHS, "ppo.learning_rate": 5e-3}
-AVERAGED = {
-    **FAST_EPOCHS,
-    "ppo.proximal_decay": 0.8,
-    "ppo.advantage_decay": 0.5,
-    "ppo.adam_betas": (0.8, 0.99),
-}
+DECAYS = {"ppo.proximal_decay": 0.8, "ppo.advantage_decay": 0.5, "ppo.adam_betas": (0.8, 0.99)}
+AVERAGED = {**FAST_EPOCHS, **DECAYS}
 EPISODES = {"ppo.collect_by": "episodes", "ppo.num_steps": 12}
 LOG_PROB = {"ppo.objective": "log_prob", "ppo.clip": None}
 REINFORCE = {**LOG_PROB, "ppo.estimator": "monte_carlo", "ppo.baseline": False}
@@ -147,27 +137,21 @@ SHORT_RUNS: dict[str, tuple[dict[str, Any], MakeEnv]] = {
     "ppo-numbers-raw": ({}, numbers),
     "ppo-numbers-mean-tanh-softplus": (
         {"action.mean": "tanh", "action.std": "softplus", "action.std_value": 0.5,
-         "action.min_std": 0.01, "action.rescale": True, "action.squash": "clip"}, numbers,
-    ),
+         "action.min_std": 0.01, "action.rescale": True, "action.squash": "clip"}, numbers),
     "ppo-numbers-squash-tanh-exp": (
-        {"action.squash": "tanh", "action.std": "exp", "action.std_value": 0.7}, numbers,
-    ),
+        {"action.squash": "tanh", "action.std": "exp", "action.std_value": 0.7}, numbers),
     "ppo-numbers-range": (
-        {"action.std": "range", "action.std_value": 0.2, "action.squash": "clip"}, numbers,
-    ),
+        {"action.std": "range", "action.std_value": 0.2, "action.squash": "clip"}, numbers),
     "ppg-numbers-squash-tanh": ({"action.squash": "tanh"}, numbers),
     "ppo-tree-multidiscrete": ({}, key_tree),
     # Each normalizer alone; that of rewards by rollouts is in the basic runs
     "ppo-obs-norm": ({**NO_REWARD_NORM, "obs_norm": ObsNormConfig(statistics="moments", clip=1.5)}, numbers),
     "ppo-obs-norm-ema-tree": ({**NO_REWARD_NORM, "obs_norm": ObsNormConfig(**EMA)}, key_tree),
     "ppo-reward-norm-steps": (
-        {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}, keys,
-    ),
+        {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}, keys),
     "ppo-value-norm": (VALUE_NORM, keys),
     "ppo-value-norm-ema-shared": (
-        {**NO_REWARD_NORM, **SHARED, "value_norm": ValueNormConfig(**EMA), "ppo.value_clip": 0.2},
-        keys,
-    ),
+        VALUE_NORM | SHARED | {"value_norm": ValueNormConfig(**EMA), "ppo.value_clip": 0.2}, keys),
     "ppg-value-norm": (VALUE_NORM, keys),
     # Other returns and objectives, and what is adapted to the divergence
     "ppo-n-step": ({"ppo.estimator": "n_step", "ppo.n_step": 3}, keys),
@@ -176,30 +160,24 @@ SHORT_RUNS: dict[str, tuple[dict[str, Any], MakeEnv]] = {
     "reinforce-episodes": (REINFORCE | EPISODES, numbers),
     "ppo-episodes": (
         {**FAST_EPOCHS, **EPISODES, "ppo.advantage_norm": "minibatch",
-         "ppo.minibatch_by": "transitions"}, keys,
-    ),
+         "ppo.minibatch_by": "transitions"}, keys),
     "actor-critic": (LOG_PROB, keys),
     "ppo-recomputed": (
-        {**FAST_EPOCHS, "ppo.recompute_advantages": True, "ppo.reward_clip": 1.0}, keys,
-    ),
+        {**FAST_EPOCHS, "ppo.recompute_advantages": True, "ppo.reward_clip": 1.0}, keys),
     "ppo-adaptive-kl": (
         {**FAST_EPOCHS, "ppo.schedule": "adaptive_kl", "ppo.schedule_kl": 1e-3,
-         "ppo.target_kl": 0.05}, keys,
-    ),
+         "ppo.target_kl": 0.05}, keys),
     "ppo-adaptive-penalty": (
         {**FAST_EPOCHS, "ppo.kl_penalty": 1.0, "ppo.kl_penalty_target": 0.01,
-         "ppo.kl_estimate": "exact", "ppo.adam_eps_hat": True}, numbers,
-    ),
+         "ppo.kl_estimate": "exact", "ppo.adam_eps_hat": True}, numbers),
     "ppo-averaged": ({**AVERAGED, "ppo.recompute_advantages": True}, keys),
     "ppg-averaged": (
-        {**AVERAGED, **GRU, "ppo.kl_penalty": 1.0, "ppo.kl_estimate": "exact"}, numbers,
-    ),
+        {**AVERAGED, **GRU, "ppo.kl_penalty": 1.0, "ppo.kl_estimate": "exact"}, numbers),
     # Much of it together
     "ppo-together": ({**MEMORY_AND_NORMS, "ppo.value_learning_rate": 1e-3}, everything),
     "ppg-together": (
         {**MEMORY_AND_NORMS, **GRU, **DETACHED, **EPOCHS, "aux.optimizer": "shared",
-         "ppo.recompute_advantages": True}, everything,
-    ),
+         "ppo.recompute_advantages": True}, everything),
 }  # fmt: skip
 """Runs of three iterations: changes of `tiny` at their paths, and the environment."""
 
@@ -253,10 +231,9 @@ def measure(config: Config, make_env: MakeEnv) -> list[dict[str, float]]:
     run = train(config, make_env=make_env, on_iteration=lambda _, record: rows.append(dict(record)))
     weights = run.agent.state_dict().items()
     rows.append({name: float(tensor.double().sum()) for name, tensor in weights})
-    is_kept = lambda name, value: (  # noqa: E731
-        math.isfinite(value) and not name.startswith("time/") and name != "charts/SPS"
-    )
-    return [{name: value for name, value in row.items() if is_kept(name, value)} for row in rows]
+    clock = ("time/", "charts/SPS")
+    rows = [{name: x for name, x in row.items() if not name.startswith(clock)} for row in rows]
+    return [{name: x for name, x in row.items() if math.isfinite(x)} for row in rows]
 
 
 if __name__ == "__main__":

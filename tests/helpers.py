@@ -47,10 +47,8 @@ class Corridor(gym.Env[np.ndarray, np.int64]):
         self.action_space = gym.spaces.Discrete(2)
         self._at = self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**options)
         self._at, self._steps = int(self.np_random.integers(2)), 0
         return self._obs(), {}
 
@@ -84,10 +82,8 @@ class Levers(gym.Env[np.ndarray, Any]):
         self.action_space = pull if discrete else gym.spaces.Tuple((pull, number))
         self.discrete, self.masked, self.strict = discrete, masked, strict
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**options)
         self.lever, self.at = int(self.np_random.integers(2)), 0
         return self._seen(), self._info()
 

@@ -39,9 +39,7 @@ def _rank(variables: dict[str, str], errors: Path, task: Callable[..., None], ar
     task(*args)
 
 
-def start_ranks(
-    folder: Path, size: int, task: Callable[..., None], *args: Any
-) -> list[BaseProcess]:
+def start_ranks(folder: Path, size: int, task: Callable[..., Any], *args: Any) -> list[BaseProcess]:
     """Start `task` in so many processes, as `torchrun` would.
 
     What each says to stderr is in `errors-RANK.txt`.

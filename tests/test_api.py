@@ -24,9 +24,7 @@ def test_no_public_name_is_a_modules_name() -> None:
     "before",
     ["", "import phasicrl.algorithm, phasicrl.session.evaluate", "import phasicrl.algorithm"],
 )
-def test_functions_are_functions_and_modules_are_modules_whatever_was_imported_before(
-    before: str,
-) -> None:
+def test_names_are_the_same_whatever_was_imported_before(before: str) -> None:
     code = f"""{before}
 import phasicrl.algorithm as page, phasicrl.session.evaluate, inspect
 from phasicrl import evaluate, resume, train

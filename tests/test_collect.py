@@ -90,10 +90,8 @@ class Scripted:
         assert action.shape == (B,)
         cells = [row[self.at] for row in self.cells]
         self.at += 1
-        terminated, truncated = (
-            torch.tensor([cell.end == kind for cell in cells])
-            for kind in ("terminated", "truncated")
-        )
+        terminated = torch.tensor([cell.end == "terminated" for cell in cells])
+        truncated = torch.tensor([cell.end == "truncated" for cell in cells])
         final_obs = torch.tensor([cell.leads_to for cell in cells], dtype=torch.float32)
         final_obs[~truncated] = math.nan
         level = torch.tensor([10 * env + episode for env, episode, _ in (c.obs for c in cells)])
@@ -126,9 +124,8 @@ class Masked(Scripted):
     mask_size = 4
 
     def _observe(self, obs: list[tuple[int, int, int]]) -> Tensor:
-        self.action_mask = torch.tensor(
-            [[a in (env, step % 4) for a in range(4)] for env, _, step in obs]
-        )
+        allowed = [[a in (env, step % 4) for a in range(4)] for env, _, step in obs]
+        self.action_mask = torch.tensor(allowed)
         return super()._observe(obs)
 
 
@@ -273,18 +270,15 @@ def test_a_final_observation_is_valued_with_the_memory_of_its_own_episode(memory
     for rollout in rollouts:
         output = collector.agent(rollout.obs, rollout.first, rollout.state)
         torch.testing.assert_close(output.value, rollout.value, **CLOSE)
-        torch.testing.assert_close(
-            output.policy.log_prob(rollout.action), rollout.log_prob, **CLOSE
-        )
+        log_prob = output.policy.log_prob(rollout.action)
+        torch.testing.assert_close(log_prob, rollout.log_prob, **CLOSE)
     assert rollouts[-1].state.any()
 
 
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
 @pytest.mark.parametrize("memory", ["none", "lstm", "gru"])
 @torch.no_grad()
-def test_a_rollout_that_begins_the_statistics_is_valued_with_them_and_acted_without(
-    memory: Kind, value_path: ValuePath
-) -> None:
+def test_the_first_rollout_is_valued_by_its_own_statistics(memory: Kind, value_path: Any) -> None:
     """Values, next values and memory states are those of single steps under its statistics."""
     agent, raw = (make_agent(memory, value_path, obs_norm=True) for _ in range(2))
     first, second = rollouts = collect(make_collector(agent=agent), 2, update=True)

@@ -29,9 +29,7 @@ def test_a_configuration_is_read_back_as_it_was_written(name: str) -> None:
         ({"model": {"channels": 3}}, "model.channels is 3; a list"),
     ],
 )
-def test_a_wrong_configuration_file_is_refused_by_field(
-    change: dict[str, object], match: str
-) -> None:
+def test_wrong_files_are_refused_by_field(change: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Config.from_json(json.dumps({"schema": SCHEMA} | change))
 

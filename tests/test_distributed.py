@@ -28,9 +28,7 @@ FEW = ["ppo-shared-transitions-clipped", "ppg-lstm", "ppg-masks"]
         pytest.param(4, [*EAGER, "ppg-compiled"], id="4-all", marks=pytest.mark.slow),
     ],
 )
-def test_so_many_processes_learn_what_one_learns(
-    tmp_path: Path, size: int, names: list[str]
-) -> None:
+def test_processes_learn_what_one_learns(tmp_path: Path, size: int, names: list[str]) -> None:
     """Five iterations on the same data: weights, losses and statistics, within float order."""
     ranks.run_ranks(tmp_path, size, ranks.measure_all, tmp_path, names, size)
     found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(size)]

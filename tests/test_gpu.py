@@ -96,7 +96,7 @@ def test_a_golden_run_gives_the_committed_numbers(device: str, name: str, tmp_pa
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("value_path", ["separate", "shared"])
-def test_compiled_steps_on_images_equal_eager_ones(
+def test_compiled_steps_equal_eager_ones(
     device: str, precision: Precision, value_path: str, tmp_path: Path
 ) -> None:
     changes = {"compute.device": device, "model.value_path": value_path}
@@ -114,9 +114,7 @@ def test_compiled_steps_on_images_equal_eager_ones(
     ],
     ids=["rows", "transposed", "flags", "bytes"],
 )
-def test_what_is_uploaded_arrives_whatever_its_layout_and_kind(
-    device: str, values: torch.Tensor
-) -> None:
+def test_what_is_uploaded_arrives_in_any_layout_and_kind(device: str, values: torch.Tensor) -> None:
     found = Compute(Plan(device=device)).upload(values)
     assert found.device.type == device and found.tolist() == values.tolist()
 
@@ -178,9 +176,7 @@ def test_a_run_is_resumed_where_there_is_another_device(device: str, tmp_path: P
     assert [row["iteration"] for row in RunDirectory(first.directory).metrics()] == [1, 2, 3, 4, 5]
 
 
-def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(
-    device: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_loaded_without_its_device(device: str, tmp_path: Path) -> None:
     run = stopped_in_a_phase(tmp_path, device)
     state, chunks, _ = load_checkpoint(run.directory / "checkpoints")
     tensors = chain(state["learner"]["agent"].values(), *(x.values() for x in chunks.values()))
@@ -191,9 +187,7 @@ def test_a_checkpoint_is_loaded_without_the_device_that_it_was_made_on(
         assert len(result.returns) == 4
 
 
-def test_the_parts_of_an_iterations_time_are_no_more_than_the_whole(
-    device: str, tmp_path: Path
-) -> None:
+def test_the_parts_of_an_iterations_time_fit_into_it(device: str, tmp_path: Path) -> None:
     """On a GPU a clock that does not wait measures how long the request took."""
     config = setting(tmp_path, **{"compute.device": device, "ppo.value_epochs": 2})
     names = [f"time/{part}" for part in ("rollout", "policy", "value", "auxiliary")]
@@ -219,9 +213,7 @@ PROCGEN = [
 
 
 @pytest.mark.parametrize(("device", "preset", "precision"), PROCGEN)
-def test_a_procgen_preset_trains(
-    device: str, preset: str, precision: Precision, tmp_path: Path
-) -> None:
+def test_a_preset_trains(device: str, preset: str, precision: Precision, tmp_path: Path) -> None:
     skip_without_envpool()
     changes: dict[str, Any] = {"compute.device": device, "compute.policy_precision": precision}
     if get_preset(preset).has_auxiliary_phase:
@@ -235,9 +227,7 @@ def test_a_procgen_preset_trains(
 
 
 @pytest.mark.parametrize("device", [GPU])
-def test_only_deterministic_kernels_run_where_that_is_asked_for(
-    device: str, tmp_path: Path
-) -> None:
+def test_only_deterministic_kernels_run_on_request(device: str, tmp_path: Path) -> None:
     """Twice the same run, to the bit.
 
     In a process of its own, because cuBLAS reads its setting when it is loaded.

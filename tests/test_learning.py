@@ -66,9 +66,7 @@ def test_small_tasks_are_learned(preset: str, steps: int, least: float, tmp_path
 
 
 @pytest.mark.parametrize(("memory", "low", "high"), [("lstm", 475, 501), ("none", 0, 300)])
-def test_cartpole_without_velocities_needs_a_memory(
-    memory: str, low: float, high: float, tmp_path: Path
-) -> None:
+def test_masked_cartpole_needs_a_memory(memory: str, low: int, high: int, tmp_path: Path) -> None:
     config = quiet("cartpole-masked-velocity-ppo", tmp_path, **{"model.memory": memory})
     assert low <= greedy_return(config, 20) < high
 
@@ -104,10 +102,8 @@ class Recall(gym.Env[np.ndarray, np.ndarray]):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**options)
         self.number, self.at = float(self.np_random.uniform(-1, 1)), 0
         return np.array([self.number, 1], np.float32), {}
 
@@ -141,10 +137,8 @@ class Safes(gym.Env[np.ndarray, Any]):
         {"key": gym.spaces.Discrete(1600), "number": gym.spaces.Box(-2, 2, (1,), np.float32)}
     )
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**options)
         self.at = 0
         return self._next()
 
@@ -164,9 +158,7 @@ class Safes(gym.Env[np.ndarray, Any]):
 
 
 @pytest.mark.parametrize(("masks", "low", "high"), [(True, 4.3, 5), (False, -1, 1.5)])
-def test_numbers_are_learned_beside_masked_keys(
-    masks: bool, low: float, high: float, tmp_path: Path
-) -> None:
+def test_numbers_and_masked_keys(masks: bool, low: float, high: float, tmp_path: Path) -> None:
     """Masks with continuous actions."""
     changes = {"total_env_steps": 60_000, "env.id": "safes", "env.action_masks": masks}
     config = quiet("classic-ppo", tmp_path, **changes)

@@ -37,9 +37,7 @@ def mask_tree(space: Any, flat: list[np.ndarray], nested: bool) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS, st.booleans(), st.integers(0, 2**31), st.sampled_from([bool, np.int8, np.float32]))
-def test_masks_in_every_form_are_the_same(
-    space: gym.Space[Any], nested: bool, seed: int, dtype: type[Any]
-) -> None:
+def test_masks_in_every_form_are_the_same(space: Any, nested: bool, seed: int, dtype: Any) -> None:
     rng = np.random.default_rng(seed)
     components = [rng.integers(0, 2, width).astype(dtype) for width in choices(space)]
     forms: list[Any] = [np.concatenate([np.ones(0, dtype), *components]).astype(dtype)]

@@ -40,8 +40,8 @@ def assert_moments(moments: Any, mean: Any, variance: Any, rtol: float = 1e-10) 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(SIZES, SEEDS, st.sampled_from([0.0, 0.3, 0.9, 0.999]), st.sampled_from([(), (2,)]))
-def test_moments_are_those_of_all_samples_and_of_the_weighted_mixture_of_batches(
-    sizes: list[int], seed: int, decay: float, shape: tuple[int, ...]
+def test_moments_are_those_of_all_samples(
+    sizes: list[int], seed: int, decay: float, shape: Any
 ) -> None:
     random, batches = np.random.default_rng(seed), []
     for size in sizes:
@@ -96,18 +96,6 @@ def test_exponential_moments_by_hand() -> None:
     assert_moments(updated(moments, [[5.0, 5.0, 5.0]]), 11 / 3, 35 / 9)
 
 
-def test_an_exponential_mean_moves_by_one_minus_the_decay_in_the_end() -> None:
-    moments = updated(EmaMoments(0.9), *[[-1.0, 1.0]] * 400, [9.0, 11.0])
-    assert_moments(moments, 0.1 * 10, 1 + 0.1 * 0.9 * 10**2)
-    assert_moments(updated(moments, *[[3.0]] * 400), 3, 0)  # and forgets
-
-
-def test_at_first_batches_count_about_alike_whatever_the_decay() -> None:
-    batches = np.random.default_rng(4).normal(loc=np.arange(10.0)[:, None], size=(10, 50))
-    moments = updated(EmaMoments(0.999), *batches)
-    assert_moments(moments, batches.mean(), batches.var(), rtol=5e-3)
-
-
 def test_moments_by_name() -> None:
     running = normalize.make_moments("moments", decay=0.9, shape=(2, 1))
     exponential = normalize.make_moments("ema", decay=0.75, shape=(3,))
@@ -121,9 +109,7 @@ def test_moments_by_name() -> None:
 
 @pytest.mark.parametrize("per_step", [False, True])
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 0.999])
-def test_rewards_are_divided_by_the_deviation_of_every_return_so_far(
-    gamma: float, per_step: bool
-) -> None:
+def test_rewards_are_divided_by_the_deviation_of_returns(gamma: float, per_step: bool) -> None:
     """Step by step as Baselines' vec_normalize.py:26-34, or by whole rollouts, in a loop."""
     random, num_envs, num_steps = np.random.default_rng(1), 4, 7
     normalizer = RewardNormalizer(num_envs, gamma=gamma, clip=10.0, per_step=per_step)
@@ -217,9 +203,7 @@ def test_observations_pass_unchanged_before_the_first_update(statistics: str) ->
 
 
 @BOTH
-def test_observations_are_shifted_scaled_and_clipped_by_the_statistics_so_far(
-    statistics: str,
-) -> None:
+def test_observations_are_shifted_scaled_and_clipped_by_statistics(statistics: str) -> None:
     # All of 20 samples, so that the batches weigh alike, or 1, 2 and 4.
     batches = [observations(0, 4, 5), observations(1, 20), observations(2, 2, 2, 5)]
     normalizer, x = updated(make(statistics, decay=0.5, clip=1.0), *batches), observations(3, 50)

@@ -69,9 +69,7 @@ def test_adam_leaves_everything_as_it_is_where_a_gradient_is_not_finite(at_once:
 @both_ways
 @pytest.mark.parametrize("eps_hat", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adam_in_both_precisions_and_with_both_epsilons(
-    at_once: bool, eps_hat: bool, dtype: torch.dtype
-) -> None:
+def test_adam_with_both_epsilons(at_once: bool, eps_hat: bool, dtype: torch.dtype) -> None:
     """By hand: gradient 2, moments 1 and 4, in the third step and, of another weight, the sixth."""
     for counts in ((3, 6), (3, 3)):
         weights, gradients, means, squares = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -114,22 +114,17 @@ def recurse(term: Tensor, factor: float) -> Tensor:
 # The policy phase
 
 
-def test_no_auxiliary_phase_and_one_without_epochs_give_the_same_policy_to_the_bit(
-    tmp_path: Path,
-) -> None:
+def test_ppo_is_ppg_without_auxiliary_epochs_to_the_bit(tmp_path: Path) -> None:
     ppo = train(tiny(tmp_path), make_env=corridor)
     ppg = train(tiny(tmp_path, aux=tiny_aux(epochs=0)), make_env=corridor)
     assert weights(ppo).keys() == weights(ppg).keys() and not changed(ppo, weights(ppg))
 
 
-def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_alone(
-    tmp_path: Path,
-) -> None:
+def test_value_epochs_come_first_and_leave_the_policy_alone(tmp_path: Path) -> None:
     run, seen = filled(with_ppo(tmp_path, policy_epochs=1, value_epochs=2)), []
     before = weights(run)
-    learn_from(
-        run, samples_of(run), on_stage=lambda name: seen.append((name, changed(run, before)))
-    )
+    note = lambda name: seen.append((name, changed(run, before)))  # noqa: E731
+    learn_from(run, samples_of(run), on_stage=note)
     assert [name for name, _ in seen] == ["value", "value", "policy"]
     assert set(run.learner.optimizers) == {"policy", "value"}
     assert seen[2][1] and all(name.startswith("value_") for name in seen[2][1])
@@ -138,9 +133,7 @@ def test_value_epochs_come_first_with_their_own_optimizer_and_leave_the_policy_a
 
 
 @pytest.mark.parametrize("norm", ["batch", "minibatch"])
-def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(
-    tmp_path: Path, norm: str
-) -> None:
+def test_minibatches_cover_each_step_once_an_epoch(tmp_path: Path, norm: str) -> None:
     run, seen = filled(with_ppo(tmp_path, advantage_norm=norm)), []
     samples = run.buffer.rollout(0).policy_samples(torch.arange(32.0).reshape(4, 8))
     original = objectives.surrogate_loss
@@ -159,9 +152,7 @@ def test_minibatches_of_the_policy_phase_cover_each_step_once_an_epoch(
 
 
 @pytest.mark.parametrize("norm", ["none", "batch", "minibatch"])
-def test_whole_episodes_are_learned_from_as_if_the_other_steps_were_not_there(
-    tmp_path: Path, norm: Literal["none", "batch", "minibatch"]
-) -> None:
+def test_other_steps_than_whole_episodes_do_not_count(tmp_path: Path, norm: Any) -> None:
     config = with_ppo(tmp_path, collect_by="episodes", num_steps=24, num_minibatches=1,
                       minibatch_by="transitions", advantage_norm=norm)  # fmt: skip
     run = open_run(config)
@@ -189,10 +180,8 @@ def test_whole_episodes_are_learned_from_as_if_the_other_steps_were_not_there(
 
 def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> None:
     """With a step size of (almost) zero the mean over minibatches is the mean over the data."""
-    config = with_ppo(
-        tmp_path, learning_rate=1e-30, policy_epochs=2, value_epochs=2, num_minibatches=4
-    )
-    run = filled(config)
+    epochs = {"policy_epochs": 2, "value_epochs": 2}
+    run = filled(with_ppo(tmp_path, learning_rate=1e-30, num_minibatches=4, **epochs))
     rollout = run.buffer.rollout(0)
     record = learn_from(run, samples_of(run))
     error = 0.5 * (rollout.value - rollout.value_target).square().mean()
@@ -201,9 +190,7 @@ def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> No
     assert record["losses/clipfrac"] == 0
 
 
-def test_policy_epochs_first_learn_what_joint_ones_learn_if_each_is_one_step(
-    tmp_path: Path,
-) -> None:
+def test_policy_epochs_first_learn_what_joint_epochs_learn(tmp_path: Path) -> None:
     """Of two networks each step moves its own, so that their order does not matter."""
     joint, apart = (
         open_run(with_ppo(tmp_path, num_minibatches=1, epoch_order=order))
@@ -216,9 +203,7 @@ def test_policy_epochs_first_learn_what_joint_ones_learn_if_each_is_one_step(
 
 @EVERY_PATH
 @pytest.mark.parametrize("order", ["value_first", "policy_first"])
-def test_policy_epochs_stop_at_a_large_divergence_and_values_are_still_learned(
-    tmp_path: Path, value_path: str, order: str
-) -> None:
+def test_policy_epochs_stop_early(tmp_path: Path, value_path: str, order: str) -> None:
     """In joint epochs only where they do not move the policy's network."""
     changes = {"policy_epochs": 3, "value_epochs": 3, "target_kl": 1e-12, "epoch_order": order}
     run = filled(with_ppo(tmp_path, **changes).with_updates({"model.value_path": value_path}))
@@ -272,9 +257,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("norm_of", ["networks", "agent"])
-def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(
-    tmp_path: Path, norm_of: str
-) -> None:
+def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: str) -> None:
     run, given = filled(with_ppo(tmp_path, max_grad_norm=0.5, grad_norm_of=norm_of)), []
 
     class Large(phases.PolicyPhaseLoss):
@@ -299,15 +282,6 @@ def test_gradients_are_clipped_by_the_norm_of_each_network_or_of_both(
         assert clipped.item() == pytest.approx(0.5, rel=1e-4)
 
 
-def test_a_step_is_weighted_by_its_number_of_steps(tmp_path: Path) -> None:
-    run = filled(tiny(tmp_path))
-    minibatch = Minibatch(samples_of(run), torch.arange(4), split=True)
-    loss = phases.PolicyPhaseLoss(run.agent, run.config.ppo, with_policy=True, with_value=True)
-    step = run.compute.gradient_step(loss, run.learner.settings("policy"))
-    for one in (minibatch, minibatch.materialize()):
-        assert step(one, NO_PENALTY)[2] == 32
-
-
 def test_targets_of_the_other_estimators_are_returns(tmp_path: Path) -> None:
     run = filled(with_ppo(tmp_path, estimator="n_step", n_step=3, advantage_norm="none"))
     rollout, reward = run.buffer.rollout(0), samples_of(run).advantage
@@ -322,9 +296,7 @@ def test_targets_of_the_other_estimators_are_returns(tmp_path: Path) -> None:
         torch.testing.assert_close(samples.advantage, rollout.value_target - rollout.value)
 
 
-def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_alone(
-    tmp_path: Path,
-) -> None:
+def test_reinforce_weighs_log_probabilities_by_plain_returns(tmp_path: Path) -> None:
     config = with_ppo(
         tmp_path, baseline=False, estimator="monte_carlo", objective="log_prob", clip=None,
         advantage_norm="none", num_minibatches=1, entropy_coef=0.0,
@@ -354,9 +326,7 @@ def test_reinforce_weighs_log_probabilities_by_plain_returns_and_leaves_values_a
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(
-    tmp_path: Path,
-) -> None:
+def test_the_exact_penalty_is_the_divergence_from_the_old_policy(tmp_path: Path) -> None:
     run = filled(with_ppo(tmp_path, kl_penalty=2.0, kl_estimate="exact", entropy_coef=0.0))
     samples = samples_of(run)
     old = dist_params(run.agent, samples, compute=run.compute)
@@ -372,9 +342,8 @@ def test_the_exact_penalty_is_the_divergence_from_the_policy_before_the_update(
 
 
 def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path) -> None:
-    run = filled(
-        with_ppo(tmp_path, kl_penalty=1.0, kl_estimate="exact", policy_epochs=3, value_epochs=3)
-    )
+    epochs = {"policy_epochs": 3, "value_epochs": 3}
+    run = filled(with_ppo(tmp_path, kl_penalty=1.0, kl_estimate="exact", **epochs))
     samples, seen, head = samples_of(run), [], run.agent.policy_head
     old = dist_params(run.agent, samples, compute=run.compute).flatten(0, 1).sort(0).values
     original = head.distribution

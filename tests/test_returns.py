@@ -104,9 +104,7 @@ EXACT = {"rtol": 1e-12, "atol": 1e-10}
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
-def test_gae_is_the_sum_of_discounted_errors_until_the_end(
-    data: Episodes, gamma: float, gae_lambda: float
-) -> None:
+def test_gae_is_a_sum_of_errors(data: Episodes, gamma: float, gae_lambda: float) -> None:
     # What follows a termination must not be used.
     steps = tensors(data, np.where(data.end == 1, NAN, data.next_value))
     advantage = gae(*steps, gamma=gamma, gae_lambda=gae_lambda)
@@ -134,14 +132,6 @@ def test_monte_carlo_returns_by_hand_with_a_termination_and_a_truncation() -> No
     ends = STEPS["terminated"], STEPS["truncated"]
     returns = monte_carlo_return(STEPS["reward"], next_value, *ends, gamma=0.5)
     assert returns.tolist() == [[2, 2, 10, 14, 11], [3.9375, 5.875, 7.75, 9.5, 11]]
-
-
-def test_without_a_value_function_the_rest_of_an_unfinished_episode_is_worth_nothing() -> None:
-    # γ = ½. Terminated in step 1, truncated in step 3, unfinished after step 5.
-    reward, ends = torch.ones(1, 6), (flags(".x...."), flags("...x.."))
-    assert monte_carlo_return(reward, torch.zeros(1, 6), *ends, gamma=0.5).tolist() == [
-        [1.5, 1, 1.5, 1, 1.5, 1]
-    ]
 
 
 def test_a_termination_in_a_truncated_step_has_nothing_after_it() -> None:
@@ -178,9 +168,7 @@ def brute_force_n_step(data: Episodes, gamma: float, n: int) -> np.ndarray:
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1), n=st.integers(1, 11))
-def test_n_step_and_monte_carlo_returns_are_sums_over_the_steps(
-    data: Episodes, gamma: float, n: int
-) -> None:
+def test_n_step_and_monte_carlo_returns_are_sums(data: Episodes, gamma: float, n: int) -> None:
     # What follows a termination must not be used, nor the next value of a step that is followed by
     # another.
     unseen = data.end == 1
@@ -201,9 +189,7 @@ def as_collected(data: Episodes) -> tuple[Tensor, ...]:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1))
-def test_one_step_is_td_zero_and_all_steps_are_monte_carlo_and_lambda_one(
-    data: Episodes, gamma: float
-) -> None:
+def test_n_step_returns_meet_td_zero_and_monte_carlo(data: Episodes, gamma: float) -> None:
     steps = reward, value, next_value, terminated, _ = as_collected(data)
     num_steps = value.shape[1]
     one, every, more = (
@@ -218,9 +204,7 @@ def test_one_step_is_td_zero_and_all_steps_are_monte_carlo_and_lambda_one(
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=episodes(), gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
-def test_advantage_plus_value_is_the_mixture_of_n_step_returns(
-    data: Episodes, gamma: float, gae_lambda: float
-) -> None:
+def test_gae_mixes_n_step_returns(data: Episodes, gamma: float, gae_lambda: float) -> None:
     # TD(λ): (1 − λ) Σ_n λ^{n-1} Gⁿ. From n = T on all are the same, and share the weight λ^{T-1}
     # that is left.
     steps, num_steps = as_collected(data), data.reward.shape[1]
@@ -338,24 +322,6 @@ def test_the_first_episodes_by_hand() -> None:
 def test_an_episode_that_does_not_fit_is_refused(first: Tensor, ended: Tensor) -> None:
     with pytest.raises(ValueError, match=r"ppo\.num_steps"):
         complete_episode_mask(first, ended)
-
-
-def test_short_episodes_count_as_often_as_they_are_played() -> None:
-    # Episodes of 1 or 9 steps, equally likely, and rollouts of 20. Dropping what is unfinished
-    # would leave too many short ones.
-    generator = torch.Generator().manual_seed(3)
-    lengths = torch.randint(0, 2, (400, 400), generator=generator) * 8 + 1
-    ended = torch.zeros(400, 1000, dtype=torch.bool)
-    for row, ends in zip(ended, (lengths.cumsum(1) - 1).tolist(), strict=True):
-        row[[end for end in ends if end < 1000]] = True
-    first = torch.cat([torch.ones(400, 1, dtype=torch.bool), ended[:, :-1]], 1)
-    first, ended = (torch.cat(flag.split(20, 1)) for flag in (first, ended))
-    short, long = first & ended, first & ~ended  # where they begin
-    counts = complete_episode_mask(first, ended)
-    share = (short & counts).sum() / (first & counts).sum()
-    assert share.item() == pytest.approx(0.5, abs=0.02)
-    finished = short.sum() + long[:, :12].sum()
-    assert short.sum() / finished > 0.55
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, -1000.1, 3e7])

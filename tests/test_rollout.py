@@ -98,9 +98,7 @@ def test_transitions_are_used_exactly_once(num_minibatches: int) -> None:
 @pytest.mark.parametrize(
     ("by", "state_size"), [("segments", 0), ("segments", 2), ("transitions", 0)]
 )
-def test_a_minibatch_has_its_number_of_steps_in_whatever_sequences(
-    by: MinibatchBy, state_size: int
-) -> None:
+def test_a_minibatch_has_its_number_of_steps(by: MinibatchBy, state_size: int) -> None:
     """Means are weighted by it: gathered and other minibatches count alike."""
     samples = samples_at(cells(), state_size)
     order = samples.random_order(by=by, generator=Generator())
@@ -119,14 +117,12 @@ def test_each_pass_has_its_own_order_which_follows_from_the_seed(by: MinibatchBy
 
 
 @pytest.mark.parametrize(
-    ("state_size", "num_minibatches", "by"),
+    ("state_size", "number", "by"),
     [(2, 2, "transitions"), (0, 4, "segments"), (0, 5, "transitions")],
 )
-def test_minibatches_that_cannot_be_are_refused(
-    state_size: int, num_minibatches: int, by: MinibatchBy
-) -> None:
+def test_impossible_minibatches_fail(state_size: int, number: int, by: MinibatchBy) -> None:
     with pytest.raises(AssertionError, match=r"width 2|do not divide"):
-        split(samples_at(cells(), state_size), num_minibatches, by)
+        split(samples_at(cells(), state_size), number, by)
 
 
 def test_as_transitions_copies_nothing_and_keeps_what_belongs_together() -> None:

@@ -11,11 +11,11 @@ FORBIDDEN_CALLS = {
     "torch.load", "torch.save", "np.load", "numpy.load", "np.fromfile",
     "os.system", "os.popen",
 }  # fmt: skip
-FORBIDDEN_IMPORTS = {
-    "pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "torch.load",
-}  # fmt: skip
-# Functions of the user go to workers that we have just started; nothing is read from files.
-ALLOWED = {("src/phasicrl/envs/processes.py", "cloudpickle")}
+ALLOWED = {
+    # Functions of the user go to workers that we have just started; nothing is read from files.
+    ("src/phasicrl/envs/processes.py", "cloudpickle"),
+}
+FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "yaml"}
 
 
 def forbidden(text: str) -> list[str]:
@@ -23,17 +23,13 @@ def forbidden(text: str) -> list[str]:
     found: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            options = {word.arg for word in node.keywords} & {"shell", "allow_pickle"}
-            found += [name] if name in FORBIDDEN_CALLS or options else []
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            module = getattr(node, "module", None)
-            names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
-            found += [
-                name if name in FORBIDDEN_IMPORTS else name.partition(".")[0]
-                for name in names
-                if {name, name.partition(".")[0]} & FORBIDDEN_IMPORTS
-            ]
+            shell = any(word.arg == "shell" for word in node.keywords)
+            allow = any(word.arg == "allow_pickle" for word in node.keywords)
+            called = ast.unparse(node.func)
+            found += [called] if called in FORBIDDEN_CALLS or shell or allow else []
+        names = [alias.name for alias in getattr(node, "names", ())] if _is_import(node) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found += [name for name in names if name.partition(".")[0] in FORBIDDEN_IMPORTS]
     return found
 
 

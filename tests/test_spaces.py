@@ -82,14 +82,11 @@ def start_of(leaf: Any) -> np.ndarray:
 @settings(max_examples=120, deadline=None)
 @given(OBSERVATIONS, st.integers(0, 3), st.integers(0, 2), st.integers(0, 2**31))
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
-def test_observations_come_back_bit_by_bit(
-    space: gym.Space[Any], num: int, before: int, seed: int
-) -> None:
+def test_observations_come_back(space: gym.Space[Any], num: int, before: int, seed: int) -> None:
     """Also from the middle of a larger storage, where rows begin at any address."""
+    check_spaces("mine", space, Discrete(2))
     rng, layout = np.random.default_rng(seed), ObservationLayout(space)
-    values: dict[spaces.Path, Any] = {
-        path: random_batch(leaf, num, rng) for path, leaf in leaves(space)
-    }
+    values: Any = {path: random_batch(leaf, num, rng) for path, leaf in leaves(space)}
     packed = layout.pack(spaces.assembled(space, values), num)
     assert packed.shape == (num, *layout.shape) and packed.dtype == layout.dtype
     storage = torch.zeros(before + num + 1, *layout.shape, dtype=torch.from_numpy(packed).dtype)
@@ -126,25 +123,6 @@ def test_where_every_part_lies() -> None:
     assert row[:6].tolist() == [9] * 6 and row[18:22].tolist() == [1, 0, 0, 1]
     assert row[6:14].view(np.int64) == 1
     assert row[14:18].view(np.float32) == 0.5 and row[38:].view(np.float32) == -5
-
-
-@pytest.mark.parametrize(
-    ("space", "shape", "dtype"),
-    [
-        (Box(0, 255, (64, 64, 3), np.uint8), (64, 64, 3), "uint8"),
-        (Box(-1, 1, (5,), np.float64), (5,), "float32"),
-        (Box(-9, 9, (2, 3), np.int64), (2, 3), "float32"),
-        (Discrete(5, start=2), (), "int64"),
-        (MultiDiscrete([[2, 3], [4, 5]]), (2, 2), "int64"),
-        (MultiBinary((2, 3)), (2, 3), "uint8"),
-        (Tuple([MultiBinary(3)]), (3,), "uint8"),
-    ],
-)
-def test_how_observations_are_stored(
-    space: gym.Space[Any], shape: tuple[int, ...], dtype: str
-) -> None:
-    layout = ObservationLayout(space)
-    assert (layout.shape, layout.dtype.name) == (shape, dtype)
 
 
 def test_what_needs_no_translation_is_not_copied() -> None:
@@ -198,7 +176,7 @@ def test_a_single_number_may_come_in_brackets() -> None:
     ],
 )
 def test_numbers_that_cannot_be_used_are_found(
-    counts: list[list[float]], stage: list[int], index: int | None, match: str
+    counts: Any, stage: list[int], index: Any, match: str
 ) -> None:
     layout = ObservationLayout(TREE)
     packed = layout.pack({"counts": np.array(counts), "stage": np.array(stage)}, 3)
@@ -217,15 +195,10 @@ def test_components_of_several_choices_have_their_own_limits() -> None:
 @given(space=ACTIONS, num=st.integers(1, 3))
 def test_actions_arrive_as_their_space_has_them(space: gym.Space[Any], num: int) -> None:
     space.seed(num)
-    layout, samples, parts = (
-        ActionLayout(space),
-        [space.sample() for _ in range(num)],
-        leaves(space),
-    )
-    rows = [
-        np.concatenate([np.ravel(at(one, path) - start_of(leaf)) for path, leaf in parts])
-        for one in samples
-    ]
+    layout, parts = ActionLayout(space), leaves(space)
+    samples = [space.sample() for _ in range(num)]
+    pieces = [[np.ravel(at(one, path) - start_of(leaf)) for path, leaf in parts] for one in samples]
+    rows = list(map(np.concatenate, pieces))
     action = np.stack(rows).astype(layout.dtype).reshape(num, *layout.shape)
     has_box = any(isinstance(leaf, Box) for _, leaf in parts)
     assert layout.dtype == (np.float32 if has_box else np.int64)
@@ -263,9 +236,7 @@ GOOD_ROW = [0, 9, -9, 1, 3, 1]
         (MIXED, np.zeros((2, 6), bool), "bool"),
     ],
 )
-def test_actions_that_would_be_misread_are_refused(
-    space: gym.Space[Any], action: Any, match: str
-) -> None:
+def test_wrong_actions_are_refused(space: gym.Space[Any], action: Any, match: str) -> None:
     with pytest.raises(ValueError, match=f"^mine: .*{match}"):
         ActionLayout(space).check("mine", action, 2)
 
@@ -274,6 +245,7 @@ def test_numbers_may_be_beyond_the_bounds_and_integers_may_be_floats() -> None:
     layout, action = ActionLayout(MIXED), np.array([[2, 9, -9, 1, 3, 1]])
     layout.check("mine", action, 1)
     layout.check("mine", action.astype(np.float32), 1)
+    assert ActionLayout(Discrete(3, start=5)).unflatten(np.array([0, 2])).tolist() == [5, 7]
     arrived = layout.unflatten(action)
     assert arrived["go"] == 2 and [x.tolist() for x in arrived["arm"]] == [[[9, -9]], [[1, 3]]]
 
@@ -317,9 +289,7 @@ def test_spaces_that_are_not_supported_are_refused(space: gym.Space[Any]) -> Non
         (Box(0, 255, (4, 8, 8, 3), np.uint8), Discrete(2), "ReshapeObservation"),
     ],
 )
-def test_empty_and_unusual_spaces_are_refused(
-    observation_space: Any, action_space: Any, match: str
-) -> None:
+def test_empty_spaces_are_refused(observation_space: Any, action_space: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         check_spaces("mine", observation_space, action_space)
 
@@ -334,14 +304,6 @@ def test_a_part_may_be_empty() -> None:
     read = layout.unpack(torch.from_numpy(stored))
     assert read["goal"].shape == (2, 0) and read["state"].tolist() == [[1, 1]] * 2
     assert ActionLayout(space).unflatten(np.ones((2, 2), np.float32))["goal"].shape == (2, 0)
-
-
-@given(OBSERVATIONS, ACTIONS)
-@settings(max_examples=30, deadline=None)
-def test_spaces_that_can_be_stored_are_accepted(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> None:
-    check_spaces("mine", observation_space, action_space)
 
 
 def test_float32_in_place_of_other_floats_at_every_depth() -> None:

@@ -140,9 +140,7 @@ def test_the_auxiliary_head_changes_no_other_initial_weight(value_path: ValuePat
 
 @pytest.mark.parametrize("space", [VECTORS, PICTURES], ids=["vectors", "pictures"])
 @every_path
-def test_all_ways_to_evaluate_agree_and_sequences_are_their_steps_one_by_one(
-    value_path: ValuePath, space: gym.Space[Any]
-) -> None:
+def test_all_calls_agree_and_sequences_are_their_steps(value_path: ValuePath, space: Any) -> None:
     agent, obs = make_agent(value_path, space), observations(space)
     state, output = agent.initial_state(S), ask(agent, obs)
     policy, next_state = agent.policy(obs, NEVER, state)
@@ -226,9 +224,7 @@ def test_spaces_that_do_not_fit_are_refused(arguments: dict[str, Any], match: st
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 @every_path
-def test_with_memory_sequences_are_their_steps_one_by_one_for_policy_and_values(
-    value_path: ValuePath, memory: str
-) -> None:
+def test_with_memory_sequences_are_their_steps(value_path: ValuePath, memory: str) -> None:
     agent = recurrent(value_path, memory)
     obs, width = stored(agent), agent.memory.state_size
     first = torch.rand(S, L, generator=Generator().manual_seed(3)) < 0.3
@@ -306,9 +302,7 @@ def test_observed_numbers_are_normalized_and_nothing_else_is(tree: bool) -> None
 
 @pytest.mark.parametrize("statistics", ["moments", "ema"])
 @every_path
-def test_values_stay_what_they_are_when_their_statistics_move(
-    statistics: Any, value_path: ValuePath
-) -> None:
+def test_values_stay_when_their_statistics_move(statistics: Any, value_path: ValuePath) -> None:
     norm = ValueNormConfig(statistics=statistics, decay=0.5)
     agent, plain = make_agent(value_path, value_norm=norm), make_agent(value_path)
     raw, before = agent.value_normalizer, values_of(ask(plain, observations()))

@@ -40,9 +40,7 @@ def inputs(memory: RecurrentMemory, starts: float = 0.3) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("starts", [0.0, 0.3, 1.0])
-def test_a_sequence_is_its_steps_one_after_the_other_with_resets_before_episodes(
-    kind: str, starts: float
-) -> None:
+def test_a_sequence_is_its_steps_with_resets_before_episodes(kind: str, starts: float) -> None:
     memory = memory_of(kind)
     features, first, state = inputs(memory, starts)
     cell = (nn.LSTMCell if kind == "lstm" else nn.GRUCell)(D, SIZE).double()
