@@ -31,7 +31,7 @@ B, T, K = 3, 5, 3
 # step, episodes that reach into the next rollout.
 SCRIPT = (".x..t" + "..t.t" + ".....", ".t..x" + "..xtx" + "..x..", "....t" + "..t.." + ".....")
 ENDS = {".": "", "x": "terminated", "t": "truncated"}
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE: Any = {"rtol": 1e-5, "atol": 1e-5}
 Kind = Literal["none", "lstm", "gru"]
 
 

@@ -180,7 +180,7 @@ def test_other_steps_than_whole_episodes_do_not_count(tmp_path: Path, norm: Any)
 
 def test_metrics_are_means_over_all_minibatches_and_epochs(tmp_path: Path) -> None:
     """With a step size of (almost) zero the mean over minibatches is the mean over the data."""
-    epochs = {"policy_epochs": 2, "value_epochs": 2}
+    epochs: Any = {"policy_epochs": 2, "value_epochs": 2}
     run = filled(with_ppo(tmp_path, learning_rate=1e-30, num_minibatches=4, **epochs))
     rollout = run.buffer.rollout(0)
     record = learn_from(run, samples_of(run))
@@ -342,7 +342,7 @@ def test_the_exact_penalty_is_the_divergence_from_the_old_policy(tmp_path: Path)
 
 
 def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path) -> None:
-    epochs = {"policy_epochs": 3, "value_epochs": 3}
+    epochs: Any = {"policy_epochs": 3, "value_epochs": 3}
     run = filled(with_ppo(tmp_path, kl_penalty=1.0, kl_estimate="exact", **epochs))
     samples, seen, head = samples_of(run), [], run.agent.policy_head
     old = dist_params(run.agent, samples, compute=run.compute).flatten(0, 1).sort(0).values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis.extra.numpy as npst
 import numpy as np
@@ -95,11 +95,11 @@ def brute_force_gae(data: Episodes, gamma: float, gae_lambda: float) -> np.ndarr
 
 def tensors(data: Episodes, next_value: np.ndarray) -> tuple[Tensor, ...]:
     """Arguments of `gae`."""
-    reward, value, next_value, end = map(torch.from_numpy, (*data[:2], next_value, data.end))
-    return reward, value, next_value, end == 1, end == 2
+    reward, value, after, end = map(torch.from_numpy, (*data[:2], next_value, data.end))
+    return reward, value, after, end == 1, end == 2
 
 
-EXACT = {"rtol": 1e-12, "atol": 1e-10}
+EXACT: Any = {"rtol": 1e-12, "atol": 1e-10}
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

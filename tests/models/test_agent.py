@@ -28,7 +28,7 @@ LEGS = gym.spaces.Tuple((VECTORS, gym.spaces.Discrete(3)))
 TREE = gym.spaces.Dict({"eye": PICTURES, "legs": LEGS, "mode": gym.spaces.MultiBinary(2)})
 MIXED = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (2,), np.float32)))
 NEVER = torch.zeros(S, L, dtype=torch.bool)
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+CLOSE: Any = {"rtol": 1e-5, "atol": 1e-6}
 every_path = pytest.mark.parametrize("value_path", VALUE_PATHS)
 
 

@@ -120,7 +120,7 @@ def test_normal_divergence_is_the_mean_difference_of_log_probs(kind: type[Normal
 
 @pytest.mark.parametrize("step", [1e-5, 1e-3, 1e-1])
 def test_small_normal_divergences_survive_single_precision(step: float) -> None:
-    numbers = {"dtype": torch.float32}
+    numbers: Any = {"dtype": torch.float32}
     mean, log_std = random_logits(5000, **numbers), random_logits(5000, seed=1, size=0.5, **numbers)
     change = random_logits(5000, seed=2, size=step, **numbers)
     old, new = Normal(mean, log_std.exp()), Normal(mean, (log_std + change).exp())

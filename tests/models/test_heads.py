@@ -395,7 +395,7 @@ def test_other_action_spaces_are_refused_with_what_is_supported(space: gym.Space
 )
 @pytest.mark.parametrize("bounds", [(-math.inf, math.inf), (0.0, math.inf), (-3e38, 3e38)])
 def test_bounds_that_are_used_are_finite(action: dict[str, Any], bounds: Any) -> None:
-    space = gym.spaces.Dict(a=BOX, b=gym.spaces.Box(*bounds, (2,)))
+    space = gym.spaces.Dict(a=BOX, b=gym.spaces.Box(bounds[0], bounds[1], (2,)))
     (name,) = action
     with pytest.raises(ValueError, match=rf"action\.{name}"):
         make_head(space, ActionConfig(**action))
