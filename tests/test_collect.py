@@ -105,14 +105,12 @@ class Scripted:
             info={"level_seed": level, "level_complete": terminated.int()} if self.info else {},
         )
 
-    def state_dict(self) -> None:
-        pass
+    def state_dict(self) -> None: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Tensor:
         raise NotImplementedError
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def _observe(self, obs: list[tuple[int, int, int]]) -> Tensor:
         return torch.tensor(obs, dtype=torch.float32)

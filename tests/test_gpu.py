@@ -106,14 +106,10 @@ def test_compiled_steps_equal_eager_ones(
 
 @pytest.mark.parametrize(
     "values",
-    [
-        torch.arange(6.0).reshape(2, 3),
-        torch.arange(6.0).reshape(2, 3).T,
-        torch.tensor([True, False]),
-        torch.full((2, 4, 4, 3), 200, dtype=torch.uint8),
-    ],
+    [torch.ones(2, 3), torch.arange(6.0).reshape(2, 3).T, torch.tensor([True, False]),
+     torch.full((2, 4, 4, 3), 200, dtype=torch.uint8)],
     ids=["rows", "transposed", "flags", "bytes"],
-)
+)  # fmt: skip
 def test_what_is_uploaded_arrives_in_any_layout_and_kind(device: str, values: torch.Tensor) -> None:
     found = Compute(Plan(device=device)).upload(values)
     assert found.device.type == device and found.tolist() == values.tolist()

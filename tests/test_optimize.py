@@ -127,3 +127,12 @@ def test_what_a_file_held_comes_to_where_the_parameters_are() -> None:
     resumed.load_state_dict(optimizer.state_dict())
     restore_layout_(resumed)
     assert {value.device.type for value in resumed.state[elsewhere].values()} == {"meta"}
+
+
+def test_moments_of_a_file_are_laid_out_as_their_parameters_are() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer, saved = torch.optim.Adam([weight]), torch.arange(24.0).view(2, 3, 2, 2)
+    optimizer.state[weight] = {"exp_avg": saved}
+    restore_layout_(optimizer)
+    found = optimizer.state[weight]["exp_avg"]
+    assert torch.equal(found, saved) and found.stride() == weight.stride() != saved.stride()
