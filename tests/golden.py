@@ -113,7 +113,7 @@ LSTM, GRU = {"model.memory": "lstm"}, {"model.memory": "gru"}
 SHARED, DETACHED = {"model.value_path": "shared"}, {"model.value_path": "detached"}
 EMA = {"statistics": "ema", "decay": 0.6}
 NO_REWARD_NORM = {"reward_norm.per": "none"}
-VALUE_NORM = {**NO_REWARD_NORM, "value_norm": VALUE_NORM}
+ONLY_VALUES = {**NO_REWARD_NORM, "value_norm": VALUE_NORM}
 EPOCHS = {"ppo.policy_epochs": 2, "ppo.value_epochs": 2}
 FAST_EPOCHS = {**EPOCHS, "ppo.learning_rate": 5e-3}
 DECAYS = {"ppo.proximal_decay": 0.8, "ppo.advantage_decay": 0.5, "ppo.adam_betas": (0.8, 0.99)}
@@ -145,14 +145,15 @@ SHORT_RUNS: dict[str, tuple[dict[str, Any], MakeEnv]] = {
     "ppg-numbers-squash-tanh": ({"action.squash": "tanh"}, numbers),
     "ppo-tree-multidiscrete": ({}, key_tree),
     # Each normalizer alone; that of rewards by rollouts is in the basic runs
-    "ppo-obs-norm": ({**NO_REWARD_NORM, "obs_norm": ObsNormConfig(statistics="moments", clip=1.5)}, numbers),
+    "ppo-obs-norm": (
+        {**NO_REWARD_NORM, "obs_norm": replace(OBS_NORM, clip=1.5)}, numbers),
     "ppo-obs-norm-ema-tree": ({**NO_REWARD_NORM, "obs_norm": ObsNormConfig(**EMA)}, key_tree),
     "ppo-reward-norm-steps": (
         {"reward_norm": RewardNormConfig(per="step", gamma=0.8, clip=1.0)}, keys),
-    "ppo-value-norm": (VALUE_NORM, keys),
+    "ppo-value-norm": (ONLY_VALUES, keys),
     "ppo-value-norm-ema-shared": (
-        VALUE_NORM | SHARED | {"value_norm": ValueNormConfig(**EMA), "ppo.value_clip": 0.2}, keys),
-    "ppg-value-norm": (VALUE_NORM, keys),
+        ONLY_VALUES | SHARED | {"value_norm": ValueNormConfig(**EMA), "ppo.value_clip": 0.2}, keys),
+    "ppg-value-norm": (ONLY_VALUES, keys),
     # Other returns and objectives, and what is adapted to the divergence
     "ppo-n-step": ({"ppo.estimator": "n_step", "ppo.n_step": 3}, keys),
     "ppo-monte-carlo": ({"ppo.estimator": "monte_carlo"}, keys),

@@ -136,7 +136,7 @@ def make_agent(
     )  # fmt: skip
     return Agent(
         Scripted.observation_space, Scripted.action_space, config, auxiliary=False,
-        generator=Generator().manual_seed(0), obs_norm=OBS_NORM if obs_norm else None,
+        generator=Generator().manual_seed(0), obs_norm=OBS_NORM if obs_norm else ObsNormConfig(),
     )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def make_collector(
 ) -> Collector:  # fmt: skip
     collector = Collector(
         envs or Scripted(), agent or make_agent(), generator=Generator().manual_seed(seed),
-        compute=Compute(Plan()), bootstrap_truncation=bootstrap,
+        executor=Executor(Plan()), bootstrap_truncation=bootstrap,
     )  # fmt: skip
     collector.start()
     return collector

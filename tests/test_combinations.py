@@ -83,7 +83,7 @@ def test_the_auxiliary_phase_with_memory_and_masks_is_that_of_single_steps(tmp_p
         assert run.buffer.rollouts.state.any() and run.buffer.rollouts.first[:, :, 1:].any()
         segments = run.buffer.segments()
         assert isinstance(segments, Samples)
-        old = dist_params(run.agent, segments, compute=run.compute)
+        old = dist_params(run.agent, segments, executor=run.executor)
         generator = torch.Generator().manual_seed(0)
         for parameter in run.agent.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))

@@ -111,7 +111,7 @@ def test_compiled_steps_equal_eager_ones(
     ids=["rows", "transposed", "flags", "bytes"],
 )  # fmt: skip
 def test_what_is_uploaded_arrives_in_any_layout_and_kind(device: str, values: torch.Tensor) -> None:
-    found = Compute(Plan(device=device)).upload(values)
+    found = Executor(Plan(device=device)).upload(values)
     assert found.device.type == device and found.tolist() == values.tolist()
 
 
@@ -123,7 +123,7 @@ def test_an_upload_may_be_overwritten_at_once(device: str) -> None:
     for number in range(20):
         matrix = matrix @ matrix / 64
         values[:] = number
-        found.append(compute.upload(values))
+        found.append(executor.upload(values))
     ends = [(float(one.min()), float(one.max())) for one in found]
     assert ends == [(number, number) for number in range(20)]
 
@@ -174,7 +174,7 @@ def test_a_run_is_resumed_where_there_is_another_device(device: str, tmp_path: P
 
 def test_a_checkpoint_is_loaded_without_its_device(device: str, tmp_path: Path) -> None:
     run = stopped_in_a_phase(tmp_path, device)
-    state, chunks, _ = load_checkpoint(run.directory / "checkpoints")
+    (state, chunks), _ = load_checkpoint(run.directory / "checkpoints")
     tensors = chain(state["learner"]["agent"].values(), *(x.values() for x in chunks.values()))
     assert len(chunks) == 1 and {tensor.device.type for tensor in tensors} == {"cpu"}
     for name, tensor in run.agent.state_dict().items():
@@ -216,7 +216,7 @@ def test_a_preset_trains(device: str, preset: str, precision: Precision, tmp_pat
         changes["compute.aux_precision"] = precision
     run = train(small(preset, tmp_path).with_updates(changes))
     if device == "cuda":
-        assert run.compute._compiled_calls and None not in run.compute._compiled_calls.values()
+        assert run.executor._compiled_calls and None not in run.executor._compiled_calls.values()
     rows = RunDirectory(run.directory).metrics()
     losses = [x for row in rows for name, x in row.items() if name.startswith("losses/")]
     assert losses and np.isfinite(losses).all()

@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from phasicrl.config import ObsNormConfig
+from phasicrl.config import ObsNormConfig, RewardNormConfig
 from phasicrl.models.diagnostics import dormant_fraction
 from tests.helpers import open_run, tiny
 
 
 def test_rewards_are_clipped_on_both_sides(tmp_path: Path) -> None:
-    run = open_run(tiny(tmp_path, reward_norm=RewardNormConfig(per="none")).with_updates({"ppo.reward_clip": 1.0}))
+    run = open_run(
+        tiny(tmp_path, reward_norm=RewardNormConfig(per="none")).with_updates(
+            {"ppo.reward_clip": 1.0}
+        )
+    )
     rollout = run.buffer.next_rollout()
     rollout.reward[:, :3] = torch.tensor([-3.0, 0.5, 3.0])
     reward, record = run.learner.normalize_reward(rollout)
@@ -49,7 +53,12 @@ def test_dormant_features_are_counted(tmp_path: Path) -> None:
 
 def test_clipped_observations_are_counted(tmp_path: Path) -> None:
     """None before there are statistics."""
-    run = open_run(tiny(tmp_path, obs_norm=ObsNormConfig(statistics="moments", clip=0.5, from_first_rollout=False)))
+    run = open_run(
+        tiny(
+            tmp_path,
+            obs_norm=ObsNormConfig(statistics="moments", clip=0.5, from_first_rollout=False),
+        )
+    )
     rollout = run.collect(run.buffer.next_rollout())
     run.learner.start_iteration()
     normalizer, name = run.agent.reader.normalizer, "observations/clipped_fraction"

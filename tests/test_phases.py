@@ -14,13 +14,13 @@ from torch import Generator, Tensor
 
 from phasicrl import objectives, optimize, phases, returns
 from phasicrl.algorithm import learn, train
-from phasicrl.config import AuxConfig, Config, ObsNormConfig, RewardNormConfig, ValueNormConfig
+from phasicrl.config import AuxConfig, Config, RewardNormConfig
 from phasicrl.execution.step import StepSettings
 from phasicrl.phases import auxiliary_phase, compute_targets, dist_params, policy_phase
 from phasicrl.rollout import AuxiliarySamples, Minibatch, PolicySamples
 from phasicrl.session.build import start_run
 from phasicrl.session.run import Run
-from tests.helpers import Levers, OBS_NORM, VALUE_NORM, corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, Levers, corridor, open_run, tiny, tiny_aux
 
 NO_PENALTY = torch.tensor(0.0)
 EVERY_PATH = pytest.mark.parametrize("value_path", ["separate", "shared", "detached"])
@@ -249,9 +249,9 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(tmp_path: Path) 
     gradients = []
     for size in (None, 5):  # 32 steps in pieces of 5: the last one is smaller
         sizes = dict.fromkeys(("policy", "value", "aux"), size)
-        run.compute.plan = replace(run.compute.plan, micro_batch=sizes)
+        run.executor.plan = replace(run.executor.plan, micro_batch=sizes)
         settings = StepSettings("policy", run.agent.networks(), frozen, None)
-        run.compute.gradient_step(loss, settings)(everything, NO_PENALTY)
+        run.executor.gradient_step(loss, settings)(everything, NO_PENALTY)
         gradients.append([p.grad.clone() for p in run.agent.parameters() if p.grad is not None])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
@@ -270,7 +270,7 @@ def test_gradients_are_clipped_by_network_or_together(tmp_path: Path, norm_of: s
 
     norms = [200 * parameter.norm() for parameter in run.agent.parameters()]
     loss = Large(run.agent, run.config.ppo, with_policy=True, with_value=True)
-    step = run.compute.gradient_step(loss, run.learner.settings("policy"))
+    step = run.executor.gradient_step(loss, run.learner.settings("policy"))
     minibatch = Minibatch(samples_of(run), torch.arange(4), split=True)
     with patch.object(optimize, "step_", keep):
         names, (seen, norm), weight = step(minibatch, NO_PENALTY)
@@ -329,7 +329,7 @@ def test_reinforce_weighs_log_probabilities_by_plain_returns(tmp_path: Path) -> 
 def test_the_exact_penalty_is_the_divergence_from_the_old_policy(tmp_path: Path) -> None:
     run = filled(with_ppo(tmp_path, kl_penalty=2.0, kl_estimate="exact", entropy_coef=0.0))
     samples = samples_of(run)
-    old = dist_params(run.agent, samples, compute=run.compute)
+    old = dist_params(run.agent, samples, executor=run.executor)
     before = run.agent.policy(samples.obs, samples.first, samples.state)[0]
     with torch.no_grad():
         for parameter in run.agent.policy_head.parameters():
@@ -345,7 +345,7 @@ def test_the_exact_penalty_keeps_the_old_policy_over_all_epochs(tmp_path: Path) 
     epochs: Any = {"policy_epochs": 3, "value_epochs": 3}
     run = filled(with_ppo(tmp_path, kl_penalty=1.0, kl_estimate="exact", **epochs))
     samples, seen, head = samples_of(run), [], run.agent.policy_head
-    old = dist_params(run.agent, samples, compute=run.compute).flatten(0, 1).sort(0).values
+    old = dist_params(run.agent, samples, executor=run.executor).flatten(0, 1).sort(0).values
     original = head.distribution
     spy = lambda params: (seen.append(params), original(params))[1]  # noqa: E731
     with patch.object(head, "distribution", spy):
@@ -504,7 +504,7 @@ def test_the_last_iterations_alone_are_used_whole(tmp_path: Path) -> None:
 
 def test_the_old_policy_is_computed_once_a_phase_before_it_changes(tmp_path: Path) -> None:
     run = filled(tiny(tmp_path, aux=tiny_aux(epochs=3)))
-    expected = dist_params(run.agent, run.buffer.segments(), compute=run.compute)
+    expected = dist_params(run.agent, run.buffer.segments(), executor=run.executor)
     with patch.object(phases, "dist_params", wraps=dist_params) as calls:
         batches = auxiliary_batches(run)
     assert calls.call_count == 1
@@ -571,7 +571,7 @@ def test_an_interrupted_auxiliary_phase_continues_where_it_was(tmp_path: Path) -
 
         return counted
 
-    with patch.object(broken.compute, "gradient_step", interrupted):
+    with patch.object(broken.executor, "gradient_step", interrupted):
         for place in ((0, 2), (2, 2)):  # four minibatches an epoch
             with pytest.raises(KeyboardInterrupt):
                 auxiliary_phase(broken.learner, broken.buffer)
@@ -665,7 +665,7 @@ def test_masks_hold_in_the_auxiliary_phase(tmp_path: Path) -> None:
     with start_run(tiny(tmp_path, aux=aux), make_env=lambda: Levers(masked=True)) as run:
         rollout = run.collect(run.buffer.next_rollout())
         compute_targets(rollout, torch.zeros(4, 8), run.config.ppo)
-        before = dist_params(run.agent, run.buffer.segments(), compute=run.compute, phase="aux")
+        before = dist_params(run.agent, run.buffer.segments(), executor=run.executor, phase="aux")
         samples = run.buffer.auxiliary_samples(before)
         assert samples.action_mask is not None and not samples.action_mask.all()
         loss = phases.AuxiliaryLoss(run.agent, aux)

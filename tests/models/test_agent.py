@@ -17,7 +17,7 @@ from phasicrl.models.agent import Agent, AgentOutput
 from phasicrl.phases import AuxiliaryLoss, PolicyPhaseLoss
 from phasicrl.rollout import AuxiliarySamples, PolicySamples
 from phasicrl.session.evaluate import evaluate
-from tests.helpers import Corridor, OBS_NORM, tiny, tiny_aux
+from tests.helpers import OBS_NORM, Corridor, tiny, tiny_aux
 
 S, L, A = 3, 4, 5
 VALUE_PATHS: tuple[ValuePath, ...] = get_args(ValuePath)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -133,7 +134,7 @@ def measure(
             if run.executor.plan.on_gpu:
                 machine["device"] = torch.cuda.get_device_name(run.executor.device)
             return Report(
-                config, machine, (*rates, limit), split, passes, flops / 1e9, 
+                config, machine, (*rates, limit), split, passes, flops / 1e9,
                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 torch.cuda.max_memory_allocated(),
                 sum(stored.nbytes for stored in run.buffer.rollouts.tensors().values()),
