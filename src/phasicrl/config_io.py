@@ -117,13 +117,14 @@ def _parse(text: str, name: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """Replace a file atomically by a JSON object.
+    """Replace a file atomically by a JSON object; paths become text, NaN and infinity null.
 
     Raises:
         OSError: it cannot be written; the old file is still there.
     """
+    plain = json.loads(json.dumps(tree, default=str), parse_constant=lambda _: None)
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

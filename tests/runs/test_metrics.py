@@ -281,18 +281,34 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(
     ]
 
 
+class Interruption(BaseException):
+    """A signal, as it comes while the display is drawn."""
+
+
 @pytest.mark.parametrize("error", [OSError(5, "EIO"), ValueError("closed"), SystemExit(1)])
-def test_a_display_that_fails_is_silenced(
+def test_a_display_that_fails_is_silenced_and_loses_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
+    """The terminal is closed: a signal comes, and what the display does for its end fails."""
+
     def draw(display: Display, stage: str) -> None:
-        raise error
+        try:
+            if stage == "interrupted":
+                raise Interruption
+        finally:
+            raise error
 
     monkeypatch.setattr(Display, "progress", draw)
     monkeypatch.setattr(console, "silence", lambda stream: None)
     with MetricsLog(tmp_path, config(console="plain")) as log:
         log.progress("rollout")
         assert log._display.kind == "off"
+        with pytest.raises(Interruption):
+            log.progress("interrupted")
+        try:
+            raise Interruption  # one that is handled already is not raised again
+        except Interruption:
+            log.progress("rollout")
 
 
 def test_without_tensorboard_a_run_says_so_once_and_goes_on(

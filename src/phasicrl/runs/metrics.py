@@ -220,11 +220,20 @@ class MetricsLog:
         self._show(lambda display: display.message(text))
 
     def _show(self, call: Callable[[Display], None]) -> None:
-        """Call the display; silence it if its reader has gone (`| head -1`, a closed terminal)."""
+        """Call the display; silence it if its reader has gone (`| head -1`, a closed terminal).
+
+        A signal whose exception the display's error replaced is raised again.
+        """
+        outer = sys.exception()
         try:
             call(self._display)
-        except (OSError, ValueError, SystemExit):  # rich exits on a broken pipe
+        except (OSError, ValueError, SystemExit) as error:  # rich exits on a broken pipe
             self._display.silence()
+            cause = error.__context__
+            while cause is not None and cause is not outer:
+                if not isinstance(cause, Exception | SystemExit):
+                    raise cause from None
+                cause = cause.__context__
 
     def flush(self) -> None:
         """Write the rows to the disk: no checkpoint may be ahead of its rows.

@@ -174,3 +174,14 @@ def test_without_matplotlib_all_that_draws_fails_before_its_work(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert compare_runs([run]).results, "tables alone need no matplotlib"
     assert legend_texts([curve("a")]) == ({("a", False): "a"}, "one run")
+
+
+@pytest.mark.parametrize("begin", "=+-@")
+def test_no_name_is_a_formula_of_a_spreadsheet(tmp_path: Path, begin: str) -> None:
+    name = f"{begin}1+1"
+    runs = make_runs(tmp_path, [-1.0], name=name, env=f"{name}-v0")
+    (row,) = read_csv(plot_runs(runs, output=tmp_path / "figure")[2])
+    assert (row["curve"], row["env_id"], row["mean"]) == (f"'{name}", f"'{name}-v0", "-1.0")
+    compare_runs(runs, output=tmp_path / "table")
+    (row,) = read_csv(tmp_path / "table.csv")
+    assert (row["experiment"], row["env_id"], row["score"]) == (f"'{name}", f"'{name}-v0", "-1")

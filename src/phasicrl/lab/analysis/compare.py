@@ -12,17 +12,24 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations, product, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from phasicrl.config_io import printable
+from phasicrl.config_io import printable, write_json
 from phasicrl.lab.analysis import scores as measures
 from phasicrl.lab.analysis.curves import Array, Curve, Task, run_curves
-from phasicrl.lab.analysis.plot import STYLE, require_matplotlib, save_figure, stem_of, steps_text
+from phasicrl.lab.analysis.plot import (
+    STYLE,
+    csv_text,
+    require_matplotlib,
+    save_figure,
+    stem_of,
+    steps_text,
+)
 from phasicrl.lab.analysis.references import WINDOW, last_step, reference_curves
 from phasicrl.lab.analysis.scores import MEASURES, Estimate, estimate, number_text
 
@@ -129,7 +136,7 @@ def compare_runs(
     runs: Sequence[Path], *, metric: str = "charts/episodic_return_100",
     at_steps: int | None = None, units: Units = "raw", target: float | None = None,
     at_least: float | None = None, share_of_reference: float | None = None,
-    reference: Path | None = None, output: Path | None = None,
+    reference: Path | None = None, output: Path | None = None, json: Path | None = None,
 ) -> Comparison:  # fmt: skip
     """Compare runs with each other and with published ones, at equal steps, with intervals.
 
@@ -146,6 +153,7 @@ def compare_runs(
         reference: Published results, as for `phasicrl plot`.
         output: Name of a table of all scores, .csv, and of a figure of the performance profiles,
             .png and .svg; none: nothing is written.
+        json: JSON file for the comparison.
 
     Returns:
         Scores, their means and intervals, measures over all environments, and missed bounds.
@@ -171,7 +179,10 @@ def compare_runs(
         stem = stem_of(output)
         stem.parent.mkdir(parents=True, exist_ok=True)
         files = [_write_scores(comparison, stem), *_draw_profiles(comparison, stem)]
-    return replace(comparison, missed=tuple(missed), files=tuple(files))
+    comparison = replace(comparison, missed=tuple(missed), files=tuple(files))
+    if json is not None:
+        write_json(json, asdict(comparison))
+    return comparison
 
 
 def compare_curves(
@@ -331,7 +342,7 @@ def _write_scores(comparison: Comparison, stem: Path) -> Path:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for result in comparison.results:
-            about = (*result.task, result.label, int(result.published))
+            about = (*map(csv_text, (*result.task, result.label)), int(result.published))
             pairs = zip_longest(result.scores, result.reached)
             for number, (score, reached) in enumerate(pairs, start=1):
                 at = (result.steps, comparison.units, f"{score:.6g}", comparison.target)

@@ -105,12 +105,18 @@ def stem_of(output: Path) -> Path:
     return output.with_suffix("") if output.suffix in _ENDINGS else output
 
 
+def csv_text(text: str) -> str:
+    """Escape a text that a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def _write_csv(curves: Sequence[Curve], metric: str, path: Path) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for curve in curves:
-            about = (metric, *curve.task, curve.num_levels, curve.label, int(curve.published),
+            task, label = map(csv_text, curve.task), csv_text(curve.label)
+            about = (metric, *task, curve.num_levels, label, int(curve.published),
                      len(curve.runs), curve.band_name)  # fmt: skip
             for step, mean, low, high in zip(curve.steps, curve.mean, *curve.band, strict=True):
                 edges = (low, high) if curve.band_name else ("", "")

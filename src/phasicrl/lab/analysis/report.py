@@ -178,6 +178,8 @@ def write_report(runs: Sequence[Path], *, output: Path | None = None) -> Path:
         raise ValueError(f"output is {path}; expected a name that ends with .html")
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"{path} is not a regular file; remove it or choose another output")
+    for run in runs:
+        RunDirectory(run).refuse_special_files()  # it may be a run that was received
     subjects = [
         _Subject(RunDirectory(run), color) for run, color in zip(runs, cycle(_COLORS), strict=False)
     ]
