@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,11 @@ def test_steps_to_a_target_are_in_the_table_and_in_the_file(
     """Three of five reach it by 400. Of resampled medians 5.8 % are 200, and 5.8 % are none."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("COLUMNS", "200")
-    output = tmp_path / "made" / "beside.csv"
-    assert compare(*make_runs(tmp_path, *CLIMBS), "--target", 5, "--output", output) == 0
+    output, file = tmp_path / "made" / "beside.csv", tmp_path / "comparison.json"
+    words = ("--target", 5, "--output", output, "--json", file)
+    assert compare(*make_runs(tmp_path, *CLIMBS), *words) == 0
+    (result,) = json.loads(file.read_text())["results"]
+    assert result["reached"] == [200, 300, 400, 500, None]
     printed = capsys.readouterr().out
     assert "400 (200 to never)" in printed and "4 of 5 runs" in printed
     rows = read_csv(output)

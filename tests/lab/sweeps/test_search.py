@@ -225,7 +225,7 @@ def test_a_search_that_was_received_runs_no_code_and_is_refused_in_one_sentence(
     monkeypatch.setattr(trials, "run_trials", run_here)
     folder = written(tmp_path / "search", Search(small(tmp_path, "ppo"), VALUES), 1)
     (folder / SEARCH).write_text(tree.replace("{", '{"schema": 1, ', 1))
-    assert main(["sweep", "run", str(folder)]) == 1
+    assert main(["sweep", "run", str(folder)]) == 2
     error = capsys.readouterr().err
     assert says in error and "Traceback" not in error
     assert "sent_with_it" not in sys.modules and not (folder / "0000" / "runs").exists()

@@ -94,7 +94,7 @@ def test_a_sweep_is_extended_and_repeats_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "says"),
     [
-        ([1], "no object"),
+        ([1], "not a JSON object"),
         ({"ppo.clip": 0.1}, "ppo.clip is 0.1; expected a list of values"),
         ({"ppo.clip": []}, "ppo.clip is []; expected a list"),
         ({"ppo.clip": ["a"]}, "ppo.clip=a: "),
@@ -231,9 +231,8 @@ def test_status_names_what_is_trained(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = tmp_path / "sweep"
     make_sweep(folder, ["classic-ppo"], values=values(tmp_path, ppo__clip=[0.1]), seeds=(1,))
     write(next(iter(trial_folders(folder))) / OUTCOME, Outcome("done"))
-    assert main(["sweep", "status", str(folder), "--json"]) == 0
-    (status,) = json.loads(capsys.readouterr().out)
-    assert (status["arm"], status["state"]) == ("classic-ppo ppo.clip=0.1", "done")
+    (status,) = sweep_status(folder)
+    assert (status.arm, status.state) == ("classic-ppo ppo.clip=0.1", "done")
     assert main(["sweep", "status", str(folder)]) == 0
     assert "classic-ppo" in capsys.readouterr().out
 

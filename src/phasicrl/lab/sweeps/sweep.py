@@ -187,17 +187,27 @@ def run_sweep(
     if not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
         raise ValueError(f"shard is {shard!r}; expected I/N with I from 1 to N, such as 1/4")
     folders = trial_folders(directory.resolve())[int(first) - 1 :: int(number)]
-    for folder in folders:
-        if (folder / TRIAL).is_file():
-            check_imports(read_config(folder / TRIAL))
-    left = (folder for folder in folders if outcome_of(folder).state in OPEN)
+    refused: list[tuple[Path, Failure]] = []
+    if (directory / SEARCH).is_file():
+        from phasicrl.lab.sweeps.search import searched_configs
+
+        for config in searched_configs(directory):
+            check_imports(config)
+    else:
+        for folder in folders:
+            try:
+                check_imports(read_config(folder / TRIAL))
+            except (ValueError, OSError) as error:
+                refused.append((folder, Failure(str(error))))
+    tried = [folder for folder in folders if folder not in dict(refused)]
+    left = (folder for folder in tried if outcome_of(folder).state in OPEN)
     if ray is None:
         train = partial(train_trial, threads=trials.threads_of_each(jobs))
         outcomes = trials.run_trials(left, train, jobs=jobs)
     else:
         train = partial(train_trial, threads=cpus)
         outcomes = _run_on_ray(left, train, ray[0] if ray else "auto", cpus, gpus)
-    for folder, state in trials.raise_failures(outcomes):
+    for folder, state in trials.raise_failures(itertools.chain(refused, outcomes)):
         on_trial(folder.name, state)
 
 
