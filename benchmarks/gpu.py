@@ -40,8 +40,9 @@ TOY = (
 TOY_PHASE = "--aux.every 2 --aux.epochs 1 --aux.num-minibatches 2"
 # The suite's own settings ask for plugins that may not be there.
 TESTS = (
-    "-m pytest tests/test_gpu.py tests/execution/test_compute.py -q -k 'test_gpu or cuda or waited'"
-    " -o addopts= -o filterwarnings=default -o minversion=7 -p no:cacheprovider"
+    "-m pytest tests/test_gpu.py tests/execution/test_executor.py -q "
+    "-k 'test_gpu or cuda or waited' -o addopts= -o filterwarnings=default "
+    "-o minversion=7 -p no:cacheprovider"
 )
 
 

@@ -69,31 +69,6 @@ def test_a_case_becomes_rows_with_the_noise_of_its_own_precision(agreement: Modu
     )  # fmt: skip
 
 
-def test_what_is_not_there_is_said(
-    agreement: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for words, said in (
-        (
-            [],
-            "there is nothing to compare with; give at least one of --openai-ppg, --cleanrl, --sb3",
-        ),
-        (
-            ["--openai-ppg", str(tmp_path)],
-            f"--openai-ppg {tmp_path}: there is no phasic_policy_gradient/ppg.py in it; "
-            "give the folder of a checkout",
-        ),
-    ):
-        monkeypatch.setattr(sys, "argv", ["agreement.py", *words])
-        with pytest.raises(SystemExit):
-            agreement.main()
-        assert said in " ".join(capsys.readouterr().err.split())
-    monkeypatch.setattr(agreement.importlib.util, "find_spec", lambda name: None)
-    assert "the package stable_baselines3 is not installed" in agreement.absent({"sb3": True})[0]
-
-
 def test_our_side_runs_and_names_every_quantity_of_the_result(agreement: ModuleType) -> None:
     side = importlib.import_module("references.ours").Side("float32")
     # An epoch of 5 updates, two of 2 phases.

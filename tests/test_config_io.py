@@ -21,12 +21,12 @@ def test_a_configuration_is_read_back_as_it_was_written(name: str) -> None:
     [
         ({"sed": 1}, "unknown field sed .did you mean 'seed'"),
         ({"ppo": {"learning_rat": 1}}, "unknown field ppo.learning_rat .did you mean"),
-        ({"ppo": {"clip": "x"}}, "ppo.clip is 'x'; float"),
-        ({"ppo": {"num_steps": 2.5}}, "ppo.num_steps is 2.5; int"),
-        ({"ppo": {"num_steps": True}}, "ppo.num_steps is True; int"),
-        ({"ppo": 3}, "ppo. is 3"),
+        ({"ppo": {"clip": "x"}}, "ppo.clip is 'x'; expected float"),
+        ({"ppo": {"num_steps": 2.5}}, "ppo.num_steps is 2.5; expected int"),
+        ({"ppo": {"num_steps": True}}, "ppo.num_steps is True; expected int"),
+        ({"ppo": 3}, "ppo is 3"),
         ({"model": {"value_path": "both"}}, "model.value_path is 'both'"),
-        ({"model": {"channels": 3}}, "model.channels is 3; a list"),
+        ({"model": {"channels": 3}}, "model.channels is 3; expected a list"),
     ],
 )
 def test_wrong_files_are_refused_by_field(change: dict[str, object], match: str) -> None:
@@ -35,7 +35,7 @@ def test_wrong_files_are_refused_by_field(change: dict[str, object], match: str)
 
 
 def test_what_is_not_json_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a configuration written by phasicrl"):
+    with pytest.raises(ValueError, match="not JSON"):
         Config.from_json("seed: 3")
 
 

@@ -70,14 +70,6 @@ def test_unknown_ids_are_refused_with_the_nearest_name(env_id: str, message: str
 
 
 @needs_envpool
-@pytest.mark.parametrize(("field", "value"), [("num_levels", 200), ("distribution", "hard")])
-@pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1", "mine"])
-def test_settings_of_procgen_are_refused_elsewhere(env_id: str, field: str, value: Any) -> None:
-    make_env = Counting if env_id == "mine" else None
-    refused(f"{env_id}: env.{field} is {value}, which", make_env, id=env_id, **{field: value})
-
-
-@needs_envpool
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [

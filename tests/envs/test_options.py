@@ -84,22 +84,11 @@ def test_what_does_not_exist_or_fit_is_refused(given: dict[str, Any], message: s
     assert read_options("x", {"new": "1"}, TAKES, takes_more=True) == {"new": 1}
 
 
-def test_options_are_data_that_keeps_its_value() -> None:
-    given: dict[str, Any] = {"b": True, "a": 1, "c": "x", "d": 0.5}
-    config = Config(env=EnvConfig(id="x", options=given))
-    given["a"] = 2
-    assert config.env.options == {"a": 1, "b": True, "c": "x", "d": 0.5}
-    again = Config.from_json(config.to_json())
-    assert again == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
-    assert hash(config) == hash(again) != hash(Config(env=EnvConfig(id="x")))
-    with pytest.raises(TypeError, match="cannot be changed"):
-        config.env.options["a"] = 3  # type: ignore[index]
-    with pytest.raises(TypeError, match="cannot be changed"):
-        config.env.options.update(a=3)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"env.options has a = \[1\]"):
-        EnvConfig(options={"a": [1]})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match=r"env.options is 3"):
-        Config.from_json('{"schema": 1, "env": {"options": 3}}')
+def test_options_are_data() -> None:
+    config = Config(env=EnvConfig(id="x", options={"b": True, "a": 1, "c": "x", "d": 0.5}))
+    same = Config.from_json(config.to_json())
+    assert same == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+    assert hash(same) == hash(config)
 
 
 def refused(message: str, make_env: Any = None, **settings: Any) -> None:

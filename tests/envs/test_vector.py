@@ -164,17 +164,10 @@ def test_what_is_refused(case: str) -> None:
             envs.step(NEVER)
 
 
-def test_options_of_other_back_ends_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"env.parallel is processes, which has no effect"):
-        make(sync(), parallel="processes")
-
-
 def test_masks_can_be_left_unread() -> None:
     envs = make(sync(MaskedInFlatInfo), action_masks=False)
     envs.reset()
     assert envs.mask_size == 0 and envs.action_mask is None
-    with pytest.raises(ValueError, match=r"env.action_masks is False, which has no effect"):
-        make(sync(), action_masks=False)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])

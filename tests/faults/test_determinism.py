@@ -78,7 +78,7 @@ CHANGED: dict[str, tuple[Any, str]] = {
     "env.id": ("gymnasium:Acrobot-v1", "env.id was gymnasium:CartPole-v1 and is"),
     "env.num_envs": (8, "env.num_envs was 4 and is 8"),
     "model.hidden_sizes": ((16,), "model.hidden_sizes was 8 and is 16"),
-    "reward_norm": (None, "reward_norm was on and is none"),
+    "reward_norm.per": ("none", "reward_norm.per was rollout and is none"),
     "aux.every": (4, "aux.every was 3 and is 4"),
 }
 MAY_CHANGE: dict[str, Any] = {

@@ -53,7 +53,7 @@ def test_bad_numbers_of_environments(
     before: list[dict[str, Tensor]] = []
     for _ in fault:
         with pytest.raises(
-            EnvError, match=rf"environment 0, step\(\) at step 20: returned .*{what}"
+            EnvError, match=rf"environment 0, step\(\) at step 20 returned .*{what}"
         ):
             train(
                 tiny(tmp_path, checkpoint=EVERY),

@@ -154,11 +154,6 @@ def test_the_command_prints_a_table_and_saves_everything(
     )
 
 
-def test_a_preset_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench"]) == cli.USER_ERROR
-    assert "phasicrl bench PRESET" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
 def test_a_duration_is_positive_and_finite(tmp_path: Path, seconds: float) -> None:
     with pytest.raises(ValueError, match=f"seconds is {seconds}"):

@@ -213,7 +213,7 @@ def test_a_custom_encoder_without_its_width_is_refused(num_features: Any) -> Non
     ("arguments", "match"),
     [
         ({"actions": gym.spaces.Sequence(VECTORS)}, "supported"),
-        ({"space": PICTURES, "obs_norm": OBS_NORM}, "--obs-norm.statistics none"),
+        ({"space": PICTURES, "obs_norm": OBS_NORM}, "obs_norm.statistics to none"),
         ({"model": {"encoder": "impala"}}, "--model.encoder mlp"),
     ],
 )
@@ -341,9 +341,9 @@ def test_rescaled_heads_by_hand() -> None:
 
 
 @pytest.mark.parametrize("in_a_dict", [False, True])
-@pytest.mark.parametrize("obs_norm", [None, OBS_NORM])
+@pytest.mark.parametrize("obs_norm", [ObsNormConfig(), OBS_NORM])
 def test_one_number_alone_is_an_observation(
-    tmp_path: Path, in_a_dict: bool, obs_norm: ObsNormConfig | None
+    tmp_path: Path, in_a_dict: bool, obs_norm: ObsNormConfig
 ) -> None:
     battery = gym.spaces.Box(0, 9, (), np.float32)
 

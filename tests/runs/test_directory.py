@@ -195,5 +195,5 @@ def test_a_pipe_among_the_files_of_a_run_is_refused(tmp_path: Path, name: str) -
     (files.path / name).unlink(missing_ok=True)
     os.mkfifo(files.path / name)
     for use in (lambda: resume(files.path, make_env=corridor), lambda: write_report([files.path])):
-        with pytest.raises(ValueError, match=f"{name} is a special file"):
+        with pytest.raises(ValueError, match=f"{name} is (a special|not a regular) file"):
             use()

@@ -187,7 +187,10 @@ def test_what_cannot_be_brought_back_is_said_and_goes_on(
     again = resume(run.directory, make_env=Hidden)
     assert again.env_steps == 128 and again.envs_since == 64
     said = capsys.readouterr().out
-    assert "environments start new episodes" in said and "do not lead to where they were" in said
+    assert (
+        "environments start new episodes" in said
+        and "do not lead to the saved observations" in said
+    )
 
 
 class _Stop(Exception):

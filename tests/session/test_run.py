@@ -143,9 +143,12 @@ def test_a_checkpoint_restores_the_whole_state_in_the_middle_of_a_phase_too(
 ) -> None:
     config = tiny(tmp_path, aux=tiny_aux(every=3), total_env_steps=224, checkpoint=EVERY_ITERATION)
     directory = stopped_after(iterations, config)
-    with start_run(config, make_env=corridor) as old, pytest.raises(Stopped):
-        learn(old, on_iteration=stop_after(iterations))
-    with build.resume_run(directory, make_env=corridor) as new:
+    with (
+        start_run(config, make_env=corridor) as old,
+        build.resume_run(directory, make_env=corridor) as new,
+    ):
+        with pytest.raises(Stopped):
+            learn(old, on_iteration=stop_after(iterations))
         assert_same_state(old, new)
         assert new.buffer.num_filled == iterations % 3
         for slot in range(new.buffer.num_filled):
@@ -362,7 +365,8 @@ def test_nothing_that_changes_in_training_is_missing_from_the_state(tmp_path: Pa
     # action_generator, episodes; chunks, num_filled and auxiliary; seconds; best_return; auxiliary
     through_others = {"collector", "buffer", "_seconds_before", "_best_return", "record"}
     not_state = {
-        "config", "files", "user", "_origin", "envs_since", "_validation",  # fixed for the run
+        "config", "files", "user", "_origin", "envs_since",  # fixed for the run
+        "_periodic_evaluation",  # fixed for the run
         "directory", "agent", "envs", "executor", "world",  # parts of other objects
         "log",  # its rows are on the disk already
         "_started", "_iteration_started", "_last_save", "_rollout_seconds",  # of this process

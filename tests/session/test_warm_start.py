@@ -107,12 +107,12 @@ def test_a_run_that_gives_nothing_is_refused(
     ("before", "after"),
     [
         (VALUE_NORM, ValueNormConfig(statistics="ema")),
-        (VALUE_NORM, None),
-        (None, VALUE_NORM),
+        (VALUE_NORM, ValueNormConfig()),
+        (ValueNormConfig(), VALUE_NORM),
     ],
 )
 def test_value_heads_stay_with_the_units_of_their_outputs(
-    tmp_path: Path, before: ValueNormConfig | None, after: ValueNormConfig | None
+    tmp_path: Path, before: ValueNormConfig, after: ValueNormConfig
 ) -> None:
     """Statistics of another kind are not taken over, not even the mean alone; so no heads."""
     other, weights = begun(tmp_path, value_norm=before)
@@ -127,22 +127,22 @@ def test_value_heads_stay_with_the_units_of_their_outputs(
     assert any(name.startswith("value_head.") for name in found)
 
 
-NONE, MOMENTS, EMA = None, OBS_NORM, ObsNormConfig(statistics="ema")
+NONE, MOMENTS, EMA = ObsNormConfig(), OBS_NORM, ObsNormConfig(statistics="ema")
 
 
 @pytest.mark.parametrize(
     ("before", "after", "way"),
     [
-        (MOMENTS, NONE, "--obs-norm.statistics moments"),
-        (EMA, NONE, "--obs-norm.statistics ema"),
-        (EMA, MOMENTS, "--obs-norm.statistics ema"),
-        (NONE, MOMENTS, "--obs-norm.statistics none"),
+        (MOMENTS, NONE, "obs_norm.statistics moments"),
+        (EMA, NONE, "obs_norm.statistics ema"),
+        (EMA, MOMENTS, "obs_norm.statistics ema"),
+        (NONE, MOMENTS, "obs_norm.statistics none"),
         (MOMENTS, ObsNormConfig(statistics="moments", clip=5.0), ""),
         (NONE, NONE, ""),
     ],
 )
 def test_first_layers_that_expect_other_observations_are_warned_of(
-    tmp_path: Path, before: ObsNormConfig | None, after: ObsNormConfig | None, way: str
+    tmp_path: Path, before: ObsNormConfig, after: ObsNormConfig, way: str
 ) -> None:
     other, _ = begun(tmp_path, obs_norm=before)
     with open_run(tiny(tmp_path, obs_norm=after)) as run:

@@ -27,8 +27,7 @@ def unused_options(config: Config, envs: VectorEnv, backend: Backend) -> dict[st
     has_ratio = ppo.objective == "surrogate" and (ppo.clip or ppo.kl_penalty)
     # fmt: off
     need(is_pool, "an EnvPool environment", "env.num_threads")
-    need(backend in ("gymnasium", "own"), "a Gymnasium environment",
-         "env.parallel env.max_restarts")
+    need(backend in ("gymnasium", "own"), "Gymnasium", "env.parallel env.max_restarts")
     need(backend not in ("own", "vector"), "an environment's id", "env.options.")
     need(backend == "procgen", "a Procgen game",
          "env.distribution env.num_levels evaluation.levels")
@@ -38,7 +37,6 @@ def unused_options(config: Config, envs: VectorEnv, backend: Backend) -> dict[st
          "model.channels model.blocks model.pooling")
     need(dense and (model.encoder == "mlp" or numbers), "dense layers on numbers",
          "model.activation model.value_activation")
-    need(dense, "model.hidden_sizes", "model.layer_norm")
     need(model.value_path == "separate", "model.value_path separate",
          "model.value_activation ppo.value_learning_rate ppo.grad_norm_of")
     need(model.memory != "none", "model.memory", "model.memory_size")
@@ -66,5 +64,4 @@ def unused_options(config: Config, envs: VectorEnv, backend: Backend) -> dict[st
     need(config.evaluation.every_iterations, "evaluation.every_iterations", "evaluation.")
     need(config.log.wandb, "log.wandb", "log.wandb_")
     # fmt: on
-    default = defaults()
-    return {path: what for path, what in unused.items() if values[path] != default.get(path)}
+    return {path: what for path, what in unused.items() if values[path] != defaults().get(path)}

@@ -86,7 +86,7 @@ def test_the_two_savings_of_the_sources() -> None:
     assert base("skip-aux", "bigfish").ppg.env.distribution == "easy"
     of_table = SUITES["seeds-table"].arms(base("seeds-table", "bigfish"))
     ppg, ppo, of_openai, *of_cleanrl = (config for _, config in of_table)
-    assert ppg.total_env_steps == ppo.total_env_steps == 25_000_000 and ppo.aux is None
+    assert ppg.total_env_steps == ppo.total_env_steps == 25_000_000 and not ppo.has_auxiliary_phase
     assert differences(of_openai, ppg) == {"reward_norm.gamma": (None, 0.99)}
     bigfish = {"env.id": "procgen:bigfish"}
     presets = "compat-cleanrl-ppg", "compat-cleanrl-ppo-procgen"

@@ -32,7 +32,8 @@ def test_each_rung_changes_the_fields_of_its_trick_and_no_others() -> None:
         "log_prob", False, "monte_carlo", None, 1
     )  # fmt: skip
     assert (ppo.num_minibatches, ppo.advantage_norm, ppo.max_grad_norm) == (1, "none", None)
-    assert bottom.obs_norm is bottom.value_norm is bottom.reward_norm is None
+    norms = (bottom.obs_norm.statistics, bottom.value_norm.statistics, bottom.reward_norm.per)
+    assert {*norms} == {"none"}
 
 
 def test_the_top_of_the_ladder_is_everything_and_each_other_run_lacks_one_trick() -> None:
