@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from torch import Tensor
 
 from phasicrl.config import (
     AuxConfig,
@@ -209,6 +210,37 @@ def is_there(pid: int) -> bool:
 
 TRAIN = (sys.executable, "-m", "phasicrl", "train", "classic-ppo", "--log.no-tensorboard")
 """A training as a process of its own, on the preset's own task."""
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Paths at which two trees differ by a bit."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape
+        if not same or one.numpy().tobytes() != other.numpy().tobytes():
+            yield path
+    elif isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            yield from differences(one.get(name), other.get(name), f"{path}/{name}")
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        yield from differences(dict(enumerate(one)), dict(enumerate(other)), path)
+    elif repr(one) != repr(other):  # NaN is NaN here
+        yield f"{path}: {one!r:.60} and {other!r:.60}"
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Compare two trees to the bit."""
+    assert not list(differences(one, other))
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    """Compare the weights and the metrics of two runs, to the bit."""
+    assert_same(one.agent.state_dict(), other.agent.state_dict())
+    assert_same(rows_of(one.files), rows_of(other.files))
+
+
+def stop_at(iteration: int) -> Callable[[Run, Any], Any]:
+    """Make an `on_iteration` that ends a run after this iteration."""
+    return lambda run, _: "stop" if run.iteration == iteration else None
 
 
 def rows_of(files: RunDirectory) -> list[dict[str, float]]:

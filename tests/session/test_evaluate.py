@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from phasicrl.algorithm import train
-from phasicrl.config import EnvConfig, EvaluatedLevels
+from phasicrl.config import EnvConfig
 from phasicrl.envs.make import make_envs
 from phasicrl.envs.protocol import TimeStep
 from phasicrl.models.agent import Agent
@@ -28,40 +28,29 @@ from phasicrl.session.evaluation import make_evaluation_envs, play
 from tests.helpers import Corridor, Levers, corridor, tiny
 
 
-class Countdown(gym.Env[np.ndarray, np.int64]):
+class Countdown(Corridor):
     """Episodes of 2 steps in one environment and of 9 in the next.
 
     Whoever takes the first that finish favors the short ones.
     """
 
     made = 0
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
 
     def __init__(self) -> None:
         Countdown.made += 1
-        self._length = 2 if Countdown.made % 2 else 9
+        super().__init__(limit=2 if Countdown.made % 2 else 9, length=99)
 
-    def reset(
-        self, *, seed: int | None = None, options: object = None
-    ) -> tuple[np.ndarray, dict[str, object]]:
-        self._steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
-        self._steps += 1
-        return np.zeros(2, np.float32), 1.0, self._steps == self._length, False, {}
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 1.0, terminated, truncated, info
 
 
 def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favored(
     tmp_path: Path,
 ) -> None:
-    with start_run(
-        tiny(tmp_path, env=EnvConfig(id="countdown", num_envs=4)), make_env=Countdown
-    ) as run:
-        envs = make_evaluation_envs(
-            run.config, num_envs=2, levels="unseen", seed=0, make_env=Countdown
-        )
+    with start_run(tiny(tmp_path), make_env=Countdown) as run:
+        how: dict[str, Any] = {"levels": "unseen", "seed": 0, "make_env": Countdown}
+        envs = make_evaluation_envs(run.config, num_envs=2, **how)
         result = play(run.agent, envs, episodes=7, policy="greedy", seed=0)
         envs.close()
     lengths = sorted(result.lengths)
@@ -71,15 +60,9 @@ def test_every_environment_plays_its_share_so_that_short_episodes_are_not_favore
 
 def test_the_report_by_hand() -> None:
     report = Evaluation("greedy", (1.0, 2.0, 6.0), (3, 5, 7)).to_dict()
-    assert (
-        report["mean_return"] == 3
-        and report["median_return"] == 2
-        and report["mean_length"] == 5
-        and report["episodes"] == 3
-    )
-    assert report["std_return"] == pytest.approx((14 / 3) ** 0.5)
-    interval = report["interval_95"]
-    assert isinstance(interval, list)
+    means = [report[name] for name in ("mean_return", "median_return", "mean_length", "episodes")]
+    assert means == [3, 2, 5, 3] and report["std_return"] == pytest.approx((14 / 3) ** 0.5)
+    interval: Any = report["interval_95"]
     low, high = interval
     assert 1 <= low < 3 < high <= 6
 
@@ -98,54 +81,37 @@ def test_greedy_takes_the_most_likely_action_and_sampled_draws(tmp_path: Path) -
 def test_every_step_of_an_evaluation_in_a_file(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     path = tmp_path / "steps.csv"
-    results = evaluate(
-        run.directory, episodes=20, make_env=lambda: Corridor(limit=30), steps_file=path
-    )
+    make_env = partial(Corridor, limit=30)
+    results = evaluate(run.directory, episodes=20, make_env=make_env, steps_file=path)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     for result in results:
         ends = {}
         for row in (row for row in rows if row["policy"] == result.policy):
-            key, step, so_far = (
-                (row["env"], int(row["episode"])),
-                int(row["step"]),
-                float(row["return"]),
-            )
-            before = ends.get(key, (0, 0.0))
+            key = row["env"], int(row["episode"])
+            step, so_far = ends.get(key, (0, 0.0))
+            ends[key] = int(row["step"]), float(row["return"])
             # None is missing, none is there twice.
-            assert step == before[0] + 1 and so_far == before[1] + float(row["reward"])
-            ends[key] = (step, so_far)
+            assert ends[key] == (step + 1, so_far + float(row["reward"]))
             assert result.policy == "sampled" or row["action_0"] == row["mean_0"]
             assert 0 <= float(row["entropy"]) <= np.log(2) + 1e-6 and "std_0" not in row
-        counted = [
-            (str(env), episode) for env in range(16) for episode in range(2 if env < 4 else 1)
-        ]
-        assert sorted(ends) == sorted(counted), (
-            "no step of an episode beyond an environment's share"
-        )
+        # No step of an episode beyond an environment's share.
+        assert ends.keys() == {*((str(n), 0) for n in range(16)), *((str(n), 1) for n in range(4))}
         assert sorted(ends.values()) == sorted(zip(result.lengths, result.returns, strict=True))
     assert {row["policy"] for row in rows} == {"greedy", "sampled"}
 
 
 def test_the_file_of_steps_has_mean_and_deviation_of_continuous_actions(tmp_path: Path) -> None:
     config = tiny(tmp_path).with_updates({"action.std": "fixed", "action.std_value": 0.25})
-    run = train(config, make_env=lambda: Levers(discrete=False))
-    path = tmp_path / "steps.csv"
-    evaluate(
-        run.directory,
-        episodes=16,
-        policies=("sampled",),
-        make_env=lambda: Levers(discrete=False),
-        steps_file=path,
-    )
+    make_env, path = partial(Levers, discrete=False), tmp_path / "steps.csv"
+    run = train(config, make_env=make_env)
+    how: dict[str, Any] = {"policies": ("sampled",), "make_env": make_env, "steps_file": path}
+    evaluate(run.directory, episodes=16, **how)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert {float(row["std_0"]) for row in rows} == {0.25}
     # Component 0 is the lever to pull.
     noise = np.array([float(row["action_1"]) - float(row["mean_1"]) for row in rows])
-    assert (
-        {row["mean_0"] for row in rows} <= {"0.0", "1.0", "2.0"}
-        and 0.15 < noise.std() < 0.35
-        and abs(noise.mean()) < 0.2
-    )
+    assert {row["mean_0"] for row in rows} <= {"0.0", "1.0", "2.0"}
+    assert 0.15 < noise.std() < 0.35 and abs(noise.mean()) < 0.2
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_one_others(tmp_path: Path) -> None:
@@ -237,21 +203,15 @@ def test_an_agent_is_evaluated_in_the_precision_in_which_it_acted(
     assert seen == {"bf16"}
 
 
-@pytest.mark.parametrize("levels", ["train", "both"])
-def test_levels_of_what_was_trained_on_all_of_them_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels: EvaluatedLevels
+def test_levels_of_what_has_none_or_was_trained_on_all_of_them_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
-    monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
-    with pytest.raises(ValueError, match=rf"levels is {levels}, .*env\.num_levels 0"):
-        evaluate(run.directory, episodes=2, levels=levels)
-
-
-def test_levels_of_what_has_none_are_refused(tmp_path: Path) -> None:
-    run = train(replace(tiny(tmp_path), env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
-    for levels in ("train", "both"):
-        with pytest.raises(ValueError, match=f"levels is {levels}, which has no effect"):
-            evaluate(run.directory, episodes=2, levels=levels)
+    run = train(tiny(tmp_path, env=EnvConfig(id="gymnasium:CartPole-v1", num_envs=4)))
+    for refused in ("which has no effect", r"env\.num_levels 0"):
+        for levels in ("train", "both"):
+            with pytest.raises(ValueError, match=f"levels is {levels}, .*{refused}"):
+                evaluate(run.directory, episodes=2, levels=levels)
+        monkeypatch.setattr(of_runs, "resolve", lambda _: ("procgen", "cartpole"))
 
 
 def test_memory_is_reset_between_episodes(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +13,21 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 
 from phasicrl.algorithm import resume, train
 from phasicrl.config import Config, EnvConfig, RewardNormConfig
 from phasicrl.runs.directory import EPOCHS_FILE, RunDirectory
 from phasicrl.session.run import Run
-from tests.helpers import Corridor, Levers, rows_of, skip_without_envpool, tiny, tiny_aux
+from tests.helpers import (
+    Levers,
+    assert_same,
+    assert_same_run,
+    rows_of,
+    skip_without_envpool,
+    stop_at,
+    tiny,
+    tiny_aux,
+)
 
 
 def epoch_rows(directory: Path) -> list[dict[str, Any]]:
@@ -35,24 +42,18 @@ class Drawing(gym.Env[np.ndarray, Any]):
     observation_space = gym.spaces.Box(-10, 10, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._place = self.np_random.normal(size=2).astype(np.float32)
-        return self._place.copy(), {}
+    def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**given)
+        return self._go_to(self.np_random.normal(size=2)), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self._place = (
-            0.9 * self._place + self.np_random.normal(size=2) * 0.3 + 0.1 * action
-        ).astype(np.float32)
-        return (
-            self._place.copy(),
-            float(self._place.sum()),
-            bool(self.np_random.random() < 0.1),
-            False,
-            {},
-        )
+        noise = self.np_random.normal(size=2) * 0.3
+        place = self._go_to(0.9 * self._place + noise + 0.1 * action)
+        return place, float(place.sum()), bool(self.np_random.random() < 0.1), False, {}
+
+    def _go_to(self, place: np.ndarray) -> np.ndarray:
+        self._place = place.astype(np.float32)
+        return self._place.copy()
 
 
 class CutOff(Drawing):
@@ -66,54 +67,32 @@ class CutOff(Drawing):
 class Hidden(Drawing):
     """Draws from a generator of its own, which nobody can bring back."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        if not hasattr(self, "_own"):
-            self._own = np.random.default_rng()
-        super().reset(seed=seed)
-        self._place = self._own.normal(size=2).astype(np.float32)
-        return self._place.copy(), {}
+    _own = np.random.default_rng()
+
+    def reset(self, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**given)
+        return self._go_to(self._own.normal(size=2)), {}
 
 
 def assert_resumed_is_unbroken(
     config: Config, tmp_path: Path, stops: tuple[int, ...], **own: Any
 ) -> None:
     unbroken = train(replace(config, output_dir=str(tmp_path / "unbroken")), **own)
-    run = train(
-        config, **own, on_iteration=lambda run, _: "stop" if run.iteration == stops[0] else None
-    )
-    for stop in (*stops[1:], math.inf):
-        run = resume(
-            run.directory,
-            **own,
-            on_iteration=lambda run, _, at=stop: "stop" if run.iteration == at else None,
-        )
-    for name, weights in unbroken.agent.state_dict().items():
-        assert torch.equal(weights, run.agent.state_dict()[name]), name
-    ours, theirs = rows_of(run.files), rows_of(unbroken.files)
-    assert len(ours) == config.num_iterations
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.keys() == other.keys()
-        np.testing.assert_array_equal(list(one.values()), list(other.values()))
+    run = train(config, **own, on_iteration=stop_at(stops[0]))
+    for stop in (*stops[1:], 10**9):
+        run = resume(run.directory, **own, on_iteration=stop_at(stop))
+    assert len(rows_of(run.files)) == config.num_iterations
+    assert_same_run(run, unbroken)
 
 
+LSTM = {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"}
+NEW_TARGETS = {"aux.recompute_targets": True, "reward_norm": RewardNormConfig(per="rollout")}
 OWN: dict[str, tuple[Callable[[], gym.Env[Any, Any]], dict[str, Any]]] = {
-    "corridor": (Corridor, {}),
     "draws-in-steps": (Drawing, {}),
-    "lstm": (
-        Drawing,
-        {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
-    ),
-    "new-targets": (
-        CutOff,  # final observations keep their value, in a scale of rewards that moves
-        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig(per="rollout")},
-    ),
+    # Final observations keep their value, in a scale of rewards that moves.
+    "new-targets": (CutOff, NEW_TARGETS),
     "masks-and-numbers": (partial(Levers, discrete=False, masked=True), {}),
-    "masks-and-memory": (
-        partial(Levers, masked=True),
-        {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
-    ),
+    "masks-and-memory": (partial(Levers, masked=True), LSTM),
 }
 
 
@@ -136,15 +115,7 @@ def test_with_environments_in_processes(tmp_path: Path) -> None:
     ("env_id", "changes"),
     [
         ("envpool:CartPole-v1", {}),
-        (
-            "envpool:CartPole-v1",
-            {
-                "env.observe": (0, 2),
-                "model.memory": "gru",
-                "model.memory_size": 8,
-                "ppo.minibatch_by": "segments",
-            },
-        ),
+        ("envpool:CartPole-v1", LSTM | {"env.observe": (0, 2), "model.memory": "gru"}),
         ("envpool:Hopper-v5", {}),
         ("gymnasium:CartPole-v1", {}),
     ],
@@ -167,30 +138,20 @@ def test_with_a_game_of_procgen(tmp_path: Path) -> None:
         env=EnvConfig(id="procgen:starpilot", num_envs=4, distribution="easy"),
     )
     small = {
-        "model.encoder": "impala",
-        "model.channels": (4,),
-        "model.blocks": 1,
-        "model.activation": "relu",
-        "ppo.num_steps": 64,
-    }
+        "model.encoder": "impala", "model.channels": (4,), "model.blocks": 1,
+        "model.activation": "relu", "ppo.num_steps": 64,
+    }  # fmt: skip
     assert_resumed_is_unbroken(config.with_updates(small), tmp_path, (3,))
 
 
 def test_what_cannot_be_brought_back_is_said_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tiny(tmp_path, total_env_steps=128)
-    config = replace(config, log=replace(config.log, console="plain"))
-    run = train(
-        config, make_env=Hidden, on_iteration=lambda run, _: "stop" if run.iteration == 2 else None
-    )
+    config = tiny(tmp_path).with_updates({"log.console": "plain"})
+    run = train(config, make_env=Hidden, on_iteration=stop_at(2))
     again = resume(run.directory, make_env=Hidden)
     assert again.env_steps == 128 and again.envs_since == 64
-    said = capsys.readouterr().out
-    assert (
-        "environments start new episodes" in said
-        and "do not lead to the saved observations" in said
-    )
+    assert "environments start new episodes" in capsys.readouterr().out
 
 
 class _Stop(Exception):
@@ -202,10 +163,10 @@ class _Stop(Exception):
     [
         {},
         {"aux.optimizer": "shared", "aux.minibatch_by": "transitions"},
-        {"model.memory": "lstm", "model.memory_size": 8, "ppo.minibatch_by": "segments"},
+        LSTM,
         {"aux.every": 4, "aux.iterations_per_epoch": 2, "log.tensorboard": True},
         {"aux.every": 4, "aux.iterations_per_epoch": 2, "aux.iterations_from": "last"},
-        {"aux.recompute_targets": True, "reward_norm": RewardNormConfig(per="rollout")},
+        NEW_TARGETS,
     ],
     ids=["own-optimizer", "one-optimizer", "lstm", "part-of-the-data", "last-data", "new-targets"],
 )
@@ -243,11 +204,7 @@ def test_in_the_middle_of_an_auxiliary_phase(
     row = run.files.metrics()[at - 1]
     parts = [row[f"time/{part}"] for part in ("rollout", "policy", "value", "auxiliary")]
     assert parts[0] > 0 and sum(parts) <= row["time/total"]
-    for name, weights in unbroken.agent.state_dict().items():
-        assert torch.equal(weights, run.agent.state_dict()[name]), name
-    for one, other in zip(rows_of(run.files), rows_of(unbroken.files), strict=True):
-        assert one.keys() == other.keys()
-        np.testing.assert_array_equal(list(one.values()), list(other.values()))
+    assert_same_run(run, unbroken)
     assert epoch_rows(run.directory) == epoch_rows(unbroken.directory)
 
 
@@ -267,9 +224,7 @@ def test_rows_written_after_a_checkpoint_in_an_auxiliary_phase_are_not_doubled(
     for name in names[names.index(f"{steps}-aux-002") :]:
         shutil.rmtree(run.files.checkpoint_folder / name)
     again = resume(run.directory, make_env=Drawing)
-    for one, other in zip(rows_of(again.files), before, strict=True):
-        assert one.keys() == other.keys()
-        np.testing.assert_array_equal(list(one.values()), list(other.values()))
+    assert_same(rows_of(again.files), before)
 
 
 def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path: Path) -> None:
@@ -291,11 +246,9 @@ def test_every_epoch_has_a_row_and_an_iterations_metrics_are_their_mean(tmp_path
         assert [(each["kind"], each["epoch"]) for each in own] == epochs
         assert {each["env_steps"] for each in own} == {row["env_steps"]}
         for kind, name in (
-            ("value", "losses/value_loss"),
-            ("policy", "losses/policy_loss"),
-            ("policy", "losses/approx_kl"),
-            ("aux", "losses/aux/kl_loss"),
-        ):
+            ("value", "losses/value_loss"), ("policy", "losses/policy_loss"),
+            ("policy", "losses/approx_kl"), ("aux", "losses/aux/kl_loss"),
+        ):  # fmt: skip
             seen = [each[name] for each in own if each["kind"] == kind]
             assert not seen or np.mean(seen) == pytest.approx(row[name], rel=1e-6, abs=1e-9)
             assert len(set(seen)) == len(seen), "each epoch has its own"

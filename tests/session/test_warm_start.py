@@ -12,15 +12,12 @@ from phasicrl.algorithm import resume, train
 from phasicrl.config import ObsNormConfig, ValueNormConfig
 from phasicrl.runs.directory import RunDirectory
 from phasicrl.session.warm_start import load_matching_weights
-from tests.helpers import OBS_NORM, VALUE_NORM, corridor, open_run, tiny, tiny_aux
+from tests.helpers import OBS_NORM, VALUE_NORM, assert_same, corridor, open_run, tiny, tiny_aux
 
 
 def begun(tmp_path: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
     """A run, and the weights that it ends with."""
-    run = train(
-        tiny(tmp_path, obs_norm=OBS_NORM).with_updates(changes),
-        make_env=corridor,
-    )
+    run = train(tiny(tmp_path, obs_norm=OBS_NORM).with_updates(changes), make_env=corridor)
     return run.directory, run.agent.state_dict()
 
 
@@ -31,8 +28,7 @@ def test_all_weights_and_statistics_are_those_of_the_other_run(
     config = tiny(tmp_path, obs_norm=OBS_NORM, seed=5).with_updates({"init_from": str(other)})
     config = config.with_updates({"log.console": "plain"})
     with open_run(config) as run:
-        for name, tensor in run.agent.state_dict().items():
-            assert torch.equal(tensor, weights[name]), name
+        assert_same(run.agent.state_dict(), weights)
     said = " ".join(capsys.readouterr().out.split())
     assert f"loaded {len(weights)} of {len(weights)} tensors" in said
 
@@ -74,8 +70,7 @@ def test_resuming_does_not_begin_with_them_again(tmp_path: Path) -> None:
     whole = train(config, make_env=corridor)
     half = train(config, make_env=corridor, on_iteration=lambda run, record: "stop")
     resumed = resume(half.directory, make_env=corridor)
-    for name, tensor in resumed.agent.state_dict().items():
-        assert torch.equal(tensor, whole.agent.state_dict()[name]), name
+    assert_same(resumed.agent.state_dict(), whole.agent.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -133,10 +128,10 @@ NONE, MOMENTS, EMA = ObsNormConfig(), OBS_NORM, ObsNormConfig(statistics="ema")
 @pytest.mark.parametrize(
     ("before", "after", "way"),
     [
-        (MOMENTS, NONE, "obs_norm.statistics moments"),
-        (EMA, NONE, "obs_norm.statistics ema"),
-        (EMA, MOMENTS, "obs_norm.statistics ema"),
-        (NONE, MOMENTS, "obs_norm.statistics none"),
+        (MOMENTS, NONE, "moments"),
+        (EMA, NONE, "ema"),
+        (EMA, MOMENTS, "ema"),
+        (NONE, MOMENTS, "none"),
         (MOMENTS, ObsNormConfig(statistics="moments", clip=5.0), ""),
         (NONE, NONE, ""),
     ],
@@ -148,7 +143,10 @@ def test_first_layers_that_expect_other_observations_are_warned_of(
     with open_run(tiny(tmp_path, obs_norm=after)) as run:
         _, *warned = load_matching_weights(run.agent, str(other))
     assert len(warned) == bool(way)
-    assert all(text.startswith("warning: ") and text.endswith(f"expect {way}") for text in warned)
+    assert all(
+        text.startswith("warning: ") and text.endswith(f"expect obs_norm.statistics {way}")
+        for text in warned
+    )
 
 
 def test_statistics_of_observations_of_another_kind_are_not_taken_in_part(tmp_path: Path) -> None:
