@@ -14,33 +14,19 @@ GROUPS = {
     "version 2, a container's own": ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
     "version 2, named by the host": ("0::/docker/12ab\n", {"cpu.max": "300000 100000"}, 3.0),
     "version 2, the tightest of nested ones": (
-        "0::/a/b/c\n",
-        {
-            "a/cpu.max": "200000 100000",
-            "a/b/cpu.max": "50000 25000",
-            "a/b/c/cpu.max": "max 100000",
-            "cpu.max": "400000 100000",
-        },
-        2.0,
-    ),
+        "0::/a/b/c\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "50000 25000",
+                        "a/b/c/cpu.max": "max 100000", "cpu.max": "400000 100000"}, 2.0),
     "version 2, an outer one": (
-        "0::/a/b\n",
-        {"a/cpu.max": "100000 100000", "a/b/cpu.max": "800000 100000"},
-        1.0,
-    ),
+        "0::/a/b\n", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "800000 100000"}, 1.0),
     "version 1, a container's own": (
         "5:memory:/m\n1:cpu,cpuacct:/docker/12ab\n0::/\n",
-        {"cpu/cpu.cfs_quota_us": "120000", "cpu/cpu.cfs_period_us": "40000"},
-        3.0,
-    ),
+        {"cpu/cpu.cfs_quota_us": "120000", "cpu/cpu.cfs_period_us": "40000"}, 3.0),
     "version 1, no limit": (
         "1:cpu,cpuacct:/\n",
-        {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
-        None,
-    ),
+        {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
     "no name": ("", {"cpu.max": "200000 100000"}, 2.0),
     "damaged": ("what\n0::/a\n", {"a/cpu.max": "soon"}, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GROUPS)

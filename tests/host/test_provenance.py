@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from phasicrl.host.provenance import commit
-from tests.helpers import open_run, tiny
 
 
 def git(folder: Path, *words: str) -> str:
@@ -49,8 +47,3 @@ def test_a_folder_that_no_repository_tracks_has_no_commit(checkout: Path, tmp_pa
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert commit(checkout) is None
-
-
-def test_the_card_of_a_run_has_the_commit(tmp_path: Path) -> None:
-    with open_run(tiny(tmp_path)) as run:
-        assert json.loads((run.directory / "card.json").read_text())["commit"] == commit()

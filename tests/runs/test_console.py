@@ -14,7 +14,6 @@ import pytest
 from phasicrl.config import Config, EnvConfig, LogConfig, PPOConfig
 from phasicrl.runs import console
 from phasicrl.runs.console import Display
-from phasicrl.runs.metrics import METRICS
 from tests.helpers import Clock
 
 BATCH = 8 * 16  # environment steps of an iteration of `config()`
@@ -94,10 +93,6 @@ def test_plain_lines_are_two_seconds_apart_and_the_last_is_never_lost(clock: Clo
             display.record({}, iteration * BATCH)
     percents = [float(line.split("%")[0]) for line in stream.getvalue().splitlines()]
     assert percents == [1, 5, 9, 13, 17, 21, 23]
-
-
-def test_the_metrics_that_are_shown_exist() -> None:
-    assert {name for _, name in console._SHOWN} <= METRICS.keys()
 
 
 @pytest.mark.parametrize(
@@ -188,20 +183,3 @@ def test_the_live_display_is_drawn_at_most_four_times_a_second(
             clock.now += 0.001
             display.progress("policy")
     assert text_of(terminal).count("policy") <= 5
-
-
-def test_no_color_only_takes_the_color_away(
-    clock: Clock, terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    run_live(clock, terminal, config("auto", iterations=4))
-    assert "rollout" in text_of(terminal)
-    assert not re.search(r"\x1b\[(3[0-7]|9[0-7]|38)", terminal.getvalue())
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0:00:00"), (98.0, "0:01:38"), (7_500.0, "2:05:00"), (200_000.0, "2 days, 7:33:20")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert console.duration(seconds) == text

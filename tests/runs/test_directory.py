@@ -18,43 +18,36 @@ import torch
 from phasicrl import resume, train
 from phasicrl.config import AuxConfig, CheckpointConfig, Config, LogConfig
 from phasicrl.config_io import printable
+from phasicrl.host.provenance import commit
 from phasicrl.lab.analysis.report import write_report
 from phasicrl.runs.directory import RunDirectory, read_config
 from phasicrl.session.run import Run
-from tests.helpers import corridor, tiny, tiny_aux
+from tests.helpers import assert_same, corridor, tiny, tiny_aux
 
 
 def test_everything_that_a_run_wrote_is_read_back(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     files = RunDirectory(run.directory)
     assert files.config == files.config_for(make_env=corridor) == run.config
-    assert files.card["seed"] == 3 and files.card["own"] == ["environment"]
+    card = files.card
+    assert card["seed"] == 3 and card["env_steps"] == 128 and card["own"] == ["environment"]
+    assert card["versions"]["torch"] == torch.__version__ and card["commit"] == commit()
     assert [row["env_steps"] for row in files.metrics()] == [32, 64, 96, 128]
     assert [path.name for path in files.checkpoints] == ["step-000000000128"]
-    weights = files.weights()
-    assert all(torch.equal(weights[name], now) for name, now in run.agent.state_dict().items())
-    assert [path.name for path in run.directory.glob(".*")] == [".lock"], (
-        "nothing half written is left"
-    )
+    assert_same(files.weights(), run.agent.state_dict())
+    assert [path.name for path in run.directory.glob(".*")] == [".lock"], "something is left over"
 
 
 def test_runs_of_a_configuration_are_found_whatever_machine_made_them(tmp_path: Path) -> None:
-    config = tiny(tmp_path)
+    config = tiny(tmp_path, name="a[b]*")
     assert RunDirectory.of(config) == []
     first, second = RunDirectory.make(config), RunDirectory.make(config)
     RunDirectory.make(replace(config, seed=4))
     RunDirectory.make(replace(config, total_env_steps=256))
     RunDirectory.make(config.with_updates({"ppo.gamma": 0.5}))
-    (tmp_path / "tiny_corridor_s3_empty").mkdir()
+    (tmp_path / "a[b]*_corridor_s3_empty").mkdir()
     asked = replace(config, log=LogConfig(console="plain", tensorboard=False))
     assert sorted(run.path for run in RunDirectory.of(asked)) == sorted((first.path, second.path))
-
-
-def test_null_is_not_a_number_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    files = RunDirectory.make(tiny(tmp_path))
-    (files.path / "metrics.jsonl").write_text('{"env_steps": 32, "losses/entropy": null}\n{"env_st')
-    (row,) = files.metrics()
-    assert row["env_steps"] == 32 and math.isnan(row["losses/entropy"])
 
 
 def test_a_folder_without_a_run_is_refused_by_every_question(tmp_path: Path) -> None:
@@ -142,10 +135,10 @@ def test_links_among_the_files_of_a_run_are_refused(tmp_path: Path, link: str) -
     outside = tmp_path / "outside"
     (folder / link).rename(outside)
     (folder / link).symlink_to(outside)
-    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    before = {path: path.stat().st_mtime_ns for path in (outside, *outside.rglob("*"))}
     with pytest.raises(ValueError, match=f"{link} is a link"):
         resume(folder, make_env=corridor)
-    assert before == {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    assert before == {path: path.stat().st_mtime_ns for path in (outside, *outside.rglob("*"))}
     whole = tmp_path / "whole"
     (folder / link).unlink()
     outside.rename(folder / link)
@@ -168,9 +161,8 @@ def test_a_run_whose_directory_is_gone_ends_with_an_error_that_names_it(
             run.directory.mkdir()
 
     config = tiny(tmp_path / "runs", aux=aux, checkpoint=CheckpointConfig(every_minutes=0.0))
-    with pytest.raises(
-        ValueError, match=r"tiny_corridor_s3.* was removed, moved or unmounted"
-    ) as error:
+    message = r"tiny_corridor_s3.* was removed, moved or unmounted"
+    with pytest.raises(ValueError, match=message) as error:
         train(config, make_env=corridor, on_iteration=take)
     assert str(vars(error.value)["run_directory"]) in str(error.value)
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
@@ -180,11 +172,6 @@ def test_a_run_whose_directory_is_gone_ends_with_an_error_that_names_it(
 
 def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
     assert printable("a\x1b[31mb\x07\u202e\nc\té") == "a\\x1b[31mb\\x07\\u202e\nc\té"
-
-
-def test_runs_of_a_name_with_letters_of_patterns_are_found(tmp_path: Path) -> None:
-    run = train(tiny(tmp_path, name="a[b]*"), make_env=corridor)
-    assert [files.path for files in RunDirectory.of(run.config)] == [run.directory]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "report.html", "videos/film.mp4"])

@@ -24,16 +24,11 @@ sys.stdin.read()
 
 
 def test_a_directory_that_another_process_holds_is_refused_with_its_name(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
+    words, pipe = [sys.executable, "-c", HOLD, str(tmp_path)], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(
-            ValueError, match=rf"{tmp_path} is in use by process {holder.pid} on .* since 20"
-        ):
+        named = rf"{tmp_path} is in use by process {holder.pid} on .* since 20"
+        with pytest.raises(ValueError, match=named):
             RunLock(tmp_path)
         holder.kill()  # which lets nobody clean up
         holder.wait()
@@ -43,10 +38,8 @@ def test_a_directory_that_another_process_holds_is_refused_with_its_name(tmp_pat
 def test_a_run_that_trains_cannot_be_resumed(tmp_path: Path) -> None:
     run = train(tiny(tmp_path), make_env=corridor)
     rows = (run.directory / "metrics.jsonl").read_bytes()
-    with (
-        resume_run(run.directory, make_env=corridor),
-        pytest.raises(ValueError, match=f"in use by process {os.getpid()} "),
-    ):
+    named = pytest.raises(ValueError, match=f"in use by process {os.getpid()} ")
+    with resume_run(run.directory, make_env=corridor), named:
         resume(run.directory, make_env=corridor)
     assert (run.directory / "metrics.jsonl").read_bytes() == rows
     resume(run.directory, make_env=corridor)  # it is free again
